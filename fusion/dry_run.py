@@ -20,6 +20,7 @@ from fusion.compare import check_members, restored
 from fusion.evaluate import own_rows
 from fusion.model import FusedModel, Objective, check_fused
 from fusion.rounding import overlap_written
+from fusion.rules.gradient import BackwardInside
 from fusion.streams import global_states, preserved_generators, seed_generators
 from fusion.tensors import copied, named_tensors
 from fusion.warn import warn
@@ -37,7 +38,7 @@ class Obstacle:
         module: Path and type of the innermost module that was running, e.g. "encoder.2 (Router)"; empty if none was.
         location: "file:line" there; empty if the error arose in the backward pass, or none did.
         code: That line.
-        reason: Torch's message.
+        reason: In words, if torch's message is a known one; else that message.
     """
 
     module: str
@@ -143,6 +144,8 @@ def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data
         failure = _attempt(fused, objective, batch, own_data)
     if failure is None:
         return None
+    if isinstance(failure, BackwardInside):
+        raise failure
     fused.one_by_one = True
     error = _attempt(fused, objective, batch, own_data)
     if error:
@@ -191,7 +194,8 @@ def _locate(error: Exception, template: nn.Module) -> Obstacle:
             module = f"{paths[id(running)] or 'itself'} ({type(running).__name__})"
         location = f"{frame.f_code.co_filename}:{line}"
         code = linecache.getline(frame.f_code.co_filename, line).strip()
-    reason = str(error).partition("\n")[0]
+    message = str(error).partition("\n")[0]
+    reason = next((words for part, words in _WORDS.items() if part in message), message)
     in_backward = not location and not isinstance(error, SharedDraws)
     return Obstacle(module, location, code, f"in the backward pass: {reason}" if in_backward else reason)
 
@@ -204,6 +208,18 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
         if _OURS not in file.parents and not (_TORCH in file.parents and machinery):
             yield frame, line
 
+
+_WORDS = {
+    "dynamic shape": "how many rows it takes depends on data, so each member takes another number (a mask as index, "
+    "`torch.where`, `nonzero`, `unique`, as in routed experts)",
+    ".item()": "it makes a number of a tensor (`.item()`, `float(...)`), but each member has another",
+    "data-dependent control flow": "it decides by a tensor (`if`, `while`), but each member may decide otherwise",
+    "doesn't have storage": "it hands a tensor to NumPy, but each member has another",
+    "doesn't work on out=": "it writes by `out=`, for which vmap has no rule (torch's spectral_norm does)",
+    "setup_context": "its torch.autograd.Function has no `setup_context` and no `vmap` (the one of activation "
+    "checkpointing is used with `use_reentrant=True`)",
+}
+"""Part of a message of torch's -> what the model does, in the user's words."""
 
 _OURS = Path(__file__).parent
 _TORCH = Path(torch.__file__).parent

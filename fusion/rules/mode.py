@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from fusion.rules.drawing import DRAWING, member_by_member
 from fusion.rules.member import Member, fold, innermost_vmap
-from fusion.rules.table import COMPOSITES, DRAWING_RULES, RULES, UNFILLED
+from fusion.rules.table import COMPOSITES, DRAWING_RULES, REQUIRING, RULES, UNFILLED
 from fusion.streams import Streams
 
 
@@ -33,17 +35,24 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
     def __init__(self, streams: Streams) -> None:
         super().__init__()
         self._streams = streams
+        self._own: dict[int, tuple[Tensor, Any]] = {}
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._own:
+            args, kwargs = tree_map(self._of_each, (args, kwargs))
         result = NotImplemented
         if func in RULES:
             result = fold(RULES[func], args, kwargs)
         elif func in DRAWING_RULES:
             rule = partial(DRAWING_RULES[func], streams=self._streams)
             result = fold(rule, args, kwargs, draws=_draws(func, args, kwargs))
+        elif func in REQUIRING:
+            result = fold(REQUIRING[func], args, kwargs, draws=True)
+            if result is not NotImplemented:
+                self._own[id(args[0])] = args[0], result
         elif func in UNFILLED:
             result = fold(partial(_unfilled, func), args, kwargs, draws=True)
         elif func in COMPOSITES and innermost_vmap() is not None:
@@ -52,6 +61,11 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         if result is NotImplemented and _draws(func, args, kwargs):
             result = fold(member_by_member(func, self._streams), args, kwargs, draws=True)
         return func(*args, **kwargs) if result is NotImplemented else result
+
+    def _of_each(self, x: Any) -> Any:
+        """Return each member's own tensor in place of one that they share; see `REQUIRING`."""
+        known, own = self._own.get(id(x), (None, None)) if isinstance(x, Tensor) else (None, None)
+        return x if known is not x or known is None else own
 
 
 def _unfilled(func: Any, K: int, *args: Any, **kwargs: Any) -> Any:

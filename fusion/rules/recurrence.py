@@ -45,6 +45,34 @@ def unrolled(
     return torch.stack(outputs, 1), state
 
 
+def packed_recurrence(
+    cell: Cell,
+    x_KSI: Tensor,
+    sizes: Sequence[int],
+    state: State,
+    weights: Sequence[Tensor],
+    projection_KHP: Tensor | None = None,
+    *,
+    reverse: bool = False,
+) -> tuple[Tensor, State]:
+    """Compute the same for a packed sequence, [K, S, I], of which each step has the next `sizes` rows.
+
+    Examples go from long to short, so that a step has the first of them. The others keep their state.
+    """
+    of_input, of_state, bias_input, bias_state = weights
+    gates = torch.baddbmm(bias_input.unsqueeze(1), x_KSI, of_input.mT).split(list(sizes), 1)
+    outputs: dict[int, Tensor] = {}
+    for t in sorted(range(len(sizes)), reverse=reverse):
+        now = tuple(s[:, : sizes[t]] for s in state)
+        from_state = torch.baddbmm(bias_state.unsqueeze(1), now[0].to(of_state.dtype), of_state.mT)
+        now = cell.step(gates[t], from_state, now)
+        if projection_KHP is not None:
+            now = (torch.bmm(now[0], projection_KHP), *now[1:])
+        state = tuple(torch.cat([new, s[:, sizes[t] :]], 1) for new, s in zip(now, state, strict=True))
+        outputs[t] = now[0]
+    return torch.cat([outputs[t] for t in range(len(sizes))], 1), state
+
+
 def recurrence(
     cell: Cell, x_KTNI: Tensor, state: State, weights: Sequence[Tensor], projection_KHP: Tensor | None = None
 ) -> tuple[Tensor, State]:

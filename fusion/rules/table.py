@@ -13,12 +13,13 @@ from fusion.rules.cells import GRU, LSTM, RNN_RELU, RNN_TANH
 from fusion.rules.conv import convolution, transposed
 from fusion.rules.dropout import dropout
 from fusion.rules.embedding import embedding
+from fusion.rules.gradient import backward, gradient, requires_grad
 from fusion.rules.linear import addmm, linear
 from fusion.rules.loss import cross_entropy
 from fusion.rules.member import Rule
 from fusion.rules.norm import batch_norm, group_norm
 from fusion.rules.pool import pooling
-from fusion.rules.recurrent import recurrent
+from fusion.rules.recurrent import pack, recurrent, recurrent_cell, scatter
 
 RULES: dict[Any, Rule] = {
     F.linear: linear,
@@ -37,6 +38,15 @@ RULES: dict[Any, Rule] = {
     F.group_norm: group_norm,
     F.embedding: embedding,
     F.cross_entropy: cross_entropy,
+    torch.autograd.grad: gradient,
+    Tensor.backward: backward,
+    torch.lstm_cell: recurrent_cell(LSTM),
+    torch.gru_cell: recurrent_cell(GRU),
+    torch.rnn_tanh_cell: recurrent_cell(RNN_TANH),
+    torch.rnn_relu_cell: recurrent_cell(RNN_RELU),
+    torch._pack_padded_sequence: pack(torch._pack_padded_sequence),
+    torch._pad_packed_sequence: pack(torch._pad_packed_sequence),
+    Tensor.scatter_: scatter,
 }
 
 # The same for operators that draw the random numbers of K members: these rules also take `streams`.
@@ -48,6 +58,9 @@ DRAWING_RULES: dict[Any, Rule] = {
     torch.rnn_tanh: recurrent(torch.rnn_tanh, RNN_TANH),
     torch.rnn_relu: recurrent(torch.rnn_relu, RNN_RELU),
 }
+
+# After these, a tensor that members share stands for one of each: gradients by it differ.
+REQUIRING: dict[Any, Rule] = {Tensor.requires_grad_: requires_grad, Tensor.requires_grad.__set__: requires_grad}  # type: ignore[attr-defined]
 
 # These make empty tensors: a tensor that is later filled in place must have room for each member.
 UNFILLED = {torch.empty, torch.empty_like, Tensor.new_empty}

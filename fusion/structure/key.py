@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 from torch import nn
 
 from fusion.checks import refusal, require
-from fusion.structure.signature import describe
+from fusion.structure.signature import UNKNOWN, describe
 
 FusionKey = tuple[tuple[str, Hashable], ...]
 
@@ -54,7 +55,7 @@ def differences(key: FusionKey, other: FusionKey) -> list[str]:
     """Return each path at which two keys differ, with both values, in the order of the modules."""
     here, there = _numbered(key), _numbered(other)
     found = [
-        f"{place[0]}: {here.get(place, 'absent')} against {there.get(place, 'absent')}"
+        f"{place[0]}: {_told(here.get(place, 'absent'), there.get(place, 'absent'))}"
         for place in dict.fromkeys((*here, *there))
         if here.get(place, _ABSENT) != there.get(place, _ABSENT)
     ]
@@ -87,9 +88,44 @@ def check_same(keys: Iterable[FusionKey], what: str) -> FusionKey:
     for k, key in enumerate(keys, start=1):
         if key != first:
             found = differences(first, key)
+            if cause := _cause(first, found) or _cause(key, found):
+                raise ValueError(f"{what}[{k}] cannot be fused with {what}[0]: {cause}")
             listed = "; ".join(found[:5]) + ("; ..." if len(found) > 5 else "")
             raise ValueError(f"{what}[{k}] cannot be fused with {what}[0], they differ in {listed}")
     return first
 
+
+def _told(here: Hashable, there: Hashable) -> str:
+    """Return how two values differ, without hashes, which say nothing to a reader."""
+    for value in (here, there):
+        if isinstance(value, tuple) and value[:1] == (UNKNOWN,):
+            return str(value[1])
+    if all(isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) for value in (here, there)):
+        return "other values"
+    return f"{here} against {there}"
+
+
+def _cause(key: FusionKey, found: Sequence[str]) -> str | None:
+    """Return in the user's words why a module equals no other, if a known wrapper of torch is the reason."""
+    for path, value in key:
+        for name, rule in _WRAPPERS.items():
+            if isinstance(value, str) and value.startswith(name):
+                module = re.split(r"\.?(?:_forward_pre_hooks|type$|_actual|_c$|_orig)", path)[0]
+                if any(line.startswith(module) for line in found):
+                    return f"module {module or 'itself'} {rule}"
+    return None
+
+
+_WRAPPERS = {
+    "torch.nn.utils.weight_norm.WeightNorm": "has torch.nn.utils.weight_norm, whose weight is no parameter; use "
+    "torch.nn.utils.parametrizations.weight_norm",
+    "torch.nn.utils.spectral_norm.SpectralNorm": "has torch.nn.utils.spectral_norm, whose weight is no parameter; use "
+    "torch.nn.utils.parametrizations.spectral_norm",
+    "torch.nn.utils.prune.": "is pruned (torch.nn.utils.prune), so its weight is no parameter; call "
+    "torch.nn.utils.prune.remove, or multiply by the mask in a parametrization",
+    "torch.jit.": "is a program of torch.jit, which hides what it computes; pass the module from before",
+    "torch._dynamo.": "comes from torch.compile, which hides what it computes; pass the module from before",
+}
+"""Beginning of a class's name -> what is told of a module that has it."""
 
 _ABSENT = object()

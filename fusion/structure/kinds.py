@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from fusion.tensors import HOOKS
 
@@ -26,7 +27,8 @@ TEXTS = {complex, range, torch.dtype, torch.device, torch.memory_format, torch.l
 TEXTS |= {torch._ops.OpOverload, torch._ops.OpOverloadPacket}
 # Their attributes are caches, such as one of their hash.
 TEXTS |= {PosixPath, WindowsPath, PurePosixPath, PureWindowsPath}
-STATELESS = {type(Lock()), type(RLock())}
+# A handle removes a hook; what runs is the hook.
+STATELESS = {type(Lock()), type(RLock()), RemovableHandle}
 
 
 def skipped_of_module(module: nn.Module) -> set[str]:

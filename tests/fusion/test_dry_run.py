@@ -160,6 +160,45 @@ class Counting(nn.Linear):
         return super().forward(x)
 
 
+class Experts(nn.Module):
+    """Each row goes to the expert that its gate chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(4, 2), nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, out = self.gate(x).argmax(1), x.new_zeros(len(x), 3)
+        for i, expert in enumerate(self.experts):
+            rows = chosen == i
+            out[rows] = expert(x[rows])
+        return out
+
+
+class Counts(Router):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.left(x.repeat(1, 2)) * float(self.left.weight.detach().sum())
+        return out
+
+
+@pytest.mark.parametrize(
+    ("build", "words"), [(Experts, r"as in routed experts"), (Counts, r"it makes a number of a tensor")]
+)
+def test_reasons_are_in_the_users_words(build: Callable[[], nn.Module], words: str) -> None:
+    with pytest.warns(FusionWarning, match=rf"2 members train one after another, .*: .*{words}"):
+        dry_run(fuse([build(), build()]), lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), BATCH)
+
+
+def test_backward_inside_an_objective_is_refused_with_what_to_do() -> None:
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward(retain_graph=True)
+        return loss
+
+    with pytest.raises(RuntimeError, match=r"the objective calls `backward\(\)`: return the loss"):
+        dry_run(fuse([nn.Linear(4, 3), nn.Linear(4, 3)]), objective, BATCH)
+
+
 def test_it_counts_no_calls() -> None:
     fused = fuse([Counting(4, 3) for _ in range(2)])
     fused.map(loss, BATCH)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fusion.rules import folded
 from fusion.rules.cells import GRU, LSTM, Cell
@@ -147,3 +148,46 @@ def test_recurrent_dropout_between_layers() -> None:
         out, _ = torch.func.vmap(lambda p: torch.func.functional_call(lstm, p, (x,)), randomness="error")(params)
     nn.init.zeros_(lstm.get_parameter("weight_ih_l1"))
     torch.testing.assert_close(out[0], lstm(x)[0])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("kind", "options"), [(nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {}), (nn.RNNCell, 1)])
+def test_cells(kind: Any, options: Any, bias: bool) -> None:
+    more = {"nonlinearity": "relu"} if options else {}
+
+    def op(x: Tensor, *weights: Tensor) -> Any:
+        """Two steps, the first from the state of zeros."""
+        named = dict(zip((name for name, _ in module.named_parameters()), weights, strict=True))
+        first = torch.func.functional_call(module, named, x)
+        second = torch.func.functional_call(module, named, (x, first))
+        return second if isinstance(second, tuple) else (second,)
+
+    module = kind(5, 4, bias=bias, **more)
+    weights = [member(*p.shape) for p in module.parameters()]
+    for x, dim in ((torch.randn(6, 5), None), (member(6, 5), 0)):
+        assert_folds(op, x, *weights, dims=(dim, *[0] * len(weights)))
+
+
+class Packed(nn.Module):
+    """A recurrent layer on sequences of different lengths."""
+
+    def __init__(self, layer: nn.RNNBase, enforce_sorted: bool) -> None:
+        super().__init__()
+        self.layer, self.enforce_sorted = layer, enforce_sorted
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        lengths, first = torch.tensor([5, 3, 3, 1]), self.layer.batch_first
+        if not self.enforce_sorted:
+            lengths = lengths[[2, 0, 3, 1]]
+        packed = pack_padded_sequence(x, lengths, first, self.enforce_sorted)
+        out, state = self.layer(packed)
+        padded, of_lengths = pad_packed_sequence(out, first, -1.0, total_length=6)
+        return padded, (of_lengths == lengths).float(), *(state if isinstance(state, tuple) else (state,))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.parametrize("enforce_sorted", [True, False])
+@pytest.mark.parametrize(("kind", "options"), RECURRENT)
+def test_packed_sequences(kind: Any, options: dict[str, Any], enforce_sorted: bool) -> None:
+    shape = (4, 6, 5) if options.get("batch_first") else (6, 4, 5)
+    assert_modules_fold(lambda: Packed(kind(5, 4, **options), enforce_sorted), [torch.randn(shape)], {})

@@ -1,6 +1,7 @@
 """The fusion key: equal where fusing is exact, different where it is not."""
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from fusion import fuse, fusion_key
 
@@ -190,6 +192,42 @@ def test_different_and_the_error_says_where(module: nn.Module, other: nn.Module,
     with pytest.raises(ValueError, match=match) as raised:
         fuse([other, other, module])
     assert str(raised.value).startswith("modules[2] cannot be fused with modules[0]")
+
+
+def pruned() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    prune.l1_unstructured(layer, "weight", 0.5)
+    return layer
+
+
+WRAPPED: dict[str, Callable[[], Any]] = {
+    "has torch.nn.utils.weight_norm, .* use torch.nn.utils.parametrizations.weight_norm": lambda: nn.utils.weight_norm(
+        nn.Linear(4, 4)
+    ),
+    "has torch.nn.utils.spectral_norm, .* torch.nn.utils.parametrizations": lambda: nn.utils.spectral_norm(
+        nn.Linear(4, 4)
+    ),
+    "is pruned .torch.nn.utils.prune., so .* torch.nn.utils.prune.remove": pruned,
+    "is a program of torch.jit, .* pass the module from before": lambda: torch.jit.script(nn.Linear(4, 4)),
+    "comes from torch.compile, .* pass the module from before": lambda: torch.compile(nn.Linear(4, 4), backend="eager"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("rule", WRAPPED)
+def test_wrappers_of_torch_are_named_without_hashes(rule: str) -> None:
+    build = WRAPPED[rule]
+    with pytest.raises(ValueError, match=rf"modules\[1\] cannot be fused with modules\[0\]: module 0 {rule}") as raised:
+        fuse([nn.Sequential(build(), nn.Linear(4, 3)) for _ in range(2)])
+    assert not re.search("[0-9a-f]{32}", str(raised.value))
+
+
+def test_the_handle_of_a_hook_is_no_structure() -> None:
+    """As `enable_input_require_grads` of transformers keeps one."""
+    modules = [nn.Sequential(nn.Linear(4, 3)) for _ in range(2)]
+    for module in modules:
+        vars(module)["handle"] = module[0].register_forward_hook(lambda module, given, out: out * 2)
+    assert fusion_key(modules[0]) == fusion_key(modules[1])
 
 
 def capturing(what: str) -> nn.Module:

@@ -1,0 +1,92 @@
+"""Gradients inside an objective."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusion import FusedModel, dry_run, fuse
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+
+def penalty(model: nn.Module, x: Tensor) -> Any:
+    """Of a Wasserstein GAN: the input is each member's own, as it is drawn."""
+    mixed = (x + torch.zeros_like(x) * next(model.parameters()).sum()).detach().requires_grad_(True)
+    out = model(mixed)
+    (slope,) = torch.autograd.grad(out, mixed, torch.ones_like(out), create_graph=True, retain_graph=True)
+    return out.mean() + (slope.norm(dim=1) - 1).square().mean()
+
+
+def of_the_batch(model: nn.Module, x: Tensor) -> Any:
+    """By a tensor that all members share, which a statement makes a leaf."""
+    points = x.clone()
+    points.requires_grad_()
+    (slope,) = torch.autograd.grad(model(points).sum(), points, create_graph=True)
+    return (slope - points).square().mean()
+
+
+def by_attribute(model: nn.Module, x: Tensor) -> Any:
+    points = x.clone()
+    points.requires_grad = True
+    out = model(points)
+    (slope,) = torch.autograd.grad([out.sum(), out.square().sum()], [points], create_graph=True)
+    return slope.square().sum()
+
+
+def second_derivative(model: nn.Module, x: Tensor) -> Any:
+    """Of a physics-informed network."""
+    x = x.clone().requires_grad_()
+    u = model(x)
+    (first,) = torch.autograd.grad(u, x, torch.ones_like(u), create_graph=True)
+    (second,) = torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)
+    return (second[:, 0] + u[:, 0]).square().mean()
+
+
+def one_step_ahead(model: nn.Module, x: Tensor) -> Any:
+    """MAML: the loss of the weights after a step."""
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    loss = torch.func.functional_call(model, weights, x).square().mean()
+    steps = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+    ahead = {name: p - 0.1 * g for (name, p), g in zip(weights.items(), steps, strict=True)}
+    return torch.func.functional_call(model, ahead, x).square().mean()
+
+
+def adversarial(model: nn.Module, x: Tensor) -> Any:
+    """Without a graph: the gradient is only a direction."""
+    moved = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(moved).sum(), moved)
+    return model(x + 0.1 * slope.sign()).square().mean()
+
+
+OBJECTIVES = [penalty, of_the_batch, by_attribute, second_derivative, one_step_ahead, adversarial]
+
+
+def gradients(fused: FusedModel, objective: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    loss_K = fused.map(objective, X)
+    found = torch.autograd.grad(loss_K.sum(), list(fused.stacked.values()), allow_unused=True)
+    return loss_K, {name: g for name, g in zip(fused.stacked, found, strict=True) if g is not None}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_gradients_inside_an_objective_are_those_of_each_member(objective: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    models = [net() for _ in range(3)]
+    fused = fuse(models)
+    assert dry_run(fused, objective, X) is None
+    loss_K, found = gradients(fused, objective)
+    for k, model in enumerate(models):
+        model.zero_grad()
+        loss = objective(model, X)
+        loss.backward()
+        torch.testing.assert_close(loss_K[k], loss)
+        for name, p in model.named_parameters():
+            if p.grad is not None:
+                torch.testing.assert_close(found[name][k], p.grad)
+    assert not X.requires_grad
