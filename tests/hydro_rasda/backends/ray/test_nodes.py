@@ -81,6 +81,7 @@ def test_a_trial_spans_nodes_and_shrinks_to_those_that_are_left(
     assert metrics["total"] == 3.0 * sum(entry.workers for entry in entries.values())
 
 
+@pytest.mark.slow
 def test_a_finalist_goes_on_on_the_nodes_that_are_left_and_on_those_that_come(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from hydro_rasda.backends.ray import JournalEntry, read_journal
 from hydro_rasda.backends.ray.report_journal import replay
 from hydro_rasda.schedulers import RASDA
@@ -23,6 +25,7 @@ def survivors_reached(path: Path, workers: int) -> list[JournalEntry]:
     return entries if any(e.workers >= workers for e in entries) else []
 
 
+@pytest.mark.slow
 def test_rungs_promotions_and_sizes_come_back(tmp_path: Path) -> None:
     path = tmp_path / "run"
     driver = subprocess.Popen([*COMMAND, str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

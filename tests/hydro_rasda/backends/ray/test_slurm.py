@@ -57,6 +57,7 @@ def taken() -> Iterator[int]:
         yield PORT
 
 
+@pytest.mark.slow
 def test_head_and_workers_start_then_the_run_then_all_end(
     environment: dict[str, str], taken: int, tmp_path: Path
 ) -> None:
