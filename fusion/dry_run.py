@@ -215,7 +215,7 @@ _WORDS = {
     ".item()": "it makes a number of a tensor (`.item()`, `float(...)`), but each member has another",
     "data-dependent control flow": "it decides by a tensor (`if`, `while`), but each member may decide otherwise",
     "doesn't have storage": "it hands a tensor to NumPy, but each member has another",
-    "doesn't work on out=": "it writes by `out=`, for which vmap has no rule (torch's spectral_norm does)",
+    "doesn't work on out=": "it writes by `out=`, for which vmap has no rule",
     "setup_context": "its torch.autograd.Function has no `setup_context` and no `vmap` (the one of activation "
     "checkpointing is used with `use_reentrant=True`)",
 }

@@ -126,12 +126,15 @@ class Hyperparameters:
             groups: Of parameters, with their learning rates.
 
         Raises:
-            ValueError: if a user's function makes no optimizer, or one whose step needs a closure.
+            ValueError: if a user's function makes no optimizer, or one whose step needs a closure or a mode.
         """
         optimizer: torch.optim.Optimizer = (self.make or _TORCH[self.kind])(groups, lr=self.lr, **dict(self.options))
         rule = "one that makes a torch optimizer whose step needs no closure"
         holds = isinstance(optimizer, torch.optim.Optimizer) and _steps_alone(optimizer)
         require(holds, "optimizer", optimizer if self.make is None else self.make, rule)
+        modes = callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+        told = "one without `train()` and `eval()`, which nothing here calls: schedule-free optimizers need both"
+        require(not modes, "optimizer", self.make, told)
         return optimizer
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -47,3 +48,16 @@ def _is_rows(s: Member) -> bool:
 
 def _flat(p: Member, K: int) -> Tensor:
     return p.lead(K).reshape(-1)
+
+
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
+    """`F.normalize`, with an `out` in which torch's spectral norm keeps its vectors: `vmap` writes by no `out=`."""
+    normalized = input / input.norm(p, dim, keepdim=True).clamp_min(eps).expand_as(input)
+    return normalized if out is None else out.copy_(normalized)
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """`torch._weight_norm`: g times v over its norm, by all dimensions but `dim`, by all of them if that is -1."""
+    others = [d for d in range(v.dim()) if d != dim]
+    scale: Tensor = g / torch.linalg.vector_norm(v, dim=others, keepdim=dim != -1)
+    return v * scale

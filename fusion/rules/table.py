@@ -17,7 +17,7 @@ from fusion.rules.gradient import backward, gradient, requires_grad
 from fusion.rules.linear import addmm, linear
 from fusion.rules.loss import cross_entropy
 from fusion.rules.member import Rule
-from fusion.rules.norm import batch_norm, group_norm
+from fusion.rules.norm import batch_norm, group_norm, normalize, weight_norm
 from fusion.rules.pool import pooling
 from fusion.rules.recurrent import pack, recurrent, recurrent_cell, scatter
 
@@ -66,4 +66,8 @@ REQUIRING: dict[Any, Rule] = {Tensor.requires_grad_: requires_grad, Tensor.requi
 UNFILLED = {torch.empty, torch.empty_like, Tensor.new_empty}
 
 # Written for one member, in operators that have rules themselves; they run inside `vmap` and call those.
-COMPOSITES: dict[Any, Rule] = {F.multi_head_attention_forward: multi_head_attention}
+COMPOSITES: dict[Any, Rule] = {
+    F.multi_head_attention_forward: multi_head_attention,
+    F.normalize: normalize,
+    torch._weight_norm: weight_norm,
+}

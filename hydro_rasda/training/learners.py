@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fusion import GraphedStep, LossScale, lr_factor
-from fusion.hyperparameters import ONE_PASS, optimizer_name, read
+from fusion.hyperparameters import ONE_PASS, OWN, optimizer_name, own_arguments, read
 from fusion.optim import optimizer
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
@@ -285,6 +285,13 @@ class SingleLearner:
         if self._scale is not None:
             self._scale.load_state_dict(state["loss_scale"])
         own = self.optimizer.state_dict()["param_groups"]
+        if optimizer_name(self._config) == OWN:
+            # It may keep in its groups what later steps are taken by, as Prodigy does.
+            given = {"params", "lr", "weight_decay", *own_arguments(self._config)}
+            own = [
+                {**was, **{k: v for k, v in g.items() if k in given}}
+                for g, was in zip(own, state["optimizer"]["param_groups"], strict=True)
+            ]
         updated = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         moments = {
             i: self._split_like(of, dict.fromkeys(of, updated[i])) for i, of in state["optimizer"]["state"].items()

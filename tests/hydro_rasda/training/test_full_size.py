@@ -20,6 +20,7 @@ from hydro_rasda.training.distributed import Place, train_target_on_ranks
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.trial import Trial
+from tests.fusion.optim.test_fused import Counting
 from tests.hydro_rasda.models import Config
 
 Pair = tuple[Tensor, Tensor]
@@ -37,7 +38,15 @@ def history_of(problem: Problem, config: Config, span: Span, **told: Any) -> His
     return trained(problem, Trial(0, config), span, **told).history
 
 
-@pytest.mark.parametrize("optimizer", [{"optimizer": "adamw"}, {"optimizer": "sgd", "momentum": 0.9}])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"optimizer": "adamw"},
+        {"optimizer": "sgd", "momentum": 0.9},
+        {"optimizer": "adafactor"},
+        {"optimizer": Counting},
+    ],
+)
 def test_training_in_spans_is_training_in_one(problem: Problem, optimizer: dict[str, Any]) -> None:
     trial = Trial(5, {**CONFIG, **optimizer})
     whole = trained(problem, trial, Span(0, 4))

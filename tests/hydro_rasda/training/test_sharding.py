@@ -31,8 +31,7 @@ from tests.hydro_rasda.ranks import on_ranks
 
 NAMES = ("sgd", "adamw", "clipped", "lion")
 MUON = {"optimizer": "muon", "lr": 0.02, "batch_size": 8}
-LION = {"optimizer": "lion", "lr": 0.02, "batch_size": 8}
-CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}, "muon": MUON, "lion": LION}
+CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}, "muon": MUON}
 
 
 class Layers(nn.Module):

@@ -92,6 +92,7 @@ SGD = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "batch_size": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
     "sgd": SGD,
     "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "batch_size": 8},
+    **{kind: {"optimizer": kind, "lr": 0.02, "weight_decay": 0.1, "batch_size": 8} for kind in ("lion", "adafactor")},
     "clipped": {**SGD, "grad_clip": 0.2},
     "scheduled": {**SGD, "schedule": "cosine", "warmup_epochs": 1.5},
     "in parts": {**SGD, "accumulate": 3},
