@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -67,6 +67,7 @@ class DryRun:
         narrowed: Line about the surrogate: how many of its parameters are narrower, and which sizes stayed; empty if
             none was tried.
         mostly_wide: True if less than half of its parameters are narrower.
+        metrics: Metrics of the first target on its first batches, by name.
     """
 
     parameters: dict[str, str]
@@ -80,6 +81,7 @@ class DryRun:
     steady_epoch_seconds: float = math.inf
     narrowed: str = ""
     mostly_wide: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 PRETRAINED_SHARE = 0.1
@@ -96,7 +98,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
 
     Args:
         trials: At least one.
-        survey: True to read the data once, too.
+        survey: True to read the data once, too; see `survey_data`.
 
     Raises:
         ValueError: if, for all of them, `model_fn` fails, the model cannot take a batch, the loss cannot take the
@@ -122,6 +124,27 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
         if len(misfits) == MISFITS:
             break
     raise (misfits or unbuilt)[0]
+
+
+def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
+    """Read the data once, for a trial of which a dry run found all else.
+
+    Raises:
+        Misfit: if its loss or metric is never finite, or its model cannot be built again.
+        ValueError: if the data cannot be read, or the model cannot take some batch of them.
+    """
+    problem = replace(problem, copied=found.shared)
+    try:
+        target = problem.target(trial).eval()
+    except Exception as error:  # the model function did not raise before
+        raise Misfit(error) from error
+    _survey(problem, trial, target, found.metrics)
+
+
+def _survey(problem: Problem, trial: Trial, target: nn.Module, metrics: Mapping[str, float]) -> None:
+    for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)):
+        survey_batches(problem, trial, target, data, argument)
+    check_finite(problem, trial, target, metrics)
 
 
 def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> DryRun:
@@ -165,10 +188,8 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     found |= {f"val_{name}": value for name, value in whole.items()}
     found = {name: value for name, value in found.items() if not is_weight(name.partition("_")[2])}
     _check_names(problem, found)
-    for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)) if survey else ():
-        survey_batches(problem, trial, target, data, argument)
     if survey:
-        check_finite(problem, trial, target, found)
+        _survey(problem, trial, target, found)
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, calls[0]) if calls else None
     narrow = None
     if not pretrained:
@@ -178,7 +199,8 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
     steady = min(epoch_seconds, _repeated(problem, target, parts[0]) * len(parts) * steps)
     told = ("", False) if narrow is None else (narrow.summary, narrow.mostly_wide)
-    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak, epoch_seconds, steady, *told)
+    sizes = peak, epoch_seconds, steady
+    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), *sizes, *told, found)
 
 
 def _check_names(problem: Problem, found: Collection[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -36,11 +37,7 @@ class ParamWidth:
 
     def infshape(self) -> InfShape:
         """mup's own view of this parameter; its methods define what the multipliers are."""
-        # mup imports more than this, so that only those who build a surrogate import it.
-        from mup.infshape import InfDim, InfShape
-
-        pairs = zip(_as_read(self.target_shape, self.bilinear), _as_read(self.shape, self.bilinear))
-        return InfShape([InfDim(base if base != dim else None, dim) for base, dim in pairs])
+        return _infshape(_as_read(self.target_shape, self.bilinear), _as_read(self.shape, self.bilinear))
 
     @property
     def width_mult(self) -> float:
@@ -56,6 +53,14 @@ class ParamWidth:
     def spread(self) -> float:
         """Standard deviation of the initial weights over the target's."""
         return self.width_mult**-0.5 if self.is_matrix else 1.0
+
+
+@lru_cache(maxsize=4096)  # each model of one plan asks for the same, a hundred times
+def _infshape(target_shape: Shape, shape: Shape) -> InfShape:
+    # mup imports more than this, so that only those who build a surrogate import it.
+    from mup.infshape import InfDim, InfShape
+
+    return InfShape([InfDim(base if base != dim else None, dim) for base, dim in zip(target_shape, shape)])
 
 
 def _as_read(shape: Shape, bilinear: bool) -> Shape:

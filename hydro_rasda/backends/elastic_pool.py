@@ -14,6 +14,7 @@ from hydro_rasda.backends.pool import DevicePool
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask
 from hydro_rasda.data import Shard
+from hydro_rasda.processes.hang_detector import waited_in_vain
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import RASDA, Growth
 from hydro_rasda.training.distributed import Place
@@ -254,12 +255,9 @@ def _rule(settings: TuneConfig) -> RASDA:
 def _blamed(endings: dict[int, FullSizeOutcome | str]) -> FullSizeOutcome | str:
     """Of ranks that failed, the ending to tell: of one that died, else of one that raised by itself."""
 
-    def waited(error: str) -> bool:
-        return any(mark in error for mark in ("gloo/", "ProcessGroupNCCL", "DistBackendError", "DistStoreError"))
-
     def key(ending: FullSizeOutcome | str) -> int:
         if isinstance(ending, str):
             return 0
-        return 3 if ending.error is None else 2 if waited(ending.error) else 1
+        return 3 if ending.error is None else 2 if waited_in_vain(ending.error) else 1
 
     return min(endings.values(), key=key)

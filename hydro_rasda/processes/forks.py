@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import io
 import math
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -30,6 +32,7 @@ import torch
 from fusion.width.memory import peak_memory
 from hydro_rasda.processes.die_with_parent import depend_on
 from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.processes.light_optimizers import COMPILER, leave_out_compiler
 from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 
@@ -90,9 +93,6 @@ def imap_forked(
     Raises:
         DamagedCheckpoint: if a piece did, which is no fault of what it trains.
     """
-    # Torch imports its compiler with a process's first optimizer: that would take each child longer than all else.
-    import torch._dynamo  # noqa: F401
-
     pace, waiting = pace or HangDetector("nothing was said"), list(range(len(pieces)))
     running: dict[Connection, tuple[int, int]] = {}
     heard: dict[Connection, float] = {}
@@ -122,6 +122,8 @@ def imap_forked(
                 elif kind == "warned":
                     for warning in content:
                         warnings.warn_explicit(**warning, registry=warned)
+                elif kind == "imported":
+                    importlib.import_module(content)
                 elif kind == "took":
                     if crowd is not None:
                         crowd.took(i, content)
@@ -182,7 +184,8 @@ def _message(kind: str, content: Any) -> memoryview:
     if kind == "warned":
         content = [plain_warning(warning) for warning in content]
     buffer = io.BytesIO()
-    torch.save((kind, content), buffer)
+    # Only results are large. An archive of torch's takes as long as some steps of a small model.
+    (torch.save if kind == "done" else pickle.dump)((kind, content), buffer)
     return buffer.getbuffer()
 
 
@@ -193,12 +196,21 @@ def plain_warning(warning: warnings.WarningMessage) -> dict[str, Any]:
     return {"message": text, "category": known, "filename": warning.filename, "lineno": warning.lineno}
 
 
+_ARCHIVE = b"PK"
+"""Archives of torch's begin with it; pickles do not."""
+
+
 def receive(connection: Connection) -> tuple[str, Any]:
     """The next message of another process, ("died", "") where it has ended; waits for it."""
     try:
-        message: tuple[str, Any] = torch.load(io.BytesIO(connection.recv_bytes()), weights_only=False)
+        received = connection.recv_bytes()
     except (EOFError, OSError):
         return "died", ""
+    message: tuple[str, Any]
+    if received.startswith(_ARCHIVE):
+        message = torch.load(io.BytesIO(received), weights_only=False)
+    else:
+        message = pickle.loads(received)
     return message
 
 
@@ -261,12 +273,17 @@ def _end_idle_threads() -> None:
 def _become(piece: Piece, threads: int, connection: Connection, parent: int) -> NoReturn:
     """Do a piece of work, in the child, and end."""
 
+    there = COMPILER in sys.modules
+    leave_out_compiler()
+
     def work() -> None:
         torch.set_num_threads(threads)
         try:
             with warnings.catch_warnings(record=True) as caught, peak_memory(torch.device("cpu")) as peak:
                 answer = _message("done", piece(lambda *content: send(connection, "notified", content)))
             send(connection, "warned", caught)
+            if COMPILER in sys.modules and not there:
+                send(connection, "imported", COMPILER)
             send(connection, "took", peak.bytes)
             connection.send_bytes(answer)
         except DamagedCheckpoint as damage:

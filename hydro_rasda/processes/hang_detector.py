@@ -1,8 +1,16 @@
-"""How long work may be silent before it is taken to hang: judged by how long its like took. Needs no torch."""
+"""How long work may be silent before it is taken to hang: judged by how long its like took. Needs no torch.
+
+On Ray it is pickled by value, see `hydro_rasda.backends.ray.elastic`.
+"""
 
 from __future__ import annotations
 
 import math
+
+
+def waited_in_vain(error: str) -> bool:
+    """Return whether an error of one of several ranks only says that another rank did not come."""
+    return any(mark in error for mark in ("gloo/", "ProcessGroupNCCL", "DistBackendError", "DistStoreError"))
 
 
 class HangDetector:

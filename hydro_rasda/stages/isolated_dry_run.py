@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
+import re
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from hydro_rasda.dry_run import MISFITS, DryRun, dry_run
+from hydro_rasda.batch_checks import Misfit
+from hydro_rasda.dry_run import MISFITS, DryRun, dry_run, survey_data
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
-from hydro_rasda.processes.forks import Died, Notify, imap_forked
+from hydro_rasda.processes.forks import Died, Notify, imap_forked, plain_warning
 from hydro_rasda.processes.retry_policy import DEATHS
 from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.files import make_private
@@ -28,8 +33,10 @@ DRY_RUN = ".dry-run"
 def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | None) -> DryRun:
     """Do a dry run that passes over trials which end their process.
 
-    If the process can be forked, a forked one tries the trials first. Otherwise a file in the run's folder names the
-    trial that is being tried, so that a later call of the same name passes over it.
+    If the process can be forked, a forked one tries the trials, and this one only reads the data. If the forked one
+    refuses all trials, or its findings cannot be sent, this one does the dry run again. If the process cannot be
+    forked, a file in the run's folder names the trial that is being tried. A later call of the same name passes over
+    that trial.
 
     Args:
         trials: At least one.
@@ -39,7 +46,7 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | N
         ValueError: If no trial can be trained; see `dry_run`.
     """
     if usable_children(problem):
-        return dry_run(problem, _scouted(problem, trials))
+        return _scouted_dry_run(problem, trials)
     with _noted_in(folder) as doing:
         left = [trial for trial in trials if not doing.blamed(_name(trial))]
         if not left:
@@ -49,6 +56,20 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | N
             return dry_run(problem, tried)
         finally:
             tried.close()
+
+
+def _scouted_dry_run(problem: Problem, trials: Sequence[Trial]) -> DryRun:
+    safe, scouted = _scouted(problem, trials)
+    if scouted.found is not None:
+        for _, warning in scouted.warned:
+            warnings.warn_explicit(**warning)
+        # The data are read here: a Dataset may keep what it has read, and forked processes then share it.
+        with contextlib.suppress(Misfit), warnings.catch_warnings():
+            for text, warning in scouted.warned:  # it would be given twice
+                warnings.filterwarnings("ignore", re.escape(text), lineno=warning["lineno"])
+            survey_data(problem, scouted.trial, scouted.found)
+            return scouted.found
+    return dry_run(problem, safe)
 
 
 def _name(trial: Trial) -> str:
@@ -80,22 +101,39 @@ def _noted_in(folder: Path | None) -> Iterator[CrashLog]:
                 path.rmdir()
 
 
-def _scouted(problem: Problem, trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials for which a forked process survived all checks of a dry run.
+@dataclass(frozen=True)
+class _Scouted:
+    """The end of a dry run in a forked process.
+
+    Attributes:
+        trial: The trial that was tried last.
+        how: Why the process ended, in words; empty if it survived.
+        found: Findings of the dry run; None if it refused all trials, or if they cannot be sent.
+        warned: The text of each warning that was given there, and the warning as plain values.
+    """
+
+    trial: Trial
+    how: str = ""
+    found: DryRun | None = None
+    warned: Sequence[tuple[str, Mapping[str, Any]]] = ()
+
+
+def _scouted(problem: Problem, trials: Sequence[Trial]) -> tuple[list[Trial], _Scouted]:
+    """Return the trials for which a forked process survived all checks of a dry run, and the end of that dry run.
 
     Raises:
         ValueError: If there is none, or if too many in a row ended their process.
     """
     safe, left, first = list[Trial](), list(trials), None
     for _ in range(MISFITS):
-        tried, how = _scout(problem, left)
-        if not how:
-            return safe + left
-        how = _scout(problem, [tried])[1]  # it may have run out of memory by what ran beside it
-        if not how:
-            return [*safe, tried]
-        first = first or _deadly(tried, how)
-        at = left.index(tried)
+        scouted = _scout(problem, left)
+        if not scouted.how:
+            return safe + left, scouted
+        scouted = _scout(problem, [scouted.trial])  # it may have run out of memory by what ran beside it
+        if not scouted.how:
+            return [*safe, scouted.trial], scouted
+        first = first or _deadly(scouted.trial, scouted.how)
+        at = left.index(scouted.trial)
         safe, left = safe + left[:at], left[at + 1 :]
         if not left:
             break
@@ -103,27 +141,41 @@ def _scouted(problem: Problem, trials: Sequence[Trial]) -> list[Trial]:
     raise first
 
 
-def _scout(problem: Problem, trials: Sequence[Trial]) -> tuple[Trial, str]:
-    """Have a process do a dry run: which trial it tried last, and what ended it, in words; or nothing."""
+def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
+    """Have a forked process do a dry run, but for reading all of the data."""
     tried = [trials[0]]
 
-    def piece(notify: Notify) -> Plans:
+    def piece(notify: Notify) -> tuple[Plans, DryRun | None, list[tuple[str, dict[str, Any]]]]:
         def each() -> Iterator[Trial]:
             for at, trial in enumerate(trials):
                 notify(at)
                 yield trial
 
-        # What it says is said once more, where it can be told.
-        with contextlib.suppress(Exception), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dry_run(problem, each(), survey=False)
-        return problem.plans
+        found = None
+        with contextlib.suppress(Exception), warnings.catch_warnings(record=True) as caught:
+            found = _as_sent(dry_run(problem, each(), survey=False))
+        warned = {(str(one.message), one.filename, one.lineno): plain_warning(one) for one in caught}
+        return problem.plans, found, [(text, warning) for (text, *_), warning in warned.items()]
 
-    ((_, found),) = imap_forked([piece], torch.get_num_threads(), lambda at: tried.append(trials[at]))
-    if isinstance(found, Died):
-        return tried[-1], found.how
-    problem.plans.update(found)
-    return tried[-1], ""
+    ((_, answer),) = imap_forked([piece], torch.get_num_threads(), lambda at: tried.append(trials[at]))
+    if isinstance(answer, Died):
+        return _Scouted(tried[-1], answer.how)
+    plans, *findings = answer
+    problem.plans.update(plans)
+    return _Scouted(tried[-1], "", *findings)
+
+
+def _as_sent(found: DryRun) -> DryRun:
+    """Return findings as another process gets them.
+
+    Raises:
+        Exception: if they cannot be sent, as the model's inputs may hold anything.
+    """
+    sent = io.BytesIO()
+    torch.save(found, sent)
+    sent.seek(0)
+    received: DryRun = torch.load(sent, weights_only=False)
+    return received
 
 
 def _deadly(trial: Trial, how: str) -> ValueError:

@@ -17,6 +17,7 @@ from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, G
 from hydro_rasda.data import Shard, move
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.forks import Notify
+from hydro_rasda.processes.light_optimizers import leave_out_compiler
 from hydro_rasda.training.device import WHOLE, Device, Share, Work
 from hydro_rasda.training.distributed import Place, train_target_on_ranks
 from hydro_rasda.training.fused import Load
@@ -58,6 +59,7 @@ class Trainer:
         share: Share = WHOLE,
     ) -> None:
         torch.set_num_threads(threads)
+        leave_out_compiler()
         self._where, self._notify, self._should_leave = where, notify, should_leave
         self._problem = problem.on(where)
         self._device = Device(self._problem, may_die=True, share=share)

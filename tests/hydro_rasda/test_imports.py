@@ -15,6 +15,8 @@ OWN = {"cloudpickle", "filelock", "fusion", "hydro_rasda", "mup", "numpy", "surr
 """Packages that a local search loads."""
 
 LOADED = f"""
+    HEAVY = {{"torch._dynamo", "torch.distributed.fsdp", "torch.fx.experimental.symbolic_shapes"}}
+
     def loaded(before=()):
         '''Packages loaded since, but for Python's own and those of compiled code, which begin with an underscore.'''
         packages = {{name.split(".")[0] for name in sys.modules.keys() - set(before)}}
@@ -56,7 +58,6 @@ SEARCH = """
     import numpy as np
     import torch
     from torch import nn
-    import torch._dynamo  # as torch does with the first step of its optimizers; it loads FSDP
 
     folder, here = sys.argv[1], os.getpid()
     x, y = (torch.tensor(values) for values in np.load(os.path.join(folder, "digits.npz")).values())
@@ -66,7 +67,7 @@ SEARCH = """
     def model_fn(config, width_ratio=1.0):
         if os.getpid() != here:
             with open(os.path.join(folder, str(os.getpid())), "w") as file:
-                file.write(" ".join(loaded(before)))
+                file.write(" ".join([*loaded(before), *HEAVY & sys.modules.keys()]))
         width = int(64 * width_ratio)
         return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
@@ -79,14 +80,16 @@ SEARCH = """
         race=RaceConfig(top_k=2), backend=BACKEND, storage_path=tempfile.mkdtemp(dir=folder), progress=False,
     )
     result.best_model()
-    print(loaded(before))
+    print([*loaded(before), *HEAVY & sys.modules.keys()])
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["'local'", "LocalBackend(['cpu', 'cpu'])"])
+@pytest.mark.parametrize("backend", ["'local'", pytest.param("LocalBackend(['cpu', 'cpu'])", marks=pytest.mark.slow)])
 def test_a_whole_local_search_loads_no_more(backend: str, tmp_path: Path) -> None:
-    """Nor do the processes that train: those forked of the script, or started for a device each."""
+    """Nor do the processes that train: those forked of the script, or started for a device each.
+
+    Of torch, that is neither its compiler nor FSDP.
+    """
     digits = load_digits()  # here, as scikit-learn loads pandas and rich, too
     np.savez(tmp_path / "digits.npz", x=digits.data.astype(np.float32) / 16, y=digits.target)
     told = run(SEARCH.replace("BACKEND", backend).replace("sys.argv[1]", repr(str(tmp_path))))

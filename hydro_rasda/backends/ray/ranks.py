@@ -18,10 +18,12 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hydro_rasda.backends.ray.fork_client import fork_rank, receive
+from hydro_rasda.processes.hang_detector import waited_in_vain
 from hydro_rasda.processes.temporary_folders import make_folder, owner
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules[owner.__module__])
+cloudpickle.register_pickle_by_value(sys.modules[waited_in_vain.__module__])
 
 _CHECKPOINT_FILE = "worker.pt"  # as in worker.py, which must not be imported here
 
@@ -119,14 +121,9 @@ def blame(endings: dict[int, Ending]) -> int:
 
     def key(rank: int) -> tuple[int, int]:
         kind, message, _, _ = endings[rank]
-        return (4 if kind == "error" and _waited(message) else order.get(kind, 5), rank)
+        return (4 if kind == "error" and waited_in_vain(message) else order.get(kind, 5), rank)
 
     return min(endings, key=key)
-
-
-def _waited(message: str) -> bool:
-    """Return whether an error only says that another rank did not come."""
-    return any(mark in message for mark in ("gloo/", "ProcessGroupNCCL", "DistBackendError", "DistStoreError"))
 
 
 def _ending(future: Any) -> Ending:

@@ -8,7 +8,8 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +19,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hydro_rasda import SweepConfig, TuneResult, choice
 from hydro_rasda.data import make_batches
-from hydro_rasda.dry_run import MISFITS
+from hydro_rasda.dry_run import MISFITS, dry_run
+from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.forks import Died, imap_forked
 from hydro_rasda.stages.isolated_dry_run import survived_dry_run
+from hydro_rasda.surrogate_plans import Plans
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
@@ -146,3 +149,67 @@ def test_where_nothing_is_forked_the_same_call_leaves_out_what_ended_it_twice(
     assert {(status == "failed", is_deadly) for status, is_deadly in found} == {(True, True), (False, False)}
     assert calls == 1 + 2 * (sum(ends) + tried_first)
     assert dict(imap_forked([call], 1, print)) == {0: found}
+
+
+@pytest.fixture
+def dry_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[bool]]:
+    """For each dry run so far, in any process, whether this process did it."""
+    file = tmp_path / "dry-runs"
+
+    def noted(*given: Any, **more: Any) -> Any:
+        with file.open("a") as lines:
+            lines.write(f"{os.getpid()}\n")
+        return dry_run(*given, **more)
+
+    monkeypatch.setattr("hydro_rasda.stages.isolated_dry_run.dry_run", noted)
+    return lambda: [int(line) == os.getpid() for line in file.read_text().split()]
+
+
+def test_a_dry_run_is_done_once_in_a_process_of_its_own(problem: Problem, dry_runs: Callable[[], list[bool]]) -> None:
+    """This process builds one model, to read the data."""
+    alone = dry_run(replace(problem, plans=Plans()), given(None))
+    built = []
+
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        built.append(width_ratio)
+        return mlp(config, width_ratio)
+
+    found = survived_dry_run(replace(problem, model_fn=model_fn), given(None), None)
+    assert (dry_runs(), built) == ([False], [1.0])
+    assert torch.equal(found.example_input[0], alone.example_input[0])
+    timed = {"example_input", "peak", "epoch_seconds", "steady_epoch_seconds"}
+    same = {field.name for field in fields(alone)} - timed
+    assert {name: getattr(found, name) for name in same} == {name: getattr(alone, name) for name in same}
+    assert 0 < found.steady_epoch_seconds <= found.epoch_seconds
+
+
+class Unsendable(torch.Tensor):
+    """A tensor that no other process can be sent."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("not to be sent")
+
+
+def test_findings_that_cannot_be_sent_are_found_again(problem: Problem, dry_runs: Callable[[], list[bool]]) -> None:
+    def objective(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        x, y = batch
+        output = model(x.as_subclass(Unsendable)).as_subclass(torch.Tensor)
+        return {"loss": nn.functional.cross_entropy(output, y)}
+
+    found = survived_dry_run(
+        replace(problem, objective=as_objective(objective, nn.functional.cross_entropy)), given(None), None
+    )
+    assert dry_runs() == [False, True]
+    assert isinstance(found.example_input[0], Unsendable)
+
+
+def test_warnings_of_a_dry_run_are_given_once(problem: Problem) -> None:
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        if config["deadly"] is None:
+            warnings.warn("this model is slow", stacklevel=1)
+        return mlp(config, width_ratio)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        survived_dry_run(replace(problem, model_fn=model_fn), given(None), None)
+    assert [str(one.message) for one in caught].count("this model is slow") == 1
