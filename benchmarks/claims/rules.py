@@ -16,22 +16,32 @@ ASKED = {
     "no stopping in the sweep": "no stopping",
 }
 """The rules that the page of the replay compares with halving, by their names there."""
+OF_HALF = {
+    "half of the configurations, by Sobol points": "Sobol points",
+    "half of the configurations, by TPE": "TPE",
+}
+"""Searchers of half of the configurations, by their names there; they are compared with uniform points."""
+UNIFORM = "half of the configurations, by uniform points"
 FASTER, SHARE = 10.0, 0.02
 _SPREADS = 1.0
 
 
 def in_the_replay(folder: Path) -> list[Claim]:
-    """Each rule against halving, the default: cost and quality on the tasks that chose no rule."""
+    """Rules against halving, and searchers against uniform points: on the tasks that chose no rule."""
     page = (folder / REPLAY).read_text() if (folder / REPLAY).exists() else ""
     _, _, second = page.partition("**The second half**")
     rows = {cells[0]: cells[2:] for line in second.splitlines() if len(cells := re.split(r" *\| *", line)[1:-1]) == 6}
     found = []
-    for name, title in ASKED.items():
-        if name in rows and "today's rule" in rows:
-            (cost, _, handed, again), (own, _, own_handed, own_again) = rows[name], rows["today's rule"]
+    asked = [(name, "today's rule", f"{title} in the sweep, replayed", "halving") for name, title in ASKED.items()]
+    asked += [
+        (name, UNIFORM, f"{title} for half of the sample, replayed", "uniform points")
+        for name, title in OF_HALF.items()
+    ]
+    for name, base, what, beside in asked:
+        if name in rows and base in rows:
+            (cost, _, handed, again), (own, _, own_handed, own_again) = rows[name], rows[base]
             measured = f"{cost} full trainings, no worse than ASHA in {handed} (trained again {again})"
-            beside = f"halving {own}, {own_handed} ({own_again})"
-            found.append(Claim(f"{title} in the sweep, replayed", f"{measured}; {beside}", "", None, "", REPLAY))
+            found.append(Claim(what, f"{measured}; {beside} {own}, {own_handed} ({own_again})", "", None, "", REPLAY))
     return found
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, swept, today
+from benchmarks.replay.searchers import Searched
 from benchmarks.replay.table import Table
 from benchmarks.replay.truth import Ints, Keep, complete_seeds, goodness, seed_spread, subsets, truth
 
@@ -50,6 +51,12 @@ RULES: dict[str, Policy] = {
     "six finalists": Tune(finalists=6),
     "the best surrogate's alone (Hydro)": swept(1),
 }
+SEARCHERS: dict[str, Policy] = {
+    "half of the configurations, by uniform points": Searched("random"),
+    "half of the configurations, by Sobol points": Searched("qmc"),
+    "half of the configurations, by TPE": Searched("tpe"),
+}
+"""Ways to choose configurations; each half chooses among `RULES` alone."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +203,9 @@ Rows = dict[str, dict[str, Row]]
 """By rule, then by task."""
 
 
-def rows(tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES, resamples: int = RESAMPLES) -> Rows:
+def rows(
+    tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES | SEARCHERS, resamples: int = RESAMPLES
+) -> Rows:
     """Each rule on each task that has what it looks at; ASHA with another sample besides."""
     found: Rows = {AGAIN: {}, **{name: {} for name in rules}, TODAY_LAST: {}}
     for task, table in tables.items():

@@ -58,8 +58,10 @@ def test_a_searched_schedule_is_judged_by_the_spread_between_seeds(tmp_path: Pat
 
 def test_rules_of_the_replay_are_read_off_its_page() -> None:
     found = rules.in_the_replay(Path(rules.__file__).parents[1] / "results")
-    assert [claim.what.partition(" in the")[0] for claim in found] == [*rules.ASKED.values()]
-    assert all("; halving" in claim.measured for claim in found)
+    titles = [f"{title} in the sweep, replayed" for title in rules.ASKED.values()]
+    titles += [f"{title} for half of the sample, replayed" for title in rules.OF_HALF.values()]
+    assert [claim.what for claim in found] == titles
+    assert all("; halving" in claim.measured or "; uniform" in claim.measured for claim in found)
 
 
 @pytest.mark.parametrize("part", [rules.in_the_replay, rules.of_a_population, rules.of_schedules])

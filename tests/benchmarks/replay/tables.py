@@ -10,10 +10,8 @@ from benchmarks.replay.table import About, Table, empty
 
 def table_of(curves: np.ndarray, max_t: int = 9, seeds: int = 2, branches: tuple[tuple[int, float], ...] = ()) -> Table:
     """Full-width curves [config, epoch], lower is better; those at 1/8 are the same, and cost a tenth."""
-    config = {"lr": 0.1, "schedule": "cosine", "batch_size": 32}
-    about = About(
-        "digits", "min", max_t, [config] * len(curves), [1 / 8, 1.0], list(range(seeds)), branches=[*branches]
-    )
+    configs = [{"lr": 0.1 * (1 + i), "schedule": "cosine", "batch_size": 32} for i in range(len(curves))]
+    about = About("digits", "min", max_t, configs, [1 / 8, 1.0], list(range(seeds)), branches=[*branches])
     table = empty(about)
     table.scores[...] = curves[:, :, None]
     table.seconds[0], table.seconds[1] = 1.0, 10.0
