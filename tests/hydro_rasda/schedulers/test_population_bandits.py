@@ -19,8 +19,9 @@ from hydro_rasda.schedulers import (
     SweepState,
     named_rule,
 )
-from hydro_rasda.schedulers.population_bandits import Floats, TimeVaryingBandit, gains_of
+from hydro_rasda.schedulers.population_bandits import gains_of
 from hydro_rasda.schedulers.sweep_rule import checked_moves
+from hydro_rasda.schedulers.time_varying_bandit import Floats, TimeVaryingBandit
 
 LR = Range(1e-4, 1.0, log=True)
 RANGES: dict[str, Any] = {"lr": LR, "momentum": (0.0, 0.5, 0.9), "dropout": Range(0.0, 0.5)}
@@ -30,7 +31,7 @@ def observations(dimensions: int, count: int = 40) -> tuple[Floats, Floats, Floa
     generator = np.random.default_rng(0)
     points = generator.random((count, dimensions))
     times = np.repeat(np.arange(count // 8), 8).astype(float)
-    before = generator.normal(size=count)
+    before = generator.random(count)
     values = np.cos(5 * (points[:, 0] - 0.1 * times)) + 0.1 * before + 0.1 * generator.normal(size=count)
     return points, before, times, values
 
@@ -45,7 +46,7 @@ def expected_bound(of: TimeVaryingBandit, points: Floats, before: float) -> Floa
     length, forgetting, noise = of._chosen
 
     def inputs(places: Floats, scores: Any) -> Floats:
-        return np.column_stack([places, (scores + 3) / 6])
+        return np.column_stack([places, scores])
 
     def kernel(a: Floats, at: Any, b: Floats, bt: Any) -> Floats:
         distances = ((a[:, None] - b[None]) ** 2).sum(-1)
