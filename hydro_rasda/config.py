@@ -18,7 +18,7 @@ from hydro_rasda.checks import (
     require,
 )
 from hydro_rasda.objectives import Comparison, Objectives, bounds_of
-from hydro_rasda.schedulers.milestones import milestones, sweep_milestones
+from hydro_rasda.schedulers.milestones import last_look, milestones, race_milestones, sweep_milestones
 from hydro_rasda.schedulers.pareto import Spread
 from hydro_rasda.schedulers.ranking import Mode as Mode
 from hydro_rasda.schedulers.rasda import GROW, Grow
@@ -92,7 +92,10 @@ class RaceConfig(Part):
             `worker.checkpoint`, the state that was reported there, and `worker.iteration`. If it returns before
             `max_t`, the trial is over, and its best epoch counts. It begins anew also where `sweep.surrogate` is 1;
             `ema` and `precision` are its own matter. On several workers it runs on every rank, as for `elastic`.
-        grace_period: Epochs that every finalist gets before any is stopped; None: half of `max_t`, rounded up.
+        grace_period: Epochs that every finalist gets before any is stopped; None: half of `max_t`, rounded up. From
+            there to the end, two go on by default. Midway, the second stops if what it may still gain is not worth the
+            epochs that are left: see `Race.worthwhile`. This last look is left out if it leaves fewer than two epochs,
+            if `full_trainings` is enough for all finalists, or with several metrics.
         reduction_factor: The paper's rf: one in this many goes on at each milestone, in any case.
         scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
             gets sf times the workers.
@@ -279,7 +282,12 @@ class TuneConfig:
     @property
     def race_milestones(self) -> tuple[int, ...]:
         """Epochs after which finalists are compared; the last one is the end of a training."""
-        return milestones(self.first_look, self.max_t, self.race.scaling_factor)
+        return race_milestones(self.first_look, self.max_t, self.race.scaling_factor)
+
+    @property
+    def last_look(self) -> int | None:
+        """The epoch after which finalists go on only if they are worth it; None in short trainings."""
+        return last_look(milestones(self.first_look, self.max_t, self.race.scaling_factor))
 
     def good_enough(self, score: float) -> bool:
         """Return whether a full-size model's score is as good as `stop_at`, so that nothing more has to be trained."""

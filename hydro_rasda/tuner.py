@@ -119,8 +119,9 @@ def tune(
         max_t: Epochs of a full training.
         full_trainings: Budget of the full-size stage, in trainings of `max_t` epochs. With folds, each fold of a
             finalist counts as a training, and each seed with `sweep.repeats`. At each milestone, as many
-            finalists go on as can train to the end for it, and at least half of them. While no finalist is better than
-            a constant prediction, none is stopped.
+            finalists go on as can train to the end for it, and at least half of them. Midway from the last of these to
+            the end, only those go on whose expected gain is worth the rest of their training, unless the budget is
+            enough for all. While no finalist is better than a constant prediction, none is stopped.
         time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. The same call with
             more goes on where it ended: first with the sweep, then at full size.
         stop_at: A score of `metric` that is good enough: once a full-size model has it, nothing more trains. The same

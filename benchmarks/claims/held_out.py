@@ -29,6 +29,7 @@ ABLATIONS = (
     "the sweep at full width",
     "best epochs decide",
     "first look after a third",
+    "no last look",
     f'{TODAY}, `keep="last"`',
 )
 

@@ -36,9 +36,8 @@ def races(table: Table, resamples: int = RESAMPLES) -> Iterator[Stated]:
         finalists = today.sweep(search)
         ends = {n: float(tables.scores[1.0, "own"][draw.seed, n, -1]) for n in finalists}
         if all(map(math.isfinite, ends.values())):
-            full = {n: {search.reached(n): search.look(1.0, n, search.reached(n))} for n in finalists}
-            first = today.first_look_of(search)
-            full = {n: {first: search.look(1.0, n, first), **curve} for n, curve in full.items()}
+            stops = today.stops_of(search)
+            full = {n: {at: search.look(1.0, n, at) for at in stops if at <= search.reached(n)} for n in finalists}
             found = Race(search.max_t, "max", RACE_FACTOR, today.full_trainings).expected_ends(full)
             yield Stated(chances(found, "max")[winner], ends[winner] >= max(ends.values()))
 

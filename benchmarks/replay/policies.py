@@ -23,7 +23,7 @@ from hydro_rasda.schedulers import (
     first_milestone,
     milestones,
 )
-from hydro_rasda.schedulers.milestones import sweep_milestones
+from hydro_rasda.schedulers.milestones import last_look, race_milestones, sweep_milestones
 from hydro_rasda.schedulers.named_rules import HALVING, RuleName, named_rule
 
 TOP_K = 4
@@ -176,6 +176,7 @@ class Tune:
         first_look: Share of a training after which the race compares its finalists first.
         full_trainings: What the race may cost.
         rule: Name of the sweep's rule, "halving" with cooldowns and weights as these say; others compare own weights.
+        last_look: Whether finalists that are not worth the rest of their training stop midway to the end.
         by: Whether the race compares the last weights at its milestones and chooses by the ends, or averaged ones, and
             by the best epoch of each.
     """
@@ -187,6 +188,7 @@ class Tune:
     sweep_by: Weights = "own"
     first_look: float = 1 / 2
     full_trainings: float = 3.0
+    last_look: bool = True
     by: Literal["ends", "best epochs"] = "ends"
     rule: RuleName = HALVING
 
@@ -196,9 +198,13 @@ class Tune:
         rule = Race(search.max_t, "max", RACE_FACTOR, self.full_trainings)
         # The race does not pay for epochs that a sweep at full width has trained.
         before = sum(map(search.reached, finalists))
-        for stop in milestones(self.first_look_of(search), search.max_t, RACE_FACTOR):
+        for stop in self.stops_of(search):
             scores = {n: self._compared(search, n, stop) for n in left}
-            left = rule.promote(stop, scores, sum(map(search.reached, finalists)) - before) or left[:1]
+            if stop == self._last_look_of(search):
+                curves = {n: {at: search.look(1.0, n, at, "averaged") for at in range(1, stop + 1)} for n in left}
+                left = rule.worthwhile(stop, scores, curves) or left[:1]
+            else:
+                left = rule.promote(stop, scores, sum(map(search.reached, finalists)) - before) or left[:1]
         if self.by == "ends":
             return left[0]
         return best_of({n: best_epoch(search, n) for n in finalists}, 1)[0]
@@ -224,6 +230,15 @@ class Tune:
         """The epoch of the race's first milestone: none lies before warm-ups are over."""
         asked = max(1, math.ceil(self.first_look * search.max_t - 1e-9))
         return first_milestone(asked, search.max_t, RACE_FACTOR, search.warmup)
+
+    def stops_of(self, search: Search) -> tuple[int, ...]:
+        """The epochs at which the race compares."""
+        rule = milestones if self._last_look_of(search) is None else race_milestones
+        return rule(self.first_look_of(search), search.max_t, RACE_FACTOR)
+
+    def _last_look_of(self, search: Search) -> int | None:
+        looks = self.last_look and self.by == "ends"
+        return last_look(milestones(self.first_look_of(search), search.max_t, RACE_FACTOR)) if looks else None
 
     def _compared(self, search: Search, number: int, stop: int) -> float:
         if self.race_cooldown and stop < search.max_t:

@@ -44,6 +44,7 @@ RULES: dict[str, Policy] = {
     "first look after a ninth": Tune(first_look=1 / 9),
     "first look after a third": Tune(first_look=1 / 3),
     "first look after two thirds": Tune(first_look=2 / 3, full_trainings=10 / 3),
+    "no last look": Tune(last_look=False),
     "best epochs decide": Tune(by="best epochs"),
     "best epochs decide, first look after a ninth": Tune(first_look=1 / 9, by="best epochs"),
     "three finalists, all to the end": swept(3),

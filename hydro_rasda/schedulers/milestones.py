@@ -66,3 +66,24 @@ def sweep_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
     """
     first, *later = milestones(min_t, max_t, factor)
     return (first, *(stop for stop in later if stop * factor <= max_t))
+
+
+def race_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
+    """Return those of a race, and the last look: midway between the last two, if it leaves two epochs or more.
+
+    >>> race_milestones(14, 27, 2), race_milestones(2, 9, 2), race_milestones(2, 4, 2)
+    ((14, 21, 27), (2, 4, 8, 9), (2, 4))
+    """
+    found = milestones(min_t, max_t, factor)
+    look = last_look(found)
+    return found if look is None else (*found[:-1], look, max_t)
+
+
+def last_look(stops: tuple[int, ...]) -> int | None:
+    """Return the epoch midway between the last two milestones; None if fewer than two epochs would be left.
+
+    >>> last_look((14, 27)), last_look((2, 4)), last_look((27,))
+    (21, None, None)
+    """
+    look = (stops[-2] + stops[-1] + 1) // 2 if len(stops) > 1 else stops[-1]
+    return look if stops[-1] - look >= 2 else None

@@ -4,7 +4,10 @@ At a milestone, the trials with the best scores continue. Early scores mislead: 
 learning rates start slowly and end first. Weights averaged over few steps hide the gains that training still brings.
 So the first milestone lies at half of a training, and scores are those of the weights as training left them. Both were
 chosen on recorded trainings, and judged on others (`benchmarks/results/replay_notes.md`). The same holds for the errors
-of the forecasts. Forecasts decide nothing: they only tell how sure a choice is.
+of the forecasts.
+
+Forecasts decide once, at the last look: a trial behind the leader goes on only while the gain to be expected of it is
+worth the rest of its training. Otherwise they only tell how sure a choice is.
 """
 
 from __future__ import annotations
@@ -21,6 +24,12 @@ Curve = Mapping[int, float]
 
 ERROR = 0.5
 """Standard deviation of ends from the forecast, over the root mean square of what others still changed by."""
+
+WORTH = 0.1
+"""Gain that a full training must promise at the last look, over the trials' usual change in half of their epochs.
+
+Chosen on half of the recorded tasks and judged on the others, both ways round: 0.1 and 0.15 lose no task.
+"""
 
 _QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 101) for i in range(101)]
 _SHIFTS = [1.0433 * NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]  # of deviation 1
@@ -67,10 +76,40 @@ class Race:
         >>> Race(4, "min", 2, 3.0).promote(2, {0: 0.4, 1: 0.3, 2: 0.9, 3: math.nan}, trained=8)
         [1, 0]
         """
+        return self._ranked(scores)[: max(len(scores) // self.reduction_factor, self.affordable(stop, trained))]
+
+    def _ranked(self, scores: Mapping[int, float]) -> list[int]:
         numbers = sorted(scores)
         ranked = [numbers[i] for i in rank([scores[n] for n in numbers], self.mode)]
-        running = [n for n in ranked if math.isfinite(scores[n])]
-        return running[: max(len(scores) // self.reduction_factor, self.affordable(stop, trained))]
+        return [n for n in ranked if math.isfinite(scores[n])]
+
+    def worthwhile(self, stop: int, scores: Mapping[int, float], curves: Mapping[int, Curve]) -> list[int]:
+        """Return the trials that are worth the rest of their training at the last look, best first.
+
+        The leader goes on. Another trial goes on if it is expected to improve on the leader by `WORTH` times the usual
+        change, for each full training that it still costs. The usual change is the root mean square of what scores
+        changed by since half of the epochs. Ends are expected where scores are, with a standard deviation of `ERROR`
+        times the usual change, for each doubling of the epochs.
+
+        Args:
+            stop: The epoch of the look, before `max_t`.
+            scores: Each trial's score there; one that is not finite is out.
+            curves: Scores by epoch that tell how much trials change.
+
+        >>> curves = {n: {3: 0.6, 6: 0.5} for n in (0, 1, 2)}
+        >>> Race(8, "min", 2, 3.0).worthwhile(6, {0: 0.52, 1: 0.5, 2: 0.9}, curves)
+        [1, 0]
+        """
+        running = self._ranked(scores)
+        changes = [curves[n].get(stop, math.nan) - curves[n].get(math.ceil(stop / 2), math.nan) for n in running]
+        usual = math.sqrt(fmean([change**2 for change in changes if math.isfinite(change)] or [math.inf]))
+        if not math.isfinite(usual):
+            return running
+        deviation = math.sqrt(2) * ERROR * usual * math.log2(self.max_t / stop)  # of the difference of two ends
+        least = WORTH * usual * (self.max_t - stop) / self.max_t
+        sign = 1.0 if self.mode == "max" else -1.0
+        ahead = {n: sign * (scores[n] - scores[running[0]]) for n in running}
+        return [n for n in running if n == running[0] or expected_improvement(ahead[n], deviation) >= least]
 
     def affordable(self, stop: int, trained: int) -> int:
         """Return how many trials the rest of the budget can train from a milestone to the end; at least one.
@@ -157,3 +196,15 @@ def expected_gain(expected_ends: Sequence[ExpectedEnd], mode: Mode) -> float:
     sign = 1.0 if mode == "max" else -1.0
     ends = sorted((sign * found.end for found in expected_ends if math.isfinite(found.end)), reverse=True)
     return (ends[0] - ends[1]) / (len(ends) + 1) if len(ends) > 1 else math.nan
+
+
+def expected_improvement(ahead: float, deviation: float) -> float:
+    """Return the mean of what a normal variable is above 0 (Jones et al. 1998, eq. 15).
+
+    >>> expected_improvement(0.5, 0.0), expected_improvement(-0.5, 0.0), round(expected_improvement(0.0, 1.0), 4)
+    (0.5, 0.0, 0.3989)
+    """
+    if not deviation:
+        return max(ahead, 0.0)
+    z, normal = ahead / deviation, NormalDist()
+    return deviation * (normal.pdf(z) + z * normal.cdf(z))

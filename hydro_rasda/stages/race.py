@@ -169,8 +169,13 @@ def _going_on(run: Run, stop: int, scores: Mapping[int, float], trained: int) ->
     if run.settings.comparison.by_place:
         rule, deciding = replace(rule, mode="min"), places_at(run, stop, scores)
     if stop == run.settings.max_t or len(scores) < 2 or unbeaten_chance(run, "target", scores) is None:
-        return rule.promote(stop, deciding, trained)
-    run.say(f"no finalist's {run.settings.metric} differs from chance at epoch {stop}: none is stopped")
+        if stop != run.settings.last_look:
+            return rule.promote(stop, deciding, trained)
+        # A front has no leader to improve on; a budget for all is a wish to see all end.
+        if not run.settings.comparison.by_place and rule.full_trainings < run.settings.race.top_k:
+            return rule.worthwhile(stop, scores, {n: run.curve("target", n) for n in scores})
+    else:
+        run.say(f"no finalist's {run.settings.metric} differs from chance at epoch {stop}: none is stopped")
     return replace(rule, reduction_factor=1).promote(stop, deciding, trained)
 
 

@@ -131,7 +131,8 @@ def race_pieces(run: Run, finalists: int, first: int | None = None, start: int =
         lanes = run.time_left.lanes if run.problem.device.type == "cpu" else min(left, run.time_left.lanes)
         found.append(Piece(epochs, run.problem.steady_epoch_seconds / max(1, lanes)))
         trained, start = trained + left * (stop - start), stop
-        left = min(left, max(left // rule.reduction_factor, rule.affordable(stop, trained)))
+        if stop != run.settings.last_look:
+            left = min(left, max(left // rule.reduction_factor, rule.affordable(stop, trained)))
     return found
 
 

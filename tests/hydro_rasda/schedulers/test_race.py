@@ -9,7 +9,7 @@ import pytest
 from hydro_rasda import RaceConfig
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.schedulers import ExpectedEnd, Race, chances, expected_gain
-from hydro_rasda.schedulers.race import ERROR
+from hydro_rasda.schedulers.race import ERROR, WORTH, expected_improvement
 
 
 def race(**changed: Any) -> Race:
@@ -32,7 +32,7 @@ def test_the_best_go_on_as_many_as_the_budget_is_enough_for(
     assert race(full_trainings=full_trainings).promote(1, dict(enumerate(scores)), trained=4) == kept
 
 
-@pytest.mark.parametrize(("max_t", "stops"), [(1, (1,)), (2, (1, 2)), (9, (5, 9)), (27, (14, 27))])
+@pytest.mark.parametrize(("max_t", "stops"), [(1, (1,)), (2, (1, 2)), (7, (4, 7)), (9, (5, 7, 9)), (27, (14, 21, 27))])
 def test_the_first_comparison_is_at_half_of_a_training_and_costs_no_more_than_three(
     max_t: int, stops: tuple[int, ...]
 ) -> None:
@@ -45,6 +45,36 @@ def test_the_first_comparison_is_at_half_of_a_training_and_costs_no_more_than_th
     assert 4 * stops[0] + len(left) * (max_t - stops[0]) <= 3 * max_t + 1
     asked = TuneConfig(max_t=max_t, race=RaceConfig(grace_period=1))
     assert asked.race_milestones[0] == 1
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_last_look_stops_who_promises_too_little_for_its_price(mode: Any) -> None:
+    """A trial goes on up to the gap at which its expected improvement is its price; one that diverged is out."""
+    sign, usual, stop, max_t = (1.0 if mode == "max" else -1.0), 0.2, 6, 8
+    curves = {n: {3: -sign * usual, 6: 0.0} for n in range(4)}
+    deviation = math.sqrt(2) * ERROR * usual * math.log2(max_t / stop)
+    least = WORTH * usual * (max_t - stop) / max_t
+    gaps = np.linspace(0, 1, 10_001)
+    gap = float(gaps[[expected_improvement(-g, deviation) >= least for g in gaps.tolist()]].max())
+    rule = race(max_t=max_t, mode=mode)
+    for behind, kept in ((gap - 1e-3, [1, 0]), (gap + 1e-3, [1])):
+        scores = {0: -sign * behind, 1: 0.0, 2: -sign, 3: math.nan}
+        assert rule.worthwhile(stop, scores, curves) == kept
+    assert 0.1 * usual < gap < usual
+
+
+def test_without_a_change_to_judge_by_none_is_stopped_at_the_last_look() -> None:
+    rule = race(max_t=8)
+    assert rule.worthwhile(6, {0: 0.5, 1: 0.4}, {0: {6: 0.5}, 1: {6: 0.4}}) == [1, 0]
+    assert rule.worthwhile(6, {0: math.nan, 1: math.inf}, {0: {}, 1: {}}) == []
+    assert rule.worthwhile(6, {0: math.nan, 1: 0.4}, {0: {}, 1: {3: 0.5, 6: 0.4}}) == [1]
+
+
+def test_the_expected_improvement_is_that_of_a_simulation() -> None:
+    drawn = np.random.default_rng(0).standard_normal(400_000)
+    for ahead, deviation in ((0.0, 0.5), (-0.7, 0.5), (0.3, 2.0)):
+        simulated = np.maximum(ahead + deviation * drawn, 0.0).mean()
+        assert expected_improvement(ahead, deviation) == pytest.approx(simulated, rel=0.02)
 
 
 def test_a_stopped_trial_is_expected_to_change_as_those_that_went_on() -> None:

@@ -91,6 +91,26 @@ def test_as_many_go_on_as_can_train_to_the_end(
     assert [len(found) for found in epochs(run).values()] == trained
 
 
+@pytest.mark.parametrize(
+    ("behind", "settings", "trained"),
+    [
+        (0.01, {}, [4, 4, 8, 8]),  # behind by a twelfth of what scores changed by in three epochs
+        (0.3, {}, [4, 4, 6, 8]),
+        (0.3, {"full_trainings": 4}, [8, 8, 8, 8]),  # enough for all
+        (0.3, {"race": RaceConfig(grace_period=7)}, [7, 7, 8, 8]),  # one epoch saved is not worth a look
+    ],
+)
+def test_at_the_last_look_the_second_goes_on_if_it_is_worth_it(
+    open_race: Callable[..., Run], behind: float, settings: dict[str, Any], trained: list[int]
+) -> None:
+    run = open_race(**{"max_t": 8, "race": RaceConfig(), "full_trainings": 3, **settings})
+    leader = [1.0 - 0.04 * epoch for epoch in range(8)]
+    scores = {3 - i: [score + more for score in leader] for i, more in enumerate((0.0, behind, 0.5, 0.6))}
+    train_finalists(run, [0, 1, 2, 3], Scripted(scores))
+    assert [len(found) for found in epochs(run).values()] == trained
+    assert sum_up(run, [0, 1, 2, 3]).best_trial == 3
+
+
 def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., Run]) -> None:
     """At epoch 2, to which all were swept, there is a whole training left: two times 2 epochs."""
     run = open_race(3, full_trainings=1, sweep=SweepConfig(surrogate=1), race=RaceConfig(grace_period=2))
