@@ -193,8 +193,8 @@ def markdown(result: Row) -> str:
         f"{where['cpu']}, torch {where['torch']}, {where['date']}. Rerun: `{where['command']}`. CIFAR-10 at "
         f"{SIDE} x {SIDE} pixels, {where['examples']} images to train on, 1,000 to validate; {EPOCHS} epochs. The "
         "hypervolume of error and MACs is a share of the box up to chance and the largest model. It is the mean over "
-        "seeds, with the cost that was spent in full trainings. Optuna's samplers draw their first trials at random, with "
-        "one seed the same ones, so that they coincide at these budgets.",
+        "seeds, with the cost that was spent in full trainings. Optuna's samplers draw their first trials at random, "
+        "with one seed the same ones, so that they coincide at these budgets.",
         "",
         "| method | " + " | ".join(f"{budget} trainings" for budget in budgets) + " |",
         "|---" * (1 + len(budgets)) + "|",
