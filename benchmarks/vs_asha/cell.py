@@ -126,6 +126,7 @@ def _settings(task: Task) -> dict[str, Any]:
         "top_k": TOP_K,
         "full_trainings": TuneConfig.full_trainings,
         "first_look": TuneConfig(max_t=task.max_t).first_look,
+        "last_look": TuneConfig(max_t=task.max_t).last_look,
         "surrogate": WIDTH_RATIO,
         "split": task.split,
         "space": {name: getattr(domain, "domain_str", domain) for name, domain in to_ray(task.space()).items()},
