@@ -97,6 +97,7 @@ def test_a_cooldown_that_tells_the_end_ranks_as_the_end_does() -> None:
     assert found["after 25%"].regret == 0.0 < found["as it is"].regret
 
 
+@pytest.mark.slow
 def test_the_commands_print_what_the_tables_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("digits", "few_rows"):
         table = apart(branches=((1, 0.1),))

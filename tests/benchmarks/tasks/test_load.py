@@ -80,6 +80,7 @@ def test_a_task_for_a_gpu_trains_at_both_widths(name: str, shape: tuple[int, ...
         assert losses[1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [task for task in TASKS if task not in ON_GPU])
 def test_each_task_trains_at_both_ends_of_its_widths(name: str) -> None:
     try:

@@ -75,7 +75,7 @@ def gradients(module: nn.Module, seed: int) -> dict[str, Tensor]:
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("kind", list(CONFIGS))
-@pytest.mark.parametrize("make", [mlp, resnet18])
+@pytest.mark.parametrize("make", [mlp, pytest.param(resnet18, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_few_operators_move_every_member_as_torch_would(
     make: Callable[[], nn.Module], kind: str, dtype: torch.dtype

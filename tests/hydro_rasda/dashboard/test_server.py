@@ -96,6 +96,7 @@ def get(url: str, printed: str = "") -> str:
     return text
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_run_is_followed_from_before_it_begins(served: tuple[str, Path], browser: Any, tmp_path: Path) -> None:
     url, folder = served

@@ -69,7 +69,7 @@ def test_who_cannot_draw_the_figures_reads_what_to_do(
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-@pytest.mark.parametrize("sort", ["over", "large"])
+@pytest.mark.parametrize("sort", ["over", pytest.param("large", marks=pytest.mark.slow)])
 def test_a_phone_shows_whole_titles_and_legends(
     browser: Any, sorts: dict[str, RunRecord], tmp_path: Path, sort: str
 ) -> None:
@@ -167,7 +167,13 @@ def test_the_table_of_trials_sorts_and_filters(browser: Any, sorts: dict[str, Ru
     assert errors(browser) == []
 
 
-@pytest.mark.parametrize("figure", ["learning-curves", "narrow-vs-full", "slice-0", "best-over-time"])
+@pytest.mark.parametrize(
+    "figure",
+    [
+        "learning-curves",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("narrow-vs-full", "slice-0", "best-over-time")),
+    ],
+)
 def test_a_click_on_a_point_shows_its_trial(
     browser: Any, sorts: dict[str, RunRecord], tmp_path: Path, figure: str
 ) -> None:
@@ -206,6 +212,7 @@ def test_a_large_table_shows_a_hundred_rows_at_once(browser: Any, sorts: dict[st
     assert errors(browser) == []
 
 
+@pytest.mark.slow
 def test_labels_of_logarithmic_axes_are_numbers(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
     """Plotly's own would be 2 and 5 between 0.1 and 1, and 100μ for 0.0001."""
     open_page(browser, write_page([sorts["over"]], tmp_path / "page.html").as_uri(), height=9000)

@@ -39,6 +39,7 @@ def test_what_chance_gives_is_counted_over_all_orders() -> None:
     assert [likely[-rho] for rho in (1.0, 0.9, 0.8)] == [(1, "disagree"), (5, "disagree"), (8, "open")]
 
 
+@pytest.mark.slow
 def test_beyond_what_is_counted_the_normal_approximation_is_near() -> None:
     draw = random.Random(0)
     for _ in range(10):

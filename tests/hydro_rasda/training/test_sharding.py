@@ -85,6 +85,7 @@ def test_ranks_that_split_a_model_train_as_one_process(world: int, name: str) ->
     assert others == [([], [])] * (world - 1)
 
 
+@pytest.mark.slow
 def test_muon_on_ranks_that_split_a_model_is_that_of_one_process() -> None:
     """To the rounding of its bfloat16: sharded products add up in another order."""
     (reports, (saved,)), _ = on_ranks(2, trained, MAX_T, "muon", None, 2)

@@ -79,6 +79,7 @@ def test_what_cannot_be_fused_trains_beside_each_other_on_each_device(
     assert met(folder, "target") >= 2 if devices == 1 else met(folder, "target") == 0
 
 
+@pytest.mark.slow
 def test_devices_of_a_node_share_its_memory(ray8: None, problem: Any) -> None:
     known, bulletin = ray.put(problem), Bulletin()
     for cpus, memory in ((4, None), (4, 3e8), (8, 3e8)):

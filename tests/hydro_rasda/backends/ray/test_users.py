@@ -31,6 +31,7 @@ def fit(trainable: Any, scheduler: RASDAScheduler, folder: Path, losses: list[fl
     ).fit()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray8")
 def test_workers_may_ask_for_memory(tmp_path: Path) -> None:
     scheduler = RASDAScheduler(max_t=4, grace_period=2, resources_per_worker={"CPU": 1, "memory": 50e6})
