@@ -34,8 +34,8 @@ _PRETRAINED = (
 )
 
 _NO_DECAY = (
-    'hint: the learning rate never decays. A decay usually gains more than any other key. Add `"schedule": "linear"` '
-    'to the space, and `"decay_start": uniform(0, 0.9)` to search where it begins'
+    'hint: the learning rate never decays. A decay usually gains more than any other key. Add `"schedule": "cosine"` '
+    'to the space, or `"linear"` with `"decay_start": uniform(0, 0.9)` to search where it begins'
 )
 
 
