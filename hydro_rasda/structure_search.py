@@ -1,4 +1,4 @@
-"""Sampling by structure: few structures with many configurations each, so that fused groups fill."""
+"""Sampling by structure: all structures alike, then more configurations of the better ones."""
 
 from __future__ import annotations
 
