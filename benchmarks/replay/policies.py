@@ -176,7 +176,7 @@ class Tune:
         first_look: Share of a training after which the race compares its finalists first.
         full_trainings: What the race may cost.
         rule: Name of the sweep's rule, "halving" with cooldowns and weights as these say; others compare own weights.
-        last_look: Whether finalists that are not worth the rest of their training stop midway to the end.
+        last_look: True to stop finalists midway to the end if they are not worth the rest of their training.
         by: Whether the race compares the last weights at its milestones and chooses by the ends, or averaged ones, and
             by the best epoch of each.
     """

@@ -83,7 +83,7 @@ def measure(task: Task, method: str, seed: int, *, timed: bool = True) -> dict[s
 
 
 def environment_of(*packages: str) -> dict[str, Any]:
-    """Where and when a cell runs, how busy the machine is, and the versions of packages."""
+    """Return place and time of a cell, how busy the machine is, and the versions of packages."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu_model(),
