@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,6 +33,7 @@ from fusion.width import FusionPlan, keep_freed_memory
 RESULTS = Path(__file__).parent / "results"
 SEED = 0
 MIN_PAIRS = 5
+IN_JAX = ("mlp", "transformer", "conv")
 # Each trial, and each group, takes its steps in a row, as it would in training: its weights are then in cache.
 STEPS = 5
 COLUMNS = [
@@ -67,11 +69,11 @@ class Row:
     cpu_speedup: float
     cpu_quartiles: tuple[float, float]
     load: float
-    jax: str = "not installed"
+    jax: str = "not measured"
     ratios: list[float] = field(default_factory=list, repr=False)
 
 
-def measure(case: Case, trials: int, seconds: float) -> Row:
+def measure(case: Case, trials: int, seconds: float, jax: str | None) -> Row:
     """Plan the groups, then time pairs of passes for about `seconds`."""
     modules, configs = case.trials(trials, SEED)
     batch = case.batch(torch.Generator().manual_seed(SEED))
@@ -95,7 +97,7 @@ def measure(case: Case, trials: int, seconds: float) -> Row:
         cpu_speedup=statistics.median(cpu_ratios),
         cpu_quartiles=quartiles(cpu_ratios),
         load=os.getloadavg()[0],
-        jax=jax_speedup(case, trials, alone, at),
+        jax=jax_speedup(case, trials, alone, at, jax),
         ratios=[round(r, 3) for r in ratios],
     )
 
@@ -180,16 +182,20 @@ def timed(run: Pass) -> Times:
     return Times(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def jax_speedup(case: Case, trials: int, alone: Sequence[Times], at: Sequence[int]) -> str:
-    """What `jax.jit(jax.vmap(...))` makes of all trials at once, against the same eager torch; the MLP only."""
-    if case.name != "mlp":
+def jax_speedup(case: Case, trials: int, alone: Sequence[Times], at: Sequence[int], python: str | None) -> str:
+    """What `jax.jit(jax.vmap(...))` makes of all trials at once, against the same eager torch.
+
+    Args:
+        python: An interpreter with JAX, which runs `fusion_jax.py` on as many cores as torch has threads.
+    """
+    if case.name not in IN_JAX:
         return "not written"
-    try:
-        from benchmarks.fusion_jax import seconds_per_step
-    except ImportError:
-        return "not installed"
+    if python is None:
+        return "not measured"
+    script = [Path(__file__).parent / "fusion_jax.py", case.name, str(trials), "--threads", torch.get_num_threads()]
+    done = subprocess.run([python, *map(str, script)], capture_output=True, text=True, check=True)
     alone_per_trial = statistics.median(t.wall / n for t, n in zip(alone, at))
-    return f"{alone_per_trial * trials / seconds_per_step(trials):.1f}"
+    return f"{alone_per_trial * trials / float(done.stdout):.2g}"
 
 
 def environment(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -228,7 +234,8 @@ def render(result: dict[str, Any]) -> str:
         f"Python {env['python']}, torch {env['torch']}; seed {env['seed']}.",
         "",
         "Speedup: median over pairs of (time of a group's trials one after another) / (time of the group fused), "
-        "whole steps, in groups of the planner's choice; quartiles in brackets. Load: of the machine while measured, "
+        "whole steps, in groups of the planner's choice; quartiles in brackets. JAX: the time one after another over "
+        "that of `jax.jit(jax.vmap(...))` of all trials in a process of its own. Load: of the machine while measured, "
         f"1-minute average; above {env['threads']} other work ran beside it.",
         "",
         "| " + " | ".join(COLUMNS) + " |",
@@ -268,6 +275,7 @@ def main() -> None:
     parser.add_argument("--trials", nargs="+", type=int, default=[32, 8, 1, 128])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each row")
+    parser.add_argument("--jax", metavar="PYTHON", help="an interpreter with JAX, to train the same models there")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -275,7 +283,7 @@ def main() -> None:
     rows: list[Row] = []
     for trials in arguments.trials:
         for case in (case for case in CASES if case.name in arguments.cases):
-            rows.append(measure(case, trials, arguments.seconds))
+            rows.append(measure(case, trials, arguments.seconds, arguments.jax))
             print(rows[-1], flush=True)
             _write(rows, arguments)
 
