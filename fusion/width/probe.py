@@ -54,7 +54,8 @@ def plan_fusion(
     A step is one of training, with each member's own optimizer, multipliers and clipping. If the dry run of the
     narrowest group finds that vmap cannot follow the model, the width is 1, and `obstacle` says why. Everything runs
     on copies, under a forked random number generator: the modules and all generators stay as they are. Timings are
-    taken in turns, a step alone and a step fused, so that a busy machine slows both.
+    taken in turns, a step alone and a step fused, so that a busy machine slows both. On one thread of a CPU they are of
+    CPU time: other processes interrupt a long step more often than a short one, and fusion would seem not to pay.
 
     Args:
         modules: The trials of one shape, at least one, on one device. A sequence may build modules on demand: only
@@ -271,11 +272,13 @@ def _race(
 
 
 def _seconds(step: Step, device: torch.device) -> float:
-    start = time.perf_counter()
+    """Return the time of a step; on one thread of a CPU, without the time in which other processes had the core."""
+    clock = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     step()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _warm_up(step: Step, device: torch.device, graph: bool) -> None:

@@ -77,6 +77,19 @@ def test_a_width_is_measured_until_it_is_clear_how_it_compares(
     assert list(collections.Counter(fused).values()) == rounds
 
 
+def test_time_of_other_processes_does_not_count_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    def clock() -> float:
+        return sum(waited)
+
+    monkeypatch.setattr(probe.time, "perf_counter", clock)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert probe._seconds(lambda: waited.append(9.0), torch.device("cpu")) == 9.0
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert probe._seconds(lambda: waited.append(9.0), torch.device("cpu")) < 9.0
+
+
 def test_no_garbage_is_looked_for_among_all_that_a_process_holds() -> None:
     set_aside: list[int] = []
 
