@@ -21,12 +21,12 @@ from fusion.tensors import duplicate
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.config_access import Notes
 from hydro_rasda.data import Batches, Folds, outline, reseeded
+from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import Objective, give_config, reads_config, steering
 from hydro_rasda.precision import as_given
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.surrogate_plans import Plans
 from hydro_rasda.trial import Trial
-from hydro_rasda.whole_metrics import WholeMetrics
 from hydro_rasda.width_argument import WidthForm, call_model_fn, width_form
 from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, plan_shrink, plan_surrogate, shrink
 

@@ -14,9 +14,15 @@ from typing import Any, Literal
 from fusion.hyperparameters import read
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
-from hydro_rasda.results.recipe_optimizer import literal, optimizer_class, optimizer_lines
+from hydro_rasda.results.recipe_optimizer import (
+    indented,
+    literal,
+    optimizer_class,
+    optimizer_lines,
+    rates,
+    schedule_text,
+)
 from hydro_rasda.results.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
-from hydro_rasda.results.recipe_schedule import indented, rates, schedule_text
 from hydro_rasda.width_argument import WidthForm
 
 

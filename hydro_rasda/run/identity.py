@@ -17,8 +17,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data
 from hydro_rasda.identity_settings import determining
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.data_fingerprint import data_digest
-from hydro_rasda.run.fingerprint import Content, content, digest, unchanged
+from hydro_rasda.run.fingerprint import Content, content, data_digest, digest, unchanged
 from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.space import describe

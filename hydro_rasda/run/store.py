@@ -34,7 +34,6 @@ from filelock import FileLock
 from hydro_rasda.checks import require
 from hydro_rasda.config import RESUME
 from hydro_rasda.run.crash_log import CrashLog
-from hydro_rasda.run.differences import scored_otherwise
 from hydro_rasda.run.files import (
     TEMPORARY,
     WRITTEN_AS,
@@ -54,8 +53,7 @@ from hydro_rasda.run.files import (
 from hydro_rasda.run.journal import JOURNAL, UNIT, JournalLine, Unit, jsonable, read_units
 from hydro_rasda.run.messages import MESSAGES, keep_message
 from hydro_rasda.run.run_lock import LOCK, hold
-from hydro_rasda.run.set_aside import set_aside
-from hydro_rasda.run.spec import FORMAT, SPEC, RunExists, read_spec, refuse_other, run_id
+from hydro_rasda.run.spec import FORMAT, SPEC, RunExists, read_spec, refuse_other, run_id, scored_otherwise, set_aside
 
 if TYPE_CHECKING:
     import torch

@@ -19,9 +19,8 @@ from fusion.width.microbatch import Sums
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import EpochMetrics
 from hydro_rasda.data import ALONE, Batch, Shard, Share
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Collected, of_members
 from hydro_rasda.problem import Problem
-from hydro_rasda.whole_metrics import Collected, of_members
 
 
 def shares_of(each: Sequence[Problem], batch_size: int, epoch: int, shard: Shard) -> Iterator[Share]:

@@ -15,14 +15,13 @@ from fusion.width.microbatch import Sums
 from hydro_rasda.config import unaveraged
 from hydro_rasda.contracts import EpochMetrics, Span
 from hydro_rasda.data import Share
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Collected, add_over_ranks, of_members, summed
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.folds_and_repeats import named, over_models, shares_of, validated_apart
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.learners import Learner, SingleLearner
-from hydro_rasda.whole_metrics import Collected, of_members
 
 
 def train_epochs(
