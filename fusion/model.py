@@ -39,11 +39,7 @@ Objective = Callable[[Any, Any], Any]
 
 
 def check_fused(fused: object, name: str = "fused") -> None:
-    """Refuse a value that is no fused model.
-
-    Raises:
-        ValueError: if `fused` is something else.
-    """
+    """Refuse a value that is no fused model."""
     require(isinstance(fused, FusedModel), name, fused, "a FusedModel, which `fuse` makes")
 
 

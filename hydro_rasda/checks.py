@@ -71,11 +71,7 @@ def check_int(name: str, value: object, at_least: int, optional: bool = False, a
 
 
 def check_number(name: str, value: object, above: float | None = None) -> None:
-    """Refuse what is no number >= 0, or, where it is given, no number > `above`.
-
-    Raises:
-        ValueError: if `value` is something else, such as NaN.
-    """
+    """Refuse what is no number >= 0, or, where it is given, no number > `above`."""
     holds = is_metric(value) and (value >= 0 if above is None else value > above)
     require(holds, name, value, "a number >= 0" if above is None else f"a number > {above:g}")
 
@@ -162,9 +158,5 @@ def check_name(name: str, value: object) -> None:
 
 
 def check_mode(mode: object) -> None:
-    """Refuse what is neither "min" nor "max".
-
-    Raises:
-        ValueError: if `mode` is something else.
-    """
+    """Refuse what is neither "min" nor "max"."""
     require(isinstance(mode, str) and mode in ("min", "max"), "mode", mode, "'min' or 'max'")

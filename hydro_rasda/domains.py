@@ -171,11 +171,7 @@ def grid_search(values: Iterable[Any]) -> dict[str, Iterable[Any]]:
 
 
 def check_quantum(name: str, value: object) -> None:
-    """Refuse what values cannot be multiples of.
-
-    Raises:
-        ValueError: if `value` is no finite number above 0.
-    """
+    """Refuse what values cannot be multiples of."""
     quantum = plain(value)
     holds = is_number(quantum) and quantum > 0
     require(holds, name, value, "a finite number above 0, of which values are multiples")

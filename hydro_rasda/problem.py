@@ -254,11 +254,7 @@ class Problem:
 
 
 def _check_there(model: nn.Module) -> None:
-    """Refuse a model whose parameters are not there yet.
-
-    Raises:
-        NoModule: if one has no shape, or no data.
-    """
+    """Refuse a model whose parameters are not there yet."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         told = f"`model_fn` returned a {type(model).__name__} whose {name!r}"
         if is_lazy(tensor):

@@ -213,11 +213,7 @@ def _check_run(resume: str, name: str | None, progress: object, callbacks: Seque
 
 @contextlib.contextmanager
 def _never_ending_well() -> Iterator[None]:
-    """Turn a `sys.exit(0)` in user code into an error: otherwise the script would end as if it had succeeded.
-
-    Raises:
-        RuntimeError: in place of such an end.
-    """
+    """Turn a `sys.exit(0)` in user code into an error: otherwise the script would end as if it had succeeded."""
     try:
         yield
     except SystemExit as end:

@@ -39,11 +39,7 @@ ARRIVAL_S = 60.0
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """The work of one guest: a task, from the present state of the work to its end.
-
-    Attributes:
-        work: The whole that it is a part of.
-    """
+    """The work of one guest: a task, from the present state of the work to its end."""
 
     work: GroupWork | TargetWork
     task: Any

@@ -22,7 +22,6 @@ def population(result: RunRecord, name: str = "lr") -> Figure:
     """Draw a hyperparameter of each trial over the sweep's epochs, the copies, and the best trial's lineage.
 
     Args:
-        result: A run.
         name: A hyperparameter that copies change.
     """
     copies = [copy for together in decided_copies(journal_of(result)) for copy in together]

@@ -34,8 +34,6 @@ class Recipe:
         title: Sentences that describe the training.
         config: The configuration, without secrets.
         trial: The trial's number, from which seeds follow.
-        epochs: Number of epochs that are trained.
-        settings: The run's settings.
         averaged_from: The epoch from which weights are averaged; None if they are not.
         objective: True if an objective of the user's makes the loss; False if a `loss_fn` does.
         configured: True if the objective or `loss_fn` also takes the configuration; None if only the function can tell.

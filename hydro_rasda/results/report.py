@@ -198,7 +198,6 @@ def progress_of(record: RunRecord, idle: float) -> str:
     """Return the share of a run that is done and the time left, in words; empty if that is not known.
 
     Args:
-        record: The run.
         idle: Seconds since its journal was last written.
     """
     if record.ended:
@@ -245,7 +244,6 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
     """Return the last lines of a run: its result, its cost, its failures, and the next command to type.
 
     Args:
-        result: The result of the run.
         path: Its folder, as a user would type it.
         max_t: Epochs of a full training.
     """

@@ -168,7 +168,6 @@ def record_epochs(
         lines: The trial's metrics since its last record, or from an earlier epoch on if it went back. The last line has
             the epoch that was reached.
         state: The checkpoint's content, from which training goes on.
-        seconds: Wall time of these epochs.
         more: Other plain values for the unit's value.
     """
     _keep(run, number, lines[-1]["epoch"], lines, state, seconds, more)

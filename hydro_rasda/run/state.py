@@ -44,7 +44,6 @@ class Run:
     """The state that the stages share.
 
     Attributes:
-        problem: The problem that is tuned, with its settings.
         trials: All configurations so far, by number.
         metrics: By stage and trial, the journal's lines, one an epoch.
         failures: By trial that raised, the traceback.

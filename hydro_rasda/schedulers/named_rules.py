@@ -66,7 +66,6 @@ def named_rule(
         name: One of `RULES`.
         stops: Epochs at which a sweep may drop trials; it ends at the last one.
         reduction_factor: Of successive halving, also within Hyperband.
-        mode: Of the scores.
         top_k: Finalists that are wanted.
         explored: Hyperparameters that a rule of `POPULATIONS` changes.
 

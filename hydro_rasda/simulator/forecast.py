@@ -33,7 +33,6 @@ class Forecast:
     Attributes:
         rule: A name in `RULES`, or "tune".
         name: Its name for people.
-        gpus: Of the cluster.
         workers: GPUs of a new trial.
         hours: Time until the last trial ends.
         hours_range: The shortest and the longest such time.

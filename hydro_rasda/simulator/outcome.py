@@ -40,7 +40,6 @@ class Segment:
         trial: Its row in the workload.
         start: Virtual seconds from the start of the search.
         stop: Likewise.
-        workers: How many it had.
         restart: Seconds of that time until its first step.
     """
 
@@ -58,7 +57,6 @@ class Outcome:
     Attributes:
         trials: One for each row of the workload.
         segments: All trials' segments, in the order in which they ended.
-        gpus: GPUs of the cluster.
         max_t: Epochs of a full training.
         mode: "min" where a lower score is better, "max" where a higher is.
         events: How many ends of epochs, failures and repairs were simulated.

@@ -24,10 +24,8 @@ class JournalEntry:
     """One report.
 
     Attributes:
-        trial: The trial's id.
         t: Its training iteration.
         score: Its metric; None where it was not finite.
-        workers: Workers that it trained with.
         milestone: The milestone that the report was decided at; None where it decided nothing.
         decision: "continue", "stop", or "wait" for its fellows; what is then decided is an entry of its own.
         global_batch_size: Samples per step over all workers, where the trial reports it.
