@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from hydro_rasda.plots.look import (
     BEST,
     FAINT,
     FINALISTS,
+    Figure,
     describe,
     escaped,
     figures_of,
@@ -29,9 +30,6 @@ from hydro_rasda.results.timeline import best_over_time as bests
 from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.journal import Unit
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 MANY = 60
 """Curves of a stage that are drawn each for itself at most; of more, there are quantiles."""
