@@ -119,38 +119,6 @@ class Place:
         dist.destroy_process_group()
 
 
-class PlacedWorker(SpanWorker):
-    """One of the ranks of a full-size trial; the run also keeps how the trial grew.
-
-    Args:
-        state: The state of the checkpoint that training continues from.
-        should_stop: Asked after each epoch; rank 0's answer counts.
-        on_epoch: Told of each, by rank 0.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        trial: Trial,
-        task: FullSizeTask,
-        state: Mapping[str, Any] | None,
-        place: Place,
-        should_stop: Callable[[], bool],
-        on_epoch: Callable[[int, EpochMetrics], None],
-    ) -> None:
-        config = {"trial": trial.number, "config": dict(trial.config)}
-        rank, world = place.shard.rank, place.shard.world
-        job = {"config": config, "trial": str(trial.number), "rank": rank, "world_size": world, "workers": world}
-        carried = {"rescaled": [], "measured": {}, **place.carried}
-        saved = {"state": state, "iteration": task.span.start, **carried}
-        asked = problem.settings, task.span.stop, should_stop, on_epoch
-        super().__init__(job, problem, problem.device, saved, *asked)
-        self.growth = place.growth
-
-    def _keeps(self, name: str) -> bool:
-        return super()._keeps(name) or name in HISTORY
-
-
 def train_target_on_ranks(
     problem: Problem,
     trial: Trial,
@@ -164,9 +132,7 @@ def train_target_on_ranks(
     """Train one full-size model for a span of epochs, as one of several ranks; each rank calls it.
 
     Args:
-        state: The state of the checkpoint that training continues from.
-        should_stop: Asked after each epoch; rank 0's answer counts.
-        on_epoch: Told of each, by rank 0.
+        state, should_stop, on_epoch: As of `SpanWorker`.
 
     Returns:
         The outcome; only rank 0's has a state and a history.
@@ -175,7 +141,8 @@ def train_target_on_ranks(
     own_loop = problem.full_size is not None
     try:
         problem = problem.at_full_size(task.seed, task.horizon)
-        worker = PlacedWorker(problem, trial, task, state, place, should_stop, on_epoch)
+        worker = SpanWorker(problem, trial, task, state, should_stop, on_epoch, place.shard, place.carried, HISTORY)
+        worker.growth = place.growth
         with place.joined(open_store):
             with contextlib.suppress(Over):
                 if own_loop:
