@@ -114,7 +114,7 @@ def check_function(name: str, value: object, *counts: int, rule: str, or_class: 
     holds = callable(value) and (or_class or not isinstance(value, type))
     try:
         signature = inspect.signature(value)  # type: ignore[arg-type]
-        holds = holds and any(_binds(signature, count) for count in counts)
+        holds = holds and any(binds(signature, count) for count in counts)
     except TypeError:
         holds = False
     except ValueError:  # what is written in C need not have one
@@ -122,7 +122,8 @@ def check_function(name: str, value: object, *counts: int, rule: str, or_class: 
     require(holds, name, value, rule)
 
 
-def _binds(signature: inspect.Signature, count: int) -> bool:
+def binds(signature: inspect.Signature, count: int) -> bool:
+    """Return whether a function takes so many arguments."""
     try:
         signature.bind(*range(count))
     except TypeError:
