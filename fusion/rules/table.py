@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from fusion.rules.attention import attention, multi_head_attention
 from fusion.rules.cells import GRU, LSTM, RNN_RELU, RNN_TANH
-from fusion.rules.conv import convolution, transposed
+from fusion.rules.conv import convolution, pooling, transposed
 from fusion.rules.drawing import DRAWING, member_by_member
 from fusion.rules.dropout import dropout
 from fusion.rules.embedding import embedding
@@ -23,7 +23,6 @@ from fusion.rules.linear import addmm, linear
 from fusion.rules.loss import cross_entropy
 from fusion.rules.member import Member, Rule, fold, innermost_vmap
 from fusion.rules.norm import batch_norm, group_norm, normalize, weight_norm
-from fusion.rules.pool import pooling
 from fusion.rules.recurrent import pack, recurrent, recurrent_cell, scatter
 from fusion.streams import Streams
 
