@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hydro_rasda.plots.curves import STAGES, ends_of
+from hydro_rasda.plots.curves import STAGES, ends_of, points
 from hydro_rasda.plots.look import (
     BEST,
     FAINT,
@@ -46,12 +46,9 @@ def best_scores(records: Sequence[RunRecord]) -> Figure:
             if not (steps := found.get(stage)):
                 continue
             values += [step.score for step in steps]
-            shown = [f"trial {step.trial}, epoch {step.epoch}" for step in steps]
             figure.add_trace(
                 go.Scatter(
-                    x=[figures_of(step.seconds) for step in steps] + [figures_of(ends_of(units)[stage])],
-                    y=[figures_of(step.score) for step in steps] + [figures_of(steps[-1].score)],
-                    text=[*shown, shown[-1]],
+                    **points(steps, ends_of(units)[stage]),
                     name=escaped(f"{name}, {title}"),
                     mode="lines",
                     line={"shape": "hv", **_line(i, stage)},
