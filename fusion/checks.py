@@ -1,11 +1,11 @@
-"""One wording for every refused argument: its name, its value and the rule."""
+"""Rules for values, and one wording for every refused argument: its name, its value and the rule."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 _shown = reprlib.Repr()
@@ -50,14 +50,7 @@ def check_flag(name: str, value: object) -> None:
 
 def check_function(name: str, value: object, arguments: int | None = None) -> None:
     """Refuse a value that cannot be called, or whose signature does not take so many `arguments`."""
-    holds = callable(value) and not isinstance(value, type)
-    if holds and arguments is not None:
-        try:
-            inspect.signature(value).bind(*range(arguments))  # type: ignore[arg-type]
-        except TypeError:
-            holds = False
-        except ValueError:  # a function written in C may have no signature
-            pass
+    holds = callable(value) and not isinstance(value, type) and (arguments is None or takes(value, *range(arguments)))
     require(holds, name, value, "a function" + (f" of {arguments} arguments" if arguments else ""))
 
 
@@ -82,3 +75,50 @@ def check_each(name: str, values: Sequence[Any], kind: type, count: int | None =
     require(count is None or many == count, f"len({name})", many, str(count))
     for i, value in enumerate(values if isinstance(values, list | tuple) else ()):
         require(isinstance(value, kind), f"{name}[{i}]", value, f"of the class {kind.__name__}")
+
+
+def number(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
+    """Make a rule for numbers; a bool is none."""
+    return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and holds(value)
+
+
+def is_count(value: Any) -> bool:
+    """Tell integers >= 1 from other values."""
+    return is_int(value) and value >= 1
+
+
+def is_flag(value: Any) -> bool:
+    """Tell True and False from other values."""
+    return isinstance(value, bool)
+
+
+def is_norm(value: Any) -> bool:
+    """Tell None, and norms that gradients can be clipped to, from other values."""
+    return value is None or number(lambda norm: norm > 0)(value)
+
+
+is_finite = number(lambda value: 0 <= value < math.inf)
+is_positive = number(lambda value: 0 < value < math.inf)
+is_fraction = number(lambda value: 0 <= value < 1)
+is_share = number(lambda value: 0 <= value <= 1)
+
+
+def takes(value: Any, *args: Any, **kwargs: Any) -> bool:
+    """Tell functions that can be called with these arguments from other values."""
+    try:
+        inspect.signature(value).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # a function written in C may have no signature
+        pass
+    return callable(value)
+
+
+def plain(value: Any) -> Any:
+    """Return Python's own number in place of one of NumPy, or of a tensor with one element; else the value."""
+    if not hasattr(value, "item"):
+        return value
+    try:
+        return value.item()
+    except (RuntimeError, TypeError, ValueError):  # of several numbers
+        return value

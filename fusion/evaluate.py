@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,7 +108,9 @@ def in_turn(
     results, written = [], []
     for k in range(K):
         own = {name: members[k] for name, members in parts.items()}
-        _watch(k, own, on_gradient)
+        for name, parameter in own.items():
+            if parameter.requires_grad:
+                parameter.register_hook(partial(_reached, on_gradient, name, k))
         # Copies, because a write of one member must not invalidate tensors that another's backward pass needs.
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
@@ -152,22 +155,10 @@ def _take_data(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], k: int,
             tensor.data[k].copy_(own[name].detach())
 
 
-def _watch(k: int, own: Mapping[str, Tensor], on_gradient: Callable[[str, int], None]) -> None:
-    """Report which of member `k`'s parameters get a gradient."""
-    for name, parameter in own.items():
-        if parameter.requires_grad:
-            parameter.register_hook(_Reached(name, k, on_gradient))
-
-
-class _Reached:
-    """A hook on a member's parameter; if no gradient arrives, torch calls it with None."""
-
-    def __init__(self, name: str, k: int, on_gradient: Callable[[str, int], None]) -> None:
-        self.name, self.k, self.on_gradient = name, k, on_gradient
-
-    def __call__(self, grad: Tensor | None) -> None:
-        if grad is not None:
-            self.on_gradient(self.name, self.k)
+def _reached(on_gradient: Callable[[str, int], None], name: str, k: int, grad: Tensor | None) -> None:
+    """Report a gradient of member `k`'s parameter; if none arrives, torch calls a hook with None."""
+    if grad is not None:
+        on_gradient(name, k)
 
 
 def _lift(value: Any) -> Tensor:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fusion.checks import require
-from fusion.value_rules import (
+from fusion.checks import (
     is_count,
     is_finite,
     is_flag,
@@ -18,6 +17,7 @@ from fusion.value_rules import (
     is_share,
     number,
     plain,
+    require,
     takes,
 )
 

@@ -23,27 +23,14 @@ from fusion.settings import Settings
 from fusion.stacked import Shell, StackedTensors
 from fusion.streams import Streams
 from fusion.structure import FusionKey, check_same
-from fusion.tensors import (
-    TensorTree,
-    bound,
-    copied,
-    like,
-    materialize,
-    named_tensors,
-    tensor_slots,
-    unwritten,
-)
+from fusion.tensors import TensorTree, bound, copied, like, materialize, named_tensors, tensor_slots, unwritten
 
 Objective = Callable[[Any, Any], Any]
 """`objective(model, batch)`, written for one module: returns a tensor, or a dict, list or tuple of tensors."""
 
 
 def check_fused(fused: object, name: str = "fused") -> None:
-    """Refuse a value that is no fused model.
-
-    Raises:
-        ValueError: if `fused` is something else.
-    """
+    """Refuse a value that is no fused model."""
     require(isinstance(fused, FusedModel), name, fused, "a FusedModel, which `fuse` makes")
 
 

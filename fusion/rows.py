@@ -111,7 +111,6 @@ class FlatParameters:
         parameters: Name -> [K, ...], on one device.
 
     Attributes:
-        values: The parameters.
         gradients: Their gradients, as of the last `gather`.
     """
 

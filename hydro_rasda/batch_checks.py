@@ -16,13 +16,12 @@ from fusion.hyperparameters import read
 from fusion.width.microbatch import split
 from hydro_rasda.checks import require
 from hydro_rasda.data import Batch, Batches, batch_length, non_finite, outline, unlike
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Collected, measured
 from hydro_rasda.objective import check_metrics, checked, scalars
 from hydro_rasda.precision import as_given, in_precision
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.trial import Trial
-from hydro_rasda.whole_metrics import Collected, measured
 
 SURVEYED = 32
 """So many batches of a data set are tried that stand out."""

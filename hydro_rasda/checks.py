@@ -71,11 +71,7 @@ def check_int(name: str, value: object, at_least: int, optional: bool = False, a
 
 
 def check_number(name: str, value: object, above: float | None = None) -> None:
-    """Refuse what is no number >= 0, or, where it is given, no number > `above`.
-
-    Raises:
-        ValueError: if `value` is something else, such as NaN.
-    """
+    """Refuse what is no number >= 0, or, where it is given, no number > `above`."""
     holds = is_metric(value) and (value >= 0 if above is None else value > above)
     require(holds, name, value, "a number >= 0" if above is None else f"a number > {above:g}")
 
@@ -118,7 +114,7 @@ def check_function(name: str, value: object, *counts: int, rule: str, or_class: 
     holds = callable(value) and (or_class or not isinstance(value, type))
     try:
         signature = inspect.signature(value)  # type: ignore[arg-type]
-        holds = holds and any(_binds(signature, count) for count in counts)
+        holds = holds and any(binds(signature, count) for count in counts)
     except TypeError:
         holds = False
     except ValueError:  # what is written in C need not have one
@@ -126,7 +122,8 @@ def check_function(name: str, value: object, *counts: int, rule: str, or_class: 
     require(holds, name, value, rule)
 
 
-def _binds(signature: inspect.Signature, count: int) -> bool:
+def binds(signature: inspect.Signature, count: int) -> bool:
+    """Return whether a function takes so many arguments."""
     try:
         signature.bind(*range(count))
     except TypeError:
@@ -162,9 +159,5 @@ def check_name(name: str, value: object) -> None:
 
 
 def check_mode(mode: object) -> None:
-    """Refuse what is neither "min" nor "max".
-
-    Raises:
-        ValueError: if `mode` is something else.
-    """
+    """Refuse what is neither "min" nor "max"."""
     require(isinstance(mode, str) and mode in ("min", "max"), "mode", mode, "'min' or 'max'")

@@ -306,11 +306,7 @@ def unaveraged(metric: str) -> str:
 
 
 def check_steps(graph: object, loader_workers: object) -> None:
-    """Refuse what does not say how a backend's steps are run.
-
-    Raises:
-        ValueError: if one of them is none of its values.
-    """
+    """Refuse what does not say how a backend's steps are run."""
     known = isinstance(graph, bool) or (isinstance(graph, str) and graph == "auto")
     require(known, "graph", graph, "'auto', True or False")
     check_int("loader_workers", loader_workers, at_least=0, optional=True, at_most=MOST_WORKERS)

@@ -83,7 +83,6 @@ class GroupTask:
         key: Name of the unit in the journal and of the checkpoint that it leaves.
         groups: The trials; groups are independent of each other.
         sources: Keys of the earlier tasks that trained them; empty at the first rung.
-        span: Epochs that they train.
         copies: For each trial that goes on with another one's weights and optimizer state, that other one.
     """
 
@@ -128,7 +127,6 @@ class GroupOutcome:
 
     Attributes:
         checkpoint: To go on from: for each fused model that was trained, its members and its state.
-        history: Each trial's epochs.
         failures: For each trial that raised, the traceback.
     """
 
@@ -143,7 +141,6 @@ class FullSizeTask:
 
     Attributes:
         key: Tells it from all others of the run.
-        span: Its epochs.
         source: Name of the checkpoint to go on from; None starts from the trial's initial weights.
         seed: Determines those, and dropout.
         beside: How many trials are trained to this milestone, itself included: they share the devices.
@@ -169,7 +166,6 @@ class FullSizeOutcome:
         state: To go on from; None where it failed.
         history: Epochs trained, with the metrics after each.
         error: Traceback, where it failed.
-        seconds: Wall time that it took.
         died: True if it failed by the end of its process, so often that it is not to be tried again.
         beside: How many shared the device, itself included: its training took that many times `seconds`.
         device: Name of the device that trained it, of several the first; None if there is only one.
@@ -200,7 +196,6 @@ class Widths:
         share: Of the device's memory that the largest group takes; 0 where that is little, or not known.
         compiled: How many times as fast the largest groups train once their step is compiled; 1 where that was not
             tried, or cannot be done.
-        compile_seconds: How long that takes.
     """
 
     most: int
@@ -265,7 +260,6 @@ class Finished:
     """A group that a device has trained.
 
     Attributes:
-        seconds: Wall time that it took.
         device: Name of the device that trained it; None if there is only one.
     """
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hydro_rasda.checks import is_number, require
+from hydro_rasda.checks import binds, check_function, is_number, require
 
 __all__ = ["choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "uniform"]
 
@@ -84,20 +84,11 @@ class Function(Domain):
     """Draw the value of a function of the configuration, or of nothing."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
-        self.pass_config = _binds(func, {})
-        require(self.pass_config or _binds(func), "func", func, "a function of the configuration, or of nothing")
-        self.func = func
+        check_function("func", func, 0, 1, rule="a function of the configuration, or of nothing", or_class=True)
+        self.func, self.pass_config = func, binds(inspect.signature(func), 1)
 
     def __repr__(self) -> str:
         return f"sample_from({self.func!r})"
-
-
-def _binds(func: Callable[..., Any], *arguments: Any) -> bool:
-    try:
-        inspect.signature(func).bind(*arguments)
-    except TypeError:
-        return False
-    return True
 
 
 def _multiple(bound: float, q: float, rounded: Callable[[float], int]) -> float:
@@ -171,11 +162,7 @@ def grid_search(values: Iterable[Any]) -> dict[str, Iterable[Any]]:
 
 
 def check_quantum(name: str, value: object) -> None:
-    """Refuse what values cannot be multiples of.
-
-    Raises:
-        ValueError: if `value` is no finite number above 0.
-    """
+    """Refuse what values cannot be multiples of."""
     quantum = plain(value)
     holds = is_number(quantum) and quantum > 0
     require(holds, name, value, "a finite number above 0, of which values are multiples")

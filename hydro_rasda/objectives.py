@@ -53,11 +53,7 @@ def split_metrics(metric: object, mode: object) -> tuple[str, Mode, Objectives]:
 
 
 def check_constraints(constraints: object) -> None:
-    """Refuse what neither bounds a metric nor tells of a configuration whether it fits.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Refuse what neither bounds a metric nor tells of a configuration whether it fits."""
     if constraints is None:
         return
     if not isinstance(constraints, Mapping):

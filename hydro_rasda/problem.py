@@ -21,12 +21,12 @@ from fusion.tensors import duplicate
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.config_access import Notes
 from hydro_rasda.data import Batches, Folds, outline, reseeded
+from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import Objective, give_config, reads_config, steering
 from hydro_rasda.precision import as_given
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.surrogate_plans import Plans
 from hydro_rasda.trial import Trial
-from hydro_rasda.whole_metrics import WholeMetrics
 from hydro_rasda.width_argument import WidthForm, call_model_fn, width_form
 from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, plan_shrink, plan_surrogate, shrink
 
@@ -254,11 +254,7 @@ class Problem:
 
 
 def _check_there(model: nn.Module) -> None:
-    """Refuse a model whose parameters are not there yet.
-
-    Raises:
-        NoModule: if one has no shape, or no data.
-    """
+    """Refuse a model whose parameters are not there yet."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         told = f"`model_fn` returned a {type(model).__name__} whose {name!r}"
         if is_lazy(tensor):

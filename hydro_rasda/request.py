@@ -16,6 +16,7 @@ from hydro_rasda.checks import check_function
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Batches, Data, Folds, Splitter, is_splitter, make_batches, make_folds
+from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import LossFn, as_objective, takes_config
 from hydro_rasda.objectives import functions_of
 from hydro_rasda.precision import in_precision
@@ -26,7 +27,6 @@ from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.schedulers.population_bandits import check_scikit_learn
 from hydro_rasda.search import check_first, check_searcher, named_searcher, prepare
 from hydro_rasda.space import check_space, explored
-from hydro_rasda.whole_metrics import WholeMetrics
 from hydro_rasda.width_argument import check_width_argument
 
 if TYPE_CHECKING:

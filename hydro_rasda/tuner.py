@@ -20,13 +20,13 @@ from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Data, Splitter
 from hydro_rasda.help_signature import readable
 from hydro_rasda.identity_settings import determining
+from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import LossFn
 from hydro_rasda.objectives import split_metrics
 from hydro_rasda.renames import refuses_renamed
 from hydro_rasda.request import Request
-from hydro_rasda.results.overfitting import overfitting_line
 from hydro_rasda.results.result import TuneResult, make_result
-from hydro_rasda.results.sampling_error import undecided_line
+from hydro_rasda.results.winner_doubts import overfitting_line, undecided_line
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.events import RunBegan, RunEnded
 from hydro_rasda.run.files import make_private
@@ -41,7 +41,6 @@ from hydro_rasda.stages.resume_from_sweep import hand_over
 from hydro_rasda.stages.sweep import sweep as run_sweep
 from hydro_rasda.structure_search import StructureSearch
 from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
-from hydro_rasda.whole_metrics import WholeMetrics
 
 if TYPE_CHECKING:
     from hydro_rasda.results.progress import Progress
@@ -214,11 +213,7 @@ def _check_run(resume: str, name: str | None, progress: object, callbacks: Seque
 
 @contextlib.contextmanager
 def _never_ending_well() -> Iterator[None]:
-    """Turn a `sys.exit(0)` in user code into an error: otherwise the script would end as if it had succeeded.
-
-    Raises:
-        RuntimeError: in place of such an end.
-    """
+    """Turn a `sys.exit(0)` in user code into an error: otherwise the script would end as if it had succeeded."""
     try:
         yield
     except SystemExit as end:

@@ -36,7 +36,7 @@ FLOORS = (
             "space",
             "variants",
         ),
-        *("surrogate_plans", "whole_metrics", "width_argument"),
+        *("surrogate_plans", "width_argument"),
     },
     {"run"},
     {"results", "page", "plots", "loggers"},

@@ -38,11 +38,7 @@ class Capture(Protocol):
 
 
 class CudaGraphs:
-    """`torch.cuda.CUDAGraph`: all kernels of a step in one launch, in memory of their own.
-
-    Args:
-        device: Of the tensors.
-    """
+    """`torch.cuda.CUDAGraph`: all kernels of a step in one launch, in memory of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,5 +1,5 @@
 """Rules that run one operator for K members at once, faster than torch's batching rules or instead of missing ones."""
 
-from fusion.rules.mode import folded
+from fusion.rules.table import folded
 
 __all__ = ["folded"]

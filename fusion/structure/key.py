@@ -43,11 +43,7 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
 
 
 def check_module(module: object) -> None:
-    """Refuse a value that is no module.
-
-    Raises:
-        ValueError: if `module` is something else.
-    """
+    """Refuse a value that is no module."""
     require(isinstance(module, nn.Module), "module", module, "an nn.Module")
 
 

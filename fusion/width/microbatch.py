@@ -40,7 +40,6 @@ class Sums:
 
     Attributes:
         totals: By name, means times their weights.
-        weights: By name, the weights.
     """
 
     def __init__(self) -> None:
@@ -117,7 +116,6 @@ def backward(
     Args:
         objective: batch -> means; the gradients are those of "loss".
         batch: See `split`.
-        parts: Number of parts.
         weight: Further factor of a loss that is a mean over the samples.
         apart: Entered for each part but the last, such as DDP's `no_sync`, so that gradients are averaged once.
         scaled: Scales the losses before their backward pass, such as `LossScale.apply`.

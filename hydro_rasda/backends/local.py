@@ -72,23 +72,18 @@ class LocalBackend:
         if graph is True:
             rule = "'auto' or False where no device is a GPU of CUDA's"
             require(any(one.type == "cuda" for one in where), "graph", True, rule)
-        self._asked, self._devices, self._memory = device, where, memory
+        self._asked, self.devices, self._memory = device, where, memory
         self.loader_workers, self.graph = loader_workers, graph
-
-    @property
-    def devices(self) -> Sequence[torch.device]:
-        """The devices that train."""
-        return self._devices
 
     @property
     def device(self) -> torch.device:
         """Of several devices, none has what the tuner itself builds: they are sent it from the CPU's memory."""
-        return self._devices[0] if len(self._devices) == 1 else torch.device("cpu")
+        return self.devices[0] if len(self.devices) == 1 else torch.device("cpu")
 
     @contextmanager
     def open(self, run: Run) -> Iterator[Devices]:
         """See `Backend.open`."""
-        devices = self._devices
+        devices = self.devices
         if len(devices) > 1 and not can_be_shared(run.problem):
             rule = "one device for what holds an open file or a connection, which two processes cannot share"
             require(self._asked is None, "device", self._asked, rule)

@@ -28,7 +28,6 @@ def begin(handle: int, host: int, source: str, device: str, preempt: bool, name:
 
     Args:
         handle: Of the page.
-        host: The host's number.
         source: The folder of sweeps.
         preempt: True if the host stops this process at the end of a bubble.
         name: Its own among all guests.

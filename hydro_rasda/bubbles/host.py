@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.pipelining.schedules as torch_schedules
 
 from fusion.width.memory import available_memory
 from hydro_rasda.bubbles.guest_handle import GuestProcess
-from hydro_rasda.bubbles.pipeline_waits import watched
 from hydro_rasda.checks import check_number, require
 from hydro_rasda.run.files import refuse_open_to_others
 from hydro_rasda.schedulers.bubble_policy import Forecast, Guard
@@ -144,7 +145,7 @@ class Guest:
         return float("inf") if free is None else free
 
     def begin_step(self) -> None:
-        """See `Watcher`."""
+        """Look after the process: a step of the host begins."""
         now = time.monotonic()
         if self.steps > 1 and not self.paused:  # the first step sets the pipeline up
             self._guard.saw(now - self._began)
@@ -174,7 +175,7 @@ class Guest:
             self._process = None
 
     def wait(self, position: object, plain: Callable[[], None]) -> None:
-        """See `Watcher`."""
+        """Call `plain`, which waits; `position` is the same for the same wait of another step."""
         process, expected = self._process, self._forecast.expects(position)
         lets_in = not self.paused and self._guard.lets_in and expected >= self._guard.least
         began = time.monotonic()
@@ -192,11 +193,59 @@ class Guest:
             self.waited += seconds
             self.open += seconds if lets_in else 0.0
 
-    def end_step(self) -> None:
-        """See `Watcher`."""
-
     def leave(self, patience_s: float) -> None:
         """Have it hand over what it trained, and end."""
         if self._process is not None and self._process.over is None:
             self._process.leave(patience_s)
         self._end()
+
+
+_WAIT = "_wait_batch_p2p"
+"""Every schedule calls it in its own module, for receives and for sends that it has no time left to put off."""
+
+
+@contextmanager
+def watched(schedule: Any, guest: Guest) -> Iterator[None]:
+    """Tell a guest of the steps of a schedule, and of all that they wait for: it computes while the neighbours do.
+
+    Args:
+        schedule: Any of `torch.distributed.pipelining`: it, and what it computes, stay as they are.
+
+    Raises:
+        ValueError: if `schedule` is none.
+        RuntimeError: if this version of torch waits in another way.
+    """
+    known = callable(getattr(schedule, "step", None)) and hasattr(schedule, "_step_microbatches")
+    require(known, "schedule", schedule, "one of torch.distributed.pipelining, such as Schedule1F1B")
+    before = getattr(torch_schedules, _WAIT, None)
+    if before is None:
+        raise RuntimeError(
+            f"torch {torch.__version__} has no {_WAIT} in {torch_schedules.__name__}: it waits elsewhere"
+        )
+    inside, position = None, 0  # the thread that a step is under way in; waits of it so far
+
+    def wait(works: Sequence[Any]) -> None:
+        nonlocal position
+        if inside != threading.get_ident() or not works:
+            before(works)
+            return
+        position += 1
+        guest.wait((schedule._has_backward, position), lambda: before(works))
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inside, position
+        inside, position = threading.get_ident(), 0
+        guest.begin_step()
+        try:
+            return plain_step(*args, **kwargs)
+        finally:
+            inside = None
+
+    plain_step = schedule.step
+    schedule.step = step
+    setattr(torch_schedules, _WAIT, wait)
+    try:
+        yield
+    finally:
+        setattr(torch_schedules, _WAIT, before)
+        del schedule.step

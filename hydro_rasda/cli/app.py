@@ -182,7 +182,7 @@ def compare(
     json: Json = False,
 ) -> None:
     """Say what runs were asked, found and cost, where they differ."""
-    from hydro_rasda.cli.compare import compare_runs
+    from hydro_rasda.cli.report import compare_runs
 
     compare_runs(paths, json, out)
 

@@ -60,7 +60,6 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
     Args:
         path: The run's folder, which need not exist yet.
         as_json: Print a line of JSON for each change instead.
-        clock: Tells the time.
         wait: Wait until an interrupted run is resumed, or for a run that another machine works on.
 
     Returns:

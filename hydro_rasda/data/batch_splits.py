@@ -114,11 +114,7 @@ def length_of(data: Any, argument: str) -> int:
 
 
 def check_length(length: int, argument: str) -> None:
-    """Refuse data without examples, or with more than can be shuffled.
-
-    Raises:
-        ValueError: if there are none, or too many.
-    """
+    """Refuse data without examples, or with more than can be shuffled."""
     if length == 0:
         raise ValueError(f"`{argument}` is empty, but must have at least one example")
     require(length <= MOST_EXAMPLES, f"len({argument})", length, f"at most {MOST_EXAMPLES} examples")

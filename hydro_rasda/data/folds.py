@@ -48,9 +48,7 @@ class RowsOf(IndexedBatches):
     """Some examples of a data set, as data of their own.
 
     Args:
-        base: The whole data set.
         rows: Indices of the examples there.
-        seed: Seeds the shuffles.
         common: Examples that each fold has. A training epoch has that many, drawn anew each time; in order, they come
             first, so that the batches of all folds are equally large up to there.
     """
@@ -87,7 +85,6 @@ class Folds:
     """A data set and its folds.
 
     Attributes:
-        base: The whole data set.
         rows: The indices of each fold.
         words: The splitter, as its `repr` shows it.
     """
@@ -141,7 +138,6 @@ def make_folds(splitter: Any, data: Data, batches: Batches, seed: int) -> Folds:
     Args:
         data: The training data, as the user gave them.
         batches: The same, as `make_batches` wrapped them.
-        seed: The run's seed.
 
     Raises:
         ValueError: If the data have no indices, or the splitter's folds cannot be trained on.

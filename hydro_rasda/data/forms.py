@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hydro_rasda.checks import binds
 from hydro_rasda.data.batches import Batches, Data
 from hydro_rasda.data.dataset_loading import DatasetBatches
 from hydro_rasda.data.tensors import TensorBatches
@@ -40,8 +41,8 @@ def make_batches(
         return TensorBatches(tuple(torch.as_tensor(t) for t in data), argument, device, seed)
     if isinstance(data, Dataset) or _is_sequence(data):
         return DatasetBatches(data, argument, device, seed, loader_workers)  # type: ignore[arg-type]
-    if _takes_batch_size(data):
-        return LoaderBatches(data, argument, device, seed)  # type: ignore[arg-type]
+    if callable(data) and not isinstance(data, type) and binds(inspect.signature(data), 1):
+        return LoaderBatches(data, argument, device, seed)
     raise ValueError(
         f"`{argument}` is a {type(data).__name__}, but must be tensors (inputs, target), a map-style Dataset, or a "
         "function `make_loader(batch_size)`"
@@ -53,13 +54,3 @@ def _is_sequence(data: object) -> bool:
     if isinstance(data, (str, bytes, Mapping, type)) or (isinstance(data, tuple) and data):
         return False
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")
-
-
-def _takes_batch_size(data: object) -> bool:
-    if not callable(data) or isinstance(data, type):
-        return False
-    try:
-        inspect.signature(data).bind(1)
-    except TypeError:
-        return False
-    return True

@@ -15,11 +15,7 @@ from surrogate import shrink
 
 
 def check_parts(sweep: object, race: object) -> None:
-    """Refuse what `tune` does not take as `sweep` and `race`.
-
-    Raises:
-        ValueError: if one of them is of another class.
-    """
+    """Refuse what `tune` does not take as `sweep` and `race`."""
     check_is("sweep", sweep, SweepConfig)
     check_is("race", race, RaceConfig)
 

@@ -153,7 +153,6 @@ def start_child(
     """Run a command under `child.py`: it ends with this process, and all that it starts ends with it.
 
     Args:
-        command: The program and its arguments.
         lock: Held locked while any process of it is there.
         end: Appears, whole, once it has ended by itself.
         log: Gets what it writes.

@@ -43,7 +43,6 @@ class Task:
     Attributes:
         run: A command, as a list of its arguments (no shell reads them), or a function that cloudpickle can send to
             another process. A function's value is kept as JSON.
-        estimate: Its expected needs.
         kind: Jobs of one kind correct each other's estimates. By default that is the program and its first argument, as
             in "python train.py", or the function's name.
         name: Its own; by default its place in the list.

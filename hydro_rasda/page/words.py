@@ -70,7 +70,6 @@ def row(record: RunRecord, idle: float) -> list[str]:
     """A run in the list of all: its state, progress, trials, metric, best score, and time.
 
     Args:
-        record: The run.
         idle: Seconds since its journal was last written.
     """
     score, stage = best_score(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from hydro_rasda.plots.look import (
     BEST,
     FAINT,
     FINALISTS,
+    Figure,
     describe,
     escaped,
     figures_of,
@@ -25,13 +26,10 @@ from hydro_rasda.plots.look import (
 )
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import best_first
+from hydro_rasda.results.timeline import Best, journal_of
 from hydro_rasda.results.timeline import best_over_time as bests
-from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.journal import Unit
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 MANY = 60
 """Curves of a stage that are drawn each for itself at most; of more, there are quantiles."""
@@ -58,12 +56,9 @@ def best_over_time(result: RunRecord) -> Figure:
         if not (steps := found.get(stage)):
             continue
         color = BEST if stage == "target" else FINALISTS[0]
-        shown = [f"trial {step.trial}, epoch {step.epoch}" for step in steps]
         figure.add_trace(
             go.Scatter(
-                x=[figures_of(step.seconds) for step in steps] + [figures_of(ends[stage])],
-                y=[figures_of(step.score) for step in steps] + [figures_of(steps[-1].score)],
-                text=[*shown, shown[-1]],
+                **points(steps, ends[stage]),
                 name=title,
                 mode="lines+markers",
                 line={"shape": "hv", "color": color, "width": 2.5},
@@ -73,6 +68,13 @@ def best_over_time(result: RunRecord) -> Figure:
         )
     values = [step.score for steps in found.values() for step in steps]
     return figure.update_yaxes(score_axis(values, result.mode, result.metric))
+
+
+def points(steps: Sequence[Best], end: float) -> dict[str, list[Any]]:
+    """The best scores so far of a stage, the last of them once more at its end."""
+    told = [(step.seconds, step.score, f"trial {step.trial}, epoch {step.epoch}") for step in steps]
+    x, y, text = zip(*told, (end, *told[-1][1:]))
+    return {"x": [*map(figures_of, x)], "y": [*map(figures_of, y)], "text": [*text]}
 
 
 def ends_of(units: Mapping[str, Unit]) -> dict[Stage, float]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydro_rasda.objectives import Objectives
 from hydro_rasda.plots.look import (
     BEST,
     FINALISTS,
+    Figure,
     describe,
     escaped,
     figures_of,
@@ -19,9 +20,6 @@ from hydro_rasda.plots.look import (
 )
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import agreement_line
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 
 def narrow_vs_full(result: RunRecord) -> Figure:

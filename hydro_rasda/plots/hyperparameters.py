@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from hydro_rasda.plots.importance import FEWEST, importance_of, too_few
 from hydro_rasda.plots.look import (
     LOG,
     SCALE,
+    Figure,
     begun,
     describe,
     escaped,
@@ -28,9 +29,6 @@ from hydro_rasda.plots.look import (
 )
 from hydro_rasda.results.records import RunRecord, TrialRecord, flat
 from hydro_rasda.results.report import varied
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 
 def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:

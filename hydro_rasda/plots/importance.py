@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydro_rasda.plots.look import (
     EXTRA,
     FINALISTS,
+    Figure,
     begun,
     escaped,
     figures_of,
@@ -31,7 +32,6 @@ from hydro_rasda.results.study import make_study
 
 if TYPE_CHECKING:
     from optuna import Study
-    from plotly.graph_objects import Figure
 
 FEWEST = 8
 """Trials below which no importance is worked out."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydro_rasda.config import Mode
 from hydro_rasda.console import show
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import best_first
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+Figure = Any
+"""Plotly's, which takes long to import: `graph_objects` does so when the first is drawn."""
 
 EXTRA = "pip install 'hydro-rasda[report]'"
 

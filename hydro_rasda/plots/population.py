@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from hydro_rasda.plots.look import BEST, FAINT, FINALISTS, LOG, escaped, figures_of, graph_objects, new_figure, nothing
+from hydro_rasda.plots.look import (
+    BEST,
+    FAINT,
+    FINALISTS,
+    LOG,
+    Figure,
+    escaped,
+    figures_of,
+    graph_objects,
+    new_figure,
+    nothing,
+)
 from hydro_rasda.results.lineage import Ancestor, Copy, decided_copies
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.timeline import journal_of
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _WIDE = 20
 """An axis of values above 0 is logarithmic from this ratio on."""
@@ -22,7 +29,6 @@ def population(result: RunRecord, name: str = "lr") -> Figure:
     """Draw a hyperparameter of each trial over the sweep's epochs, the copies, and the best trial's lineage.
 
     Args:
-        result: A run.
         name: A hyperparameter that copies change.
     """
     copies = [copy for together in decided_copies(journal_of(result)) for copy in together]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hydro_rasda.plots.curves import STAGES, ends_of
+from hydro_rasda.plots.curves import STAGES, ends_of, points
 from hydro_rasda.plots.look import (
     BEST,
     FAINT,
     FINALISTS,
+    Figure,
     escaped,
     figures_of,
     graph_objects,
@@ -23,9 +24,6 @@ from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.timeline import best_over_time as bests
 from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.events import Stage
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _LINES: dict[Stage, dict[str, Any]] = {
     "surrogate": {"dash": "dot", "width": 1.5},
@@ -48,12 +46,9 @@ def best_scores(records: Sequence[RunRecord]) -> Figure:
             if not (steps := found.get(stage)):
                 continue
             values += [step.score for step in steps]
-            shown = [f"trial {step.trial}, epoch {step.epoch}" for step in steps]
             figure.add_trace(
                 go.Scatter(
-                    x=[figures_of(step.seconds) for step in steps] + [figures_of(ends_of(units)[stage])],
-                    y=[figures_of(step.score) for step in steps] + [figures_of(steps[-1].score)],
-                    text=[*shown, shown[-1]],
+                    **points(steps, ends_of(units)[stage]),
                     name=escaped(f"{name}, {title}"),
                     mode="lines",
                     line={"shape": "hv", **_line(i, stage)},

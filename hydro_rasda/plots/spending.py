@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from hydro_rasda.console import duration
-from hydro_rasda.plots.look import BEST, FAINT, FINALISTS, figures_of, graph_objects, new_figure, nothing
+from hydro_rasda.plots.look import BEST, FAINT, FINALISTS, Figure, figures_of, graph_objects, new_figure, nothing
 from hydro_rasda.results.records import Cost, RunRecord
 from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings
 from hydro_rasda.run.spec import read_asked
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 BARS = 3_000
 """Bars of the timeline that are drawn at most, the longest."""

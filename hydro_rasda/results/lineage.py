@@ -24,10 +24,8 @@ class Ancestor:
     """Epochs of the sweep in which one trial trained the weights that another has now.
 
     Attributes:
-        trial: The trial that trained them.
         start: Epochs trained before.
         stop: Epochs trained after.
-        config: Its configuration in these epochs.
     """
 
     trial: int
@@ -71,8 +69,6 @@ class Copy:
 
     Attributes:
         epoch: Epochs trained by then.
-        trial: The trial that became a copy.
-        source: The trial that was copied.
         replaced: Its configuration until then.
         before: The source's configuration.
         after: The copy's, with its changes.

@@ -11,11 +11,7 @@ from torch.utils._pytree import tree_map
 
 
 class MeanOfModels(nn.Module):
-    """An ensemble: the models of folds, or of seeds.
-
-    Attributes:
-        models: The models.
-    """
+    """An ensemble: the models of folds, or of seeds."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()

@@ -8,7 +8,6 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 import rich.progress
 from rich.console import Console
@@ -178,9 +177,7 @@ class Progress:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
 

@@ -92,11 +92,7 @@ def _workers(trial: TrialRecord) -> int:
 
 
 def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> None:
-    """Refuse a trial that went on with another one's weights, or with other hyperparameters than it began with.
-
-    Raises:
-        ValueError: if the trial did so.
-    """
+    """Refuse a trial that went on with another one's weights, or with other hyperparameters than it began with."""
     own = re.compile(rf"target/trial-{number}/to-\d+")
     values = {key: unit.value for key, unit in units.items() if isinstance(unit.value, Mapping)}
     changed = any("origin" in value or "mutable" in value for key, value in values.items() if own.fullmatch(key))

@@ -14,9 +14,15 @@ from typing import Any, Literal
 from fusion.hyperparameters import read
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
-from hydro_rasda.results.recipe_optimizer import literal, optimizer_class, optimizer_lines
+from hydro_rasda.results.recipe_optimizer import (
+    indented,
+    literal,
+    optimizer_class,
+    optimizer_lines,
+    rates,
+    schedule_text,
+)
 from hydro_rasda.results.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
-from hydro_rasda.results.recipe_schedule import indented, rates, schedule_text
 from hydro_rasda.width_argument import WidthForm
 
 
@@ -28,8 +34,6 @@ class Recipe:
         title: Sentences that describe the training.
         config: The configuration, without secrets.
         trial: The trial's number, from which seeds follow.
-        epochs: Number of epochs that are trained.
-        settings: The run's settings.
         averaged_from: The epoch from which weights are averaged; None if they are not.
         objective: True if an objective of the user's makes the loss; False if a `loss_fn` does.
         configured: True if the objective or `loss_fn` also takes the configuration; None if only the function can tell.

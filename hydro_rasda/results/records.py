@@ -34,7 +34,6 @@ class TrialRecord(Portable):
     """The outcome of one configuration.
 
     Attributes:
-        config: The configuration.
         status: A "finished" trial trained at full size to the last milestone, or as far as the time budget went. A
             "stopped" one was halved away. An "undecided" one may train on, as the run is not over. A trial that has
             "not begun" was not trained: the time budget ended before, or the run is not over. The metric or training

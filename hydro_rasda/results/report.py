@@ -39,15 +39,13 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     for record in records:
         settings = " ".join(f"{name}={show(value)}" for name, value in record.used.items() if name in names)
         table.add_row(*_row(record), Text(settings))
-    lines = [
-        cost_line(result),
-        *chosen_line(result),
-        *front_lines(result),
-        *doubt_line(result),
-        *agreement_line(result),
-    ]
-    lines += [bad] if (bad := failed_and_diverged(result)) else []
+    lines = [*_told(result), *([bad] if (bad := failed_and_diverged(result)) else [])]
     return Group(table, *map(Text, lines))
+
+
+def _told(result: RunRecord) -> list[str]:
+    lines = chosen_line(result) + front_lines(result) + doubt_line(result) + agreement_line(result)
+    return [cost_line(result), *lines]
 
 
 def as_html(result: RunRecord, shown: int = SHOWN) -> str:
@@ -61,13 +59,7 @@ def as_html(result: RunRecord, shown: int = SHOWN) -> str:
     best = ", ".join(f"{name}={show(value)}" for name, value in used.items())
     lines = [f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"]
     lines += [f"best configuration (trial {result.best_trial}): {best}"] if best else []
-    lines += [
-        cost_line(result),
-        *chosen_line(result),
-        *front_lines(result),
-        *doubt_line(result),
-        *agreement_line(result),
-    ]
+    lines += _told(result)
     table = "".join(f"<tr>{_cells('td', cells)}</tr>" for cells in rows)
     told = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
     return f"<div>{told}<table><thead><tr>{_cells('th', heads)}</tr></thead><tbody>{table}</tbody></table></div>"
@@ -198,7 +190,6 @@ def progress_of(record: RunRecord, idle: float) -> str:
     """Return the share of a run that is done and the time left, in words; empty if that is not known.
 
     Args:
-        record: The run.
         idle: Seconds since its journal was last written.
     """
     if record.ended:
@@ -245,7 +236,6 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
     """Return the last lines of a run: its result, its cost, its failures, and the next command to type.
 
     Args:
-        result: The result of the run.
         path: Its folder, as a user would type it.
         max_t: Epochs of a full training.
     """

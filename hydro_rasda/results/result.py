@@ -17,7 +17,7 @@ from fusion.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_function, check_int, check_path
 from hydro_rasda.data import Data, batch_length, make_batches
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Collected, mean_metrics, measured
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of, save_model, weights_of
@@ -30,7 +30,6 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.secret_masking import HIDDEN, value_at, withholding
 from hydro_rasda.surrogate_plans import Plans
 from hydro_rasda.trial import Trial
-from hydro_rasda.whole_metrics import Collected, measured
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -22,7 +22,6 @@ class Training:
     """Trials that trained as one for a while: a fused group, or a full-size model.
 
     Attributes:
-        stage: "surrogate" or "target".
         trials: The trials' numbers; their count is the width of the group.
         start: Epochs trained before.
         stop: Epochs trained after.

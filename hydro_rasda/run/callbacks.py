@@ -27,11 +27,7 @@ Listener = Callback | Callable[[Event], None]
 
 
 def check_callbacks(callbacks: Sequence[Listener]) -> None:
-    """Refuse what `tune(callbacks=...)` cannot take.
-
-    Raises:
-        ValueError: if it is no list, or an item is neither a function nor an object with `on_event`.
-    """
+    """Refuse what `tune(callbacks=...)` cannot take."""
     rule = "a list of functions of an event, or of objects with a method `on_event`"
     require(isinstance(callbacks, (list, tuple)), "callbacks", callbacks, rule)
     for i, callback in enumerate(callbacks):

@@ -32,7 +32,6 @@ class RunBegan(Event):
     Attributes:
         path: The run's folder.
         metric: The metric by which trials are compared.
-        mode: "min" or "max".
         settings: The arguments of `tune` that decide its result, by name.
     """
 
@@ -49,7 +48,6 @@ class RunEnded(Event):
     Attributes:
         best_trial: Number of the best trial. None if `tune` raises, as are `best_config` and `best_metric`.
         best_config: Its configuration, without secrets.
-        best_metric: Its metric.
         error: The error that `tune` raises, such as "KeyboardInterrupt: ..."; None if the run is over.
     """
 
@@ -127,7 +125,6 @@ class RungDecided(Event):
     """Trials that came to one milestone were compared.
 
     Attributes:
-        stage: "surrogate" or "target".
         epoch: The milestone.
         kept: The trials that go on, best first.
     """
@@ -176,12 +173,7 @@ class TrialFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
-    """A checkpoint was written. It is removed once a later one takes its place.
-
-    Attributes:
-        stage: "surrogate" or "target".
-        path: The file.
-    """
+    """A checkpoint was written. It is removed once a later one takes its place."""
 
     stage: Stage
     trials: tuple[int, ...]
@@ -190,10 +182,6 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class MessageSaid(Event):
-    """Something that a user should read.
-
-    Attributes:
-        text: A line.
-    """
+    """Something that a user should read."""
 
     text: str

@@ -51,11 +51,7 @@ class Unsafe(ValueError):
 
 
 def refuse_links(*paths: Path) -> None:
-    """Refuse symbolic links: the user who put a link there may not be the owner of its target.
-
-    Raises:
-        Unsafe: if one is a symbolic link.
-    """
+    """Refuse symbolic links: the user who put a link there may not be the owner of its target."""
     for path in paths:
         if path.is_symlink():
             told = f"{path} is a link to {os.readlink(path)}, and links in a run's folder are not followed"

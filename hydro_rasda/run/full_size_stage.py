@@ -159,47 +159,36 @@ def record_epochs(
     lines: Sequence[JournalLine],
     state: Mapping[str, Any],
     seconds: float = 0.0,
+    *,
+    epoch: int | None = None,
     **more: Any,
 ) -> None:
     """Record epochs of a full-size trial: first the checkpoint, then the journal's lines.
 
     Args:
         run: The run, which also takes the unit in.
-        lines: The trial's metrics since its last record, or from an earlier epoch on if it went back. The last line has
-            the epoch that was reached.
+        lines: The trial's metrics since its last record, or from an earlier epoch on if it went back.
         state: The checkpoint's content, from which training goes on.
-        seconds: Wall time of these epochs.
+        epoch: The epoch that was reached; None: that of the last line.
         more: Other plain values for the unit's value.
     """
-    _keep(run, number, lines[-1]["epoch"], lines, state, seconds, more)
+    key = f"target/trial-{number}/to-{lines[-1]['epoch'] if epoch is None else epoch}"
+    run.save(key, state, [number])
+    if "best" in state:
+        more["best"] = {name: state["best"][name] for name in ("epoch", "score")}
+    value = {"checkpoint": key, **more}
+    run.store.discard(_advance(run, number, run.record(key, Unit(value, list(lines), seconds), again=True)))
 
 
 def record_swept(run: Run, number: int, state: Mapping[str, Any]) -> None:
     """Record the sweep's training of a trial, at full width, as the beginning of its full-size training."""
-    _keep(run, number, run.epochs("surrogate", number), [], state, 0.0, {"swept": True})
+    record_epochs(run, number, [], state, epoch=run.epochs("surrogate", number), swept=True)
 
 
 def recorded_epochs(run: Run, number: int) -> int:
     """Return the last recorded epoch of a trial's full-size training, whether it was taken in or not."""
     names = [name for key in run.store.units() if (name := _UNIT.fullmatch(key)) and int(name["trial"]) == number]
     return max((int(name["epoch"]) for name in names), default=0)
-
-
-def _keep(
-    run: Run,
-    number: int,
-    epoch: int,
-    lines: Sequence[JournalLine],
-    state: Mapping[str, Any],
-    seconds: float,
-    more: dict[str, Any],
-) -> None:
-    key = f"target/trial-{number}/to-{epoch}"
-    run.save(key, state, [number])
-    if "best" in state:
-        more["best"] = {name: state["best"][name] for name in ("epoch", "score")}
-    value = {"checkpoint": key, **more}
-    run.store.discard(_advance(run, number, run.record(key, Unit(value, list(lines), seconds), again=True)))
 
 
 def refit_key(number: int, epoch: int) -> str:

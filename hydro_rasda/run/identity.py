@@ -17,8 +17,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data
 from hydro_rasda.identity_settings import determining
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.data_fingerprint import data_digest
-from hydro_rasda.run.fingerprint import Content, content, digest, unchanged
+from hydro_rasda.run.fingerprint import Content, content, data_digest, digest, unchanged
 from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.space import describe
@@ -31,7 +30,6 @@ class Identity:
         searcher: A name, a Ray Tune searcher, or None for random sampling.
         sweep_rule: A name, or a rule of the user's.
         functions: The user's functions, by argument: "model_fn", and "loss_fn" or "objective".
-        first: The configurations that are tried first.
         constraints: The user's functions that tell whether a configuration fits, by the argument's path.
     """
 
@@ -70,7 +68,6 @@ class Identity:
         """Return the content of the run's `run.json`, by which a later call recognizes it.
 
         Args:
-            settings: The arguments of `tune`.
             model: Name, shape and type of each parameter of the full-size model.
             data: The user's data, by argument.
             batch_size: The batch size that is passed to functions that make loaders.

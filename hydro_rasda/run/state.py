@@ -25,8 +25,7 @@ from hydro_rasda.run.events import (
 from hydro_rasda.run.events import Stage as Stage
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.store import Store
-from hydro_rasda.run.time_budget import seconds_left
-from hydro_rasda.run.time_left import TimeLeft
+from hydro_rasda.run.time_left import TimeLeft, seconds_left
 from hydro_rasda.secret_masking import Place, hide, scrubbed
 from hydro_rasda.trial import Trial
 
@@ -45,7 +44,6 @@ class Run:
     """The state that the stages share.
 
     Attributes:
-        problem: The problem that is tuned, with its settings.
         trials: All configurations so far, by number.
         metrics: By stage and trial, the journal's lines, one an epoch.
         failures: By trial that raised, the traceback.

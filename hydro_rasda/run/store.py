@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
@@ -34,7 +33,6 @@ from filelock import FileLock
 from hydro_rasda.checks import require
 from hydro_rasda.config import RESUME
 from hydro_rasda.run.crash_log import CrashLog
-from hydro_rasda.run.differences import scored_otherwise
 from hydro_rasda.run.files import (
     TEMPORARY,
     WRITTEN_AS,
@@ -54,8 +52,7 @@ from hydro_rasda.run.files import (
 from hydro_rasda.run.journal import JOURNAL, UNIT, JournalLine, Unit, jsonable, read_units
 from hydro_rasda.run.messages import MESSAGES, keep_message
 from hydro_rasda.run.run_lock import LOCK, hold
-from hydro_rasda.run.set_aside import set_aside
-from hydro_rasda.run.spec import FORMAT, SPEC, RunExists, read_spec, refuse_other, run_id
+from hydro_rasda.run.spec import FORMAT, SPEC, RunExists, read_spec, refuse_other, run_id, scored_otherwise, set_aside
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +70,7 @@ class Store:
         doing: The work that this process trains itself.
         id: Tells this run and its checkpoints from all others. Empty if an earlier version began the run: its
             checkpoints do not name their run.
+        recorded: Number of units that were in the journal when the run was opened.
         left: The latest estimate of the seconds that the run still takes; None if it is not known.
     """
 
@@ -90,7 +88,7 @@ class Store:
         self._swept = max((unit.swept for unit in units.values()), default=0.0)
         self._opened = monotonic()
         self._sweeps_since: float | None = None
-        self._recorded = len(units)
+        self.recorded = len(units)
         self._damage: dict[str, str] = {}
         self.doing = CrashLog(None if lock is None else path / DOING)
 
@@ -197,11 +195,6 @@ class Store:
         return key in self._units
 
     @property
-    def recorded(self) -> int:
-        """Number of units that were in the journal when the run was opened."""
-        return self._recorded
-
-    @property
     def seconds(self) -> float:
         """Wall time to the last unit done before this process, plus the time since this process opened the run."""
         return self._spent + monotonic() - self._opened
@@ -288,9 +281,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

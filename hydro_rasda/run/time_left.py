@@ -1,4 +1,4 @@
-"""An estimate of a run's time left: planned epochs times seconds an epoch, foreseen at first, then measured."""
+"""A run's time left: of its budget, and by estimate (planned epochs times foreseen, then measured, seconds)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from hydro_rasda.run.events import Stage
 
 PRIOR = 0.1
 """Share of a stage after which its measured times weigh as much as the foreseen ones."""
@@ -124,3 +126,27 @@ class TimeLeft:
             raw = max(0.0, expected + weight * (raw - expected))
         self._shown = raw, seconds
         return raw
+
+
+SWEEP_SHARE = 0.5
+"""Share of a time budget that the sweep may spend; the rest trains the finalists."""
+
+
+def seconds_left(budget: float | None, stage: Stage, seconds: float, swept: float) -> float:
+    """Return the seconds that a stage may still take; infinite without a budget.
+
+    Only the sweep's own time counts against its share, not full-size training. The same call with more time thus goes
+    on with the sweep, too.
+
+    Args:
+        budget: The time budget in seconds; None for none.
+        seconds: Time that the run has taken so far.
+        swept: The part of `seconds` that the sweep took.
+
+    >>> seconds_left(100.0, "surrogate", 80.0, 10.0), seconds_left(100.0, "surrogate", 10.0, 10.0)
+    (20.0, 40.0)
+    """
+    if budget is None:
+        return math.inf
+    left = budget - seconds
+    return left if stage == "target" else min(left, SWEEP_SHARE * budget - swept)

@@ -12,8 +12,7 @@ from hydro_rasda.schedulers.hyperband import Hyperband
 from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.milestone_barrier import MilestoneBarrier
 from hydro_rasda.schedulers.milestones import first_milestone, milestones
-from hydro_rasda.schedulers.named_rules import named_rule
-from hydro_rasda.schedulers.no_stopping import NoStopping
+from hydro_rasda.schedulers.named_rules import NoStopping, named_rule
 from hydro_rasda.schedulers.packing_interference import FastestTogether, Interference
 from hydro_rasda.schedulers.packing_policy import (
     Job,

@@ -158,7 +158,6 @@ class AsyncSuccessiveHalving:
 
         Args:
             state: The state so far; it is not changed.
-            trial: The trial's name.
             t: Its training iteration.
             score: Its metric at `t`.
 
@@ -185,7 +184,6 @@ class AsyncSuccessiveHalving:
 
         Args:
             state: The state so far; it is not changed.
-            milestone: The milestone at which the trials wait.
             scores: By trial, in order of arrival.
 
         Returns:

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
+from hydro_rasda.checks import check_int
 from hydro_rasda.schedulers.asynchronous_halving import Bracket
 from hydro_rasda.schedulers.halving import SuccessiveHalving
 from hydro_rasda.schedulers.hyperband import Hyperband
 from hydro_rasda.schedulers.median_stopping import MedianStopping
-from hydro_rasda.schedulers.no_stopping import NoStopping
 from hydro_rasda.schedulers.population import Explored, PopulationBasedTraining
 from hydro_rasda.schedulers.population_bandits import PopulationBasedBandits
 from hydro_rasda.schedulers.ranking import Mode
-from hydro_rasda.schedulers.sweep_rule import SweepRule
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, SweepRule
+from hydro_rasda.schedulers.sweep_state import SweepState
+
+
+@dataclass(frozen=True)
+class NoStopping(SweepRule):
+    """Train all trials to one epoch, and choose the finalists there.
+
+    Attributes:
+        last: That epoch.
+
+    Raises:
+        ValueError: If `last` is no integer or below 1.
+    """
+
+    last: int
+
+    def __post_init__(self) -> None:
+        check_int("last", self.last, at_least=1)
+
+    def decide(self, sweep: SweepState) -> Mapping[int, Move]:
+        """Have new trials train to the end."""
+        return {number: Continue(self.last) for number in sweep.waiting_at(0)}
+
+    def epochs(self, sweep: SweepState) -> int:
+        """Epochs that all trials together train."""
+        return (len(sweep.trials) + sweep.left) * self.last
+
 
 RuleName = Literal["halving", "hyperband", "median", "none", "pbt", "pb2", "epsilon-net"]
 RULES: tuple[str, ...] = get_args(RuleName)
@@ -38,7 +66,6 @@ def named_rule(
         name: One of `RULES`.
         stops: Epochs at which a sweep may drop trials; it ends at the last one.
         reduction_factor: Of successive halving, also within Hyperband.
-        mode: Of the scores.
         top_k: Finalists that are wanted.
         explored: Hyperparameters that a rule of `POPULATIONS` changes.
 

@@ -71,9 +71,6 @@ class FastestTogether:
     LOOK k)). A device with too little memory for the `LOOK` longest jobs takes O(J) more. It takes no more if a device
     with as much left found nothing before.
 
-    Attributes:
-        interference: As measured.
-
     >>> jobs = [Job("a", 4, 0.7, 60), Job("b", 4, 0.7, 30)]
     >>> FastestTogether()(jobs, [Room("cuda:0", 40, 1)])
     [Placed(job='a', device='cuda:0'), Placed(job='b', device='cuda:0')]

@@ -172,7 +172,6 @@ class Held:
         """A trial holds workers from now on.
 
         Args:
-            workers: How many.
             until: When it is expected to give them back, on the clock of `reservation`; inf where unknown.
         """
         self._started += 1
@@ -310,7 +309,6 @@ def _surely_freed(sizes: Mapping[int, int], missing: int) -> int:
 
     Args:
         sizes: Workers of a trial -> trials that hold as many.
-        missing: Workers.
     """
     held = [size for size, count in sizes.items() if size and count]
     bound = missing + max(held, default=0)

@@ -30,7 +30,6 @@ class Verdict(NamedTuple):
     """The decision on a trial, and its number of workers.
 
     Attributes:
-        decision: Says if the trial continues, stops or waits.
         workers: Workers due to the trial if it continues.
     """
 

@@ -33,7 +33,6 @@ class Standing:
 
     Attributes:
         number: 0, 1, ... in the order of sampling.
-        config: Its hyperparameters.
         epoch: The milestone that it came to last; 0 before the first.
         goal: The milestone that it is on its way to; None where it waits, or was dropped.
         dropped: True if the rule has stopped it.

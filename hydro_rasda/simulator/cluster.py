@@ -20,7 +20,6 @@ class NodeKind:
     """Nodes of one kind.
 
     Attributes:
-        nodes: How many there are.
         gpus: GPUs of each node. A worker is one GPU.
         speed: Of a worker, relative to the device that the cost model's step time was measured on.
     """
@@ -40,7 +39,6 @@ class Cluster:
     """The machine that is simulated.
 
     Attributes:
-        kinds: Its nodes, by kind.
         storage: Bytes per second that the shared file system delivers, at any time split evenly between the trials that
             run.
         slow_share: Share of the nodes, chosen at random by the seed, that run at `slow_speed`.

@@ -41,8 +41,6 @@ class Spread(NamedTuple):
     """The workers of one trial, and how they are spread over nodes.
 
     Attributes:
-        workers: How many there are.
-        nodes: Nodes that they are on.
         speed: Of the slowest of these nodes, relative to the device that the cost model's step time was measured on.
     """
 
@@ -115,7 +113,6 @@ class CostModel:
         """Expected seconds of one epoch.
 
         Args:
-            spread: The trial's workers.
             work: Time of this trial's steps, relative to `step_seconds`: its model may be larger.
             storage: Bytes per second that this trial can read from shared storage.
 
@@ -160,7 +157,6 @@ def all_reduce(size: float, members: int, link: Link) -> float:
     Args:
         size: Bytes that each member has.
         members: How many take part.
-        link: The connection of each member.
 
     >>> all_reduce(1e9, 4, Link(bandwidth=1e9, latency=0.25))
     3.0
@@ -183,7 +179,6 @@ def slowest(workers: int, jitter: float) -> float:
     """Expected step time of the slowest worker, where step times are normally distributed with mean 1 (Blom, 1958).
 
     Args:
-        workers: How many there are.
         jitter: Standard deviation of a step time.
 
     >>> slowest(1, 0.1), round(slowest(64, 0.1), 3)

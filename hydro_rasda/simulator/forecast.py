@@ -9,12 +9,11 @@ from statistics import mean, median
 
 from hydro_rasda.checks import check_number
 from hydro_rasda.schedulers import RASDA
-from hydro_rasda.simulator.outcome import Outcome
+from hydro_rasda.simulator.outcome import Outcome, Spending, spending
 from hydro_rasda.simulator.past_run import PastRun
 from hydro_rasda.simulator.rules import AnyPlan, Plan
 from hydro_rasda.simulator.scenario import HOUR, RULES, Scenario, check, cluster, cost_model, epoch_seconds, plans
 from hydro_rasda.simulator.search import simulate
-from hydro_rasda.simulator.spending import Spending, spending
 from hydro_rasda.simulator.workload import Workload
 
 TUNE = "tune"
@@ -34,7 +33,6 @@ class Forecast:
     Attributes:
         rule: A name in `RULES`, or "tune".
         name: Its name for people.
-        gpus: Of the cluster.
         workers: GPUs of a new trial.
         hours: Time until the last trial ends.
         hours_range: The shortest and the longest such time.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from hydro_rasda.objectives import split_metrics
-from hydro_rasda.run.files import parse_json, read_file, read_json
-from hydro_rasda.run.journal import MOST
+from hydro_rasda.run.files import read_json
+from hydro_rasda.run.journal import JOURNAL, Unit, read_units
 from hydro_rasda.simulator.past_run import PastRun, Stretch, Sweep, continued, costs, restart_seconds
 from hydro_rasda.simulator.workload import Floats, Workload
 
-ASKED, JOURNAL = "run.json", "journal.jsonl"
+ASKED = "run.json"
 
 BYTES_PER_PARAMETER = {"torch.float64": 8, "torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2}
 
@@ -53,14 +53,15 @@ def read_run(folder: str | Path) -> PastRun:
         if not (path / name).exists():
             raise FileNotFoundError(f"`run` is {str(folder)!r}, but must be a run's folder: it holds no {name}")
     settings = read_json(path / ASKED)
-    lines = list(_lines(read_file(path / JOURNAL, most=MOST)))
+    units = read_units(path / JOURNAL).units
+    lines = [line for unit in units.values() for line in unit.lines]
     stages = {line["stage"] for line in lines if line["event"] == "metrics"}
     if not stages:
         raise ValueError(f"`run` is {str(folder)!r}, but must have trained at least one epoch: its journal has none")
-    seconds, relative = costs(_stretches(lines))
+    seconds, relative = costs(_stretches(units))
     first = "surrogate" if "surrogate" in stages else "target"
     workloads = {stage: _workload(lines, stage, stage == first, settings, relative) for stage in stages}
-    gaps = _resizes(lines)
+    gaps = _resizes(units)
     sizes = [_size(text) for text in settings["model"].values()]
     return PastRun(
         workload=workloads[first],
@@ -70,19 +71,10 @@ def read_run(folder: str | Path) -> PastRun:
         parameters=sum(count for count, _ in sizes),
         gradient_bytes=sum(count * width for count, width in sizes),
         steps=_steps(settings["train_data"], lines),
-        sweep=_sweep(lines),
+        sweep=_sweep(units),
         finalists=workloads.get("target"),
         settings=settings,
     )
-
-
-def _lines(text: bytes) -> Iterable[dict[str, Any]]:
-    """All lines but the last where that is incomplete, since the run is writing it."""
-    for raw in text.splitlines():
-        try:
-            yield parse_json(raw)
-        except ValueError:
-            return
 
 
 def _workload(
@@ -108,51 +100,49 @@ def _curves(lines: Iterable[Line], stage: str, of_all: bool, metric: str, max_t:
     return numbers, np.stack([curves[number] for number in numbers])
 
 
-def _stretches(lines: Iterable[Line]) -> dict[Stretch, dict[int, float]]:
+def _full_size(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit, dict[int, int | None]]]:
+    """Yield units that trained a full-size trial: its number, and the workers of each epoch, None if none are told."""
+    for key, unit in units.items():
+        if (name := _TARGET_UNIT.fullmatch(key)) and (epochs := [*_metrics(unit.lines, "target")]):
+            yield int(name[1]), unit, {line["epoch"]: line.get("workers") for line in epochs}
+
+
+def _metrics(lines: Iterable[Line], stage: str) -> Iterator[Line]:
+    return (line for line in lines if line["event"] == "metrics" and line["stage"] == stage)
+
+
+def _stretches(units: Mapping[str, Unit]) -> dict[Stretch, dict[int, float]]:
     """By stretch and trial, the seconds of an epoch as one worker would have taken them."""
     found: dict[Stretch, dict[int, float]] = {}
-    pending: dict[int, int] = {}
-    for line in lines:
-        if line["event"] == "metrics" and line["stage"] == "target":
-            pending[line["epoch"]] = line.get("workers", 1)
-        elif line["event"] == "unit":
-            unit = _TARGET_UNIT.fullmatch(line["key"])
-            if unit and pending:
-                stretch = Stretch(min(pending.values()), min(pending), max(pending))
-                seconds = max(line["seconds"], _RESOLUTION) / sum(1 / workers for workers in pending.values())
-                found.setdefault(stretch, {})[int(unit[1])] = seconds
-            pending = {}
+    for trial, unit, told in _full_size(units):
+        workers = [count or 1 for count in told.values()]
+        seconds = max(unit.seconds, _RESOLUTION) / sum(1 / count for count in workers)
+        found.setdefault(Stretch(min(workers), min(told), max(told)), {})[trial] = seconds
     return found
 
 
-def _resizes(lines: Iterable[Line]) -> list[float]:
+def _resizes(units: Mapping[str, Unit]) -> list[float]:
     """Seconds that full-size trials did not train between a unit and the next one, where their workers changed."""
     gaps: list[float] = []
     before: dict[int, tuple[int, float]] = {}
-    workers: int | None = None
-    for line in lines:
-        if line["event"] == "metrics" and line["stage"] == "target":
-            workers = line.get("workers")
-        elif line["event"] == "unit":
-            unit = _TARGET_UNIT.fullmatch(line["key"])
-            if unit and workers is not None:
-                had, until = before.get(trial := int(unit[1]), (workers, 0.0))
-                if had != workers:
-                    gaps.append(max(0.0, line["at"] - line["seconds"] - until))
-                before[trial] = workers, line["at"]
-            workers = None
+    for trial, unit, told in _full_size(units):
+        if (workers := [*told.values()][-1]) is not None:
+            had, until = before.get(trial, (workers, 0.0))
+            if had != workers:
+                gaps.append(max(0.0, unit.at - unit.seconds - until))
+            before[trial] = workers, unit.at
     return gaps
 
 
-def _sweep(lines: Sequence[Line]) -> Sweep | None:
+def _sweep(units: Mapping[str, Unit]) -> Sweep | None:
     """Return the cost of the groups of surrogates."""
     longest: dict[int, float] = {}
     total = 0.0
-    for line in lines:
-        if line["event"] == "unit" and (unit := _SWEEP_UNIT.fullmatch(line["key"])):
-            total += line["seconds"]
-            longest[int(unit[1])] = max(longest.get(int(unit[1]), 0.0), line["seconds"])
-    epochs = [line["trial"] for line in lines if line["event"] == "metrics" and line["stage"] == "surrogate"]
+    for key, unit in units.items():
+        if name := _SWEEP_UNIT.fullmatch(key):
+            total += unit.seconds
+            longest[int(name[1])] = max(longest.get(int(name[1]), 0.0), unit.seconds)
+    epochs = [line["trial"] for unit in units.values() for line in _metrics(unit.lines, "surrogate")]
     return Sweep(len(set(epochs)), total, sum(longest.values()), len(epochs)) if total else None
 
 

@@ -16,11 +16,9 @@ class Sweep(NamedTuple):
     """Cost of the surrogates, on the devices of the past run.
 
     Attributes:
-        trials: How many were swept.
         device_seconds: Device time of all groups together.
         longest: Seconds that the slowest groups of all rungs take, one rung after the other: no number of devices makes
             a sweep shorter.
-        epochs: Epochs trained by all trials.
     """
 
     trials: int

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from hydro_rasda.checks import check_int, check_mode, check_number, require
-from hydro_rasda.schedulers import AshaState, AsyncSuccessiveHalving, Growth, Mode, Resize, Verdict
+from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving, Growth, Mode, Resize, Verdict
 
 StateT = TypeVar("StateT")
 
@@ -72,11 +72,10 @@ class Rule(Protocol[StateT]):
         ...
 
 
-@dataclass(frozen=True)
-class FixedWorkers:
+class FixedWorkers(RASDA):
     """Halving in time alone: plain ASHA; synchronous halving where the halving has `wait=math.inf`.
 
-    Attributes:
+    Args:
         halving: Decides which trials go on.
         workers: Workers of each trial, from start to end.
 
@@ -84,55 +83,11 @@ class FixedWorkers:
         ValueError: if `workers` is no integer above 0.
     """
 
-    halving: AsyncSuccessiveHalving
-    workers: int = 1
-
-    def __post_init__(self) -> None:
-        check_int("workers", self.workers, at_least=1)
-
-    @property
-    def max_t(self) -> int:
-        """Epochs after which a trial is done."""
-        return self.halving.max_t
-
-    @property
-    def milestones(self) -> tuple[int, ...]:
-        """Epochs at which a trial is decided."""
-        return self.halving.milestones
-
-    @property
-    def mode(self) -> Mode:
-        """Return whether a lower score is better ("min") or a higher ("max")."""
-        return self.halving.mode
-
-    @property
-    def wait(self) -> float:
-        """How long a trial waits for its fellows, at most, over the time that it took to come."""
-        return self.halving.wait
-
-    def resize(self, growth: Growth) -> int:
-        """As many as before."""
-        return growth.due
-
-    def init(self) -> AshaState:
-        """The state before the first report."""
-        return self.halving.init()
-
-    def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Verdict]:
-        """Decides as the halving does."""
-        state, decision = self.halving.report(state, trial, t, score)
-        return state, Verdict(decision, self.workers)
-
-    def decide(
-        self, state: AshaState, milestone: int, scores: Mapping[str, float]
-    ) -> tuple[AshaState, dict[str, Verdict]]:
-        """Decides as the halving does."""
-        state, decisions = self.halving.decide(state, milestone, scores)
-        return state, {trial: Verdict(decision, self.workers) for trial, decision in decisions.items()}
-
-    def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
-        """Records a trial that ended."""
-        return self.halving.complete(state, trial, t, score)
+    def __init__(self, halving: AsyncSuccessiveHalving, workers: int = 1) -> None:
+        eta = halving.reduction_factor
+        spacing = eta if halving.spacing is None else halving.spacing
+        more: dict[str, Any] = {"max_workers": workers, "mode": halving.mode, "wait": halving.wait}
+        super().__init__(halving.max_t, halving.grace_period, eta, spacing, workers, **more)
 
 
 def synchronous_halving(

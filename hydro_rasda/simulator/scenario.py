@@ -63,7 +63,6 @@ class Scenario:
     """A question to the simulator; parts that it leaves out are as in the past run.
 
     Attributes:
-        gpus: GPUs of the cluster.
         rules: Names in `RULES`.
         trials: Configurations to try; those of the run, repeated where it has less.
         max_t: Epochs of a full training.
@@ -113,11 +112,7 @@ class Scenario:
 
 
 def check(scenario: Scenario, run: PastRun) -> None:
-    """Refuses what is out of range, or does not fit the past run.
-
-    Raises:
-        ValueError: if an argument is or does not.
-    """
+    """Refuses what is out of range, or does not fit the past run."""
     given = {field.name: value for field in fields(scenario) if (value := getattr(scenario, field.name)) is not None}
     for argument, least in _LEAST.items():
         if argument in given:

@@ -19,9 +19,7 @@ def simulate(plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostMode
     """Simulates a search over all trials of a workload.
 
     Args:
-        plan: The scheduler.
         workload: The trials. They start in the order of the table, each as soon as workers are free.
-        cluster: The machine that they run on.
         cost: The time that epochs, restarts and checkpoints take.
         seed: Determines epoch noise, slow nodes and failures. The same arguments give the same outcome.
 

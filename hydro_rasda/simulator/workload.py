@@ -65,12 +65,7 @@ class Workload:
         return float((column.min() if self.mode == "min" else column.max()) if column.size else np.nan)
 
     def resampled(self, trials: int, seed: int) -> Workload:
-        """A workload of trials drawn from this one: none twice before all were drawn once.
-
-        Args:
-            trials: How many to draw.
-            seed: Determines which.
-        """
+        """A workload of trials drawn from this one: none twice before all were drawn once."""
         check_int("trials", trials, at_least=1)
         rng = np.random.default_rng(seed)
         whole = [rng.permutation(self.trials) for _ in range(-(-trials // self.trials))]
@@ -92,8 +87,6 @@ def power_law(trials: int, epochs: int, seed: int, noise: float = 0.01, work_spr
     call them pow3.
 
     Args:
-        trials: Number of trials N.
-        epochs: Number of epochs T.
         seed: Draws a from U(0.1, 1), b from U(0.5, 2), c from U(0.2, 1), noise and work.
         noise: Standard deviation of a score.
         work_spread: Standard deviation of the logarithm of `work`.

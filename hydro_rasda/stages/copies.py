@@ -29,7 +29,6 @@ def make_copies(
         state: The state of the sweep; it is not changed.
         search: Learns that the configurations it suggested train no further.
         dispatcher: Gets the copies' groups.
-        moves: The moves of copies.
         recalled: True if an earlier process made this decision.
 
     Raises:

@@ -106,7 +106,6 @@ class _Scouted:
     """The end of a dry run in a forked process.
 
     Attributes:
-        trial: The trial that was tried last.
         how: Why the process ended, in words; empty if it survived.
         found: Findings of the dry run; None if it refused all trials, or if they cannot be sent.
         warned: The text of each warning that was given there, and the warning as plain values.

@@ -18,7 +18,6 @@ class Waiting:
 
     Attributes:
         trials: Their numbers; groups keep this order.
-        widths: How to group them.
         steps: Optimizer steps of an epoch.
     """
 

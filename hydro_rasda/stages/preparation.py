@@ -67,7 +67,6 @@ def get_ready(
     """Try a problem out, and warn of settings that would fail silently.
 
     Args:
-        space: The search space of the trials' configurations.
         trials: At least one.
         folder: The run's folder; None if no later call could have the same.
         named_rule: True if a rule of the library decides the sweep, not one of the user: then its end is known.
@@ -136,11 +135,7 @@ def _check_schedules(problem: Problem, space: Mapping[str, Any], trials: Sequenc
 
 
 def _check_largest_batches(problem: Problem, trials: Sequence[Trial]) -> None:
-    """Make loaders with the largest batch size: a loader that drops a smaller last batch may have no batch at all.
-
-    Raises:
-        ValueError: If a loader has no batch.
-    """
+    """Make loaders with the largest batch size: a loader that drops a smaller last batch may have no batch at all."""
     largest = max(trial.batch_size for trial in trials)
     evaluated = f"its first batch in evaluation ({EVAL_BATCH_FACTOR} times `batch_size`)"
     for argument, data, name, size in (

@@ -116,7 +116,6 @@ def race_pieces(run: Run, finalists: int, first: int | None = None, start: int =
     """Epochs that are left of the race.
 
     Args:
-        run: The run.
         finalists: How many train to the next milestone.
         first: Epochs up to there; None where nobody has trained since `start`.
         start: The milestone before.

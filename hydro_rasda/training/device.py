@@ -75,7 +75,6 @@ class Device:
     Args:
         may_die: True if this process is the device's own, which is replaced if it dies. A single core then trains in
             this process, not in a fork of it.
-        share: The process's share of the device's memory.
 
     Attributes:
         children: Number of processes that are forked to train at the same time; 0 if this process trains.

@@ -12,16 +12,73 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask
+from fusion.hyperparameters import read
+from fusion.width import keep_freed_memory
+from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, Span
 from hydro_rasda.data import Shard
 from hydro_rasda.problem import Problem
-from hydro_rasda.training.ddp import train_full_size
+from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.kept_epoch import epochs_since
+from hydro_rasda.training.loop import diverged, good_enough, keep_best, out_of_patience, train_epochs
+from hydro_rasda.training.lr_rescaling import Rule
 from hydro_rasda.training.rendezvous import Store
-from hydro_rasda.training.report_keys import HISTORY
+from hydro_rasda.training.report_keys import EPOCH_SECONDS, HISTORY
 from hydro_rasda.training.span_worker import Over, SpanWorker
 from hydro_rasda.training.user_loop import train_own_on_rank
+from hydro_rasda.training.worker import Worker
 from hydro_rasda.trial import Trial
+
+
+def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
+    """Train a trial's full-size model from its last checkpoint to `max_t`, or until its loss is not finite.
+
+    `elastic(train_full_size, scheduler, data=problem)` makes it a trainable whose configurations are
+    `{"trial": number, "config": {hyperparameters}}`. For another rule, pass `functools.partial(train_full_size,
+    rule=...)`. After each epoch it reports `train_*` and `val_*`: means over all examples, the same on every rank. It
+    also reports `epoch` (epochs trained), `epoch_seconds` (of this one), `workers`, `global_batch_size` (examples per
+    step over all ranks), `lr_multiplier` and `scaling_efficiency`. On several ranks, `gradient_noise_scale` (in
+    examples) is added. A checkpoint's state is `SingleLearner.state`'s; one is also saved at the end.
+
+    The configuration's batch is that of the trial's first workers together, so that they train as one process would.
+    A rank keeps its batch when workers are added, so that the global batch grows with them (to the nearest whole
+    example). The learning rate then follows by the rule, over a warm-up of the configuration's
+    `rescale_warmup_epochs`. If the number of steps per epoch is unknown, there is no warm-up.
+
+    Args:
+        worker: Its `data` is the `Problem`, which may come from a process with another device.
+        rule: How learning rates follow the global batch, see `lr_factor`.
+    """
+    if worker.device.type == "cpu":
+        keep_freed_memory()
+    shared: Problem = worker.data
+    # Hooks time and rescale steps: a recording calls none.
+    (problem,) = shared.on(worker.device).with_settings(graph=False).each("target")
+    trial = Trial(worker.config["trial"], worker.config["config"])
+    shard = Shard(worker.rank, worker.world_size)
+    learner = full_size_learner(problem, trial, shard)
+    if worker.checkpoint is not None:
+        learner.load(worker.checkpoint)
+    global_batch_size = max(1, round(trial.batch_size * worker.growth))
+    steps = problem.train_data.steps(global_batch_size) or 0
+    warmup_epochs = read(trial.config, "rescale_warmup_epochs")
+    worker.rescale(learner.optimizer, rule, round(warmup_epochs * steps))
+    worker.gathers = learner.sharded
+    learner.noise = worker.measure(learner.joint, learner.optimizer)
+    span = Span(worker.iteration, problem.settings.max_t)
+    began = time.perf_counter()
+    for epoch, metrics in train_epochs(learner, problem, span, global_batch_size, [trial.number]):
+        keep_best(learner, problem, epoch, metrics)
+        over = diverged(metrics) or out_of_patience(learner, problem, epoch) or good_enough(problem, metrics)
+        worker.report(
+            {name: values[0] for name, values in metrics.items()}
+            | {"epoch": epoch, "global_batch_size": global_batch_size, EPOCH_SECONDS: time.perf_counter() - began},
+            learner.state,
+            final=epoch == problem.settings.max_t or over,
+        )
+        if over:
+            return
+        began = time.perf_counter()
+
 
 TIMEOUT = timedelta(minutes=30)
 """A rank that the others wait for longer is taken for dead."""
@@ -62,38 +119,6 @@ class Place:
         dist.destroy_process_group()
 
 
-class PlacedWorker(SpanWorker):
-    """One of the ranks of a full-size trial; the run also keeps how the trial grew.
-
-    Args:
-        state: The state of the checkpoint that training continues from.
-        should_stop: Asked after each epoch; rank 0's answer counts.
-        on_epoch: Told of each, by rank 0.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        trial: Trial,
-        task: FullSizeTask,
-        state: Mapping[str, Any] | None,
-        place: Place,
-        should_stop: Callable[[], bool],
-        on_epoch: Callable[[int, EpochMetrics], None],
-    ) -> None:
-        config = {"trial": trial.number, "config": dict(trial.config)}
-        rank, world = place.shard.rank, place.shard.world
-        job = {"config": config, "trial": str(trial.number), "rank": rank, "world_size": world, "workers": world}
-        carried = {"rescaled": [], "measured": {}, **place.carried}
-        saved = {"state": state, "iteration": task.span.start, **carried}
-        asked = problem.settings, task.span.stop, should_stop, on_epoch
-        super().__init__(job, problem, problem.device, saved, *asked)
-        self.growth = place.growth
-
-    def _keeps(self, name: str) -> bool:
-        return super()._keeps(name) or name in HISTORY
-
-
 def train_target_on_ranks(
     problem: Problem,
     trial: Trial,
@@ -107,9 +132,7 @@ def train_target_on_ranks(
     """Train one full-size model for a span of epochs, as one of several ranks; each rank calls it.
 
     Args:
-        state: The state of the checkpoint that training continues from.
-        should_stop: Asked after each epoch; rank 0's answer counts.
-        on_epoch: Told of each, by rank 0.
+        state, should_stop, on_epoch: As of `SpanWorker`.
 
     Returns:
         The outcome; only rank 0's has a state and a history.
@@ -118,7 +141,8 @@ def train_target_on_ranks(
     own_loop = problem.full_size is not None
     try:
         problem = problem.at_full_size(task.seed, task.horizon)
-        worker = PlacedWorker(problem, trial, task, state, place, should_stop, on_epoch)
+        worker = SpanWorker(problem, trial, task, state, should_stop, on_epoch, place.shard, place.carried, HISTORY)
+        worker.growth = place.growth
         with place.joined(open_store):
             with contextlib.suppress(Over):
                 if own_loop:

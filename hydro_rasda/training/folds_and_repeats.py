@@ -6,10 +6,9 @@ Shapes: R models of a trial, T trials of a group. In a fused group, a trial's mo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from fusion.width.microbatch import Sums
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import EpochMetrics
-from hydro_rasda.data import ALONE, Batch, Shard, Share
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR
+from hydro_rasda.data import Batch, Shard, Share
 from hydro_rasda.problem import Problem
-from hydro_rasda.whole_metrics import Collected, of_members
 
 
 def shares_of(each: Sequence[Problem], batch_size: int, epoch: int, shard: Shard) -> Iterator[Share]:
@@ -60,39 +57,6 @@ def stacked(batches: Sequence[Batch], copies: int) -> Batch | None:
 def members_first(batch: Batch) -> Batch:
     """Turn tensors [N, K, ...] into views [K, N, ...]."""
     return tree_map(lambda leaf: leaf.movedim(1, 0) if isinstance(leaf, Tensor) else leaf, batch)
-
-
-class Apart(Protocol):
-    """A fused learner whose members evaluate batches of their own."""
-
-    def evaluating(self) -> Any:
-        """A while in which it evaluates."""
-        ...
-
-    def evaluate_apart(self, batches: Sequence[Batch | None]) -> list[Mapping[str, Tensor] | None]:
-        """Return the metrics [T] of each of R models, on a batch of its own."""
-        ...
-
-
-def validated_apart(learner: Apart, each: Sequence[Problem], batch_size: int) -> EpochMetrics:
-    """Return the metrics [K] after an epoch, of each model on its own validation examples."""
-    first, sums, collected = each[0], [Sums() for _ in each], [Collected() for _ in each]
-    metrics_of_all = first.metrics
-    data = [problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, ALONE) for problem in each]
-    with learner.evaluating():
-        for shares in zip_longest(*data):
-            found = learner.evaluate_apart([None if share is None else share.batch for share in shares])
-            for at, (share, metrics) in enumerate(zip(shares, found, strict=True)):
-                if metrics is not None:
-                    means = metrics if metrics_of_all is None else collected[at].take(metrics, share.examples)
-                    sums[at].add(means, share.examples)
-    values = [named("val", of) for of in sums]
-    if metrics_of_all is not None:
-        for own, outputs in zip(values, collected, strict=True):
-            whole = of_members(metrics_of_all, outputs, own["val_loss"], first.whole_names)
-            own |= {f"val_{name}": of_each for name, of_each in whole.items()}
-    trials = {name: zip(*(own[name] for own in values), strict=True) for name in values[0]}
-    return {name: [value for of_trial in of_each for value in of_trial] for name, of_each in trials.items()}
 
 
 def named(part: str, sums: Sums) -> EpochMetrics:

@@ -11,11 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fusion import (
-    FusionMismatch,
-    FusionWarning,
-    dry_run,
-)
+from fusion import FusionMismatch, FusionWarning, dry_run
 from fusion.backoff import back_off, is_out_of_memory
 from fusion.warn import warn
 from fusion.width.microbatch import can_be_split, split

@@ -74,7 +74,6 @@ class SingleLearner:
 
     Args:
         model: On its device, with the same weights on all ranks.
-        config: Its hyperparameters.
         max_t: Epochs of a full training, the horizon of schedules.
         shard: This rank, and the number of ranks, which the default process group holds.
         ema: Share of a full training's steps over which weights are averaged, to be evaluated and remembered; 0 for the

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 from torch import Tensor
 
 from fusion.width.microbatch import Sums
 from hydro_rasda.config import unaveraged
 from hydro_rasda.contracts import EpochMetrics, Span
-from hydro_rasda.data import Share
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed
+from hydro_rasda.data import ALONE, Share
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Collected, add_over_ranks, of_members, summed
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
-from hydro_rasda.training.folds_and_repeats import named, over_models, shares_of, validated_apart
+from hydro_rasda.training.folds_and_repeats import named, over_models, shares_of
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.learners import Learner, SingleLearner
-from hydro_rasda.whole_metrics import Collected, of_members
 
 
 def train_epochs(
@@ -99,7 +99,7 @@ def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bo
     """Metrics of the validation examples, over all ranks: of averaged weights, or of those that training left."""
     if problem.folds is not None:
         assert isinstance(learner, FusedLearner)
-        return validated_apart(learner, problem.each("surrogate"), batch_size)
+        return _validated_apart(learner, problem.each("surrogate"), batch_size)
     shard, collected = learner.shard, Collected()
     shares = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard)
 
@@ -117,6 +117,27 @@ def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bo
     everywhere = collected.over_ranks(shard.world)
     whole = of_members(problem.metrics, everywhere, values["val_loss"], problem.whole_names)
     return values | {f"val_{name}": of_each for name, of_each in whole.items()}
+
+
+def _validated_apart(learner: FusedLearner, each: Sequence[Problem], batch_size: int) -> EpochMetrics:
+    """Return the metrics [K] after an epoch, of each model on its own validation examples."""
+    first, sums, collected = each[0], [Sums() for _ in each], [Collected() for _ in each]
+    metrics_of_all = first.metrics
+    data = [problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, ALONE) for problem in each]
+    with learner.evaluating():
+        for shares in zip_longest(*data):
+            found = learner.evaluate_apart([None if share is None else share.batch for share in shares])
+            for at, (share, metrics) in enumerate(zip(shares, found, strict=True)):
+                if metrics is not None:
+                    means = metrics if metrics_of_all is None else collected[at].take(metrics, share.examples)
+                    sums[at].add(means, share.examples)
+    values = [named("val", of) for of in sums]
+    if metrics_of_all is not None:
+        for own, outputs in zip(values, collected, strict=True):
+            whole = of_members(metrics_of_all, outputs, own["val_loss"], first.whole_names)
+            own |= {f"val_{name}": of_each for name, of_each in whole.items()}
+    trials = {name: zip(*(own[name] for own in values), strict=True) for name in values[0]}
+    return {name: [value for of_trial in of_each for value in of_trial] for name, of_each in trials.items()}
 
 
 def diverged(metrics: EpochMetrics) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hydro_rasda.config import TuneConfig
-from hydro_rasda.contracts import EpochMetrics, History
+from hydro_rasda.contracts import EpochMetrics, FullSizeTask, History
+from hydro_rasda.data import ALONE, Shard
+from hydro_rasda.problem import Problem
 from hydro_rasda.training.worker import Saving, State, Worker
+from hydro_rasda.trial import Trial
 
 METRICS = ("train_", "val_")
 """Prefixes of the metrics that a run keeps."""
@@ -24,10 +28,15 @@ class Over(BaseException):
 class SpanWorker(Worker):
     """Train to an epoch, or until `should_stop`; all ranks leave the training function when rank 0 does.
 
+    Its configuration is the trial's number and configuration, its data the problem: `user_loop` gives a function of the
+    user's those that it knows.
+
     Args:
-        stop: Epochs trained when the unit of work ends.
+        state: The state of the checkpoint that training continues from.
         should_stop: Asked after each epoch; rank 0's answer counts.
         on_epoch: Called by rank 0 after each epoch.
+        carried: The values of `Worker.saved` besides the training state: "rescaled" and "measured".
+        kept: Names of values that the run keeps beside metrics.
 
     Attributes:
         history: The epochs, on rank 0.
@@ -37,17 +46,21 @@ class SpanWorker(Worker):
 
     def __init__(
         self,
-        job: Mapping[str, Any],
-        data: Any,
-        device: torch.device,
-        saved: State,
-        settings: TuneConfig,
-        stop: int,
+        problem: Problem,
+        trial: Trial,
+        task: FullSizeTask,
+        state: State | None,
         should_stop: Callable[[], bool],
         on_epoch: Callable[[int, EpochMetrics], None],
+        shard: Shard = ALONE,
+        carried: Mapping[str, Any] = MappingProxyType({}),
+        kept: Collection[str] = (),
     ) -> None:
-        super().__init__(job, data, device, saved)
-        self._settings, self._stop = settings, stop
+        config, world = {"trial": trial.number, "config": copy.deepcopy(dict(trial.config))}, shard.world
+        job = {"config": config, "trial": str(trial.number), "rank": shard.rank, "world_size": world, "workers": world}
+        saved = {"state": state, "iteration": task.span.start, "rescaled": [], "measured": {}, **carried}
+        super().__init__(job, problem, problem.device, saved)
+        self._settings, self._stop, self._kept = problem.settings, task.span.stop, kept
         self._should_stop, self._on_epoch = should_stop, on_epoch
         self.history: History = []
         self.saving: Saving = None
@@ -76,16 +89,12 @@ class SpanWorker(Worker):
             )
         return self.saving() if callable(self.saving) else self.saving or before
 
-    def _keeps(self, name: str) -> bool:
-        """Tell whether the run keeps a report's value under this name."""
-        return name.startswith(METRICS)
-
     def _attend(self, saving: Saving, final: bool) -> None:
         self.saving = saving
 
     def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
         self.saving = saving
-        kept = {name: value for name, value in results.items() if self._keeps(name)}
+        kept = {name: value for name, value in results.items() if name.startswith(METRICS) or name in self._kept}
         self.history.append((self.iteration, kept))
         self._on_epoch(self.iteration, {name: [value] for name, value in kept.items() if name.startswith(METRICS)})
         score = kept[self._settings.metric]

@@ -25,9 +25,7 @@ class StepTimes:
     iteration is the median of its steps, and that of a number of workers the median of its iterations.
 
     Args:
-        workers: The trial's workers now.
         device: The device that trains: steps on a GPU are timed there.
-        state: An earlier `state`.
     """
 
     def __init__(

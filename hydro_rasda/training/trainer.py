@@ -45,7 +45,6 @@ class Trainer:
     """Train on one device, in its own process.
 
     Args:
-        threads: Threads of torch.
         should_leave: Tells whether to end after the current epoch, even if there is time left.
     """
 

@@ -98,18 +98,10 @@ def train_own(
         ValueError: If the function returns without a report.
         Exception: Any error that the function raises.
     """
-    assert problem.full_size is not None
     started = time.perf_counter()
-    kept, config = Kept(problem.settings, state), copy.deepcopy(dict(trial.config))
-    job = {"config": config, "trial": str(trial.number), "rank": 0, "world_size": 1, "workers": 1}
-    saved: dict[str, Any] = {"state": kept.own, "iteration": task.span.start, "rescaled": [], "measured": {}}
-    own = problem.full_size
-    asked = problem.settings, task.span.stop, should_stop, on_epoch
-    worker = SpanWorker(job, own.data, problem.device, saved, *asked)
-    worker.through = kept.taken
-    _seed(problem, trial.number, worker)
+    worker = SpanWorker(problem, trial, task, state, should_stop, on_epoch)
     with contextlib.suppress(Over):
-        own.train(worker)
+        train_own_on_rank(worker)
     reached = worker.reached(state)
     seconds = time.perf_counter() - started
     return FullSizeOutcome(task, reached, worker.history, None, seconds, ended=not worker.left)
@@ -124,13 +116,9 @@ def train_own_on_rank(worker: Worker) -> None:
     problem: Problem = worker.data
     assert problem.full_size is not None
     kept = Kept(problem.settings, worker.checkpoint)
-    _seed(problem, worker.config["trial"], worker)
+    # By trial, epoch and rank: what the function draws of the global generators is the same again.
+    seed = derive_seed(problem.settings.seed, "full size", worker.config["trial"], worker.iteration)
+    seed_generators(derive_seed(seed, "rank", worker.rank) if worker.rank else seed)
     worker.config, worker.data, worker.checkpoint = worker.config["config"], problem.full_size.data, kept.own
     worker.through = kept.taken
     problem.full_size.train(worker)
-
-
-def _seed(problem: Problem, trial: int, worker: Worker) -> None:
-    """Seed the global generators by trial, epoch and rank: what the function draws of them is the same again."""
-    seed = derive_seed(problem.settings.seed, "full size", trial, worker.iteration)
-    seed_generators(derive_seed(seed, "rank", worker.rank) if worker.rank else seed)

@@ -35,7 +35,6 @@ class Worker:
     """One rank of a trial.
 
     Attributes:
-        config: The trial's configuration.
         data: The argument `data` of `elastic`, shared by the node's ranks; in `tune`, the arguments `(train_data,
             val_data)`.
         rank: From 0; rank 0 reports and saves.

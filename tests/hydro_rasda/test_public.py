@@ -154,7 +154,7 @@ def test_old_arguments_were_those_of_the_parts_of_today() -> None:
     ("module", "spared"),
     [
         ("hydro_rasda.backends.ray.fork_server", ["torch", "ray.tune"]),
-        ("hydro_rasda.training.ddp", ["ray.tune", "torch._dynamo"]),
+        ("hydro_rasda.training.distributed", ["ray.tune", "torch._dynamo"]),
         ("hydro_rasda.training.trainer", ["ray", "torch._dynamo"]),
         ("hydro_rasda.tuner", ["hydro_rasda.backends.ray", "torch._dynamo"]),
         ("hydro_rasda.backends.ray.scheduler", ["torch"]),

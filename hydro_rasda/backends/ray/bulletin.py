@@ -41,7 +41,6 @@ class Bulletin:
     """The tuner's side.
 
     Attributes:
-        board: The handle for actors.
         coming: Ray's future of the next messages.
     """
 
@@ -67,11 +66,7 @@ class Bulletin:
 
 
 class Reporter:
-    """An actor's side.
-
-    Args:
-        device: The actor's number.
-    """
+    """An actor's side."""
 
     def __init__(self, board: Any, device: int) -> None:
         self._board, self._device = board, device

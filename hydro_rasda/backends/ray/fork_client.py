@@ -114,11 +114,7 @@ def _is_private(path: str) -> bool:
 
 
 def check_peer(connected: socket.socket) -> None:
-    """Refuse to talk with another user's process: what it sent would be unpickled, and so run.
-
-    Raises:
-        PermissionError: if the other end belongs to another user.
-    """
+    """Refuse to talk with another user's process: what it sent would be unpickled, and so run."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)
     if uid != os.getuid():

@@ -136,11 +136,7 @@ class ControllerStage:
         self._controller = getattr(controller, "_tune_controller", controller)
 
     def check_reuse(self, trial: Trial) -> None:
-        """Refuse to have actors reused that cannot be reset.
-
-        Raises:
-            ValueError: if that was asked for.
-        """
+        """Refuse to have actors reused that cannot be reset."""
         cls = trial.get_trainable_cls()
         if self._controller._reuse_actors and cls.reset_config is Trainable.reset_config:
             raise ValueError(

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hydro_rasda.processes.temporary_folders import make_folder
+from hydro_rasda.results.records import flat
 from hydro_rasda.training.rendezvous import await_ranks, listening_store, reached_store
 from hydro_rasda.training.worker import Saving, State, Worker
 
@@ -48,14 +49,14 @@ class RankWorker(Worker):
         The deciding metric is not known here: each metric decides at its first report since a milestone.
         """
         iteration, every, at = self.iteration + 1, self._job["checkpoint_every"], self._job["milestones"]
-        flat, name = _flat(metrics), self._job["time_attr"]
+        named, name = flat(metrics), self._job["time_attr"]  # by names as Ray's schedulers know them, "val/loss"
         # `tune` reports this by itself.
-        t = flat.get(name, iteration if name == "training_iteration" else None)
+        t = named.get(name, iteration if name == "training_iteration" else None)
         safety = every is not None and iteration % every == 0
         if not at or t is None:
             return safety
         t = t.item() if isinstance(t, Tensor | np.generic) else t
-        names = {*flat, name}
+        names = {*named, name}
         since = min(self._reported.get(each, 0) for each in names)
         self._reported.update(dict.fromkeys(names, t))
         return safety or t >= at[-1] or any(since < milestone <= t for milestone in at)
@@ -110,14 +111,3 @@ def _load(folder: str | None) -> dict[str, Any] | None:
         return None
     saved: dict[str, Any] = torch.load(os.path.join(folder, CHECKPOINT_FILE), weights_only=True, map_location="cpu")
     return saved
-
-
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested metrics under the names by which Ray's schedulers know them, such as "val/loss"."""
-    flat: dict[str, Any] = {}
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}/")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,10 +24,8 @@ class JournalEntry:
     """One report.
 
     Attributes:
-        trial: The trial's id.
         t: Its training iteration.
         score: Its metric; None where it was not finite.
-        workers: Workers that it trained with.
         milestone: The milestone that the report was decided at; None where it decided nothing.
         decision: "continue", "stop", or "wait" for its fellows; what is then decided is an entry of its own.
         global_batch_size: Samples per step over all workers, where the trial reports it.
@@ -47,27 +45,25 @@ class Journal:
 
     Args:
         filesystem: A pyarrow file system.
+
+    Attributes:
+        entries: Those of this process and of those before it, in order.
     """
 
     def __init__(self, filesystem: Any, folder: str) -> None:
         self._filesystem = filesystem
         self._path = str(PurePosixPath(folder) / FILE_NAME)
-        self._entries = self._read()
-
-    @property
-    def entries(self) -> Sequence[JournalEntry]:
-        """The entries of this process and of those before it, in order."""
-        return self._entries
+        self.entries = self._read()
 
     def append(self, entry: JournalEntry) -> None:
         """Add one entry. Storage that cannot append is written as a whole, at milestones only."""
-        self._entries.append(entry)
+        self.entries.append(entry)
         try:
             with self._filesystem.open_append_stream(self._path) as stream:
                 stream.write(_line(entry))
         except NotImplementedError:
             if entry.milestone is not None:
-                self._write(self._entries)
+                self._write(self.entries)
 
     def _write(self, entries: Iterable[JournalEntry]) -> None:
         with self._filesystem.open_output_stream(self._path) as stream:

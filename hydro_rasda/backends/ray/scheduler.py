@@ -19,12 +19,7 @@ from hydro_rasda.backends.ray.experiment import Experiment
 from hydro_rasda.backends.ray.internals import ControllerStage
 from hydro_rasda.backends.ray.report_journal import FILE_NAME, Journal
 from hydro_rasda.checks import check_int, check_mode, check_text, is_number, require
-from hydro_rasda.schedulers import (
-    RASDA,
-    Decision,
-    Mode,
-    worker_slots,
-)
+from hydro_rasda.schedulers import RASDA, Decision, Mode, worker_slots
 from hydro_rasda.schedulers.rasda import Grow
 
 _SAVED = f"a RASDAScheduler keeps its state in the experiment's folder ({FILE_NAME}), where `Tuner.restore` finds it"
@@ -70,6 +65,9 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         brackets: As of `ASHAScheduler`; 1 only.
         stop_last_trials: As of `ASHAScheduler`; True only: a trial ends at `max_t`.
 
+    Attributes:
+        rule: The rule that decides, without Ray.
+
     Raises:
         ValueError: if a number is out of range, or `mode` or `grow` is unknown. `Tuner.fit` raises it where no
             worker fits on any node, a new trial does not fit on the cluster, or `reuse_actors` is set for a class that
@@ -109,7 +107,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         if mode is not None:
             check_mode(mode)
         numbers = (max_t, grace_period, reduction_factor, scaling_factor, workers, max_workers)
-        self._rule = RASDA(
+        self.rule = RASDA(
             *numbers,
             mode="min" if mode is None else mode,
             wait=wait,
@@ -124,7 +122,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._own_metric, self._own_mode = metric, mode
         self._mode = mode
         self._metric: Any = metric
-        self._time_attr = time_attr
+        self.time_attr = time_attr
         self._patience = patience
         worker_slots((), {"CPU": 1.0} if resources_per_worker is None else resources_per_worker)
         self._worker = {"CPU": 1.0} if resources_per_worker is None else dict(resources_per_worker)
@@ -134,18 +132,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         """Know of no trial."""
         self._folder: str | None = None
         self._trials = Experiment(
-            self._rule, self._worker, self._metric, self._time_attr, self._patience, self._autoscale_wait_s
+            self.rule, self._worker, self._metric, self.time_attr, self._patience, self._autoscale_wait_s
         )
-
-    @property
-    def rule(self) -> RASDA:
-        """The rule that decides, without Ray."""
-        return self._rule
-
-    @property
-    def time_attr(self) -> str:
-        """The key that counts iterations in a report."""
-        return self._time_attr
 
     def set_search_properties(self, metric: str | None, mode: Mode | None, **spec: Any) -> bool:
         """Takes metric and mode from `TuneConfig`; False where both sides name one."""
@@ -156,7 +144,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._mode = mode or self._own_mode
         if self._mode:
             self._metric = self._metric or DEFAULT_METRIC
-            self._rule = replace(self._rule, mode=self._mode)
+            self.rule = replace(self.rule, mode=self._mode)
         self._begin_anew()
         return True
 
@@ -178,11 +166,11 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Stops a trial, lets it go on, or pauses it until it can go on with more workers."""
-        if self._time_attr not in result or self._metric not in result:
-            self._trials.sizes.tell_undecided(trial, [n for n in (self._time_attr, self._metric) if n not in result])
+        if self.time_attr not in result or self._metric not in result:
+            self._trials.sizes.tell_undecided(trial, [n for n in (self.time_attr, self._metric) if n not in result])
             return str(TrialScheduler.CONTINUE)
-        t, score = result[self._time_attr], float(result[self._metric])
-        self._trials.rung_now[trial.trial_id] = self._rule.rungs_survived(t)
+        t, score = result[self.time_attr], float(result[self._metric])
+        self._trials.rung_now[trial.trial_id] = self.rule.rungs_survived(t)
         self._trials.grants.note(trial, self._trials.sizes.of(trial), result)
         decision, milestone = self._trials.decide(trial, t, score)
         if decision is Decision.WAIT:
@@ -190,7 +178,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         elif decision is Decision.CONTINUE and milestone is not None:
             self._trials.grant([trial], [trial], milestone)
         self._trials.record(trial, result, milestone, decision)
-        result["hyperband_info"] = {} if milestone is None or t >= self._rule.max_t else {"budget": milestone}
+        result["hyperband_info"] = {} if milestone is None or t >= self.rule.max_t else {"budget": milestone}
         if decision is Decision.STOP:
             # Ray tells the searcher of a stopped trial's end only; BOHB learns from milestones.
             tune_controller.search_alg.on_trial_result(trial.trial_id, result)
@@ -209,11 +197,11 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         """Keeps the last score of a trial, by which later ones are measured."""
         self._trials.leave(trial)
-        known = self._time_attr in result and self._metric in result
+        known = self.time_attr in result and self._metric in result
         if not known or self._trials.rung_history.stopped_at(trial.trial_id) is not None:
             return
-        rungs, t = self._trials.rung_history.rungs, result[self._time_attr]
-        milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
+        rungs, t = self._trials.rung_history.rungs, result[self.time_attr]
+        milestone = self.rule.halving.open_rung(rungs, trial.trial_id, t)
         if milestone is not None:
             self._trials.rung_history.rungs = rungs.recorded(milestone, trial.trial_id, float(result[self._metric]))
             self._trials.record(trial, result, milestone, Decision.STOP)
@@ -259,7 +247,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         """One line for Ray's progress table."""
         came = sorted(self._trials.rung_history.rungs.rungs.items())
         rungs = ", ".join(f"{milestone}: {len(rung)} trials" for milestone, rung in came)
-        return f"Using RASDA: workers {self._rule.workers}, milestones reached by {rungs or 'none'}"
+        return f"Using RASDA: workers {self.rule.workers}, milestones reached by {rungs or 'none'}"
 
     def _begin(self, controller: Any, trial: Trial) -> None:
         if not self._metric or not self._mode:
@@ -272,7 +260,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
                 f"`trainable` is {trial.trainable_name!r}, a Trainer of Ray Train, whose ScalingConfig says how many "
                 "workers it has; hand its training function to `elastic` instead, or a function that runs the Trainer"
             )
-        self._trials.sizes.slots.check(self._rule.workers)
+        self._trials.sizes.slots.check(self.rule.workers)
         self._folder = trial.storage.experiment_fs_path
         stage = ControllerStage(controller)
         stage.check_reuse(trial)

@@ -1,6 +1,5 @@
 """Tuning for users of `transformers.Trainer`: its `TrainingArguments` mean here what they mean there."""
 
-from hydro_rasda.integrations.transformers.result import TrainerResult
-from hydro_rasda.integrations.transformers.tune import tune_trainer
+from hydro_rasda.integrations.transformers.tune import TrainerResult, tune_trainer
 
 __all__ = ["TrainerResult", "tune_trainer"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_pt_utils import LabelSmoother
@@ -17,9 +20,39 @@ from hydro_rasda.data import Batch
 from hydro_rasda.integrations.transformers.arguments import SCHEDULED, warmup_of
 from hydro_rasda.integrations.transformers.data import base_of
 from hydro_rasda.integrations.transformers.metrics import Predictions
-from hydro_rasda.integrations.transformers.schedule import TrainerSchedule
 from hydro_rasda.loss_weight import IGNORED, LOSS_WEIGHT, LossCalls
 from hydro_rasda.objective import OptimizerSettings
+
+
+@dataclass(frozen=True)
+class TrainerSchedule:
+    """The factor of the learning rate in `Trainer`: `schedule(step, steps)`, from step 0.
+
+    Attributes:
+        kind: `lr_scheduler_type`.
+        warmup: `warmup_steps`; below 1, the share of all steps.
+        lr: The learning rate, which some need.
+        options: `lr_scheduler_kwargs`, as pairs.
+    """
+
+    kind: str
+    warmup: float
+    lr: float
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, step: int, steps: int) -> float:
+        warmup = int(self.warmup) if self.warmup >= 1 else math.ceil(steps * self.warmup)
+        return float(_factor(self.kind, warmup, steps, self.lr, self.options)(step))
+
+
+@lru_cache(maxsize=1024)
+def _factor(
+    kind: str, warmup: int, steps: int, lr: float, options: tuple[tuple[str, Any], ...]
+) -> Callable[[int], float]:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
+    made = get_scheduler(kind, optimizer, warmup, steps, scheduler_specific_kwargs=dict(options) or None)
+    factor: Callable[[int], float] = made.lr_lambdas[0]
+    return factor
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sized
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
-from transformers import EvalPrediction, PretrainedConfig, TrainingArguments
+from transformers import EvalPrediction, PretrainedConfig, Trainer, TrainingArguments
 
 from fusion.streams import preserved_generators
 from fusion.warn import warn
@@ -19,6 +20,7 @@ from hydro_rasda.checks import check_is, require
 from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.integrations.loaders import Collator
 from hydro_rasda.integrations.narrow import check_parts, narrow_or_full, unaveraged
+from hydro_rasda.integrations.result import LibraryResult
 from hydro_rasda.integrations.transformers.arguments import (
     PRECISIONS,
     metric_of,
@@ -30,9 +32,9 @@ from hydro_rasda.integrations.transformers.data import collator, loaders
 from hydro_rasda.integrations.transformers.metrics import TrainerMetrics, predictions_of
 from hydro_rasda.integrations.transformers.models import model_function
 from hydro_rasda.integrations.transformers.objective import trainer_objective
-from hydro_rasda.integrations.transformers.result import TrainerResult, make_trainer_result
-from hydro_rasda.integrations.transformers.space import own_names, to_space
+from hydro_rasda.integrations.transformers.space import own_names, to_space, with_values
 from hydro_rasda.renames import refuse_renamed
+from hydro_rasda.results.result import TuneResult
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.tuner import tune
@@ -207,3 +209,45 @@ def _warmup_epochs(space: Mapping[str, Any], args: TrainingArguments, examples: 
         return {"warmup_epochs": warmup * args.num_train_epochs}
     sizes = batch_size if isinstance(batch_size, int) else max(getattr(batch_size, "categories", [1]))
     return {"warmup_epochs": warmup / math.ceil(examples / sizes)}
+
+
+@dataclass(frozen=True, repr=False)
+class TrainerResult(LibraryResult):
+    """The outcome of `tune_trainer`: a `TuneResult`, with what `Trainer` needs besides.
+
+    Attributes:
+        args: The training arguments, with the best values put in; `best_config` has them by the library's own names,
+            and what the model was built from.
+    """
+
+    args: TrainingArguments
+    _inputs: dict[str, Any] = field(default_factory=dict)
+    _finish: Callable[[nn.Module], nn.Module] | None = None
+
+    def model(self) -> nn.Module:
+        """`best_model()`, whose LoRA adapters, where it has any from `peft.adapters`, have their own ranks."""
+        model = self.best_model()
+        return model if self._finish is None else self._finish(model)
+
+    def trainer(self, **arguments: Any) -> Trainer:
+        """A `Trainer` with the trained model, the best arguments, and the data, collator and metrics that were given.
+
+        `evaluate()` and `predict()` work at once; `train()` would go on from the trained weights.
+
+        Args:
+            arguments: Others of `Trainer`, or in place of those.
+        """
+        return Trainer(**{"model": self.model(), "args": self.args, **self._inputs, **arguments})
+
+
+def make_trainer_result(
+    tuned: TuneResult,
+    args: TrainingArguments,
+    inputs: dict[str, Any],
+    finish: Callable[[nn.Module], nn.Module] | None,
+) -> TrainerResult:
+    """Put the best configuration into a copy of the arguments."""
+    best = copy.copy(args)
+    for name, value in with_values(args, tuned.best_config).items():
+        setattr(best, name, value)
+    return TrainerResult(**vars(tuned), args=best, _inputs=inputs, _finish=finish)

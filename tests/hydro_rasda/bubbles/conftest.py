@@ -25,7 +25,6 @@ def waiting_hosts(source: Path, count: int, preempt: bool = True) -> Iterator[li
         while not over.is_set():
             guest.begin_step()
             guest.wait(0, lambda: time.sleep(0.05))
-            guest.end_step()
         guest.leave(600)
 
     threads = [Thread(target=host, args=[guest]) for guest in guests]

@@ -25,7 +25,7 @@ from transformers import (
 from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform, uniform
 from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
 from hydro_rasda.integrations.transformers.arguments import schedule_types
-from hydro_rasda.integrations.transformers.schedule import TrainerSchedule
+from hydro_rasda.integrations.transformers.objective import TrainerSchedule
 from hydro_rasda.integrations.transformers.tune import _warmup_epochs
 from tests import zoo
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from hydro_rasda.packing import Device, JobRecord
-from hydro_rasda.packing.progress_table import Progress
+from hydro_rasda.packing.pack import Progress
 
 RECORDS = {name: JobRecord(name, state) for name, state in (("a", "complete"), ("b", "running"), ("c", "pending"))}  # type: ignore[arg-type]
 DEVICES = [Device("gpu-0", 4 * 2**30), Device("gpu-1", 4 * 2**30)]

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from hydro_rasda.cli import main
-from hydro_rasda.page.side_by_side import sections_of
-from hydro_rasda.page.write import Page
+from hydro_rasda.page.write import Page, sections_of
 from hydro_rasda.results.records import RunRecord
 from tests.hydro_rasda.journals import write_run
 

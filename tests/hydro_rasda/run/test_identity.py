@@ -18,11 +18,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hydro_rasda import RaceConfig, RunExists, TuneResult, load
-from hydro_rasda.run.data_fingerprint import data_digest
-from hydro_rasda.run.differences import differences, scored_otherwise
-from hydro_rasda.run.fingerprint import BYTES, content, digest, unchanged
+from hydro_rasda.run.fingerprint import BYTES, content, data_digest, digest, unchanged
 from hydro_rasda.run.identity import parameters
-from hydro_rasda.run.set_aside import set_aside
+from hydro_rasda.run.spec import differences, scored_otherwise, set_aside
 from tests.hydro_rasda.models import counted, mlp
 
 Quick = Callable[..., TuneResult]

@@ -23,21 +23,13 @@ def test_bad_input() -> None:
 
 
 def test_a_rule_that_breaks_its_contract() -> None:
-    class Odd(FixedWorkers):
-        milestones = (1, 9, 3)
-        wait = -1.0
-
-    class Unordered(Odd):
-        wait = 0.0
-
-    for rule, message in (
-        (Odd, "`rule.wait` is -1.0, but must be a number >= 0"),
-        (
-            Unordered,
-            r"`rule.milestones` is \(1, 9, 3\), but must be strictly increasing epochs",
-        ),
+    for name, value, message in (
+        ("wait", -1.0, "`rule.wait` is -1.0, but must be a number >= 0"),
+        ("milestones", (1, 9, 3), r"`rule.milestones` is \(1, 9, 3\), but must be strictly increasing epochs"),
     ):
+        rule = FixedWorkers(AsyncSuccessiveHalving(9))
+        object.__setattr__(rule, name, value)
         with pytest.raises(ValueError, match=message):
-            Plan(rule(AsyncSuccessiveHalving(9)))
+            Plan(rule)
     with pytest.raises(ValueError, match="`patience` is 0, but must be an integer >= 1"):
         Plan(FixedWorkers(AsyncSuccessiveHalving(9)), patience=0)

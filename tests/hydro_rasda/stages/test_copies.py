@@ -27,7 +27,7 @@ from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers import PopulationBasedBandits, PopulationBasedTraining, Range
 from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.space import explored
-from hydro_rasda.stages.found_schedules import LINEAR
+from hydro_rasda.stages.choose_finalists import LINEAR
 from hydro_rasda.stages.sweep import sweep
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.stages.test_sweep import Curves, Given, X, Y, again, epochs

@@ -26,7 +26,7 @@ from hydro_rasda.contracts import Span
 from hydro_rasda.data import Batch, Data, make_batches
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.temporary_folders import owner
-from hydro_rasda.training.ddp import train_full_size
+from hydro_rasda.training.distributed import train_full_size
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.loop import keep_best, train_epochs
 from hydro_rasda.trial import Trial

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from hydro_rasda import TuneResult
 from hydro_rasda.contracts import Group, GroupTask, Span
 from hydro_rasda.data import Shard
+from hydro_rasda.metrics import Collected, of_members
 from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.fused import train_group
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.trial import Trial
-from hydro_rasda.whole_metrics import Collected, of_members
 from tests.hydro_rasda.ranks import on_ranks
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from benchmarks.replay.table import load
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice
 from hydro_rasda.problem import Problem
-from hydro_rasda.results.overfitting import Losses, overfits_beyond, overfitting_line
+from hydro_rasda.results.winner_doubts import Losses, overfits_beyond, overfitting_line
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run, Stage, metric_lines
 from tests.hydro_rasda.models import Config
