@@ -33,6 +33,7 @@ from hydro_rasda.batch_checks import (
 from hydro_rasda.checks import require
 from hydro_rasda.config_access import Notes
 from hydro_rasda.data import Batch, batch_length, naming_batch
+from hydro_rasda.lr_roles import by_parameter, roles_of
 from hydro_rasda.model_costs import BESIDE_A_STEP, weight_bytes
 from hydro_rasda.objective import give_config, reads_config, scalars, steering
 from hydro_rasda.objectives import COSTS
@@ -150,14 +151,6 @@ def _survey(problem: Problem, trial: Trial, target: nn.Module, metrics: Mapping[
 def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> DryRun:
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
     other = problem.with_settings(seed=next_seed(problem.settings.seed)).target(trial)
-    learning = [name for name, p in target.named_parameters() if p.requires_grad]
-    try:
-        matrices = hidden_matrices(target) if optimizer_name(trial.config) == "muon" else ()
-        lr_factors(trial.config, learning, matrices)
-    except ValueError as error:
-        raise misfit(str(error), error) from error
-    if optimizer_name(trial.config) == OWN:
-        _try_optimizer(trial, target)
     pretrained = problem.settings.sweep.surrogate < 1 and _is_pretrained(target, other)
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), duplicate(target)
@@ -191,9 +184,9 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     if survey:
         _survey(problem, trial, target, found)
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, calls[0]) if calls else None
-    narrow = None
+    narrow, tried = None, replace(problem, example_input=example)
+    _try_rates(tried, trial, target)
     if not pretrained:
-        tried = replace(problem, example_input=example)
         narrow = _try_surrogate(tried, trial)
         _try_copy(tried, trial, parts[0])
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
@@ -251,13 +244,27 @@ def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
     return same > PRETRAINED_SHARE * total
 
 
-def _try_optimizer(trial: Trial, target: nn.Module) -> None:
+def _try_rates(problem: Problem, trial: Trial, target: nn.Module) -> None:
+    """Check learning rates of parts of the model, and a user's function that makes the optimizer."""
     try:
-        optimizer(target, trial.config)
+        problem.note_roles(target, trial)
+        roles = roles_of(target)
+        config = by_parameter(trial.config, roles)
+        matrices = hidden_matrices(target) if optimizer_name(config) == "muon" else ()
+        lr_factors(config, roles, matrices)
+    except ValueError as error:
+        raise misfit(str(error), error) from error
+    if optimizer_name(config) == OWN:
+        _try_optimizer(config, target)
+
+
+def _try_optimizer(config: Mapping[str, Any], target: nn.Module) -> None:
+    try:
+        optimizer(target, config)
     except ValueError as error:
         raise misfit(str(error), error) from error
     except Exception as error:
-        told = f"`optimizer` is {trial.config['optimizer']!r}, which fails for the model's parameters"
+        told = f"`optimizer` is {config['optimizer']!r}, which fails for the model's parameters"
         raise misfit(f"{told} with {type(error).__name__}: {error}", error) from error
 
 

@@ -21,6 +21,7 @@ from fusion.tensors import duplicate
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.config_access import Notes
 from hydro_rasda.data import Batches, Folds, outline, reseeded
+from hydro_rasda.lr_roles import asks_roles, note_roles
 from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import Objective, give_config, reads_config, steering
 from hydro_rasda.precision import as_given
@@ -28,7 +29,17 @@ from hydro_rasda.seeds import derive_seed
 from hydro_rasda.surrogate_plans import Plans
 from hydro_rasda.trial import Trial
 from hydro_rasda.width_argument import WidthForm, call_model_fn, width_form
-from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, plan_shrink, plan_surrogate, shrink
+from surrogate import (
+    PlanMismatch,
+    SurrogatePlan,
+    make_surrogate,
+    parameter_roles,
+    plan_shrink,
+    plan_surrogate,
+    shrink,
+)
+from surrogate.multipliers import width_plan
+from surrogate.widths import compare_widths, shapes_of
 
 
 class NoModule(ValueError):
@@ -154,12 +165,35 @@ class Problem:
 
     def target(self, trial: Trial) -> nn.Module:
         """The full-size model, its initial weights drawn from the trial's own seed."""
+        model = self._target(trial)
+        self.note_roles(model, trial)
+        return model
+
+    def _target(self, trial: Trial) -> nn.Module:
         seed_generators(derive_seed(self.settings.seed, "weights", trial.number))
         model = self._build(trial.config, 1.0)
         if not isinstance(model, nn.Module):
             raise NoModule(f"`model_fn` returned a {type(model).__name__}, but must return a torch.nn.Module")
         _check_there(model)
         return self._configured(model, trial).to(self.device)
+
+    def note_roles(self, model: nn.Module, trial: Trial) -> None:
+        """Note the roles of a full-size model's parameters, if its configuration may have learning rates by role.
+
+        They are found by making the model narrower. If it takes no width, that needs the example input.
+        """
+        if not asks_roles(trial.config) or (self._width_form is None and self.example_input is None):
+            return
+        shapes = tuple(shapes_of(model).items())
+        if shapes not in self.plans.roles:
+            ratio = min(self.settings.sweep.surrogate, 1 / 2)
+            with torch.random.fork_rng(devices=[]):
+                if self._width_form is None:
+                    params = width_plan(shrink(model, ratio, self.example_input)).params
+                else:
+                    params = compare_widths(model, self._build(trial.config, ratio))
+            self.plans.roles[shapes] = parameter_roles(model, params)
+        note_roles(model, self.plans.roles[shapes])
 
     def _configured(self, model: nn.Module, trial: Trial) -> nn.Module:
         if reads_config(as_given(self.objective)):
@@ -217,7 +251,7 @@ class Problem:
 
     def _shrunk(self, trial: Trial) -> nn.Module:
         """The target made narrower, as planned for its structure."""
-        target = self.target(trial)
+        target = self._target(trial)
         structure = self._structure(target)
         plan = self.plans.by_structure.get(structure)
         if plan is None:
@@ -229,7 +263,7 @@ class Problem:
             return shrink(target, self.settings.sweep.surrogate, self.example_input, plan=plan)
         except PlanMismatch:
             # It branches on a float, or at random. The target is built again for random numbers as they were.
-            return shrink(self.target(trial), self.settings.sweep.surrogate, self.example_input)
+            return shrink(self._target(trial), self.settings.sweep.surrogate, self.example_input)
 
     def _structure(self, target: nn.Module) -> str:
         """Equal for targets that one plan narrows, but for floats on which they may branch."""

@@ -21,10 +21,12 @@ class Plans:
         by_structure: Of models that take no width, by a digest of the full-size model's structure.
         by_reads: Of models that take one, by width ratio and what was read of the configuration; None where there can
             be no plan.
+        roles: Of the parameters of full-size models, by the parameters' names and shapes; see `lr_roles`.
     """
 
     by_structure: dict[str, ShrinkPlan] = field(default_factory=dict)
     by_reads: dict[tuple[float, Reads], SurrogatePlan | None] = field(default_factory=dict)
+    roles: dict[tuple[tuple[str, tuple[int, ...]], ...], Mapping[str, str]] = field(default_factory=dict)
 
     def update(self, other: Plans) -> None:
         """Take over what another process found."""
@@ -32,6 +34,7 @@ class Plans:
             self.keep_for_structure(structure, shrink_plan)
         for (width_ratio, reads), plan in other.by_reads.items():
             self.keep_for_reads(width_ratio, reads, plan)
+        self.roles.update(other.roles)
 
     def keep_for_structure(self, structure: str, plan: ShrinkPlan) -> None:
         """Keep a plan, unless there are too many."""

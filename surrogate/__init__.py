@@ -11,6 +11,7 @@ from surrogate.build import SurrogatePlan, make_surrogate, plan_surrogate
 from surrogate.checks import PlanMismatch
 from surrogate.coordinates import coordinate_check
 from surrogate.multipliers import lr_multipliers, weight_decay_multipliers
+from surrogate.roles import parameter_roles
 from surrogate.shrink import shrink
 from surrogate.shrink_plan import ShrinkPlan, plan_shrink
 from surrogate.transfer import plain_score_fn, transfer_check
@@ -28,6 +29,7 @@ __all__ = [
     "doubtful_hyperparameters",
     "lr_multipliers",
     "make_surrogate",
+    "parameter_roles",
     "plain_score_fn",
     "plan_shrink",
     "plan_surrogate",

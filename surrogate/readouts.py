@@ -52,19 +52,26 @@ def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[s
     widths = {id(parameter): params[name] for name, parameter in module.named_parameters()}
     readouts = {}
     for name, layer in module.named_modules():
-        weight = next((own for key in _INPUT_WEIGHTS if (own := getattr(layer, key, None)) is not None), None)
-        if isinstance(weight, Tensor) and id(weight) in widths and _is_readout(layer, widths[id(weight)]):
+        weight = input_weight(layer)
+        if weight is not None and id(weight) in widths and reads_and_writes(layer, widths[id(weight)]) == (True, False):
             readouts[name] = 1.0 / widths[id(weight)].width_mult
     return readouts
 
 
-def _is_readout(layer: nn.Module, width: ParamWidth) -> bool:
+def input_weight(layer: nn.Module) -> Tensor | None:
+    """Return the weight by which a layer reads its first input, if it has one."""
+    weight = next((own for key in _INPUT_WEIGHTS if (own := getattr(layer, key, None)) is not None), None)
+    return weight if isinstance(weight, Tensor) else None
+
+
+def reads_and_writes(layer: nn.Module, width: ParamWidth) -> tuple[bool, bool] | None:
+    """Return whether a linear or convolution layer reads a width, and whether it writes one; None for other layers."""
     if not isinstance(layer, nn.Linear | nn.Bilinear | nn.RNNBase | nn.RNNCellBase | _ConvNd):
-        return False
+        return None
     fan_out, fan_in = width.infshape()[:2]
     if isinstance(layer, _ConvTransposeNd):
         fan_in, fan_out = fan_out, fan_in
-    return bool(fan_in.isinf() and not fan_out.isinf())
+    return bool(fan_in.isinf()), bool(fan_out.isinf())
 
 
 def scale_readouts(module: nn.Module, readouts: Mapping[str, float]) -> None:

@@ -28,6 +28,7 @@ FLOORS = (
             "domains",
             "dry_run",
             "loss_weight",
+            "lr_roles",
             "metrics",
             "model_costs",
             "objective",

@@ -9,6 +9,7 @@ from typing import Any
 from fusion.hyperparameters import OPTIMIZERS, SCHEDULES, read
 from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.console import show
+from hydro_rasda.lr_roles import asks_roles, by_parameter, roles_of
 from hydro_rasda.objective import Supervised, Written
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
@@ -22,6 +23,7 @@ from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.portable import Gone
 from hydro_rasda.run.spec import read_asked
 from hydro_rasda.run.store import Store
+from hydro_rasda.trial import Trial
 from hydro_rasda.width_argument import width_form
 
 
@@ -54,7 +56,7 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
     return written(
         Recipe(
             title=title,
-            config=_as_asked(found.config, number),
+            config=_as_asked(_by_parameter(problem, number, found.config), number),
             trial=number,
             epochs=int(found.kept_epoch),
             settings=settings,
@@ -99,6 +101,20 @@ def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> No
     copied = swept and any(str(number) in value.get("copies", ()) for key, value in values.items() if "/group-" in key)
     if changed or copied:
         raise _cannot(number, "it went on from another trial's weights, or its hyperparameters changed in training")
+
+
+def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration whose learning rates by role are those of parameters.
+
+    Raises:
+        ValueError: if a loaded run has no model to tell which parameters these are.
+    """
+    if not asks_roles(config):
+        return config
+    if isinstance(problem.model_fn, Gone):
+        why = "its model alone tells which parameters have learning rates by role"
+        raise _cannot(number, f"{why}; the result that `tune` returned has it")
+    return by_parameter(config, roles_of(problem.target(Trial(number, config))))
 
 
 def _as_asked(config: Mapping[str, Any], number: int) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from fusion.streams import seed_generators
 from fusion.tensors import copied
 from fusion.width.microbatch import backward
 from hydro_rasda.data import ALONE, Batch, Share
+from hydro_rasda.lr_roles import by_parameter, roles_of
 from hydro_rasda.objective import Objective, scalars
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
@@ -47,6 +48,7 @@ class FusedLearner:
         self._models = models
         settings = [optimizer_settings(problem.objective, *of) for of in zip(modules, configs)]
         self._configs = [own.config for own in settings]
+        self._roles = roles_of(modules[0])
         self.micro_batches: int = read(self._configs[0], "accumulate")
         self._factors = multipliers(settings[0], modules[0], problem.settings.sweep.surrogate)
         self.optimizer = fused_optimizer(self.fused, self._configs, **self._factors)
@@ -216,8 +218,9 @@ class FusedLearner:
         """
         if modules:
             self.fused.set_floats(modules)
-        if list(configs) != list(self._configs):
-            self._configs = list(configs)
+        configs = [by_parameter(config, self._roles) for config in configs]
+        if configs != list(self._configs):
+            self._configs = configs
             self.optimizer.take_hyperparameters(fused_optimizer(self.fused, configs, **self._factors))
         self._scheduled = None
         if self._graph is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from fusion.hyperparameters import MUON_ORIGINAL, OWN, RULES, optimizer_name
 from fusion.optim import OPTIMIZERS, Hyperparameters
 from hydro_rasda.checks import require
+from hydro_rasda.lr_roles import asks_roles, by_parameter, roles_of
 from hydro_rasda.objective import Objective, OptimizerSettings
 from hydro_rasda.precision import as_given
 from surrogate import lr_multipliers, weight_decay_multipliers
@@ -19,9 +21,15 @@ Multipliers = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def optimizer_settings(objective: Objective, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
-    """Return the settings by the objective's own method of this name; without one, those of the configuration."""
+    """Return the settings by the objective's own method of this name; without one, those of the configuration.
+
+    Learning rates by role are written as those of the model's parameters.
+    """
     own = getattr(as_given(objective), "optimizer_settings", None)
-    return OptimizerSettings(config) if own is None else own(model, config)
+    settings: OptimizerSettings = OptimizerSettings(config) if own is None else own(model, config)
+    if not asks_roles(settings.config):
+        return settings
+    return replace(settings, config=by_parameter(settings.config, roles_of(model)))
 
 
 def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float) -> Multipliers:

@@ -110,6 +110,7 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"race": RaceConfig(ema=0)},
     ),
     "muon": (mlp, {**ADAMW, "optimizer": "muon", "lr.adamw": 0.003, "schedule": "cosine", "beta2": 0.95}, {}),
+    "rates by role": (mlp, {**ADAMW, "lr.embedding": 0.02, "lr.head": 0.001, "lr.0.bias": 0.004}, {}),
     "lion": (mlp, {**ADAMW, "optimizer": "lion", "lr": choice([1e-3, 3e-4]), "beta2": 0.95, "weight_decay": 0.1}, {}),
     "adafactor": (mlp, {**ADAMW, "optimizer": "adafactor", "lr": choice([0.05, 0.02]), "beta2_decay": -0.7}, {}),
     "independent decay": (mlp, {**ADAMW, "independent_weight_decay": True, "weight_decay": 1e-4}, {}),
@@ -137,7 +138,10 @@ def test_it_trains_what_was_handed_back(name: str, quick: Quick, digits: tuple[P
     assert "fusion" not in text.replace("confusion", "")
     rtol = 1e-4 if name in ("batch statistics in parts", "float16") else 0.0
     assert_same(again(text, model_fn, digits[0]), result, rtol)
-    if model_fn is not in_parts:  # of which a loaded run does not know that it takes a second argument
+    if name == "rates by role":
+        with pytest.raises(ValueError, match="its model alone tells which parameters have learning rates by role"):
+            load(result.path).recipe()
+    elif model_fn is not in_parts:  # of which a loaded run does not know that it takes a second argument
         assert_same(again(load(result.path).recipe(), model_fn, digits[0]), result, rtol)
 
 

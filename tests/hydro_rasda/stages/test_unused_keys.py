@@ -182,8 +182,8 @@ def test_what_another_value_is_computed_from_counts(quick: Quick) -> None:
 def test_parts_of_the_model_may_have_learning_rates_of_their_own(quick: Quick) -> None:
     result = quick(space={**LR, "lr.4": loguniform(1e-3, 0.3)}, max_t=2, num_samples=6)
     assert result.finished
-    with pytest.raises(ValueError, match=r"`lr\.head` is .*, but must be left out: no parameter's name begins"):
-        quick(space={**LR, "lr.head": loguniform(1e-3, 0.3)}, name="other")
+    with pytest.raises(ValueError, match=r"`lr\.body` is .*, but must be left out: no parameter's name begins"):
+        quick(space={**LR, "lr.body": loguniform(1e-3, 0.3)}, name="other")
     with pytest.raises(ValueError, match=r"`space\['lr\.4'\]` is .*, but must be a finite number > 0"):
         quick(space={**LR, "lr.4": uniform(0.0, 0.3)}, name="third")
 
