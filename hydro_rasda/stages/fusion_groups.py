@@ -12,6 +12,7 @@ from torch import nn
 
 from fusion import fusion_key
 from fusion.hyperparameters import read
+from fusion.padding import PADDABLE, form_of
 from hydro_rasda.config_access import Notes, Reads, all_of, leaves
 from hydro_rasda.contracts import evenly
 from hydro_rasda.objective import reads_config, steering
@@ -169,11 +170,16 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
 
 
 def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
+    """Return a digest of all that trials of one group share, after one of the part that they share beside widths."""
     # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
-    scales = repr(multipliers(settings, surrogate, problem.settings.sweep.surrogate))
-    parts = read(settings.config, "accumulate")
-    return hashlib.sha256(repr(fusion_key(surrogate, trial.batch_size, parts, scales)).encode()).hexdigest()[:12]
+    scales = multipliers(settings, surrogate, problem.settings.sweep.surrogate)
+    key, also = fusion_key(surrogate), (trial.batch_size, read(settings.config, "accumulate"))
+    # Those of optimizers whose members are never padded may depend on shapes.
+    some = {name: {kind: of for kind, of in kinds.items() if kind in PADDABLE} for name, kinds in scales.items()}
+    parts = (form_of(key), *also, repr(some)), (key, *also, repr(scales))
+    form, whole = (hashlib.sha256(repr(part).encode()).hexdigest() for part in parts)
+    return f"{form[:8]}-{whole[:12]}"
 
 
 def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:

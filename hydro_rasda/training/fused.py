@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fusion import FusionMismatch, FusionWarning, dry_run
 from fusion.backoff import back_off, is_out_of_memory
+from fusion.padding import padded_to
 from fusion.warn import warn
 from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.contracts import EpochMetrics, Group, GroupOutcome, GroupTask, History
@@ -189,9 +190,9 @@ def _built(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load:
     members, (group,) = task.members, task.groups
     known = False
     if task.sources:
-        learner, known = _resume(problem, trials, members, task.sources, load, task.copies)
+        learner, known = _resume(problem, trials, members, task.sources, load, task.copies, group.widest)
     else:
-        learner = _start(problem, trials, members)
+        learner = _start(problem, trials, members, group.widest)
     learner.fused.one_by_one = not group.fused
     learner.micro_batches = max(learner.micro_batches, group.micro_batches)
     if group.compiled and problem.settings.graph is not False:
@@ -222,10 +223,15 @@ def joined(outcomes: Iterable[GroupOutcome]) -> GroupOutcome:
     return whole
 
 
-def _start(problem: Problem, trials: Mapping[int, Trial], members: Sequence[int]) -> FusedLearner:
+def _start(
+    problem: Problem, trials: Mapping[int, Trial], members: Sequence[int], widest: Trial | None = None
+) -> FusedLearner:
     each = problem.each("surrogate")
     modules = [of_model.surrogate(trials[number]) for number in members for of_model in each]
-    return FusedLearner(modules, [trials[number].config for number in members for _ in each], problem, len(each))
+    if widest is not None:
+        modules = padded_to(problem.surrogate(widest), modules)
+    configs = [trials[number].config for number in members for _ in each]
+    return FusedLearner(modules, configs, problem, len(each), padded=widest is not None)
 
 
 def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source: str, load: Load) -> list[State]:
@@ -248,6 +254,7 @@ def _resume(
     sources: Sequence[str],
     load: Load,
     copies: Mapping[int, int] = MappingProxyType({}),
+    widest: Trial | None = None,
 ) -> tuple[FusedLearner, bool]:
     """The fused model of a group whose members were trained in other groups, in the group's order.
 
@@ -264,7 +271,7 @@ def _resume(
         kept = [number for trained in part["members"] for number in going_on.get(trained, ())]
         if not kept:
             continue
-        learner = _start(problem, trials, kept)
+        learner = _start(problem, trials, kept, widest)
         positions = [part["members"].index(copies.get(number, number)) for number in kept]
         copied = not copies.keys().isdisjoint(kept)
         some = copied or len(kept) < len(part["members"])

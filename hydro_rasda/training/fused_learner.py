@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fusion import FusedModel, clip_grad_norm_, fuse, fused_optimizer, lr_factor
 from fusion.hyperparameters import read
+from fusion.padding import resized_state
 from fusion.streams import seed_generators
 from fusion.tensors import copied
 from fusion.width.microbatch import backward
@@ -34,6 +35,7 @@ class FusedLearner:
 
     Args:
         models: Models of each trial, side by side. Each trains on a batch of its own where there are several.
+        padded: True if some of the modules are padded with zeros to the shapes of others.
 
     Attributes:
         micro_batches: Parts that each batch is split into, one after the other, to take less memory.
@@ -42,10 +44,15 @@ class FusedLearner:
     shard = ALONE
 
     def __init__(
-        self, modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], problem: Problem, models: int = 1
+        self,
+        modules: Sequence[nn.Module],
+        configs: Sequence[Mapping[str, Any]],
+        problem: Problem,
+        models: int = 1,
+        padded: bool = False,
     ) -> None:
         self.fused: FusedModel = fuse(modules)
-        self._models = models
+        self._models, self._padded = models, padded
         settings = [optimizer_settings(problem.objective, *of) for of in zip(modules, configs)]
         self._configs = [own.config for own in settings]
         self._roles = roles_of(modules[0])
@@ -170,15 +177,19 @@ class FusedLearner:
         """Weights, buffers and optimizer state of all members; in float16, their loss scales."""
         scale = {} if self._scale is None else {"loss_scale": self._scale.state_dict()}
         written = sorted(self.fused.written)
-        return {"model": self.fused.state_dict(), "optimizer": self.optimizer.state_dict(), "written": written, **scale}
+        also = {"written": written, "padded": self._padded, **scale}
+        return {"model": self.fused.state_dict(), "optimizer": self.optimizer.state_dict(), **also}
 
     def load(
         self, state: Mapping[str, Any], positions: Sequence[int] | None = None, hyperparameters: bool = True
     ) -> None:
         """Go on from what `state` gave: from its members at these positions, by default from all of them.
 
-        Without `hyperparameters`, members go on with those that this learner was made with.
+        Without `hyperparameters`, members go on with those that this learner was made with. If the members were padded,
+        or are now, all that is stored of their parameters is cut or padded to the shapes of now.
         """
+        if self._padded or state.get("padded"):
+            state = resized_state(state, self.fused.template)
         self.fused.load_state_dict(state["model"], members=positions)
         self.fused.written |= frozenset(state.get("written", ()))
         self.optimizer.load_state_dict(state["optimizer"], members=positions, hyperparameters=hyperparameters)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fusion import FusionWarning
 from fusion.backoff import is_out_of_memory
 from fusion.graph import GraphWarning
+from fusion.padding import padded_to
 from fusion.width.plan import FusionPlan
 from fusion.width.probe import compiled_speedup, plan_fusion
 from hydro_rasda.data import Batch
@@ -35,7 +36,7 @@ def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room
     If a single trial does not fit a core's part of the room, it is measured with all of the room.
 
     Args:
-        trials: Trials of one kind, for one core.
+        trials: Trials of one kind, for one core. Narrower models than the first trial's are measured as wide as that.
         room: Bytes for all cores.
         cores: Number of cores that share the room.
     """
@@ -106,7 +107,7 @@ def _multipliers(problem: Problem, trial: Trial, surrogate: nn.Module) -> Mappin
 
 
 class _Surrogates(Sequence[nn.Module]):
-    """The trials' surrogates, each built when it is first asked for."""
+    """The trials' surrogates, each built when it is first asked for, and padded to the shapes of the first."""
 
     def __init__(self, problem: Problem, trials: Sequence[Trial]) -> None:
         self._problem, self._trials = problem, trials
@@ -125,5 +126,6 @@ class _Surrogates(Sequence[nn.Module]):
         if isinstance(at, slice):
             return [self[i] for i in range(len(self))[at]]
         if at not in self._built:
-            self._built[at] = self._problem.surrogate(self._trials[at])
+            built = self._problem.surrogate(self._trials[at])
+            self._built[at] = padded_to(self[0], [built])[0] if at else built
         return self._built[at]

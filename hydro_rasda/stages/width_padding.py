@@ -1,0 +1,71 @@
+"""Find structures whose trials can join the groups of wider ones, their models padded with zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from fusion import fusion_key
+from fusion.padding import fits_into, pads_exactly
+from fusion.tensors import count_samples
+from fusion.width.microbatch import can_be_split, split
+from hydro_rasda.precision import as_given
+from hydro_rasda.problem import Problem
+from hydro_rasda.processes.forks import Died, map_forked
+from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.run.journal import Unit
+from hydro_rasda.trial import Trial
+
+SAMPLES = 16
+"""Examples on which a padded model is compared with the model itself."""
+
+
+def find_wider(problem: Problem, examples: Mapping[str, Trial], children: int) -> Unit:
+    """Find, for each kind of trials, the next wider kind to whose shapes its models can be padded exactly.
+
+    Kinds that differ in more than widths are not compared, nor any if the objective has optimizer settings of its own.
+
+    Args:
+        examples: By kind, one of its trials.
+        children: Processes that are forked to compare them; 0 compares them in this one.
+
+    Returns:
+        A unit whose value has, by kind, the next wider kind and the share of its parameters.
+    """
+    forms: dict[str, dict[str, Trial]] = {}
+    for kind, trial in examples.items():
+        forms.setdefault(form(kind), {})[kind] = trial
+    several = [of for of in forms.values() if len(of) > 1]
+    if getattr(as_given(problem.objective), "optimizer_settings", None) is not None:
+        several = []
+    pace = HangDetector("no model was compared", foreseen=problem.epoch_seconds)
+    found: dict[str, tuple[str, float]] = {}
+    for of_form in map_forked([partial(_of_form, problem, of) for of in several], children, pace):
+        found |= {} if isinstance(of_form, Died) else of_form
+    return Unit(found, [])
+
+
+def form(kind: str) -> str:
+    """Return the part of a kind's digest in which kinds agree that differ in nothing but widths."""
+    return kind.partition("-")[0]
+
+
+def _of_form(problem: Problem, examples: Mapping[str, Trial]) -> dict[str, tuple[str, float]]:
+    """Compare each model with the next wider one; padding that is exact to each next one is exact to all wider ones."""
+    try:
+        modules = {kind: problem.surrogate(trial) for kind, trial in examples.items()}
+        batch = next(problem.train_data.epoch(next(iter(examples.values())).batch_size, 0))
+    except (Exception, SystemExit):  # its own training will tell why
+        return {}
+    if can_be_split(batch):
+        batch = split(batch, max(1, count_samples(batch) // SAMPLES))[0]
+    objective = as_given(problem.objective)
+    keys = {kind: fusion_key(module) for kind, module in modules.items()}
+    sizes = {kind: sum(p.numel() for p in module.parameters()) for kind, module in modules.items()}
+    ordered = sorted(sizes, key=lambda kind: (sizes[kind], kind))
+    found = {}
+    for at, kind in enumerate(ordered):
+        wider = next((other for other in ordered[at + 1 :] if fits_into(keys[kind], keys[other])), None)
+        if wider is not None and pads_exactly(modules[kind], modules[wider], objective, batch):
+            found[kind] = (wider, sizes[kind] / sizes[wider])
+    return found
