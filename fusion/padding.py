@@ -1,8 +1,8 @@
 """Modules that differ in widths, made alike: the narrower one is padded with zeros, where that changes nothing.
 
 A padded unit reads and feeds weights that are zero. If such a weight gets no gradient, it stays zero under each
-optimizer that works element by element. Where a module normalizes or mixes over the padded dimension, or draws a random
-number for each unit, padding changes results. Nobody keeps a list of such layers: `pads_exactly` runs both modules.
+optimizer that works element by element. Padding changes the results of a module that normalizes or mixes over the padded
+dimension, or draws a random number for each unit. There is no list of such layers: `pads_exactly` runs both modules.
 """
 
 from __future__ import annotations

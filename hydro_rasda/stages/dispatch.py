@@ -202,7 +202,9 @@ class Dispatcher:
         """Recall from the journal how to group these kinds, or have the device measure it."""
         run, machine = self._run, self._devices.machine(device)
         names = {kind: f"surrogate/widths-of-{kind} on {machine}" for kind in of_kind}
-        trials = {kind: [run.trials[n] for n in of] for kind, of in of_kind.items() if not run.store.done(names[kind])}
+        # Those of the kind itself first: narrower models that join them are measured in their shapes.
+        ordered = {kind: sorted(of, key=lambda n, kind=kind: self.kinds[n] != kind) for kind, of in of_kind.items()}
+        trials = {kind: [run.trials[n] for n in of] for kind, of in ordered.items() if not run.store.done(names[kind])}
         if trials:
             started = time.perf_counter()
             planned = self._devices.plan(device, trials)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
+
+from torch import nn
 
 from fusion import fusion_key
 from fusion.padding import fits_into, pads_exactly
+from fusion.structure import FusionKey
 from fusion.tensors import count_samples
 from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.precision import as_given
@@ -53,19 +57,28 @@ def form(kind: str) -> str:
 def _of_form(problem: Problem, examples: Mapping[str, Trial]) -> dict[str, tuple[str, float]]:
     """Compare each model with the next wider one; padding that is exact to each next one is exact to all wider ones."""
     try:
-        modules = {kind: problem.surrogate(trial) for kind, trial in examples.items()}
+        described = {kind: _described(problem.surrogate(trial)) for kind, trial in examples.items()}
         batch = next(problem.train_data.epoch(next(iter(examples.values())).batch_size, 0))
     except (Exception, SystemExit):  # its own training will tell why
         return {}
     if can_be_split(batch):
         batch = split(batch, max(1, count_samples(batch) // SAMPLES))[0]
-    objective = as_given(problem.objective)
-    keys = {kind: fusion_key(module) for kind, module in modules.items()}
-    sizes = {kind: sum(p.numel() for p in module.parameters()) for kind, module in modules.items()}
-    ordered = sorted(sizes, key=lambda kind: (sizes[kind], kind))
-    found = {}
+    ordered, found = sorted(described, key=lambda kind: described[kind].size), {}
     for at, kind in enumerate(ordered):
-        wider = next((other for other in ordered[at + 1 :] if fits_into(keys[kind], keys[other])), None)
-        if wider is not None and pads_exactly(modules[kind], modules[wider], objective, batch):
-            found[kind] = (wider, sizes[kind] / sizes[wider])
+        own = described[kind]
+        wider = next((other for other in ordered[at + 1 :] if fits_into(own.key, described[other].key)), None)
+        if wider is not None:
+            # Built anew, so that no more than two are there at a time.
+            pair = problem.surrogate(examples[kind]), problem.surrogate(examples[wider])
+            if pads_exactly(*pair, as_given(problem.objective), batch):
+                found[kind] = (wider, own.size / described[wider].size)
     return found
+
+
+class _Described(NamedTuple):
+    size: int
+    key: FusionKey
+
+
+def _described(module: nn.Module) -> _Described:
+    return _Described(sum(parameter.numel() for parameter in module.parameters()), fusion_key(module))
