@@ -1,8 +1,8 @@
 """Modules that differ in widths, made alike: the narrower one is padded with zeros, where that changes nothing.
 
 A padded unit reads and feeds weights that are zero. If such a weight gets no gradient, it stays zero under each
-optimizer that works element by element. Padding changes the results of a module that normalizes or mixes over the padded
-dimension, or draws a random number for each unit. There is no list of such layers: `pads_exactly` runs both modules.
+optimizer that works element by element. Padding changes the results of a module that normalizes or mixes over the
+padded dimension, or draws a random number for each unit. There is no list of such layers: `pads_exactly` runs both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SPREAD = 0.1
 _GENERIC = 0.25
 """Takes the place of floats that are zero while modules are compared: a member may have another dropout later."""
 
-_CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+_RTOL, _ATOL = 1e-9, 1e-11
 
 
 def form_of(key: FusionKey) -> FusionKey:
@@ -215,7 +215,7 @@ def _evaluated(module: nn.Module, objective: Objective, batch: Any) -> tuple[lis
 def _same(value: Any, other: Any) -> bool:
     if not isinstance(value, Tensor) or not isinstance(other, Tensor):
         return bool(value == other)
-    return value.shape == other.shape and value.dtype == other.dtype and torch.allclose(value, other, **_CLOSE)
+    return value.shape == other.shape and value.dtype == other.dtype and torch.allclose(value, other, _RTOL, _ATOL)
 
 
 def _is_padded(own: Tensor, other: Tensor) -> bool:

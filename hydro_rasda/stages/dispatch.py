@@ -179,9 +179,13 @@ class Dispatcher:
             share *= of_next
             yield kind, share
 
+    def _is_narrower(self, kind: str, number: int) -> bool:
+        """Tell whether a trial in a group of this kind is of another kind, whose models are padded."""
+        return self.kinds[number] != kind
+
     def _widest(self, group: Group) -> Trial | None:
         """Return a trial of the kind to which a group's narrower members are padded; None if it has none of these."""
-        if all(self.kinds[number] == group.kind for number in group.members):
+        if not any(self._is_narrower(group.kind, number) for number in group.members):
             return None
         return self._run.trials[min(number for number, kind in self.kinds.items() if kind == group.kind)]
 
@@ -203,7 +207,7 @@ class Dispatcher:
         run, machine = self._run, self._devices.machine(device)
         names = {kind: f"surrogate/widths-of-{kind} on {machine}" for kind in of_kind}
         # Those of the kind itself first: narrower models that join them are measured in their shapes.
-        ordered = {kind: sorted(of, key=lambda n, kind=kind: self.kinds[n] != kind) for kind, of in of_kind.items()}
+        ordered = {kind: sorted(of, key=partial(self._is_narrower, kind)) for kind, of in of_kind.items()}
         trials = {kind: [run.trials[n] for n in of] for kind, of in ordered.items() if not run.store.done(names[kind])}
         if trials:
             started = time.perf_counter()

@@ -78,7 +78,7 @@ EXACT: dict[str, tuple[Build, Tensor]] = {
     "gelu": (between(lambda _: nn.GELU()), X),
     "tanh": (between(lambda _: nn.Tanh(), lambda width: nn.Linear(width, width), lambda _: nn.Tanh()), X),
     "batch norm": (between(nn.BatchNorm1d, lambda _: nn.ReLU()), X),
-    "dropout of inputs": (lambda width: nn.Sequential(nn.Dropout(0.5), *between()(width)), X),
+    "dropout of inputs": (lambda width: nn.Sequential(nn.Dropout(0.5), between()(width)), X),
     "convolution, flattened": (of_images, IMAGES),
     "depthwise": (depthwise, IMAGES),
     "embedding": (MeanOfTokens, TOKENS),

@@ -148,7 +148,7 @@ def test_a_sweep_over_widths_has_half_the_groups_and_the_same_scores(
     for one, other in zip(found[True].trials, found[False].trials, strict=True):
         assert one.surrogate_metric == pytest.approx(other.surrogate_metric, rel=1e-3)
         assert one.status == other.status
-    model = found[True].best_model()
+    model: Any = found[True].best_model()
     assert model[0].weight.shape == (found[True].best_config["width"], 64)
     again = quick(**asked, name="True")
     assert again.trials == found[True].trials
