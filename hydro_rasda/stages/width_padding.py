@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from fusion.padding import fits_into, pads_exactly
 from fusion.structure import FusionKey
 from fusion.tensors import count_samples
 from fusion.width.microbatch import can_be_split, split
+from hydro_rasda.contracts import evenly
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.forks import Died, map_forked
@@ -44,14 +45,19 @@ def find_wider(problem: Problem, examples: Mapping[str, Trial], children: int) -
         several = []
     pace = HangDetector("no model was compared", foreseen=problem.epoch_seconds)
     found: dict[str, tuple[str, float]] = {}
-    for of_form in map_forked([partial(_of_form, problem, of) for of in several], children, pace):
-        found |= {} if isinstance(of_form, Died) else of_form
+    parts = evenly(several, max(1, children))
+    for of_part in map_forked([partial(_of_forms, problem, part) for part in parts], children, pace):
+        found |= {} if isinstance(of_part, Died) else of_part
     return Unit(found, [])
 
 
 def form(kind: str) -> str:
     """Return the part of a kind's digest in which kinds agree that differ in nothing but widths."""
     return kind.partition("-")[0]
+
+
+def _of_forms(problem: Problem, forms: Sequence[Mapping[str, Trial]]) -> dict[str, tuple[str, float]]:
+    return {kind: wider for examples in forms for kind, wider in _of_form(problem, examples).items()}
 
 
 def _of_form(problem: Problem, examples: Mapping[str, Trial]) -> dict[str, tuple[str, float]]:
