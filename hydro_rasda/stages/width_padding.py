@@ -45,7 +45,7 @@ def find_wider(problem: Problem, examples: Mapping[str, Trial], children: int) -
         several = []
     pace = HangDetector("no model was compared", foreseen=problem.epoch_seconds)
     found: dict[str, tuple[str, float]] = {}
-    parts = evenly(several, max(1, children))
+    parts = evenly(several, max(1, children)) if several else []
     for of_part in map_forked([partial(_of_forms, problem, part) for part in parts], children, pace):
         found |= {} if isinstance(of_part, Died) else of_part
     return Unit(found, [])
