@@ -173,6 +173,7 @@ def write_page(folder: Path) -> None:
     """Render what is there of all tasks as `transfer_quality.md`, followed by `transfer_notes.md`."""
     found = [folder / f"transfer_{name}.json" for name in ("digits", "cifar10", "shakespeare")]
     tables = [_table(json.loads(path.read_text())) for path in found if path.exists()]
+    tables += _parts(folder)
     notes = [path.read_text() for path in folder.glob("transfer_notes.md")]
     (folder / "transfer_quality.md").write_text("\n\n".join([_HEAD, *tables, *notes]))
 
@@ -206,6 +207,62 @@ def _table(result: dict[str, Any]) -> str:
         regrets = " | ".join(f"{row['regret'][str(k)]:.3g}" for k in (1, 2, 3))
         lines.append(f"| {row['width_ratio']:g} | {scheme} | {row['rho']:.3f} | {regrets} | {row['verdict']} |")
     return "\n".join(lines)
+
+
+def _parts(folder: Path) -> list[str]:
+    """Render the studies of `benchmarks.transfer_parts`: means over their seeds, as two tables."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("transfer_parts_*-*.json"))]
+    if not results:
+        return []
+    of: dict[tuple[str, str, float, float, float], list[dict[str, Any]]] = {}
+    for result in results:
+        for row in result["rows"]:
+            key = result["task"], result["optimizer"], row["width"], row["depth"], row["factor"]
+            of.setdefault(key, []).append(row)
+    lines = [
+        _PARTS_HEAD,
+        f"{results[0]['environment']['date']}, {results[0]['environment']['machine']}.",
+        "",
+        "| task | optimizer | seeds | width | depth | branches | price | rho | regret@1 | regret@4 | best at place |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (task, kind, width, depth, factor), rows in of.items():
+        price, rho = (statistics.mean(row[name] for row in rows) for name in ("cost", "rho"))
+        regrets = " | ".join(f"{statistics.mean(row['regret'][k] for row in rows):.3f}" for k in (0, 1))
+        places = ", ".join(str(row["place"]) for row in rows)
+        sizes = f"{width:g} | {depth:g} | x{factor:g}"
+        lines.append(f"| {task} | {kind} | {len(rows)} | {sizes} | {price:.3f} | {rho:.2f} | {regrets} | {places} |")
+    return ["\n".join(lines), _embedding(results)]
+
+
+def _embedding(results: Sequence[dict[str, Any]]) -> str:
+    tried = {result["task"]: result["embedding"] for result in results if "embedding" in result}
+    multipliers = [row["multiplier"] for row in next(iter(tried.values()))]
+    lines = [
+        _EMBEDDING_HEAD,
+        f"| task | {' | '.join(f'x{multiplier:g}' for multiplier in multipliers)} |",
+        "|---|" + "---|" * len(multipliers),
+    ]
+    for task, rows in tried.items():
+        lines.append(f"| {task} | {' | '.join(format(min(row['losses']), '.3f') for row in rows)} |")
+    return "\n".join(lines)
+
+
+_PARTS_HEAD = """## Muon, rates by part, and depth
+
+Residual models of four blocks: an MLP 256 wide (digits), a transformer 64 wide (shakespeare), a CNN of 32 channels
+(CIFAR-10). 24 configurations for each seed, 2 to 6 epochs, a linear decay, batches of 32. AdamW has learning rates of
+embedding and head between 1/8 and 8 times `lr`. Muon has an `lr.adamw` between these. All surrogates of a row train as
+one fused model. The column *branches* is the factor of residual branches: x2 at half the depth is CompleteP's rule. The
+column *price* is CPU time over that of the full-size models. Regrets are in nats of validation loss. The last column is
+the place of the full-size model's best configuration in the surrogates' ranking, for each seed. Rerun: `python -m
+benchmarks.transfer_parts <task>`.
+"""
+
+_EMBEDDING_HEAD = """### The embedding's learning rate at full size
+
+Best validation loss in nats over four learning rates of AdamW, for three multipliers of the embedding's rate.
+"""
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from hydro_rasda.model_costs import BESIDE_A_STEP, weight_bytes
 from hydro_rasda.objective import give_config, reads_config, scalars, steering
 from hydro_rasda.objectives import COSTS
 from hydro_rasda.precision import as_given
-from hydro_rasda.problem import NoModule, Problem
+from hydro_rasda.problem import NoModule, NoRoles, Problem
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.seeds import next_seed
 from hydro_rasda.trial import Trial
@@ -112,7 +112,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
     for trial in trials:
         try:
             target = problem.target(trial)
-        except NoModule:
+        except (NoModule, NoRoles):
             raise
         except Exception as error:
             told = f"for {shown(trial.config)!r} with {type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -20,9 +20,18 @@ _ATTRIBUTE = "lr_roles"
 """Attribute of a full-size model; a surrogate has its width plan."""
 
 
-def asks_roles(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration may have learning rates by role: a part of the model may have that name, too."""
-    return not _KEYS.keys().isdisjoint(config)
+def asked_roles(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """Return the keys of learning rates by role, and the roles; a key that names a part of the model is that part's.
+
+    Args:
+        names: Of the parameters that learn.
+
+    >>> asked_roles({"lr.head": 0.1, "lr.hidden": 0.3}, ["head.weight", "body.weight"])
+    {'lr.hidden': 'hidden'}
+    """
+    asked = {key: role for key, role in _KEYS.items() if key in config}
+    parts = {part for name in names for part in _parts(name)} if asked else set()
+    return {key: role for key, role in asked.items() if role not in parts}
 
 
 def note_roles(model: nn.Module, roles: Mapping[str, str]) -> None:
@@ -49,9 +58,10 @@ def by_parameter(config: Mapping[str, Any], roles: Roles) -> Mapping[str, Any]:
     >>> by_parameter({"lr": 0.1, "lr.head": 0.3}, {"0.weight": "embedding", "2.weight": "head", "2.bias": None})
     {'lr': 0.1, 'lr.2.weight': 0.3}
     """
-    parts = {f"lr.{part}" for name in roles for part in _parts(name)}
-    asked = {key: role for key, role in _KEYS.items() if key in config and key not in parts}
-    own = {key for key in config if is_group(key)} & parts
+    asked = asked_roles(config, roles)
+    if not asked:
+        return config
+    own = {key for key in config if is_group(key) and key not in asked}
     free = {name: role for name, role in roles.items() if own.isdisjoint(f"lr.{part}" for part in _parts(name))}
     rates: dict[str, Any] = {}
     for key, role in asked.items():

@@ -21,7 +21,7 @@ from fusion.tensors import duplicate
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.config_access import Notes
 from hydro_rasda.data import Batches, Folds, outline, reseeded
-from hydro_rasda.lr_roles import asks_roles, note_roles
+from hydro_rasda.lr_roles import asked_roles, note_roles
 from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import Objective, give_config, reads_config, steering
 from hydro_rasda.precision import as_given
@@ -38,12 +38,15 @@ from surrogate import (
     plan_surrogate,
     shrink,
 )
-from surrogate.multipliers import width_plan
 from surrogate.widths import compare_widths, shapes_of
 
 
 class NoModule(ValueError):
     """A model function returned something else than a module that can be trained."""
+
+
+class NoRoles(ValueError):
+    """A model whose configuration has learning rates by role cannot be made narrower, by which they are found."""
 
 
 @dataclass(frozen=True)
@@ -178,22 +181,33 @@ class Problem:
         return self._configured(model, trial).to(self.device)
 
     def note_roles(self, model: nn.Module, trial: Trial) -> None:
-        """Note the roles of a full-size model's parameters, if its configuration may have learning rates by role.
+        """Note the roles of a full-size model's parameters, if its configuration has learning rates by role.
 
         They are found by making the model narrower. If it takes no width, that needs the example input.
+
+        Raises:
+            NoRoles: if it cannot be made narrower.
         """
-        if not asks_roles(trial.config) or (self._width_form is None and self.example_input is None):
+        asked = asked_roles(trial.config, [name for name, p in model.named_parameters() if p.requires_grad])
+        if not asked or (self._width_form is None and self.example_input is None):
             return
         shapes = tuple(shapes_of(model).items())
         if shapes not in self.plans.roles:
-            ratio = min(self.settings.sweep.surrogate, 1 / 2)
-            with torch.random.fork_rng(devices=[]):
-                if self._width_form is None:
-                    params = width_plan(shrink(model, ratio, self.example_input)).params
-                else:
-                    params = compare_widths(model, self._build(trial.config, ratio))
-            self.plans.roles[shapes] = parameter_roles(model, params)
+            try:
+                self.plans.roles[shapes] = self._roles(model, trial.config)
+            except Exception as error:
+                told = "needs the roles of parameters, which are found by making the model narrower"
+                raise NoRoles(f"`{next(iter(asked))}` {told}: {error}; give names of its parts instead") from error
         note_roles(model, self.plans.roles[shapes])
+
+    def _roles(self, model: nn.Module, config: Mapping[str, Any]) -> Mapping[str, str]:
+        width = self.settings.sweep.surrogate
+        ratio = width if width < 1 else 1 / 2
+        with torch.random.fork_rng(devices=[]):
+            if self._width_form is not None:
+                return parameter_roles(model, compare_widths(model, self._build(config, ratio)))
+            plan = plan_shrink(model, ratio, self.example_input)
+            return parameter_roles(shrink(model, ratio, self.example_input, plan=plan))
 
     def _configured(self, model: nn.Module, trial: Trial) -> nn.Module:
         if reads_config(as_given(self.objective)):

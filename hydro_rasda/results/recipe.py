@@ -9,7 +9,7 @@ from typing import Any
 from fusion.hyperparameters import OPTIMIZERS, SCHEDULES, read
 from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.console import show
-from hydro_rasda.lr_roles import asks_roles, by_parameter, roles_of
+from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of
 from hydro_rasda.objective import Supervised, Written
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
@@ -109,9 +109,9 @@ def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any]) -> M
     Raises:
         ValueError: if a loaded run has no model to tell which parameters these are.
     """
-    if not asks_roles(config):
-        return config
     if isinstance(problem.model_fn, Gone):
+        if not asked_roles(config, ()):
+            return config
         why = "its model alone tells which parameters have learning rates by role"
         raise _cannot(number, f"{why}; the result that `tune` returned has it")
     return by_parameter(config, roles_of(problem.target(Trial(number, config))))

@@ -94,6 +94,30 @@ def test_the_dry_run_finds_roles_at_each_width(model_fn: Any, surrogate: float) 
         dry_run(of, trials({**BY_ROLE, "lr.2": 0.1}))
 
 
+def fixed(config: dict[str, Any]) -> nn.Module:
+    """A model that cannot be made narrower: no size is free."""
+    return nn.ModuleDict({"head": nn.Linear(64, 10)})["head"] if "plain" in config else Headed()
+
+
+class Headed(nn.Module):
+    """One layer, named as a role."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(x)
+        return y
+
+
+def test_a_model_that_cannot_be_made_narrower_needs_names() -> None:
+    of = problem(fixed, surrogate=1)
+    dry_run(of, trials({"lr.head": 0.1}))  # the name of a part, which needs no role
+    with pytest.raises(ValueError, match=r"`lr\.head` needs the roles of parameters, .* give names of its parts"):
+        dry_run(of, trials({"lr.head": 0.1, "plain": True}))
+
+
 def test_a_group_that_goes_on_takes_new_rates_by_role() -> None:
     of, plain = problem(deep), {"optimizer": "adamw", "lr": 0.1}
     learners = [FusedLearner([of.surrogate(Trial(0, plain))], [plain], of) for _ in range(2)]
