@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 LEAST_STEPS, MOST_SECONDS = 12, 15.0
 WARM = 2
 """Steps that are left out: the first compiles."""
 
 Tree = Any
-Array = jax.Array
 
 
 class Model(NamedTuple):
