@@ -8,7 +8,6 @@ from typing import Any
 
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import print_json, print_table, say
-from hydro_rasda.page import write_page
 from hydro_rasda.results.comparison import compared, names_of, verdict
 from hydro_rasda.results.reading import read_record
 from hydro_rasda.run.spec import read_asked
@@ -18,6 +17,8 @@ PAGE = "report.html"
 
 def write_report(path: str, out: str | None, as_json: bool) -> None:
     """Write the page, and print its path."""
+    from hydro_rasda.page import write_page  # which waits for NumPy
+
     record = read_record(path)
     file = write_page([record], record.path / PAGE if out is None else Path(out))
     if as_json:
@@ -34,7 +35,7 @@ def compare_runs(paths: Sequence[str], as_json: bool, out: str | None = None) ->
     told, decided = compared(records, asked), verdict(records, asked)
     file = None
     if out is not None:
-        from hydro_rasda.page import write_page
+        from hydro_rasda.page import write_page  # likewise
 
         file = write_page(records, Path(out))
     if as_json:
