@@ -32,6 +32,7 @@ FLOORS = (
             "metrics",
             "model_costs",
             "objective",
+            "objective_parts",
             "precision",
             "problem",
             "space",
