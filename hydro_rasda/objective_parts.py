@@ -24,7 +24,7 @@ class ByPart:
     evaluates all of them.
     """
 
-    parts: Mapping[str, Callable[..., Mapping[str, Tensor]]]
+    parts: Mapping[str, Any]
 
     def __call__(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
         return joined({part: objective(model, batch) for part, objective in self.parts.items()})

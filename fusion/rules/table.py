@@ -18,9 +18,10 @@ from fusion.rules.conv import convolution, pooling, transposed
 from fusion.rules.drawing import DRAWING, member_by_member
 from fusion.rules.dropout import dropout
 from fusion.rules.embedding import embedding
-from fusion.rules.gradient import backward, gradient, requires_grad
+from fusion.rules.gradient import backward, data, gradient, needs_grad, requires_grad
 from fusion.rules.linear import addmm, linear
 from fusion.rules.loss import cross_entropy
+from fusion.rules.masked import set_item
 from fusion.rules.member import Member, Rule, fold, innermost_vmap
 from fusion.rules.norm import batch_norm, group_norm, normalize, weight_norm
 from fusion.rules.recurrent import pack, recurrent, recurrent_cell, scatter
@@ -45,6 +46,8 @@ RULES: dict[Any, Rule] = {
     F.cross_entropy: cross_entropy,
     torch.autograd.grad: gradient,
     Tensor.backward: backward,
+    Tensor.requires_grad.__get__: needs_grad,  # type: ignore[attr-defined]
+    Tensor.data.__get__: data,  # type: ignore[attr-defined]
     torch.lstm_cell: recurrent_cell(LSTM),
     torch.gru_cell: recurrent_cell(GRU),
     torch.rnn_tanh_cell: recurrent_cell(RNN_TANH),
@@ -52,6 +55,7 @@ RULES: dict[Any, Rule] = {
     torch._pack_padded_sequence: pack(torch._pack_padded_sequence),
     torch._pad_packed_sequence: pack(torch._pad_packed_sequence),
     Tensor.scatter_: scatter,
+    Tensor.__setitem__: set_item,
 }
 
 # The same for operators that draw the random numbers of K members: these rules also take `streams`.
@@ -69,6 +73,12 @@ REQUIRING: dict[Any, Rule] = {Tensor.requires_grad_: requires_grad, Tensor.requi
 
 # These make empty tensors: a tensor that is later filled in place must have room for each member.
 UNFILLED = {torch.empty, torch.empty_like, Tensor.new_empty}
+
+# These make tensors that nobody else holds yet: if members write to one, each gets its own.
+FRESH = {
+    *(torch.zeros, torch.zeros_like, Tensor.new_zeros, torch.ones, torch.ones_like, Tensor.new_ones),
+    *(torch.full, torch.full_like, Tensor.new_full, torch.clone, Tensor.clone, torch.eye),
+}
 
 # Written for one member, in operators that have rules themselves; they run inside `vmap` and call those.
 COMPOSITES: dict[Any, Rule] = {

@@ -92,7 +92,7 @@ def by_the_book(asked: Problem, trial: Trial, factors: float, objectives: Object
     own = {part: [p for name, p in model.named_parameters() if name.startswith(f"{part}.")] for part in objectives}
     optimizers = {}
     for part, parameters in own.items():
-        whole = optimizer(model, config, **further)  # type: ignore[arg-type]
+        whole = optimizer(model, config, **further)
         for group in whole.param_groups:
             group["params"] = [p for p in group["params"] if any(p is mine for mine in parameters)]
         optimizers[part] = whole, [group["lr"] for group in whole.param_groups]
