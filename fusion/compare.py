@@ -51,8 +51,8 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
         )
         raise FusionMismatch(
             f"of {fused.K} members, fused and alone differ {listed}. Their modules compute with something "
-            "that only one of them can have here, such as a tensor, a list or a float in an attribute that forward "
-            "changes: keep it in a buffer (`register_buffer`), and read that"
+            "that only one of them can have here, such as a tensor or a float in an attribute that forward changes. "
+            "Keep it in a buffer (`register_buffer`)"
         )
 
 

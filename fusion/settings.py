@@ -151,7 +151,7 @@ _ARITHMETIC: dict[Any, Callable[..., float]] = {
     for name in (known, f"__{known}__")
     if hasattr(Tensor, name)
 }
-"""What torch calls for `1 - s` and the like -> the same for plain numbers."""
+"""Functions of torch's that `1 - s` and the like call -> the same for plain numbers."""
 
 
 def _is_scalar(x: Any) -> bool:

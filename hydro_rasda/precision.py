@@ -62,8 +62,9 @@ def turns(objective: Objective) -> dict[str, Objective]:
     given = as_given(objective)
     if not isinstance(given, ByPart):
         return {"": objective}
-    cast = isinstance(objective, Autocast)
-    return {part: replace(objective, objective=own) if cast else own for part, own in given.parts.items()}
+    if isinstance(objective, Autocast):
+        return {part: replace(objective, objective=own) for part, own in given.parts.items()}
+    return dict(given.parts)
 
 
 @contextmanager

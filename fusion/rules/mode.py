@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         super().__init__()
         self._streams = streams
         self._own: dict[int, tuple[Tensor, Any]] = {}
-        self._fresh: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        self._fresh: dict[int, ref[Tensor]] = {}
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -47,8 +47,8 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         kwargs = kwargs or {}
         if self._own:
             args, kwargs = tree_map(self._of_each, (args, kwargs))
-        first = args[0] if args else None
-        fresh = first is not None and self._fresh.get(id(first)) is first
+        first: Any = args[0] if args else None
+        fresh = bool(self._fresh) and (known := self._fresh.get(id(first))) is not None and known() is first
         if fresh and _writes(func):
             own = fold(_one_for_each, args, kwargs)
             if own is not NotImplemented:
@@ -73,7 +73,7 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
             result = fold(member_by_member(func, self._streams), args, kwargs, draws=True)
         result = func(*args, **kwargs) if result is NotImplemented else result
         if func in FRESH and isinstance(result, Tensor):
-            self._fresh[id(result)] = result
+            self._fresh[id(result)] = ref(result)
         elif fresh and _views(result, first):
             del self._fresh[id(first)]  # a view would not see what is written to each member's own
         return result
