@@ -109,7 +109,7 @@ class Request:
         sweep = self.settings.sweep
         return Identity(self.space, sweep.searcher, sweep.rule, given, sweep.first, functions_of(sweep.constraints))
 
-    def searcher(self) -> Searcher | str | None:
+    def searcher(self) -> Searcher | None:
         """A copy that knows the space and will learn: the user's own can begin the same run again, or another."""
         asked = self.settings.sweep.searcher
         if isinstance(asked, str):

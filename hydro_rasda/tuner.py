@@ -40,7 +40,6 @@ from hydro_rasda.stages.preparation import Ready, get_ready
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.stages.resume_from_sweep import hand_over
 from hydro_rasda.stages.sweep import sweep as run_sweep
-from hydro_rasda.structure_search import StructureSearch
 from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
 
 if TYPE_CHECKING:
@@ -254,9 +253,7 @@ def _run(
         held_back.give()
         fits = all_fit(constraints, Costs(run))
         search: Search = candidates
-        if isinstance(searcher, str):
-            search = StructureSearch(request.space, run, fits)
-        elif searcher is not None:
+        if searcher is not None:
             search = SearcherSearch(searcher, request.space, run, fits)
         elif fits is not None:
             search = RandomSearch(*sampled, fits)
