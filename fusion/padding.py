@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from fusion.compare import widened
-from fusion.hyperparameters import VECTORIZED
+from fusion.hyperparameters import ONE_PASS
 from fusion.model import Objective
 from fusion.optim.adafactor import STATE
 from fusion.optim.optimizer_config import Hyperparameters
@@ -24,7 +24,7 @@ from fusion.streams import preserved_generators, seed_generators
 from fusion.structure import FusionKey, describe, fusion_key
 from fusion.tensors import copied, duplicate, like, materialize, named_tensors, skeleton
 
-PADDABLE = tuple(kind for kind in VECTORIZED if kind not in ("adafactor", "muon"))
+PADDABLE = (*ONE_PASS, "adamax", "lion", "nadam", "radam", "rmsprop")
 """Optimizers that work element by element. In others, elements depend on each other or on their number."""
 
 _SPREAD = 0.1
