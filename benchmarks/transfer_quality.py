@@ -232,11 +232,11 @@ def _parts(folder: Path) -> list[str]:
         places = ", ".join(str(row["place"]) for row in rows)
         sizes = f"{width:g} | {depth:g} | x{factor:g}"
         lines.append(f"| {task} | {kind} | {len(rows)} | {sizes} | {price:.3f} | {rho:.2f} | {regrets} | {places} |")
-    return ["\n".join(lines), _embedding(results)]
-
-
-def _embedding(results: Sequence[dict[str, Any]]) -> str:
     tried = {result["task"]: result["embedding"] for result in results if "embedding" in result}
+    return ["\n".join(lines), *([_embedding(tried)] if tried else [])]
+
+
+def _embedding(tried: dict[str, list[dict[str, Any]]]) -> str:
     multipliers = [row["multiplier"] for row in next(iter(tried.values()))]
     lines = [
         _EMBEDDING_HEAD,

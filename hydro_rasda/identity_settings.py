@@ -35,6 +35,7 @@ def determining(settings: TuneConfig) -> dict[str, Any]:
         **({"folds": settings.folds} if settings.folds else {}),
         **{name: getattr(settings.sweep, name) for name in _OF_SWEEP},
         **({"repeats": settings.sweep.repeats} if settings.sweep.repeats > 1 else {}),
+        **({"depth": settings.sweep.depth} if settings.sweep.depth < 1 else {}),
         **{name: getattr(settings.race, name) for name in _OF_RACE},
         **({} if settings.race.refit else {"refit": False}),
         "rasda": {name: getattr(settings.race, name) for name in _OF_RASDA},
@@ -43,7 +44,7 @@ def determining(settings: TuneConfig) -> dict[str, Any]:
 
 def recorded(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Fields of `TuneConfig`, `SweepConfig` and `RaceConfig` from a `run.json`; earlier versions kept others, too."""
-    own, sweep = _among((*_OWN, "folds"), asked), _among((*_OF_SWEEP, "constraints", "repeats"), asked)
+    own, sweep = _among((*_OWN, "folds"), asked), _among((*_OF_SWEEP, "constraints", "repeats", "depth"), asked)
     if isinstance(asked.get("metric"), list):
         own |= dict(zip(("metric", "mode", "objectives"), split_metrics(asked["metric"], asked["mode"]), strict=True))
     race = _among(_OF_RACE, asked) | _among(_OF_RASDA, asked.get("rasda", {}))

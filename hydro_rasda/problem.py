@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -28,7 +28,7 @@ from hydro_rasda.precision import as_given
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.surrogate_plans import Plans
 from hydro_rasda.trial import Trial
-from hydro_rasda.width_argument import WidthForm, call_model_fn, width_form
+from hydro_rasda.width_argument import DEPTH, WidthForm, call_model_fn, width_form
 from surrogate import (
     PlanMismatch,
     SurrogatePlan,
@@ -234,11 +234,11 @@ class Problem:
         example = self.example_input if checked else None
         seed_generators(seed)
         try:
-            model = make_surrogate(self._build, config, width, example_input=example, plan=plan)
+            model = make_surrogate(self._build_shallow, config, width, example_input=example, plan=plan)
         except PlanMismatch:
             # The model depends on more than its configuration. It is built again for random numbers as they were.
             seed_generators(seed)
-            model = make_surrogate(self._build, config, width, example_input=example)
+            model = make_surrogate(self._build_shallow, config, width, example_input=example)
         return model.to(self.device)
 
     def builds_alike(self, config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -255,7 +255,7 @@ class Problem:
         notes = Notes()
         noted = replace(self, model_fn=notes.taken_by(self.model_fn))
         try:
-            plan = plan_surrogate(noted._build, config, width)
+            plan = plan_surrogate(noted._build_shallow, config, width)
         except Exception:  # of the model's own, which building it tells; or as it takes no stand-in for a dict
             return None
         reads = notes.of(config)
@@ -290,6 +290,13 @@ class Problem:
     @cached_property
     def _width_form(self) -> WidthForm | None:
         return width_form(self.model_fn)
+
+    def _build_shallow(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
+        """Build the model at the surrogates' depth: widths are those of a wide model that is as shallow."""
+        depth = self.settings.sweep.depth
+        if depth == 1:
+            return self._build(config, width_ratio)
+        return replace(self, model_fn=partial(self.model_fn, **{DEPTH: depth}))._build(config, width_ratio)
 
     def _build(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
         """Call the model function, with a copy of the configuration that is its own to change."""

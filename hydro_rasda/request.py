@@ -28,7 +28,7 @@ from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.schedulers.population_bandits import check_scikit_learn
 from hydro_rasda.search import check_first, check_searcher, named_searcher, prepare
 from hydro_rasda.space import check_space, explored
-from hydro_rasda.width_argument import check_width_argument
+from hydro_rasda.width_argument import check_depth_argument, check_width_argument
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
@@ -56,6 +56,7 @@ class Request:
         check_function("model_fn", self.model_fn, 1, 2, rule=rule, or_class=True)
         sweep, race = self.settings.sweep, self.settings.race
         check_width_argument("model_fn", self.model_fn, sweep.surrogate)
+        check_depth_argument(self.model_fn, sweep.depth, sweep.surrogate)
         if self.loss_fn is not None:
             rule = "None, or a function (no class) of (output, target) or (output, target, config)"
             check_function("loss_fn", self.loss_fn, 3 if takes_config(self.loss_fn) else 2, rule=rule)

@@ -36,6 +36,9 @@ class SweepConfig(Part):
     Attributes:
         surrogate: Width of the surrogates over that of the model, in (0, 1]. With 1, the sweep trains the model itself,
             and full-size training goes on from there.
+        depth: Depth of the surrogates over that of the model, in (0, 1]. Below 1, `model_fn` gets it as its argument
+            `depth_ratio=1.0`. It builds that fraction of its residual blocks, and divides their branches by the ratio
+            (CompleteP: Dey et al. 2025, arXiv:2505.01618).
         grace_period: Epochs of the first rung. Rungs before the space's longest warm-up is over are left out.
         reduction_factor: One in this many goes on from each rung. Rungs lie at
             `grace_period * reduction_factor**k` epochs, the last one at `max_t / reduction_factor` at most, unless it
@@ -73,6 +76,7 @@ class SweepConfig(Part):
     """
 
     surrogate: float = 1 / 8
+    depth: float = 1.0
     grace_period: int = 1
     reduction_factor: int = 3
     rule: RuleName | SweepRule = "halving"
@@ -86,6 +90,8 @@ class SweepConfig(Part):
     def __post_init__(self) -> None:
         width, fusion, rule = self.surrogate, self.fusion, self.rule
         require(is_number(width) and 0 < width <= 1, "sweep.surrogate", width, "a width ratio in (0, 1]")
+        holds = is_number(self.depth) and 0 < self.depth <= 1
+        require(holds, "sweep.depth", self.depth, "a depth ratio in (0, 1]")
         check_int("sweep.grace_period", self.grace_period, at_least=1)
         check_int("sweep.reduction_factor", self.reduction_factor, at_least=2)
         known = isinstance(rule, SweepRule) or (isinstance(rule, str) and rule in RULES)

@@ -8,6 +8,11 @@ from typing import Any, Literal
 
 from torch import nn
 
+from hydro_rasda.checks import require
+
+DEPTH = "depth_ratio"
+"""Name of the argument by which a model function builds shallower models."""
+
 WidthForm = Literal["named", "second"]
 """How a model function takes the width ratio: as the argument of that name, or as its second one."""
 
@@ -77,6 +82,22 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
             raise ValueError(
                 f"`{argument}` has an argument `{p.name}={p.default!r}` that is not used: call it `width_ratio`"
             )
+
+
+def check_depth_argument(model_fn: Any, depth: float, surrogate: float) -> None:
+    """Refuse shallow surrogates of a model function that does not say how it builds them.
+
+    Raises:
+        ValueError: if `depth` is below 1, and `model_fn` lacks a width ratio or `depth_ratio=1.0`, or sweeps the model.
+    """
+    if depth == 1:
+        return
+    p = inspect.signature(model_fn).parameters.get(DEPTH)
+    rule = "1, as the sweep trains the model itself with `sweep.surrogate=1`"
+    require(surrogate < 1, "sweep.depth", depth, rule)
+    told = p is not None and p.default == 1.0 and width_form(model_fn) is not None
+    rule = f"1, unless `model_fn` takes (config, width_ratio, {DEPTH}=1.0), with that default"
+    require(told, "sweep.depth", depth, rule)
 
 
 def call_model_fn(model_fn: Callable[..., Any], form: WidthForm | None, config: dict[str, Any], ratio: float) -> Any:

@@ -85,14 +85,14 @@ def _told(key: str, was: Any, now: Any) -> str | None:
         return "; ".join(f"race.{name} was {was.get(name)!r}, now {now.get(name)!r}" for name in changed) or None
     if key == "sweep_rule":
         was, now = was or HALVING, now or HALVING
-    if key == "repeats":
+    if key in ("repeats", "depth"):
         was, now = was or 1, now or 1
     return f"{_argument(key)} was {was!r}, now {now!r}" if was != now else None
 
 
 def _argument(name: str) -> str:
     """Return the argument that `run.json` has by this name."""
-    return "sweep.repeats" if name == "repeats" else ARGUMENTS.get(name, name)
+    return f"sweep.{name}" if name in ("repeats", "depth") else ARGUMENTS.get(name, name)
 
 
 SPEC = "run.json"

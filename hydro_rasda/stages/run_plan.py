@@ -83,6 +83,8 @@ class RunPlan:
         yield f"{self._count} configurations{of}{each}{f', on {where}' if where else ''}."
         ratio = Fraction(settings.sweep.surrogate).limit_denominator(64)
         width = f"surrogates of {ratio} of the width" if ratio < 1 else "models at full width"
+        if settings.sweep.depth < 1:
+            width += f" and {Fraction(settings.sweep.depth).limit_denominator(64)} of the depth"
         yield f"First, {width} train for {swept * settings.models('surrogate'):.0f} epochs in all."
         finalists = min(settings.race.top_k, self._count)
         best = f"the best {finalists} train" if finalists > 1 else "the best one trains"

@@ -31,6 +31,6 @@ def test_settings_have_the_names_of_earlier_runs() -> None:
 
 def test_settings_are_read_from_what_was_kept() -> None:
     race = RaceConfig(top_k=2, keep="last", grace_period=3, workers=2)
-    asked = TuneConfig(num_samples=5, sweep=SweepConfig(surrogate=0.5, fusion=2), race=race)
+    asked = TuneConfig(num_samples=5, sweep=SweepConfig(surrogate=0.5, depth=0.5, fusion=2), race=race)
     own, sweep, race_kept = recorded({**determining(asked), "space": {}, "wait": 0.5})
     assert TuneConfig(**own, sweep=SweepConfig(**sweep), race=RaceConfig(**race_kept)) == asked

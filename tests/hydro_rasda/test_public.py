@@ -145,7 +145,7 @@ def test_other_old_arguments() -> None:
 def test_old_arguments_were_those_of_the_parts_of_today() -> None:
     """Each field of a part that had a name of its own in `tune` is in the table, and no other argument is."""
     of_sweep = {new for new in ARGUMENTS.values() if new.startswith("sweep.")}
-    later = {"sweep.constraints", "sweep.repeats"}
+    later = {"sweep.constraints", "sweep.depth", "sweep.repeats"}
     assert of_sweep == {f"sweep.{field.name}" for field in fields(SweepConfig)} - later
     assert not {*ARGUMENTS} & {*ARGUMENTS_OF_TUNE}
 

@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
-from hydro_rasda import tune
+from hydro_rasda import SweepConfig, loguniform, tune
 from hydro_rasda.dry_run import dry_run
+from hydro_rasda.lr_roles import roles_of
 from hydro_rasda.stages.preparation import get_ready
 from hydro_rasda.width_argument import check_width_argument, width_form
+from surrogate import lr_multipliers
 from tests.hydro_rasda.models import Config, fixed_mlp, mlp
 from tests.hydro_rasda.problems import LABELS, X, problem, trials
 
@@ -96,3 +98,57 @@ def test_a_model_function_without_a_width() -> None:
     assert width_form(fixed_mlp) is None
     checked = dry_run(problem(fixed_mlp), trials())
     assert [tuple(t.shape) for t in checked.example_input] == [(4, 64)]
+
+
+class Block(nn.Module):
+    """A residual block whose branch is divided by the depth ratio."""
+
+    def __init__(self, width: int, depth_ratio: float) -> None:
+        super().__init__()
+        self.branch, self.depth_ratio = nn.Linear(width, width), depth_ratio
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.branch(x).relu() / self.depth_ratio
+        return y
+
+
+def residual(config: Config, width_ratio: float = 1.0, depth_ratio: float = 1.0) -> nn.Module:
+    width = int(32 * width_ratio)
+    blocks = [Block(width, depth_ratio) for _ in range(int(4 * depth_ratio))]
+    return nn.Sequential(nn.Linear(64, width), nn.Sequential(*blocks), nn.Linear(width, 10))
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_surrogates_may_be_shallower(by_name: bool) -> None:
+    own = problem(residual if by_name else lambda config, r, depth_ratio=1.0: residual(config, r, depth_ratio))
+    own = own.with_settings(sweep=SweepConfig(surrogate=0.25, depth=0.5))
+    (trial,) = trials({"lr.hidden": 0.01})
+    narrow, target = own.surrogate(trial), own.target(trial)
+    assert [len(model.get_submodule("1")) for model in (narrow, target)] == [2, 4]  # type: ignore[arg-type]
+    assert narrow.get_submodule("1.0").depth_ratio == 0.5
+    # Widths, and so multipliers, are those against a wide model.
+    rates = lr_multipliers(narrow, "adamw")
+    assert (rates["0.weight"], rates["1.1.branch.weight"]) == (1, 4)
+    assert [roles_of(model)["1.1.branch.weight"] for model in (narrow, target)] == ["hidden", "hidden"]
+    assert roles_of(target)["1.3.branch.weight"] == "hidden"
+
+
+def test_a_run_with_shallow_surrogates(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train_data": (X, LABELS), "val_data": (X, LABELS), "storage_path": tmp_path}
+    settings |= {"num_samples": 4, "max_t": 2, "progress": False, "name": "shallow"}
+    result = tune(residual, {"lr": loguniform(1e-3, 1e-1)}, **settings, sweep=SweepConfig(depth=0.5))
+    assert len(result.best_model().get_submodule("1")) == 4  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"sweep\.depth was 0\.5, now 1"):
+        tune(residual, {"lr": loguniform(1e-3, 1e-1)}, **settings)
+
+
+@pytest.mark.parametrize("model_fn", [mlp, fixed_mlp, lambda config, width_ratio, depth_ratio=2.0: None])
+def test_shallow_surrogates_need_an_argument(model_fn: Any) -> None:
+    rule = r"`sweep\.depth` is 0\.5, but must be 1, unless `model_fn` takes"
+    with pytest.raises(ValueError, match=rule):
+        tune(model_fn, {"lr": 0.1}, train_data=(X, LABELS), val_data=(X, LABELS), sweep=SweepConfig(depth=0.5))
+    swept = SweepConfig(depth=0.5, surrogate=1)
+    with pytest.raises(ValueError, match=r"must be 1, as the sweep trains the model itself"):
+        tune(residual, {"lr": 0.1}, train_data=(X, LABELS), val_data=(X, LABELS), sweep=swept)
+    with pytest.raises(ValueError, match=r"`sweep\.depth` is 2, but must be a depth ratio in \(0, 1\]"):
+        SweepConfig(depth=2)
