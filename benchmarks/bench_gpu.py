@@ -64,7 +64,7 @@ _AGAINST_ASHA = [
     for task, needs in _TASKS.items()
     for method in ("tune", "ray_asha")
 ]
-PIECES = (*_FUSION, Piece("resizes by NCCL", "resizes --out {out}", gpus=2), *_AGAINST_ASHA)
+PIECES = (*_FUSION, *_AGAINST_ASHA)
 """Those that say most in the least time come first."""
 
 STAND_IN = (
@@ -73,7 +73,6 @@ STAND_IN = (
         "fusion_cuda --device cpu --cases mlp --precisions fp32 --widths 1 8 --out {out}",
         gpus=0,
     ),
-    Piece("resizes, stand-in", "resizes --repeats 1 --out {out}", gpus=0),
     Piece(
         "digits, stand-in",
         "vs_asha --quick --tasks digits --methods tune ray_asha --seeds 0 --data {out} --out {out}/vs_asha",

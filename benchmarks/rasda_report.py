@@ -61,7 +61,6 @@ def markdown(results: Row) -> str:
         *_speed_ups(results),
         *_assumptions(results),
         *_scaling(results),
-        *_open_questions(results),
         "## Speed of the simulator",
         "CPU seconds of one core. An epoch between milestones costs microseconds; a milestone costs a decision.",
         table([{**row, "events_per_s": row["events"] / row["cpu_s"]} for row in results["throughput"]]),
@@ -137,30 +136,6 @@ def _scaling(results: Row) -> list[str]:
         "hours, and so predicts nothing of them. Beside it is its effect on the ratio on 128 GPUs, to which it was not "
         "fitted.",
         table(results["thousand"]),
-        "## Beyond the paper: larger and less perfect machines",
-        "CFD for 40 epochs, 16 GPUs to begin with, one trial for each 16 GPUs. A failed node is back after an hour; "
-        "its trial goes on from its last milestone. Weak efficiency: RASDA's time on 1,024 such GPUs over its time.",
-        table(results["beyond"]),
-    ]
-
-
-def _open_questions(results: Row) -> list[str]:
-    return [
-        "## Open question: fixed or adaptive rf and sf",
-        "CV's machine, 64 trials. Regret: cross-entropy of the winner at epoch 40 over the best of all 64 at epoch "
-        "40; that batches grow with the workers is not in the curves.",
-        table(results["factors"]),
-        "## Open question: grow only while it pays",
-        "Efficiency of a growth by f, t(n) / (f t(fn)), as measured in the run, or also by a probe before it (here: "
-        "the cost model's expectation, on the fewest nodes). Without a probe, all survivors of a first milestone grow "
-        "before anybody has measured what that gives. Over Ethernet, growth fails by where GPUs are free: a trial of "
-        "four whose GPUs lie on two nodes reduces over Ethernet.",
-        table(results["paying"]),
-        "## Open question: other learning-rate rules",
-        "A simulator whose curves come from a table cannot say how a learning rate or a batch size changes learning: "
-        "this needs real training. It can give the margin: after the first milestone, RASDA may need this factor more "
-        "epochs than ASHA for the same result before it is the slower of the two.",
-        table(results["break_even"]),
     ]
 
 

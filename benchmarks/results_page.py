@@ -26,7 +26,7 @@ SUBJECTS: dict[str, tuple[Callable[[Path], list[Claim]], ...]] = {
     "`tune` against Ray Tune's ASHA": (tune.against_asha, tune.against_peers, tune.over_folds, tune.replayed),
     "Rules and schedules of the sweep": (rules.in_the_replay, rules.of_a_population, rules.of_schedules),
     "Spaces and several metrics": (spaces.several_metrics, spaces.by_structure),
-    "Fusion": (fusion.throughput, fusion.between_versions, fusion.compiled, fusion.on_a_gpu),
+    "Fusion": (fusion.throughput, fusion.compiled, fusion.on_a_gpu),
     "Surrogates": (fusion.ranking,),
     "RASDA in virtual time": (rasda.as_published, rasda.beyond_the_paper),
     "Larger batches": (rasda.growing_batches,),

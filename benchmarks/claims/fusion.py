@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import median
 
-from benchmarks import compiled_steps, fusion_versions
+from benchmarks import compiled_steps
 from benchmarks.claims.claim import Claim, machine_of, read_file, waiting
 from benchmarks.fusion_cases import CASES
 
@@ -30,26 +29,6 @@ def throughput(folder: Path) -> list[Claim]:
         )
         for row in result["rows"]
         if row["trials"] == 32
-    ]
-
-
-def between_versions(folder: Path) -> list[Claim]:
-    """Fused steps against those of a version before, on a CPU."""
-    result = read_file(folder / "fusion_versions.json")
-    if result is None:
-        return []
-    found = [fusion_versions.summary(row["rounds"]) for row in result["rows"]]
-    gains = sorted(each["ratios"][0] for each in found)
-    slower = sum(each["slower"] for each in found)
-    return [
-        Claim(
-            f"Fused training steps against those of version {result['against']}, {len(found)} groups",
-            f"{gains[0]:.2f}x to {gains[-1]:.2f}x, median {median(gains):.2f}x; {slower} slower",
-            "none slower",
-            slower == 0,
-            machine_of(result["environment"]),
-            "fusion_versions.md",
-        )
     ]
 
 

@@ -5,7 +5,6 @@
     python -m benchmarks.replay show                                         # which cells are recorded
     python -m benchmarks.replay yardsticks   # what rules find, what they cost, and which each half of the tasks chooses
     python -m benchmarks.replay calibration  # whether stated probabilities hold
-    python -m benchmarks.replay cooldowns    # how well scores rank configurations, with a cooldown before and without
     python -m benchmarks.replay live         # policies on the searches that `vs_asha` ran live
     python -m benchmarks.replay write        # all of it, to results/replay.md and replay.png
 
@@ -23,7 +22,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.replay import calibration, cooldowns, live, yardsticks
+from benchmarks.replay import calibration, live, yardsticks
 from benchmarks.replay.page import overview, write
 from benchmarks.replay.table import FOLDER, recorded, sample_folder
 from benchmarks.tasks.load import ON_GPU, TASKS, load_task
@@ -47,7 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pages = {
         "yardsticks": ("what rules find, and what they cost", yardsticks.page),
         "calibration": ("whether stated probabilities hold", calibration.page),
-        "cooldowns": ("how well scores rank configurations, after a cooldown and without", cooldowns.page),
     }
     asking = [commands.add_parser(name, help=told) for name, (told, _) in pages.items()]
     asking += [commands.add_parser("show", help="which cells are recorded")]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.replay import anytime, calibration, cooldowns, live, yardsticks
+from benchmarks.replay import anytime, calibration, live, yardsticks
 from benchmarks.replay.table import FOLDER, Table, recorded
 
 NOTES = "replay_notes.md"
@@ -24,12 +24,6 @@ YARDSTICKS = (
 CALIBRATION = (
     "The probability that `TuneResult` states of its winner, and how often that was the best of the finalists, had all "
     "of them gone on."
-)
-COOLDOWNS = (
-    "Spearman's correlation of all configurations with the end at full width, the mean over seeds. In brackets: by how "
-    "much the best of the first 4 is behind, in standard deviations between seeds. Columns are for scores as they are, "
-    "for averaged weights, and for scores after a cooldown. A cooldown is a branch of the training whose learning rate "
-    "falls in a line to 0 over a share of the epochs before it."
 )
 ANYTIME = (
     "Regret if a search were stopped: that of the configuration in training at full width that validated best so far. "
@@ -68,7 +62,6 @@ def write(folder: Path = FOLDER) -> Path:
         ("Stated probabilities", CALIBRATION, calibration.page(tables)),
         ("Anytime", ANYTIME, anytime.page(tables, path.with_suffix(".png"))),
         ("The live searches, replayed", LIVE, "\n\n".join([live.page(searches), live.agreements(searches)])),
-        ("Cooldowns before comparisons", COOLDOWNS, cooldowns.page(tables)),
     )
     for title, told, found in sections:
         parts += [f"## {title}", "", told, "", found.strip(), ""]

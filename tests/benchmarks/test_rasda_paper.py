@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from benchmarks.rasda_paper import speed_up
-from benchmarks.rasda_questions import break_even, paying
 from benchmarks.rasda_report import RESULTS, markdown, table
 from benchmarks.rasda_scaling import Settled
 from benchmarks.rasda_settings import (
@@ -80,18 +79,6 @@ def test_a_ratio_is_of_simulated_times() -> None:
     for row in rows:
         assert row["ratio"] == row["ASHA_s"] / row["RASDA_s"]
         assert row["within_15_percent"] == (abs(row["error"]) <= 0.15)
-
-
-def test_growth_that_does_not_pay_is_not_taken() -> None:
-    rows = {(r["machine"], r["rule"]): r for r in paying(PARAMETRIC, range(2))}
-    ethernet = "1 Gbit/s Ethernet between nodes"
-    assert rows[ethernet, "RASDA, as due"]["most_GPUs"] == 16
-    assert rows[ethernet, "probed, efficiency >= 0.75"]["most_GPUs"] == 4
-
-
-def test_break_even_is_above_one_where_rasda_is_faster() -> None:
-    for row in break_even(PARAMETRIC, range(3)):
-        assert row["epochs_factor"] > 1
 
 
 def test_exactly_half_survive_whoever_comes_first_and_the_best_wins() -> None:
