@@ -19,10 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.rasda_report import RESULTS
+from benchmarks.result_files import DEFAULT_DATA, RESULTS
 from benchmarks.results_page import QUICK, claims
 from benchmarks.results_page import main as write_page
-from benchmarks.transfer_tasks import DEFAULT_DATA
 
 
 class Step(NamedTuple):

@@ -25,10 +25,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.result_files import DEFAULT_DATA, RESULTS
 from benchmarks.results_page import main as write_page
-from benchmarks.transfer_tasks import DEFAULT_DATA
 
-RESULTS = Path(__file__).parent / "results"
 PIECE_MINUTES = 8.0
 
 

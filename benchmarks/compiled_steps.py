@@ -9,28 +9,21 @@ It rewrites `compiled_steps.{json,md}` in `benchmarks/results`, or in another fo
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tempfile
-import time
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.fusion_cases import CASES, Case
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import Row, environment, options, save
 from fusion.graph import GraphWarning
 from fusion.width import keep_freed_memory
 from fusion.width.probe import compiled_speedup
 
 FILE = "compiled_steps.json"
 SEED = 0
-
-Row = dict[str, Any]
 
 
 def measure(case: Case, trials: int, seconds: float) -> Row:
@@ -85,35 +78,22 @@ def markdown(result: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure all cases and write the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--cases", nargs="+", default=["mlp", "transformer", "conv", "resnet18"])
     parser.add_argument("--trials", nargs="+", type=int, default=[8, 32])
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     keep_freed_memory()
-    load, rows = round(os.getloadavg()[0], 1), []
+    where, rows = environment("torch", command="python -m benchmarks.compiled_steps"), []
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         for case in CASES:
             for trials in asked.trials if case.name in asked.cases else ():
                 rows.append(measure(case, trials, asked.seconds))
                 print(rows[-1], flush=True)
-    command = "python -m benchmarks.compiled_steps"
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    where = {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "date": day,
-        "load": load,
-        "command": command,
-    }
     result = {"environment": where, "rows": rows}
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / FILE).write_text(json.dumps(result, indent=1) + "\n")
-    (asked.out / FILE).with_suffix(".md").write_text(markdown(result))
+    save(asked.out / FILE, result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Any
 
 from benchmarks.packing_live import ARCHITECTURES, MEMORY, ONE, PLACES, SETTINGS, SEVERAL, WIDTHS
 from benchmarks.packing_profiles import ORIGINS
-from benchmarks.rasda_report import table
-
-Row = dict[str, Any]
+from benchmarks.result_files import Row, table
 
 PAPERS_DECISIONS = {
     (96, 4): {

@@ -11,24 +11,21 @@ handed back counts. Rows that are there are not run again. It rewrites `peers.{j
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import Row, environment, options, read, save
 from benchmarks.tasks.load import TASKS, load_task
 from benchmarks.tasks.task import Task
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.methods import hydro_rasda
 from benchmarks.vs_asha.ray import ray_asha
 from benchmarks.vs_asha.report import TASK_NAMES
@@ -43,8 +40,6 @@ BUDGETS = (1, 4)
 SHARES = (0.5, 0.25)
 """Shares of that time that `tune` gets as `time_budget_s`."""
 PROCESSES = 2
-
-Row = dict[str, Any]
 
 
 class Scored(NamedTuple):
@@ -200,30 +195,20 @@ def markdown(result: Row) -> str:
 
 def main() -> None:
     """Run the rows that are missing, and write all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, data=True)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["digits", "cifar10"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     path = given.out / FILE
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows: list[Row] = read(path, {"rows": []})["rows"]
     there = {(row["task"], row["seed"]) for row in rows}
     for name in given.tasks:
         for seed in given.seeds:
             if (name, seed) in there:
                 continue
             rows.append(measure(load_task(name, given.data).of_seed(seed), seed))
-            environment = {
-                "cpu": cpu_model(),
-                "cores": os.cpu_count(),
-                "torch": torch.__version__,
-                "date": time.strftime("%Y-%m-%d"),
-            }
-            result = {"environment": environment, "rows": rows}
-            given.out.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(result, indent=1) + "\n")
-            path.with_suffix(".md").write_text(markdown(result))
+            result = {"environment": environment("torch"), "rows": rows}
+            save(path, result, markdown(result))
 
 
 if __name__ == "__main__":

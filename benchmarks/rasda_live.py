@@ -10,15 +10,12 @@ makes no trial faster. Then waiting, idling and restarts are compared, not speed
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -34,8 +31,7 @@ from ray.tune.search import BasicVariantGenerator
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.large_batch.cells import environment
-from benchmarks.rasda_report import RESULTS, table
+from benchmarks.result_files import Row, environment, options, read, save, table
 from benchmarks.tasks.images import shuffled_digits
 from hydro_rasda import RASDAScheduler, Worker, elastic
 
@@ -49,8 +45,6 @@ RULES: dict[str, Callable[[], TrialScheduler]] = {
     PAPER: lambda: RASDAScheduler(max_t=MAX_T),
     OURS: lambda: RASDAScheduler(max_t=MAX_T, wait=0.1, grow="efficient"),
 }
-
-Row = dict[str, Any]
 
 
 def train(worker: Worker) -> None:
@@ -215,17 +209,15 @@ def _spread(numbers: Sequence[float], how: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what is missing and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no seed after so long")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     until = time.monotonic() + 60 * given.minutes
-    given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / FILE
-    fresh: Row = {"environment": {**environment(), "ray": ray.__version__}, "rows": []}
-    results = json.loads(path.read_text()) if path.exists() else fresh
+    fresh: Row = {"environment": environment("torch", "ray"), "rows": []}
+    results = read(path, fresh)
     x, y = shuffled_digits()
     data = (x.view(-1, 1, 8, 8), y)
     ray.init(address="local", num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, configure_logging=False)
@@ -241,8 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows.append(search(rule, given.trials, seed, data))
                 print(*(f"{name} {value}" for name, value in rows[-1].items()), sep="  ", flush=True)
             results["rows"] += rows
-            path.write_text(json.dumps(results, indent=1) + "\n")
-            path.with_suffix(".md").write_text(markdown(results))
+            save(path, results, markdown(results))
     finally:
         ray.shutdown()
 

@@ -7,17 +7,15 @@ are read from `$HYDRO_RASDA_DATA/lcbench` (default `../shared/data`).
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
 
-from benchmarks.rasda_report import RESULTS, environment, held_by, write
+from benchmarks.rasda_report import held_by, markdown, plot, searched_with
 from benchmarks.rasda_scaling import causes, small_weak_scaling, thousand, weak_scaling
 from benchmarks.rasda_settings import (
     APPLICATIONS,
@@ -32,12 +30,11 @@ from benchmarks.rasda_settings import (
     run,
     seconds,
 )
+from benchmarks.result_files import Row, options, save
 from hydro_rasda.simulator import Outcome, power_law, simulate
 
 PAPER = {"CV": 1.71, "AM": 1.52, "CFD": 1.90}
 TOLERANCE = 0.15
-
-Row = dict[str, Any]
 
 
 def speed_up(app: Application, a: Assumptions, seeds: Sequence[int]) -> Row:
@@ -118,18 +115,17 @@ def timeline(a: Assumptions, seed: int = 0) -> list[Row]:
 
 def main() -> None:
     """Runs everything and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument("--full", action="store_true", help="twice the seeds: each task of LCBench once")
     amount.add_argument("--quick", action="store_true", help="a few seeds")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     began = time.perf_counter()
     option = "--full" if given.full else "--quick" if given.quick else ""
     seeds, few = ([*range(n)] for n in {"--full": (34, 12), "--quick": (4, 2), "": (17, 4)}[option])
     a, of_cv = fitted(APPLICATIONS, seeds), fitted((CV,), seeds)
     results: dict[str, Any] = {
-        "environment": environment(option, len(seeds), len(few)),
+        "environment": searched_with(option, len(seeds), len(few)),
         "assumptions": asdict(a),
         "ratios": [speed_up(app, a, seeds) for app in APPLICATIONS],
         "serial_of_CV": of_cv.serial,
@@ -143,7 +139,8 @@ def main() -> None:
         "throughput": throughput(),
     }
     results["environment"]["seconds"] = round(time.perf_counter() - began, 1)
-    write(results, timeline(a), given.out)
+    save(given.out / "rasda_paper.json", results, markdown(results))
+    plot(results, timeline(a), given.out / "rasda_paper.png")
     print(f"wrote {given.out / 'rasda_paper.md'}")
 
 

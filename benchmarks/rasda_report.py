@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import platform
-import sys
-import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,34 +11,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rasda_settings import APPLICATIONS, ORIGINS
+from benchmarks.result_files import Row, environment, table, versions
 from hydro_rasda.simulator import Outcome
 
-RESULTS = Path(__file__).parent / "results"
 
-Row = dict[str, Any]
-
-
-def environment(option: str, seeds: int, few: int) -> Row:
+def searched_with(option: str, seeds: int, few: int) -> Row:
     """Hardware, date, versions and configuration."""
-    return {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "processes": 1,
-        "runs": seeds,
-        "python": sys.version.split()[0],
-        "versions": {name: version(name) for name in ("numpy", "onnxruntime", "matplotlib")},
-        "option": option,
-        "seeds": f"0 to {seeds - 1} (figure 4, 1,024 GPUs and beyond: 0 to {few - 1})",
-    }
-
-
-def write(results: Row, timelines: list[Row], folder: Path) -> None:
-    """Writes the three files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "rasda_paper.json").write_text(json.dumps(results, indent=1) + "\n")
-    (folder / "rasda_paper.md").write_text(markdown(results))
-    plot(results, timelines, folder / "rasda_paper.png")
+    told = f"0 to {seeds - 1} (figure 4 and 1,024 GPUs: 0 to {few - 1})"
+    packages = versions("numpy", "onnxruntime", "matplotlib")
+    return environment(processes=1, runs=seeds, versions=packages, option=option, seeds=told)
 
 
 def markdown(results: Row) -> str:
@@ -139,14 +114,6 @@ def _scaling(results: Row) -> list[str]:
     ]
 
 
-def table(rows: list[Row]) -> str:
-    """A Markdown table, one line a row."""
-    names = list(rows[0])
-    lines = ["| " + " | ".join(name.replace("_", " ") for name in names) + " |", "|" + " --- |" * len(names)]
-    lines += ["| " + " | ".join(_cell(row[name]) for name in names) + " |" for row in rows]
-    return "\n".join(lines)
-
-
 def plot(results: Row, timelines: list[Row], path: Path) -> None:
     """Ratios beside the paper's, weak scaling, and the GPUs that trials hold over time."""
     from matplotlib.figure import Figure
@@ -230,24 +197,3 @@ def _explained(rows: list[Row]) -> str:
 def _verdict(rows: list[Row]) -> str:
     missed = [f"{row['application']} ({row['error']:+.0%})" for row in rows if not row["within_15_percent"]]
     return f"Not within 15 % of the paper's: {', '.join(missed)}." if missed else "All within 15 % of the paper's."
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, list):
-        return ", ".join(_cell(item) for item in value)
-    return str(value)
-
-
-def cpu_model() -> str:
-    """What the processor calls itself."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

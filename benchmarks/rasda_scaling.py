@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import Any
 
 from benchmarks.rasda_settings import (
     CFD,
@@ -23,6 +22,7 @@ from benchmarks.rasda_settings import (
     scaled,
     seconds,
 )
+from benchmarks.result_files import Row
 from hydro_rasda.schedulers import RASDA, AshaState, Decision, Growth, Mode, Verdict, milestones
 from hydro_rasda.simulator import AnyPlan, Cluster, CostModel, Outcome, Plan, Workload, simulate
 
@@ -32,8 +32,6 @@ GRACES = (1, 3)
 MAX_T = 6
 STORAGE = 300 * GB
 """Fitted: the round number with which the run of three hours takes about that (see `thousand`)."""
-
-Row = dict[str, Any]
 
 
 def small_weak_scaling(a: Assumptions, seeds: Sequence[int]) -> list[Row]:

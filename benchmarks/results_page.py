@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import rasda_beyond
 from benchmarks.claims import fusion, held_out, rasda, rules, shared_devices, spaces, tune
 from benchmarks.claims.claim import Claim, read_file
-from benchmarks.rasda_report import RESULTS
+from benchmarks.result_files import RESULTS
 
 PAGE = Path(__file__).parent / "RESULTS.md"
 QUICK = "quick.json"

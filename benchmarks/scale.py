@@ -9,21 +9,15 @@ writes the column of the code that a later one is compared with. Result files: `
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import scale_rows as measure
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import environment, options, read, save, versions
 
 FILE = "scale.json"
+VERSIONS = versions("torch", "ray", "numpy")
 
 
 class Row(NamedTuple):
@@ -80,21 +74,9 @@ ROWS = {
 
 def measured(row: Row) -> dict[str, Any]:
     """A row's number, and when, on what and under which load it was measured."""
-    load = os.getloadavg()[0]
+    before = environment()
     number = row.measure()[row.unit]
-    return {
-        "number": number,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "load": round(load, 1),
-        "cpu": cpu_model(),
-    }
-
-
-def environment() -> dict[str, Any]:
-    """Hardware and versions."""
-    versions = {name: version(name) for name in ("torch", "ray", "numpy")}
-    machine = {"cpu": cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()}
-    return {**machine, "versions": versions}
+    return {"number": number} | {name: before[name] for name in ("date", "load", "cpu")}
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -137,19 +119,11 @@ def shown(cell: dict[str, Any] | None, row: Row) -> str:
     return f"{number:,.0f} {row.unit}" if abs(number) >= 100 else f"{number:.3g} {row.unit}"
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """What was measured so far."""
-    path = folder / FILE
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"before": {}, "now": {}}
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write the result files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("rows", nargs="*", metavar="row", help=", ".join(ROWS))
     parser.add_argument("--before", action="store_true", help="write the column of the code before")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     unknown = set(given.rows) - ROWS.keys()
     if unknown:
@@ -158,11 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cell = measured(ROWS[name])
         print(f"{name}: {shown(cell, ROWS[name])}   load {cell['load']}", flush=True)
         # Read anew for each row: a measurement beside this one may have written another.
-        result = {"environment": environment(), **read(given.out)}
+        result = {"environment": environment(versions=VERSIONS), **read(given.out / FILE, {"before": {}, "now": {}})}
         result["before" if given.before else "now"][name] = cell
-        given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / FILE).write_text(json.dumps(result, indent=1) + "\n")
-        (given.out / FILE).with_suffix(".md").write_text(markdown(result))
+        save(given.out / FILE, result, markdown(result))
 
 
 if __name__ == "__main__":

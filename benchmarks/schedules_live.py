@@ -10,26 +10,19 @@ and leaves out the arms that are there.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
-import os
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import torch
-
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import Row, environment, options, read, save
 from benchmarks.tasks.load import load_task
 from benchmarks.tasks.task import Task
 from benchmarks.tasks.tuned import tuned
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.search import seeds
 from benchmarks.vs_asha.training import build, train
 from hydro_rasda import uniform
@@ -46,8 +39,6 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 SIZES = {"shakespeare": 1000, "residual": 597, "cifar10": 2000}
 """Examples to train on, by task."""
 MAX_T = 9
-
-Row = dict[str, Any]
 
 
 def measure(task: Task, arm: str, seed: int) -> Row:
@@ -120,21 +111,13 @@ def markdown(result: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the arms that are missing, and write the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, data=True)
     parser.add_argument("--tasks", nargs="+", default=[*SIZES], choices=[*SIZES])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
     path: Path = asked.out / FILE
-    result: Row = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    result["environment"] = {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": "python -m benchmarks.schedules_live",
-    }
+    result: Row = read(path, {"rows": []})
+    result["environment"] = environment("torch", command="python -m benchmarks.schedules_live")
     for name, seed in itertools.product(asked.tasks, asked.seeds):
         whole = load_task(name, asked.data)
         task = replace(whole, train=tuple(part[: SIZES[name]] for part in whole.train), max_t=MAX_T)
@@ -143,8 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             result["rows"].append(measure(task, arm, seed))
             print(result["rows"][-1], flush=True)
-            path.write_text(json.dumps(result, indent=1) + "\n")
-            path.with_suffix(".md").write_text(markdown(result))
+            save(path, result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -8,20 +8,15 @@ are the sweep's wall time, its fused groups, and the score of the model handed b
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import Row, environment, options, save
 from benchmarks.transfer_tasks import digits
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform, tune
 from hydro_rasda.run.store import Store
@@ -36,8 +31,6 @@ SPACE: dict[str, Any] = {
     "batch_size": 32,
 }
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
-
-Row = dict[str, Any]
 
 
 def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
@@ -104,24 +97,19 @@ def markdown(result: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure in turns and write the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--max-t", type=int, default=27)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
-    load, rows = round(os.getloadavg()[0], 1), []
+    where, rows = environment("torch", command="python -m benchmarks.structures"), []
     measure(None, 99, 8, 2)  # what a first search alone has to do
     for seed in range(asked.seeds):
         for searcher in (None, "structures"):
             rows.append(measure("structures" if searcher else None, seed, asked.samples, asked.max_t))
             print(rows[-1], flush=True)
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    where = {"cpu": cpu_model(), "cores": os.cpu_count(), "torch": torch.__version__, "date": day, "load": load}
-    result = {"environment": where | {"command": "python -m benchmarks.structures"}, "rows": rows}
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / FILE).write_text(json.dumps(result, indent=1) + "\n")
-    (asked.out / FILE).with_suffix(".md").write_text(markdown(result))
+    result = {"environment": where, "rows": rows}
+    save(asked.out / FILE, result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 
 Config = dict[str, Any]
 CONTEXT = 32
-DEFAULT_DATA = os.environ.get("HYDRO_RASDA_DATA", "../shared/data")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ that is best for the first batch. It rewrites `large_batch.{json,md}` in `benchm
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -21,18 +20,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.large_batch.cells import Row, environment, train, wanted
+from benchmarks.large_batch.cells import train, wanted
 from benchmarks.large_batch.page import FILE, markdown
 from benchmarks.large_batch.ranks import check, overhead
-from benchmarks.rasda_report import RESULTS
+from benchmarks.result_files import Row, environment, options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains what is missing and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no training after so long")
     parser.add_argument("--check", action="store_true", help="only compare real ranks with one process")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -40,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = (
         json.loads(path.read_text())
         if path.exists()
-        else {"environment": environment(), "check": None, "overhead": None, "rows": []}
+        else {"environment": environment("torch"), "check": None, "overhead": None, "rows": []}
     )
     until = time.monotonic() + 60 * given.minutes
     if given.check:

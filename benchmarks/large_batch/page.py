@@ -26,7 +26,7 @@ from benchmarks.large_batch.cells import (
     best_rate,
     key,
 )
-from benchmarks.rasda_report import table
+from benchmarks.result_files import table
 from hydro_rasda.backends.ray import lr_factor
 
 FILE = "large_batch.json"

@@ -25,8 +25,8 @@ from pathlib import Path
 from benchmarks.replay import calibration, live, yardsticks
 from benchmarks.replay.page import overview, write
 from benchmarks.replay.table import FOLDER, recorded, sample_folder
+from benchmarks.result_files import DEFAULT_DATA
 from benchmarks.tasks.load import ON_GPU, TASKS, load_task
-from benchmarks.transfer_tasks import DEFAULT_DATA
 
 WIDTHS = (1 / 8, 1.0, 1 / 4, 1 / 2)
 

@@ -21,10 +21,9 @@ from typing import Any
 import torch
 import torch._dynamo  # Which torch would import with the first optimizer: no part of a search.
 
-from benchmarks.rasda_report import cpu_model
+from benchmarks.result_files import DEFAULT_DATA, cpu_model
 from benchmarks.tasks.load import TASKS, load_task
 from benchmarks.tasks.task import Task
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.methods import METHODS, TOP_K, WIDTH_RATIO
 from benchmarks.vs_asha.search import GRACE_PERIOD, REDUCTION_FACTOR, Event, configurations, seeds
 from benchmarks.vs_asha.training import build, scores, train

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.rasda_paper import speed_up
-from benchmarks.rasda_report import RESULTS, markdown, table
+from benchmarks.rasda_report import markdown
 from benchmarks.rasda_scaling import Settled
 from benchmarks.rasda_settings import (
     AM,
@@ -22,6 +22,7 @@ from benchmarks.rasda_settings import (
     rasda,
     scaled,
 )
+from benchmarks.result_files import RESULTS, table
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator import Cluster, CostModel, Plan, Spread, Workload, power_law, simulate
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.result_files import DEFAULT_DATA
 from benchmarks.results_page import claims
 from benchmarks.tasks.load import ON_GPU, TASKS, load_task
 from benchmarks.tasks.task import Task
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.__main__ import study
 from benchmarks.vs_asha.cell import busy, measure, write
 from benchmarks.vs_asha.methods import METHODS, hydro_rasda
