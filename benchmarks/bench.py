@@ -39,10 +39,7 @@ class Step(NamedTuple):
 STEPS = (
     Step("vs_asha --quick --again --tasks digits --seeds 0 1"),
     Step("vs_asha --quick --again --tasks turbulence --methods ray_asha tune --seeds 0"),
-    Step(
-        "vs_asha --quick --again --tasks shakespeare --methods ray_asha tune --seeds 0",
-        "tinyshakespeare/input.txt",
-    ),
+    Step("vs_asha --quick --again --tasks shakespeare --methods ray_asha tune --seeds 0", "tinyshakespeare/input.txt"),
     Step("vs_asha --quick --again --tasks cifar10 --methods ray_asha tune --seeds 0", "cifar10/cifar10_jpeg.npz"),
     Step("fusion_throughput --trials 32 --seconds 5 --out {out}"),
     Step("transfer_quality digits --configs 12 --ratios 0.125 --seeds 3 --out {out}"),

@@ -55,11 +55,7 @@ _FUSION = [
 ]
 _TASKS = {"cifar10_resnet18": "cifar10/cifar10_jpeg.npz", "shakespeare_gpt": "tinyshakespeare/input.txt"}
 _AGAINST_ASHA = [
-    Piece(
-        f"{task}, {method}",
-        f"vs_asha --tasks {task} --methods {method} --seeds 0 --out {{out}}/vs_asha",
-        needs,
-    )
+    Piece(f"{task}, {method}", f"vs_asha --tasks {task} --methods {method} --seeds 0 --out {{out}}/vs_asha", needs)
     for task, needs in _TASKS.items()
     for method in ("tune", "ray_asha")
 ]
@@ -68,9 +64,7 @@ PIECES = (*_FUSION, *_AGAINST_ASHA)
 
 STAND_IN = (
     Piece(
-        "fused mlp, stand-in",
-        "fusion_cuda --device cpu --cases mlp --precisions fp32 --widths 1 8 --out {out}",
-        gpus=0,
+        "fused mlp, stand-in", "fusion_cuda --device cpu --cases mlp --precisions fp32 --widths 1 8 --out {out}", gpus=0
     ),
     Piece(
         "digits, stand-in",

@@ -20,16 +20,7 @@ EPOCHS = 52
 DATA_VARIABLE = "HYDRO_RASDA_DATA"
 
 _TIME, _VAL_CROSS_ENTROPY = 0, 2
-_INPUTS = (
-    "epoch",
-    "batch_size",
-    "learning_rate",
-    "momentum",
-    "weight_decay",
-    "num_layers",
-    "max_units",
-    "max_dropout",
-)
+_INPUTS = ("epoch", "batch_size", "learning_rate", "momentum", "weight_decay", "num_layers", "max_units", "max_dropout")
 
 
 def lcbench_folder() -> Path:

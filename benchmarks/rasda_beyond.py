@@ -273,7 +273,7 @@ _SAID = {
     "Mean regret": (
         "How much worse the winner is at the end than the best of all trials is there, in the unit of the curves. The "
         "unit is cross-entropy for LCBench and breast_cancer, squared error for diabetes, accuracy for digits.",
-    ),
+    )
 }
 
 _RUNS = f"""Seeds of each rule, ASHA's mean time, and the mean regret of "{CHOSEN}" minus that of the paper's rule. The

@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks import rasda_beyond
 from benchmarks.claims import fusion, held_out, rasda, rules, shared_devices, spaces, tune
-from benchmarks.claims.claim import Claim, read_file
-from benchmarks.result_files import RESULTS
+from benchmarks.claims.claim import Claim
+from benchmarks.result_files import RESULTS, read
 
 PAGE = Path(__file__).parent / "RESULTS.md"
 QUICK = "quick.json"
@@ -140,9 +140,7 @@ def _table(found: Sequence[Claim], subject: str = "") -> str:
 
 def render(results: Path) -> str:
     """The page of a folder of results."""
-    return page(
-        by_subject(results), read_file(results / QUICK), [name for name in PICTURES if (results / name).exists()]
-    )
+    return page(by_subject(results), read(results / QUICK), [name for name in PICTURES if (results / name).exists()])
 
 
 def main() -> None:

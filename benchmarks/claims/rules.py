@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import population, schedules_live
-from benchmarks.claims.claim import Claim, machine_of, read_file, waiting
+from benchmarks.claims.claim import Claim, machine_of, waiting
+from benchmarks.result_files import read
 
 REPLAY = "replay.md"
 ASKED = {
@@ -16,10 +17,7 @@ ASKED = {
     "no stopping in the sweep": "no stopping",
 }
 """The rules that the page of the replay compares with halving, by their names there."""
-OF_HALF = {
-    "half of the configurations, by Sobol points": "Sobol points",
-    "half of the configurations, by TPE": "TPE",
-}
+OF_HALF = {"half of the configurations, by Sobol points": "Sobol points", "half of the configurations, by TPE": "TPE"}
 """Searchers of half of the configurations, by their names there; they are compared with uniform points."""
 UNIFORM = "half of the configurations, by uniform points"
 FASTER, SHARE = 10.0, 0.02
@@ -47,7 +45,7 @@ def in_the_replay(folder: Path) -> list[Claim]:
 
 def of_a_population(folder: Path) -> list[Claim]:
     """Population based training of narrow members in one group, against Ray Tune's at full size."""
-    source, result = "population.md", read_file(folder / population.FILE)
+    source, result = "population.md", read(folder / population.FILE)
     what = "Population based training, 32 narrow members in one fused group, against Ray Tune's at full size"
     share = "... the share of an interval that copies take"
     if result is None:
@@ -67,7 +65,7 @@ def of_a_population(folder: Path) -> list[Claim]:
 
 def of_schedules(folder: Path) -> list[Claim]:
     """A searched decay against the best constant, cosine and linear schedules, by task."""
-    source, result = "schedules_live.md", read_file(folder / schedules_live.FILE)
+    source, result = "schedules_live.md", read(folder / schedules_live.FILE)
     found = []
     for task in schedules_live.SIZES:
         what = f"Searched `decay_start` and `floor`, live on {task}, against the best constant and cosine"

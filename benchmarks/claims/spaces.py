@@ -6,14 +6,15 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import front, structures
-from benchmarks.claims.claim import Claim, machine_of, read_file
+from benchmarks.claims.claim import Claim, machine_of
+from benchmarks.result_files import read
 
 FASTER = 1.5
 
 
 def several_metrics(folder: Path) -> list[Claim]:
     """The hypervolume of accuracy and MACs at equal cost, against Optuna's samplers."""
-    result, found = read_file(folder / front.FILE), []
+    result, found = read(folder / front.FILE), []
     if result is None:
         return []
     rows, where = result["rows"], machine_of(result["environment"])
@@ -31,7 +32,7 @@ def several_metrics(folder: Path) -> list[Claim]:
 
 def by_structure(folder: Path) -> list[Claim]:
     """The sweep over twelve structures, sampled by structure and at random."""
-    result = read_file(folder / structures.FILE)
+    result = read(folder / structures.FILE)
     if result is None:
         return []
     found = structures.ratios(result["rows"])

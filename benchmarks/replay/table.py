@@ -163,9 +163,7 @@ def widened(table: Table, widths: Sequence[float], seeds: Sequence[int], environ
     about = table.about
     environments = [*about.environments, *([] if environment in about.environments else [dict(environment)])]
     all_widths, all_seeds = sorted({*about.widths, *widths}), sorted({*about.seeds, *seeds})
-    wider = empty(
-        About(**{**asdict(about), "widths": all_widths, "seeds": all_seeds, "environments": environments}),
-    )
+    wider = empty(About(**{**asdict(about), "widths": all_widths, "seeds": all_seeds, "environments": environments}))
     place = np.ix_([all_widths.index(w) for w in about.widths], [all_seeds.index(s) for s in about.seeds])
     wider.scores[place], wider.seconds[place], wider.cooled[place] = table.scores, table.seconds, table.cooled
     return wider

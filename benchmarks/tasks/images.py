@@ -45,9 +45,7 @@ def shuffled_digits() -> tuple[Tensor, Tensor]:
 
 def _mlp(config: Config, width_ratio: float) -> nn.Module:
     width = int(256 * width_ratio)
-    return nn.Sequential(
-        *(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)),
-    )
+    return nn.Sequential(*(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)))
 
 
 def _images(

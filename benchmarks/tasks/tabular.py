@@ -119,14 +119,7 @@ def _scaled(values: Tensor, count: int) -> Tensor:
 
 
 def _tabular(
-    name: str,
-    kind: Any,
-    parts: Parts,
-    *,
-    outputs: int,
-    trials: int,
-    width: int = 256,
-    of: Callable[..., Task] = Task,
+    name: str, kind: Any, parts: Parts, *, outputs: int, trials: int, width: int = 256, of: Callable[..., Task] = Task
 ) -> Task:
     train, validation, test = parts(0)
     inputs = train[0].shape[1]
