@@ -28,7 +28,6 @@ class Step(NamedTuple):
     """A benchmark in short.
 
     Attributes:
-        command: Module and options.
         needs: A file below the folder of data sets, without which it is left out; "" where it needs none.
     """
 

@@ -36,10 +36,8 @@ class Piece:
     """A benchmark in part.
 
     Attributes:
-        name: Of it.
         command: Module and options; `{out}` is the folder of results.
         needs: A file below the folder of data sets, without which it is left out; "" where it needs none.
-        gpus: How many it needs.
     """
 
     name: str
@@ -87,13 +85,8 @@ def run(
     """Do what is not done yet.
 
     Args:
-        pieces: In order.
         device: What they run on; on another one they are done anew.
-        gpus: How many there are.
-        log: Where it is kept what is done.
         do: Does a piece, and says how that ended; "" where it is to be done again.
-        may_begin: Asked before each.
-        missing: Whether a file of data is.
 
     Returns:
         Names of the pieces that wait for the next call.

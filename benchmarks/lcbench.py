@@ -42,8 +42,6 @@ def lcbench(task: str, trials: int, seed: int, folder: str | Path | None = None)
 
     Args:
         task: OpenML task id, such as "3945".
-        trials: Number of configurations N.
-        seed: Determines the configurations.
         folder: Holds `model.onnx`, `config_space.json` and `encoding.json`; None for `lcbench_folder`.
 
     Returns:

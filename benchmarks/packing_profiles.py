@@ -62,7 +62,6 @@ def problem(jobs: int, seed: int, neighbour: float = NEIGHBOUR) -> Problem:
 
     Args:
         jobs: A multiple of 24.
-        seed: Of what is drawn.
         neighbour: By how much one neighbour slows a job at most.
     """
     rng = random.Random(seed)

@@ -15,7 +15,6 @@ class Machine:
     """A device.
 
     Attributes:
-        device: Its name.
         memory: In the unit of the jobs' memory.
         rate: Sum of the jobs' compute that it has room for; a reference device has 1.
         speed: How fast a job gets on that is alone there, over a reference device.
@@ -39,7 +38,6 @@ class PackingOutcome:
         seconds: From the first start to the last end: the makespan.
         busy: Mean share of the devices' compute that was asked for while jobs waited, at most all of it; NaN where none
             did.
-        ended: By job, the second in which it ended.
     """
 
     seconds: float
@@ -53,9 +51,6 @@ def simulate_packing(
     """Run jobs to their end; whenever one ends, the policy decides anew.
 
     Args:
-        policy: From `hydro_rasda.schedulers`.
-        jobs: In the order in which they were handed in.
-        machines: Where they run.
         interference: How they slow each other, whatever the policy knows of it.
 
     Raises:

@@ -71,9 +71,6 @@ class Setting:
     """A search on a machine.
 
     Attributes:
-        name: Of the row.
-        app: Its machine, trials and costs.
-        seeds: How many runs of each rule.
         noise: Gradient noise scale in batches of a new trial; inf where larger batches teach as much per example.
         work_spread: Standard deviation of the logarithm of a trial's cost.
         recorded: Task of `benchmarks.replay` whose trainings are the trials; "" for LCBench, a data set a seed.

@@ -150,14 +150,7 @@ def search(rule: str, trials: int, seed: int, data: Any) -> Row:
 
 
 def pairs(rows: Sequence[Row], number: str, rule: str, than: str) -> list[float]:
-    """Ratios of a number, seed by seed.
-
-    Args:
-        rows: Searches.
-        number: Of a row.
-        rule: Whose is divided.
-        than: By whose.
-    """
+    """Ratios of a number, seed by seed."""
     of = {(row["rule"], row["seed"]): row[number] for row in rows}
     return [of[rule, seed] / of[than, seed] for r, seed in of if r == rule and (than, seed) in of]
 

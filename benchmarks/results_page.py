@@ -58,9 +58,7 @@ def page(full: Subjects, quick: dict[str, Any] | None, pictures: Sequence[str] =
     """Return the page.
 
     Args:
-        full: Claims of the full benchmarks, by subject.
         quick: The file that `benchmarks.bench` wrote; None if it never ran.
-        pictures: Those of `PICTURES` that exist.
     """
     parts = [_HEAD, _summary(full, quick)]
     for subject, found in full.items():

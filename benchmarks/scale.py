@@ -24,11 +24,8 @@ class Row(NamedTuple):
     """A line of the table.
 
     Attributes:
-        what: Grows.
         measure: Gives numbers; `unit` is one of them.
-        unit: Of what is shown.
         target: To reach; None where the number is only shown.
-        more: Whether more is better.
         earlier: Whether the column "before" is worth its time: what grows quadratically is left out where it is large.
     """
 

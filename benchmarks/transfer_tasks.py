@@ -23,11 +23,6 @@ class Task:
     """What is trained, on what, and how it is scored.
 
     Attributes:
-        name: Of the task.
-        model_fn: `model_fn(config, width_ratio)`.
-        train: Inputs [N, ...] and labels [N, ...].
-        val: The same, held out.
-        epochs: Passes over `train`.
         optimizer: "sgd" or "adamw".
         score: "accuracy" in percent, to be maximized, or "loss" in nats, to be minimized.
     """

@@ -10,12 +10,9 @@ class Claim(NamedTuple):
     """A line of the page.
 
     Attributes:
-        what: Was measured.
         measured: What came out, with its unit.
         target: What was to be reached; "" where nothing was.
         met: Whether it was; None where there is no target.
-        where: Hardware, date and load.
-        source: The result file, below the results folder.
     """
 
     what: str

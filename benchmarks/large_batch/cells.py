@@ -55,13 +55,9 @@ class Cell:
     """A training.
 
     Attributes:
-        task: What is learned.
         optimizer: "sgd" or "adamw".
-        lr: At the first batch.
-        workers: At the end, over those at the start.
         rule: The rule of the learning rate, see `RaceConfig.lr_rule`.
         warmup: Epochs over which it is, each time that the batch grows.
-        seed: Of weights and shuffles.
     """
 
     task: str

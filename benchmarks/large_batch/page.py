@@ -42,7 +42,6 @@ def ratios(rows: Sequence[Row], part: str) -> dict[tuple[str, str, str, int, int
     """Losses over those of the first batch throughout, a number for each seed.
 
     Args:
-        rows: Trainings.
         part: "train_loss" or "val_loss".
 
     Returns:

@@ -27,9 +27,6 @@ PAIRS = 21
 def check(folder: Path) -> Row:
     """A training of the table on real ranks, against one process with the same batches, in double precision.
 
-    Args:
-        folder: Where ranks find one another.
-
     Returns:
         The training, and the largest relative difference of a loss, of any epoch.
     """
@@ -46,11 +43,7 @@ def check(folder: Path) -> Row:
 
 
 def overhead(folder: Path) -> Row:
-    """By task: seconds of a step on two ranks, and how many more it takes to measure the noise scale; medians of pairs.
-
-    Args:
-        folder: Where ranks find one another.
-    """
+    """By task: seconds of a step on two ranks, and how many more it takes to measure the noise scale; medians of pairs."""
     return {task: _on_ranks(2, folder, _overhead, task) for task in ("digits", "warm_up", "recurrent")}
 
 

@@ -27,10 +27,6 @@ def record(task: Task, widths: Sequence[float], seeds: Sequence[int], folder: Pa
     One process at a time may record a task. CPU seconds are those of one thread.
 
     Args:
-        task: Whose models to train.
-        widths: As shares of the full one.
-        seeds: Of initial weights and the order of examples.
-        folder: Of the table.
         sample: The run seed whose configurations are recorded.
     """
     threads = torch.get_num_threads()

@@ -26,11 +26,7 @@ Parts = Callable[[int], list[Batch]]
 
 @dataclass(frozen=True)
 class SplitTask(Task):
-    """A task whose examples are split anew for each of `SPLITS` seeds.
-
-    Attributes:
-        parts: Of its splits.
-    """
+    """A task whose examples are split anew for each of `SPLITS` seeds."""
 
     parts: Parts = field(kw_only=True)
 

@@ -42,9 +42,6 @@ def measure(task: Task, method: str, seed: int, *, timed: bool = True) -> dict[s
     That is the floor of what a search costs, how far seeds lie apart, and what its configuration is worth elsewhere.
 
     Args:
-        task: What is tuned.
-        method: One of `METHODS`.
-        seed: Of the search.
         timed: False if other work shares the machine, so that the page says nothing of this cell's times.
     """
     environment = {
