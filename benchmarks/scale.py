@@ -43,7 +43,6 @@ class Row(NamedTuple):
         return number >= self.target if self.more else number <= self.target
 
 
-_TINY = partial(measure.tiny_trials, 200, 2000)
 _LARGE = partial(measure.simulator, 12_500, 25_000, repeats=1)
 _READ = partial(measure.examples_read, 4, 1024)
 
@@ -55,14 +54,9 @@ ROWS = {
     "scheduler": Row("`RASDAScheduler` alone, 400 trials", partial(measure.scheduler, 400), "s", 0.4),
     "scheduler_large": Row("... 10,000 trials", partial(measure.scheduler, 10_000), "s", 10, earlier=False),
     "resume": Row("8 of a group of 256 go on from its checkpoint", partial(measure.resume, 256, 8), "s", 0.5),
-    "resize": Row("`elastic`: what `data` adds to a resize", partial(measure.resize, 0.5), "s per GiB", 0.05),
     "simulator": Row("simulator, 1,250 GPUs: an event", partial(measure.simulator, 1250, 2500), "us", 40),
     "simulator_large": Row("... 12,500 GPUs", _LARGE, "us", 40, earlier=False),
     "events": Row("... 256 GPUs: events", partial(measure.simulator, 256, 2000), "million a minute", 3, more=True),
-    "tiny": Row("`tune`, tiny trials: CPU time of each", _TINY, "ms", 1),
-    "tiny_memory": Row("... memory of each", _TINY, "KiB of memory", None),
-    "tiny_files": Row("... files of each", _TINY, "files", None),
-    "tiny_journal": Row("... journal of each", _TINY, "bytes of journal", None),
     "examples_read": Row(
         "examples that 4 ranks read, over those of a Dataset", partial(measure.examples_read, 4, 1024), "times", 1
     ),

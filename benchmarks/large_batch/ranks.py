@@ -43,7 +43,7 @@ def check(folder: Path) -> Row:
 
 
 def overhead(folder: Path) -> Row:
-    """By task: seconds of a step on two ranks, and how many more it takes to measure the noise scale; medians of pairs."""
+    """By task: seconds of a step on two ranks, and what measuring the noise scale adds to it; medians of pairs."""
     return {task: _on_ranks(2, folder, _overhead, task) for task in ("digits", "warm_up", "recurrent")}
 
 
