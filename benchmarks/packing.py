@@ -20,7 +20,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, eye_array, kron
 
 from benchmarks import packing_live
-from benchmarks import packing_profiles as profiles
+from benchmarks import packing_virtual as profiles
 from benchmarks.packing_page import markdown
 from benchmarks.packing_virtual import Machine, simulate_packing
 from benchmarks.result_files import Row, environment, options, read, save, versions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from benchmarks.packing_live import ARCHITECTURES, MEMORY, ONE, PLACES, SETTINGS, SEVERAL, WIDTHS
-from benchmarks.packing_profiles import ORIGINS
+from benchmarks.packing_virtual import ORIGINS
 from benchmarks.result_files import Row, table
 
 PAPERS_DECISIONS = {

@@ -71,6 +71,16 @@ def save(path: Path, result: Any, page: str) -> None:
     path.with_suffix(".md").write_text(page)
 
 
+def save_lines(path: Path, result: Row, many: str) -> None:
+    """Write a result file, with a line for each entry of the list of this name; it is there whole or not at all."""
+    lines = ",\n  ".join(json.dumps(entry) for entry in result[many])
+    head = json.dumps({name: value for name, value in result.items() if name != many}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".tmp")
+    partial.write_text(f'{head[:-2]},\n "{many}": [\n  {lines}\n ]\n}}\n')
+    partial.replace(path)
+
+
 def table(rows: Sequence[Row]) -> str:
     """A Markdown table: a line a row, whose columns have the names of its entries."""
     names = list(rows[0])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rasda_beyond
-from benchmarks.claims import fusion, held_out, rasda, rules, shared_devices, spaces, tune
+from benchmarks.claims import fusion, held_out, rasda, rules, shared_devices, tune
 from benchmarks.claims.claim import Claim
 from benchmarks.result_files import RESULTS, read
 
@@ -25,7 +25,7 @@ SUBJECTS: dict[str, tuple[Callable[[Path], list[Claim]], ...]] = {
     "Tasks that chose no rule": (held_out.held_out,),
     "`tune` against Ray Tune's ASHA": (tune.against_asha, tune.against_peers, tune.over_folds, tune.replayed),
     "Rules and schedules of the sweep": (rules.in_the_replay, rules.of_a_population, rules.of_schedules),
-    "Spaces and several metrics": (spaces.several_metrics, spaces.by_structure),
+    "Spaces and several metrics": (rules.several_metrics, rules.by_structure),
     "Fusion": (fusion.throughput, fusion.compiled, fusion.on_a_gpu),
     "Surrogates": (fusion.ranking,),
     "RASDA in virtual time": (rasda.as_published, rasda.beyond_the_paper),

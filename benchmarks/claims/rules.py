@@ -1,4 +1,4 @@
-"""Rules of the sweep, and schedules as hyperparameters."""
+"""Rules and schedules of the sweep, spaces with structures in them, and several metrics at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from statistics import median
 
-from benchmarks import population, schedules_live
+from benchmarks import front, population, schedules_live, structures
 from benchmarks.claims.claim import Claim, machine_of, waiting
 from benchmarks.result_files import read
 
@@ -21,6 +21,7 @@ OF_HALF = {"half of the configurations, by Sobol points": "Sobol points", "half 
 """Searchers of half of the configurations, by their names there; they are compared with uniform points."""
 UNIFORM = "half of the configurations, by uniform points"
 FASTER, SHARE = 10.0, 0.02
+BY_STRUCTURE = 1.5
 _SPREADS = 1.0
 
 
@@ -81,3 +82,33 @@ def of_schedules(folder: Path) -> list[Claim]:
         met = gains["constant"] > _SPREADS and gains["cosine"] >= -_SPREADS
         found.append(Claim(what, measured, target, met, machine_of(result["environment"]), source))
     return found
+
+
+def several_metrics(folder: Path) -> list[Claim]:
+    """The hypervolume of accuracy and MACs at equal cost, against Optuna's samplers."""
+    result, found = read(folder / front.FILE), []
+    if result is None:
+        return []
+    rows, where = result["rows"], machine_of(result["environment"])
+    seeds = len({row["seed"] for row in rows})
+    others = sorted({row["method"] for row in rows} - {"tune"})
+    for budget in sorted({row["budget"] for row in rows}):
+        own, spent = front.means(rows, "tune", budget)
+        beside = {name: front.means(rows, name, budget)[0] for name in others}
+        told = ", ".join(f"{name} {volume:.3f}" for name, volume in beside.items())
+        what = f"Accuracy against MACs on CIFAR-10, conditional space, at {budget} full trainings: hypervolume"
+        measured = f"{own:.3f} for {spent:.1f} trainings; {told}; {seeds} seeds"
+        found.append(Claim(what, measured, "ahead of all", own > max(beside.values()), where, "front.md"))
+    return found
+
+
+def by_structure(folder: Path) -> list[Claim]:
+    """The sweep over twelve structures, sampled by structure and at random."""
+    result = read(folder / structures.FILE)
+    if result is None:
+        return []
+    found = structures.ratios(result["rows"])
+    measured = f"{median(found):.2f}x ({min(found):.2f} to {max(found):.2f}), {len(found)} pairs"
+    what = '64 configurations over 12 structures: `SweepConfig(searcher="structures")` against random sampling'
+    met, where = median(found) >= BY_STRUCTURE, machine_of(result["environment"])
+    return [Claim(what, measured, f"{BY_STRUCTURE:g}x", met, where, "structures.md")]

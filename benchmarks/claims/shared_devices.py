@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks import bubbles, packing, packing_live
 from benchmarks.claims.claim import Claim, machine_of, of_source, waiting
 from benchmarks.packing_page import ENOUGH, PAPERS_DECISIONS
-from benchmarks.packing_profiles import NEIGHBOUR
+from benchmarks.packing_virtual import NEIGHBOUR
 from benchmarks.result_files import read
 
 
