@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.fusion_cases import CASES, Case
-from benchmarks.result_files import Row, environment, options, save
+from benchmarks.result_files import Row, columns, environment, options, save
 from fusion.graph import GraphWarning
 from fusion.width import keep_freed_memory
 from fusion.width.probe import compiled_speedup
@@ -51,29 +51,26 @@ def measure(case: Case, trials: int, seconds: float) -> Row:
 def markdown(result: Row) -> str:
     """A table with a line for each group."""
     where, titles = result["environment"], {case.name: case.title for case in CASES}
-    lines = [
-        "# Compiled steps",
-        "",
-        f"{where['cpu']}, one core, torch {where['torch']}, {where['date']}, load {where['load']}. Rerun: "
-        f"`{where['command']}`. A step is forward, backward and update of a fused group; a speedup is of the compiled "
-        "step over the same as it is written, measured twice. `tune` compiles where this wins twice the time that it "
-        "takes by a group's next milestone.",
-        "",
-        "| model (batch) | trials | ms as written | speedup | seconds to compile, and again from torch's cache | "
-        "takes less time from |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in result["rows"]:
-        cells = [titles[row["case"]], str(row["trials"])]
+        cells = [titles[row["case"]], row["trials"]]
         if "refusal" in row:
-            lines.append(f"| {' | '.join(cells)} | | not compiled: {row['refusal']} | | |")
+            rows.append([*cells, "", f"not compiled: {row['refusal']}", "", ""])
             continue
-        first, again = row["compile_seconds"]
-        steps = row["pays_from_steps"]
+        (first, again), steps = row["compile_seconds"], row["pays_from_steps"]
         cells += [f"{row['ms_as_written']:.1f}", f"{row['speedup']:.2f}x, {row['speedup_again']:.2f}x"]
-        cells += [f"{first:.0f}, {again:.0f}", f"{steps:,} steps" if steps else "never"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([*cells, f"{first:.0f}, {again:.0f}", f"{steps:,} steps" if steps else "never"])
+    compiling = "seconds to compile, and again from torch's cache"
+    names = ["model (batch)", "trials", "ms as written", "speedup", compiling, "takes less time from"]
+    return f"""# Compiled steps
+
+{where["cpu"]}, one core, torch {where["torch"]}, {where["date"]}, load {where["load"]}. Rerun: \
+`{where["command"]}`. A step is forward, backward and update of a fused group; a speedup is of the compiled \
+step over the same as it is written, measured twice. `tune` compiles where this wins twice the time that it \
+takes by a group's next milestone.
+
+{columns(names, rows)}
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.result_files import Row, environment, options, read, save
+from benchmarks.result_files import Row, columns, environment, options, read, save
 from benchmarks.transfer_tasks import cifar_images
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform, tune, uniform
 from hydro_rasda.schedulers.pareto import hypervolume
@@ -182,22 +182,18 @@ def markdown(result: Row) -> str:
     """Means over seeds: a line for each method, a column for each budget."""
     where, rows = result["environment"], result["rows"]
     budgets = sorted({row["budget"] for row in rows})
-    lines = [
-        "# Accuracy against MACs",
-        "",
-        f"{where['cpu']}, torch {where['torch']}, {where['date']}. Rerun: `{where['command']}`. CIFAR-10 at "
-        f"{SIDE} x {SIDE} pixels, {where['examples']} images to train on, 1,000 to validate; {EPOCHS} epochs. The "
-        "hypervolume of error and MACs is a share of the box up to chance and the largest model. It is the mean over "
-        "seeds, with the cost that was spent in full trainings. Optuna's samplers draw their first trials at random, "
-        "with one seed the same ones, so that they coincide at these budgets.",
-        "",
-        "| method | " + " | ".join(f"{budget} trainings" for budget in budgets) + " |",
-        "|---" * (1 + len(budgets)) + "|",
-    ]
-    for name in dict.fromkeys(row["method"] for row in rows):
-        cells = ["{:.3f} (cost {:.1f})".format(*means(rows, name, budget)) for budget in budgets]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    names = dict.fromkeys(row["method"] for row in rows)
+    shown = [[name, *("{:.3f} (cost {:.1f})".format(*means(rows, name, of)) for of in budgets)] for name in names]
+    return f"""# Accuracy against MACs
+
+{where["cpu"]}, torch {where["torch"]}, {where["date"]}. Rerun: `{where["command"]}`. CIFAR-10 at \
+{SIDE} x {SIDE} pixels, {where["examples"]} images to train on, 1,000 to validate; {EPOCHS} epochs. The \
+hypervolume of error and MACs is a share of the box up to chance and the largest model. It is the mean over \
+seeds, with the cost that was spent in full trainings. Optuna's samplers draw their first trials at random, \
+with one seed the same ones, so that they coincide at these budgets.
+
+{columns(["method", *(f"{budget} trainings" for budget in budgets)], shown)}
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

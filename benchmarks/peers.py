@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.result_files import Row, environment, options, read, save
+from benchmarks.result_files import Row, columns, environment, options, read, save
 from benchmarks.tasks.load import TASKS, load_task
 from benchmarks.tasks.task import Task
 from benchmarks.vs_asha.methods import hydro_rasda
@@ -155,42 +155,37 @@ def wins(rows: Sequence[Row], tests: Sequence[float | None]) -> int:
 
 
 def markdown(result: Row) -> str:
-    """A line for each task and peer."""
-    where = result["environment"]
-    lines = [
-        "# Searches that a user would pick instead",
-        "",
-        f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, {where['date']}. Rerun: "
-        "`python -m benchmarks.peers`. Medians over seeds of the test score of the model handed back after the wall "
-        "time that `tune` takes, and after four times it. In brackets: the seeds with which `tune` is as good or "
-        "better.",
-        "",
-        "| task | seeds | `tune`: seconds | `tune`: test | search | same time | four times it |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """A line for each task and peer; then one for each task and share of the time."""
+    where, found, less = result["environment"], [], []
     for task, name, rows, tests in compared(result["rows"]):
-        own = f"{median(row['seconds'] for row in rows):.3g} | {median(row['`tune`'] for row in rows):.4g}"
         shown = []
         for of_budget in tests:
             known = [test for test in of_budget if test is not None]
             middle = f"{median(known):.4g}" if known else "no model"
             shown.append(f"{middle} ({wins(rows, of_budget)} of {len(rows)})")
-        lines.append(f"| {TASK_NAMES[task]} | {len(rows)} | {own} | {name} | {' | '.join(shown)} |")
-    lines += [
-        "",
-        "`time_budget_s` at a share of the time that the whole call takes, medians over seeds:",
-        "",
-        "| task | share | seconds over the budget | test | test of the whole call |",
-        "|---|---|---|---|---|",
-    ]
+        seconds, own = median(row["seconds"] for row in rows), median(row["`tune`"] for row in rows)
+        found.append((TASK_NAMES[task], len(rows), f"{seconds:.3g}", f"{own:.4g}", name, *shown))
     for task in dict.fromkeys(row["task"] for row in result["rows"]):
         of_task = [row for row in result["rows"] if row["task"] == task]
-        whole = median(row["`tune`"] for row in of_task)
+        whole = f"{median(row['`tune`'] for row in of_task):.4g}"
         for i, share in enumerate(SHARES):
             over = median(row["in less"][i]["seconds"] - share * row["seconds"] for row in of_task)
             test = median(row["in less"][i]["test"] for row in of_task)
-            lines.append(f"| {TASK_NAMES[task]} | {share:.0%} | {over:+.2g} | {test:.4g} | {whole:.4g} |")
-    return "\n".join(lines) + "\n"
+            less.append((TASK_NAMES[task], f"{share:.0%}", f"{over:+.2g}", f"{test:.4g}", whole))
+    names = ["task", "seeds", "`tune`: seconds", "`tune`: test", "search", "same time", "four times it"]
+    return f"""# Searches that a user would pick instead
+
+{where["cpu"]}, {where["cores"]} cores, torch {where["torch"]}, {where["date"]}. Rerun: \
+`python -m benchmarks.peers`. Medians over seeds of the test score of the model handed back after the wall \
+time that `tune` takes, and after four times it. In brackets: the seeds with which `tune` is as good or \
+better.
+
+{columns(names, found)}
+
+`time_budget_s` at a share of the time that the whole call takes, medians over seeds:
+
+{columns(["task", "share", "seconds over the budget", "test", "test of the whole call"], less)}
+"""
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.population_member import ray_member
-from benchmarks.result_files import Row, environment, options, save
+from benchmarks.result_files import Row, columns, environment, options, save
 from benchmarks.tasks.load import load_task
 from benchmarks.tasks.task import Task, held
 from benchmarks.tasks.tuned import tuned
@@ -140,25 +140,23 @@ ARMS = {"one group": "32 narrow members in one fused group", "default": "a fused
 
 def markdown(result: Row) -> str:
     """A table with a line for each arm."""
-    where = result["environment"]
-    lines = [
-        "# Population based training",
-        "",
-        f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, Ray {where['ray']}, {where['date']}, load "
-        f"{where['load']}. Rerun: `{where['command']}`. {where['trials']} trials train for {where['epochs']} epochs "
-        "each, and are compared after each epoch. Ray Tune's train at full size. Those of `tune` have an eighth of the "
-        "width, and train until its finalists are chosen. Ray's start-up is left out. A ratio is of one pair of runs.",
-        "",
-        "| | seconds | times as fast as Ray, by pair |",
-        "|---|---|---|",
-    ]
-    ray_seconds = ", ".join(f"{pair['ray']['seconds']:.1f}" for pair in result["pairs"])
-    lines.append(f"| Ray Tune's `PopulationBasedTraining`, full size | {ray_seconds} | |")
-    for arm, title in ARMS.items():
-        seconds = ", ".join(f"{pair[arm]['seconds']:.1f}" for pair in result["pairs"])
-        lines.append(f"| {title} | {seconds} | {', '.join(f'{ratio:.1f}' for ratio in ratios(result, arm))} |")
-    told = f"Copies of members took {copy_share(result):.2%} of the intervals' time in the fused group."
-    return "\n".join([*lines, "", told]) + "\n"
+    where, pairs = result["environment"], result["pairs"]
+    arms = {"ray": "Ray Tune's `PopulationBasedTraining`, full size", **ARMS}
+    rows = []
+    for arm, title in arms.items():
+        fast = "" if arm == "ray" else ", ".join(f"{ratio:.1f}" for ratio in ratios(result, arm))
+        rows.append((title, ", ".join(f"{pair[arm]['seconds']:.1f}" for pair in pairs), fast))
+    return f"""# Population based training
+
+{where["cpu"]}, {where["cores"]} cores, torch {where["torch"]}, Ray {where["ray"]}, {where["date"]}, load \
+{where["load"]}. Rerun: `{where["command"]}`. {where["trials"]} trials train for {where["epochs"]} epochs \
+each, and are compared after each epoch. Ray Tune's train at full size. Those of `tune` have an eighth of the \
+width, and train until its finalists are chosen. Ray's start-up is left out. A ratio is of one pair of runs.
+
+{columns(["", "seconds", "times as fast as Ray, by pair"], rows)}
+
+Copies of members took {copy_share(result):.2%} of the intervals' time in the fused group.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

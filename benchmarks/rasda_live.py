@@ -31,7 +31,7 @@ from ray.tune.search import BasicVariantGenerator
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.result_files import Row, environment, options, read, save, table
+from benchmarks.result_files import Row, environment, options, read, save, spread, table
 from benchmarks.tasks.images import shuffled_digits
 from hydro_rasda import RASDAScheduler, Worker, elastic
 
@@ -167,13 +167,13 @@ def markdown(results: Row) -> str:
             {
                 "rule": rule,
                 "seeds": len(own),
-                "seconds": _spread([row["seconds"] for row in own], ".1f"),
-                "times as fast as ASHA": _spread(faster, ".2f"),
-                "slot seconds over ASHA's": _spread(pairs(rows, "slot_seconds", rule, ASHA), ".2f"),
-                "idle slots": _spread([row["idle"] for row in own], ".0%"),
-                "longest pause, s": _spread([row["longest_pause"] for row in own], ".1f"),
-                "to the end": _spread([row["to_the_end"] for row in own], ".0f"),
-                "best loss": _spread([row["loss"] for row in own], ".4f"),
+                "seconds": spread([row["seconds"] for row in own], ".1f"),
+                "times as fast as ASHA": spread(faster, ".2f"),
+                "slot seconds over ASHA's": spread(pairs(rows, "slot_seconds", rule, ASHA), ".2f"),
+                "idle slots": spread([row["idle"] for row in own], ".0%"),
+                "longest pause, s": spread([row["longest_pause"] for row in own], ".1f"),
+                "to the end": spread([row["to_the_end"] for row in own], ".0f"),
+                "best loss": spread([row["loss"] for row in own], ".4f"),
             }
         )
     trials = ", ".join(str(count) for count in sorted({row["trials"] for row in rows}))
@@ -194,10 +194,6 @@ def markdown(results: Row) -> str:
         table(rows),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _spread(numbers: Sequence[float], how: str) -> str:
-    return f"{median(numbers):{how}} [{min(numbers):{how}}, {max(numbers):{how}}]"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

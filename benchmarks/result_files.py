@@ -89,7 +89,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def columns(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     """A Markdown table with these columns."""
-    lines = [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     return "\n".join([*lines, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)])
 
 

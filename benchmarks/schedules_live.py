@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.result_files import Row, environment, options, read, save
+from benchmarks.result_files import Row, columns, environment, options, read, save
 from benchmarks.tasks.load import load_task
 from benchmarks.tasks.task import Task
 from benchmarks.tasks.tuned import tuned
@@ -79,34 +79,42 @@ def gain(arms: Mapping[str, Sequence[Sequence[float]]], over: str) -> float:
 
 
 def markdown(result: Row) -> str:
-    """A table with a line for each arm."""
-    where = result["environment"]
-    lines = [
-        "# Schedules as hyperparameters, live",
-        "",
-        f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, {where['date']}. "
-        f"Rerun: `{where['command']}`. "
-        f"Each arm is a default `tune` of the task's own trials and {MAX_T} epochs. Its winner trains with three fresh "
-        "seeds; the test score after the last epoch counts: the loss in nats on shakespeare, the accuracy elsewhere. "
-        "Examples to train on: " + ", ".join(f"{size:,} of {name}" for name, size in SIZES.items()) + ".",
-        "",
-        "| task | schedule | searches | mean test score | searched is better by |",
-        "|---|---|---|---|---|",
+    """A table with a line for each arm, and one with a line for each search."""
+    where, arms_of = result["environment"], {task: of_task(result["rows"], task) for task in SIZES}
+    means = [
+        (
+            task,
+            arm,
+            len(searches),
+            f"{abs(fmean(map(fmean, searches))):.4g}",
+            "" if arm == SEARCHED else better(arms, arm),
+        )
+        for task, arms in arms_of.items()
+        for arm, searches in arms.items()
     ]
-    for task in SIZES:
-        arms = of_task(result["rows"], task)
-        for arm, searches in arms.items():
-            better = "" if arm == SEARCHED or SEARCHED not in arms else f"{gain(arms, arm):+.1f} sd"
-            mean = abs(fmean(map(fmean, searches)))
-            lines.append(f"| {task} | {arm} | {len(searches)} | {mean:.4g} | {better} |")
-    lines += ["", "| task | schedule | seed | test scores | trainings | winner |", "|---|---|---|---|---|---|"]
+    searches = []
     for row in result["rows"]:
         tests = ", ".join(f"{test:.4g}" for test in row["tests"])
         config = {k: v for k, v in row["config"].items() if k not in ("optimizer", "schedule")}
         words = " ".join(f"{k}={v:.3g}" for k, v in config.items())
-        cost = f"{row['full_trainings']:.1f}"
-        lines.append(f"| {row['task']} | {row['arm']} | {row['seed']} | {tests} | {cost} | {words} |")
-    return "\n".join(lines) + "\n"
+        searches.append((row["task"], row["arm"], row["seed"], tests, f"{row['full_trainings']:.1f}", words))
+    return f"""# Schedules as hyperparameters, live
+
+{where["cpu"]}, {where["cores"]} cores, torch {where["torch"]}, {where["date"]}. \
+Rerun: `{where["command"]}`. \
+Each arm is a default `tune` of the task's own trials and {MAX_T} epochs. Its winner trains with three fresh \
+seeds; the test score after the last epoch counts: the loss in nats on shakespeare, the accuracy elsewhere. \
+Examples to train on: {", ".join(f"{size:,} of {name}" for name, size in SIZES.items())}.
+
+{columns(["task", "schedule", "searches", "mean test score", "searched is better by"], means)}
+
+{columns(["task", "schedule", "seed", "test scores", "trainings", "winner"], searches)}
+"""
+
+
+def better(arms: Mapping[str, Sequence[Sequence[float]]], arm: str) -> str:
+    """`gain` in words; "" where nothing was searched."""
+    return f"{gain(arms, arm):+.1f} sd" if SEARCHED in arms else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

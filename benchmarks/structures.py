@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from benchmarks.result_files import Row, environment, options, save
+from benchmarks.result_files import Row, columns, environment, options, save
 from benchmarks.transfer_tasks import digits
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform, tune
 from hydro_rasda.run.store import Store
@@ -77,22 +77,19 @@ def ratios(rows: Sequence[Row]) -> list[float]:
 
 def markdown(result: Row) -> str:
     """A line for each search, and the medians."""
-    where, rows = result["environment"], result["rows"]
-    ratio = median(ratios(rows))
-    lines = [
-        "# Structures",
-        "",
-        f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, {where['date']}, load {where['load']}. "
-        f"Rerun: `{where['command']}`. 64 configurations over 12 structures. The random sweep takes {ratio:.2f} times "
-        "as long as the one by structure (median of pairs; the target was 1.5).",
-        "",
-        "| seed | searcher | sweep, s | epochs | fused groups | val_loss handed back |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [row["seed"], row["searcher"] or "random", f"{row['sweep_seconds']:.1f}", row["epochs"], row["groups"]]
-        lines.append(f"| {' | '.join(map(str, cells))} | {row['best']:.4f} |")
-    return "\n".join(lines) + "\n"
+    where, ratio = result["environment"], median(ratios(result["rows"]))
+    rows = []
+    for row in result["rows"]:
+        seconds, best = f"{row['sweep_seconds']:.1f}", f"{row['best']:.4f}"
+        rows.append((row["seed"], row["searcher"] or "random", seconds, str(row["epochs"]), row["groups"], best))
+    return f"""# Structures
+
+{where["cpu"]}, {where["cores"]} cores, torch {where["torch"]}, {where["date"]}, load {where["load"]}. \
+Rerun: `{where["command"]}`. 64 configurations over 12 structures. The random sweep takes {ratio:.2f} times \
+as long as the one by structure (median of pairs; the target was 1.5).
+
+{columns(["seed", "searcher", "sweep, s", "epochs", "fused groups", "val_loss handed back"], rows)}
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -96,7 +96,7 @@ def test_tables() -> None:
     rows: list[dict[str, Any]] = [{"a_b": 1234.5, "ok": True, "c": [1, 2]}, {"a_b": 0.12345, "ok": False, "c": "x"}]
     assert table(rows).splitlines() == [
         "| a b | ok | c |",
-        "| --- | --- | --- |",
+        "|---|---|---|",
         "| 1,234 | yes | 1, 2 |",
         "| 0.123 | no | x |",
     ]
