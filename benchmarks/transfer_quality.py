@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.result_files import cpu_model, environment, options
+from benchmarks.result_files import Row, cpu_model, environment, options
 from benchmarks.transfer_tasks import TASKS, Config, Task, load_task, loss_of, score_of
 from fusion import lr_factor
 from surrogate import compare_rankings, make_surrogate
@@ -117,6 +117,12 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['width_ratio']:>8.4g}  {row['scheme']:<7}{row['rho']:>8.3f}{regrets}  {row['verdict']}"
 
 
+def study_environment() -> Row:
+    """Hardware, day and versions, and the threads that are used."""
+    machine = f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) used"
+    return environment("torch", machine=machine)
+
+
 def plot(result: dict[str, Any], path: Path) -> None:
     """One panel for each scheme and ratio: the narrow model's score against the wide one's."""
     from matplotlib.figure import Figure
@@ -146,9 +152,7 @@ def main() -> None:
     print("   ratio  scheme      rho  regret@1  regret@2  regret@3", flush=True)
     result = study(task, configs, arguments.ratios, arguments.seeds)
     result |= {"task": task.name, "score": task.score, "epochs": task.epochs, "train_samples": len(task.train[0])}
-    machine = f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) used"
-    where = environment("torch", machine=machine)
-    result |= {"seconds": round(time.perf_counter() - started), "environment": where, "configs": configs}
+    result |= {"seconds": round(time.perf_counter() - started), "environment": study_environment(), "configs": configs}
     print(f"seed-to-seed spread at full width: {result['seed_spread']:.3g}; {result['seconds']} s in all")
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / f"transfer_{task.name}.json").write_text(json.dumps(result, indent=1) + "\n")
