@@ -22,11 +22,10 @@ from benchmarks.large_batch.cells import (
     RULES,
     SEEDS,
     WORKERS,
-    Row,
     best_rate,
     key,
 )
-from benchmarks.result_files import spread, table
+from benchmarks.result_files import Row, spread, table
 from hydro_rasda.backends.ray import lr_factor
 
 FILE = "large_batch.json"

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.large_batch.cells import BATCH, Cell, Row, problem, segment
+from benchmarks.large_batch.cells import BATCH, Cell, problem, segment
+from benchmarks.result_files import Row
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.training.full_size import full_size_learner
