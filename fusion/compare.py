@@ -13,6 +13,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from fusion.assemble import fuse
 from fusion.attributes import plain_attributes, put_back, snapshot
+from fusion.checkpointing import activations_kept
 from fusion.model import FusedModel, Objective
 from fusion.rounding import JUMPS, FusionMismatch, Outcome, differences, explained
 from fusion.streams import preserved_generators, seed_generators
@@ -50,7 +51,8 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
         )
         raise FusionMismatch(
             f"of {fused.K} members, fused and alone differ {listed}. Their modules compute with something "
-            "that only one of them can have here, such as state that forward changes and no buffer holds"
+            "that only one of them can have here, such as a tensor or a float in an attribute that forward changes. "
+            "Keep it in a buffer (`register_buffer`)"
         )
 
 
@@ -172,7 +174,7 @@ def _written(module: nn.Module, parameters: Iterable[str]) -> dict[str, Tensor]:
 def _alone(
     own: nn.Module, k: int, objective: Objective, batch: Any, written: Iterable[str], seen: _Precisions | None = None
 ) -> Outcome:
-    with preserved_generators(), seen or nullcontext():
+    with preserved_generators(), seen or nullcontext(), activations_kept():
         seed_generators(k)
         result = objective(own, copied(batch))
         gradients = _gradients(result, dict(own.named_parameters()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -19,7 +19,7 @@ from fusion.checks import check_flag, check_function
 from fusion.compare import check_members, restored
 from fusion.evaluate import own_rows
 from fusion.model import FusedModel, Objective, check_fused
-from fusion.rounding import overlap_written
+from fusion.rounding import FusionMismatch, overlap_written
 from fusion.rules.gradient import BackwardInside
 from fusion.streams import global_states, preserved_generators, seed_generators
 from fusion.tensors import copied, named_tensors
@@ -121,6 +121,7 @@ def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[s
         for p in own.parameters():
             p.mul_(1 + 0.1 * torch.rand(p.shape, device=p.device)) if p.is_floating_point() else None
     watched = {*dict(own.named_parameters()), *fused.overlapping}
+    places = _places(own)
     before = {name: t.detach().clone() for name, t in named_tensors(own).items() if name in watched}
     with preserved_generators():
         seed_generators(0)
@@ -130,10 +131,31 @@ def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[s
             if is_out_of_memory(error):
                 raise
     after = named_tensors(own)
+    _check_apart(places, _places(own))
     written = frozenset(name for name, value in before.items() if not torch.equal(after[name], value))
     if found := written & fused.overlapping:
         raise overlap_written(min(found))
     return written
+
+
+def _places(module: nn.Module) -> dict[str, int]:
+    """Return the addresses of the memory of parameters that have any."""
+    return {name: p.untyped_storage().data_ptr() for name, p in module.named_parameters() if p.numel()}
+
+
+def _check_apart(before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    """Refuse a forward that gives a parameter the memory of another.
+
+    Raises:
+        FusionMismatch: if it does.
+    """
+    for name, place in after.items():
+        other = next((own for own in after if own != name and after[own] == place), None)
+        if other is not None and before.get(name) != place:
+            raise FusionMismatch(
+                f"forward gives `{name}` the memory of `{other}` (`.data = ...`), so that from then on each changes "
+                "with the other: copy the values instead, by `copy_()` under `torch.no_grad()`"
+            )
 
 
 def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data: bool) -> Obstacle | None:
@@ -209,11 +231,18 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
             yield frame, line
 
 
+_SHARED_WRITE = (
+    "it writes members' values into a tensor that they share, or into a view of one: make that of a tensor of theirs, "
+    "such as by `h.new_zeros(...)`"
+)
 _WORDS = {
     "dynamic shape": "how many rows it takes depends on data, so each member takes another number (a mask as index, "
     "`torch.where`, `nonzero`, `unique`, as in routed experts)",
     ".item()": "it makes a number of a tensor (`.item()`, `float(...)`), but each member has another",
     "data-dependent control flow": "it decides by a tensor (`if`, `while`), but each member may decide otherwise",
+    "mutating directly with `.data`": "it assigns to `.data`: write in place instead, by `p.data.copy_(...)`",
+    "is not possible because there exists a Tensor": _SHARED_WRITE,
+    "doesn't match the broadcast shape": _SHARED_WRITE,
     "doesn't have storage": "it hands a tensor to NumPy, but each member has another",
     "doesn't work on out=": "it writes by `out=`, for which vmap has no rule",
     "setup_context": "its torch.autograd.Function has no `setup_context` and no `vmap` (the one of activation "

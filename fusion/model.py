@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion.attributes import OwnValues, Snapshot, changed, check_same_state, put_back, snapshot
+from fusion.checkpointing import activations_kept
 from fusion.checks import check_each, check_function, is_int, require
 from fusion.evaluate import One, at_once, in_turn, own_rows
 from fusion.hooks import run_hooks
@@ -114,7 +115,8 @@ class FusedModel(StackedTensors):
         def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], rows: Sequence[Tensor]) -> Any:
             # In turn, the next member must not see what this one writes into its batch.
             own = batch_of(rows) if together else copied(batch_of(rows))
-            with bound(self._slots, {**shared, **tensors}) as rebound, self._settings.bound(settings):
+            bound_here = bound(self._slots, {**shared, **tensors})
+            with bound_here as rebound, self._settings.bound(settings), activations_kept():
                 return objective(self.template, own), rebound
 
         if not together:

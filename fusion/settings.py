@@ -85,18 +85,22 @@ class PlainFloats(TorchFunctionMode):
     def __init__(self, scalars: Iterable[Tensor], values: Iterable[list[float]], streams: Streams) -> None:
         super().__init__()
         self._values = {id(scalar): value for scalar, value in zip(scalars, values, strict=True)}
+        self._computed: list[Tensor] = []
         self._streams = streams
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _DECISIONS and id(args[0]) in self._values and not any(isinstance(x, Tensor) for x in args[1:]):
-            decisions = {_DECISIONS[func](value, *args[1:]) for value in self._values[id(args[0])]}
+        if func in _DECISIONS and (rows := self._rows(args)):
+            decisions = {_DECISIONS[func](*row) for row in rows}
             if len(decisions) == 1:
                 return decisions.pop()
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if (number := _ARITHMETIC.get(func)) and not kwargs and (rows := self._rows(args)):
+                self._note(result, number, rows)
+            return result
         except (RuntimeError, TypeError, ValueError) as error:
             if not tree_any(_is_scalar, (args, kwargs)):
                 raise
@@ -108,6 +112,22 @@ class PlainFloats(TorchFunctionMode):
                 raise error
             return result
 
+    def _rows(self, args: Sequence[Any]) -> list[list[Any]] | None:
+        """Return each member's numbers in place of the arguments, if these are settings and plain numbers alone."""
+        own = [self._values.get(id(x)) if isinstance(x, Tensor) else x for x in args]
+        count = next((len(x) for x in own if isinstance(x, list)), 0)
+        if not count or any(x is None or isinstance(x, str) for x in own):
+            return None
+        return [[x[k] if isinstance(x, list) else x for x in own] for k in range(count)]
+
+    def _note(self, result: Tensor, function: Callable[..., float], rows: Sequence[Sequence[Any]]) -> None:
+        """Note the K values of a result that is computed from settings and plain numbers alone."""
+        try:
+            self._values[id(result)] = [function(*row) for row in rows]
+        except (ArithmeticError, TypeError):
+            return
+        self._computed.append(result)  # nothing else may get its id
+
 
 _COMPARISONS: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
@@ -118,6 +138,20 @@ _DECISIONS: dict[Any, Callable[..., Any]] = {
     **{getattr(Tensor, name): decide for name, decide in _COMPARISONS.items()},
     **{getattr(Tensor, f"__{name}__"): decide for name, decide in _COMPARISONS.items()},
 }
+
+
+_OPERATIONS: dict[str, Callable[..., float]] = {
+    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "pow": operator.pow},
+    **{"neg": operator.neg, "abs": abs},
+    **{"__rsub__": lambda x, y: y - x, "__rdiv__": lambda x, y: y / x, "__rpow__": lambda x, y: y**x},
+}
+_ARITHMETIC: dict[Any, Callable[..., float]] = {
+    getattr(Tensor, name): function
+    for known, function in _OPERATIONS.items()
+    for name in (known, f"__{known}__")
+    if hasattr(Tensor, name)
+}
+"""Functions of torch's that `1 - s` and the like call -> the same for plain numbers."""
 
 
 def _is_scalar(x: Any) -> bool:

@@ -17,8 +17,9 @@ from fusion.width.microbatch import split
 from hydro_rasda.checks import require
 from hydro_rasda.data import Batch, Batches, batch_length, non_finite, outline, unlike
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Collected, measured
-from hydro_rasda.objective import check_metrics, checked, scalars
-from hydro_rasda.precision import as_given, in_precision
+from hydro_rasda.objective import Objective, check_metrics, checked, scalars
+from hydro_rasda.objective_parts import joined, moving
+from hydro_rasda.precision import as_given, in_precision, turns
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.trial import Trial
@@ -64,14 +65,24 @@ def parts_of(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
 
 
 def run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) -> Mapping[str, Tensor]:
-    """Metrics of one batch; where gradients are enabled, the loss is differentiated, too."""
+    """Metrics of one batch; where gradients are enabled, the loss is differentiated, too, or that of each part."""
+    objective = in_precision(checked(as_given(problem.objective)), problem.settings.precision)
+    each, found = turns(objective) if torch.is_grad_enabled() else {"": objective}, {}
+    for part, own in each.items():
+        with moving(part, model, dict(model.named_parameters())):
+            found[part] = _run_turn(problem, own, part, model, batch, argument)
+    return joined(found)
+
+
+def _run_turn(
+    problem: Problem, objective: Objective, part: str, model: nn.Module, batch: Batch, argument: str
+) -> Mapping[str, Tensor]:
     outputs: list[Any] = []
     handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     try:
         with warnings.catch_warnings():
             # Torch broadcasts one against the other, and only warns of it.
             warnings.filterwarnings("error", "Using a target size")
-            objective = in_precision(checked(as_given(problem.objective)), problem.settings.precision)
             metrics = objective(model, batch)
     except (Exception, SystemExit) as error:
         told = f"a batch {outline(batch)} of `{argument}`: {type(error).__name__}: {error}"
@@ -90,7 +101,8 @@ def run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) -
         try:
             metrics["loss"].backward()
         except (Exception, SystemExit) as error:
-            told = f"the loss of a batch {outline(batch)} of `{argument}` cannot be differentiated"
+            of_part = f" of {part!r}" if part else ""
+            told = f"the loss{of_part} of a batch {outline(batch)} of `{argument}` cannot be differentiated"
             raise misfit(f"{told}: {type(error).__name__}: {error}", error) from error
     return metrics
 

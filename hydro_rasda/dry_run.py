@@ -36,6 +36,7 @@ from hydro_rasda.data import Batch, batch_length, naming_batch
 from hydro_rasda.lr_roles import by_parameter, roles_of
 from hydro_rasda.model_costs import BESIDE_A_STEP, weight_bytes
 from hydro_rasda.objective import give_config, reads_config, scalars, steering
+from hydro_rasda.objective_parts import check_parts
 from hydro_rasda.objectives import COSTS
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import NoModule, NoRoles, Problem
@@ -151,6 +152,10 @@ def _survey(problem: Problem, trial: Trial, target: nn.Module, metrics: Mapping[
 def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> DryRun:
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
     other = problem.with_settings(seed=next_seed(problem.settings.seed)).target(trial)
+    try:
+        check_parts(as_given(problem.objective), target)
+    except ValueError as error:
+        raise misfit(str(error), error) from error
     pretrained = problem.settings.sweep.surrogate < 1 and _is_pretrained(target, other)
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), duplicate(target)

@@ -17,6 +17,7 @@ from fusion.hyperparameters import KEYS, is_group, is_read
 from fusion.width.microbatch import WEIGHT, is_weight
 from hydro_rasda.data import Batch
 from hydro_rasda.loss_weight import IGNORED, LossCalls
+from hydro_rasda.objective_parts import ByPart, GivenObjective
 
 Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 """`objective(model, batch) -> {"loss": scalar, ...}`. `model` is a real module, `batch` whatever the data yields.
@@ -144,21 +145,21 @@ class Written:
         return getattr(self.objective, "reads", frozenset())
 
 
-def as_objective(
-    objective: Callable[..., Mapping[str, Tensor]] | None, loss_fn: LossFn, collected: bool = False
-) -> Objective:
+def as_objective(objective: GivenObjective | None, loss_fn: LossFn, collected: bool = False) -> Objective:
     """An objective of (model, batch), made of what a user gave: one that may take the configuration, too, or a loss.
 
     With a loss, `collected` asks for outputs and targets, too.
     """
     if objective is None:
         return replace(supervised(loss_fn), collected=collected)
+    if isinstance(objective, Mapping):
+        return ByPart({part: Written(own, takes_config(own)) for part, own in objective.items()})
     return Written(objective, takes_config(objective))
 
 
 def reads_config(objective: Objective) -> bool:
     """Return whether an objective, as it was given, reads the configuration."""
-    return isinstance(objective, (Written, Supervised)) and objective.configured
+    return isinstance(objective, (Written, Supervised, ByPart)) and objective.configured
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,8 @@ def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
 
 def checked(objective: Objective) -> Objective:
     """The objective for a dry run: one that also looks at the values of targets."""
+    if isinstance(objective, ByPart):
+        return ByPart({part: replace(own, checked=True) for part, own in objective.parts.items()})
     return replace(objective, checked=True) if isinstance(objective, (Supervised, Written)) else objective
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -14,6 +14,7 @@ from fusion import LossScale
 from hydro_rasda.config import Precision
 from hydro_rasda.data import Batch
 from hydro_rasda.objective import Objective
+from hydro_rasda.objective_parts import ByPart
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -51,6 +52,19 @@ def loss_scale(precision: Precision, K: int, device: torch.device) -> LossScale 
 def as_given(objective: Objective) -> Objective:
     """The user's own objective, whatever it is computed in."""
     return objective.objective if isinstance(objective, Autocast) else objective
+
+
+def turns(objective: Objective) -> dict[str, Objective]:
+    """Return the objectives that take turns in a step, as they are computed, by the part of the model that each moves.
+
+    The part of an objective that moves the whole model is "".
+    """
+    given = as_given(objective)
+    if not isinstance(given, ByPart):
+        return {"": objective}
+    if isinstance(objective, Autocast):
+        return {part: replace(objective, objective=own) for part, own in given.parts.items()}
+    return dict(given.parts)
 
 
 @contextmanager

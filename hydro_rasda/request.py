@@ -9,15 +9,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from hydro_rasda.checks import check_function
+from hydro_rasda.checks import check_function, is_text, require
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Batches, Data, Folds, Splitter, is_splitter, make_batches, make_folds
 from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import LossFn, as_objective, takes_config
+from hydro_rasda.objective_parts import GivenObjective
 from hydro_rasda.objectives import functions_of
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import OwnLoop, Problem
@@ -42,7 +43,7 @@ class Request:
     train_data: Data
     val_data: Data | Splitter
     loss_fn: LossFn | None
-    objective: Callable[..., Mapping[str, Tensor]] | None
+    objective: GivenObjective | None
     metrics: WholeMetrics | None
     settings: TuneConfig
 
@@ -59,8 +60,7 @@ class Request:
             rule = "None, or a function (no class) of (output, target) or (output, target, config)"
             check_function("loss_fn", self.loss_fn, 3 if takes_config(self.loss_fn) else 2, rule=rule)
         if self.objective is not None:
-            rule = "None, or a function (no class) of (model, batch) or (model, batch, config)"
-            check_function("objective", self.objective, 3 if takes_config(self.objective) else 2, rule=rule)
+            _check_objective(self.objective, race.strategy)
         if self.objective is not None and self.loss_fn is not None:
             raise ValueError("`loss_fn` and `objective` are both given, but one says all: leave one out")
         if self.metrics is not None:
@@ -99,7 +99,7 @@ class Request:
 
     def identity(self) -> Identity:
         """The identity of the run, noted before any code of the user is called."""
-        functions: dict[str, Callable[..., Any] | None] = {
+        functions: dict[str, Any] = {
             "model_fn": self.model_fn,
             "loss_fn" if self.objective is None else "objective": self.objective or self.loss_fn or F.cross_entropy,
             "metrics": self.metrics,
@@ -109,7 +109,7 @@ class Request:
         sweep = self.settings.sweep
         return Identity(self.space, sweep.searcher, sweep.rule, given, sweep.first, functions_of(sweep.constraints))
 
-    def searcher(self) -> Searcher | str | None:
+    def searcher(self) -> Searcher | None:
         """A copy that knows the space and will learn: the user's own can begin the same run again, or another."""
         asked = self.settings.sweep.searcher
         if isinstance(asked, str):
@@ -144,4 +144,20 @@ class Request:
             metrics=self.metrics,
             full_size=None if train is None else OwnLoop(train, tuple(self.data.values())),
             folds=folds,
+        )
+
+
+def _check_objective(objective: GivenObjective, strategy: str) -> None:
+    rule = "a function (no class) of (model, batch) or (model, batch, config)"
+    if isinstance(objective, Mapping):
+        named = bool(objective) and all(is_text(part) and part for part in objective)
+        require(named, "objective", objective, f"None, {rule}, or a dict of these by names of parts of the model")
+        whole = "one function with race.strategy 'fsdp': the parts of a model that ranks split cannot take turns"
+        require(strategy != "fsdp", "objective", list(objective), whole)
+    for part, own in objective.items() if isinstance(objective, Mapping) else [("", objective)]:
+        name = f"objective[{part!r}]" if part else "objective"
+        check_function(name, own, 3 if takes_config(own) else 2, rule=rule if part else f"None, or {rule}")
+        settings = getattr(own, "optimizer_settings", None)
+        require(
+            not part or settings is None, name, own, "one without `optimizer_settings`, beside those of other parts"
         )

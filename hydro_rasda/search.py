@@ -172,15 +172,15 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
 
 
-def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | str | None:
-    """Make the searcher of this name over Optuna's sampler; for "structures", return the name, for "random" None.
+def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | None:
+    """Make the searcher of this name over Optuna's sampler; for "random", return None.
 
     Raises:
         ImportError: if a package is missing; it says what to install.
         ValueError: if it cannot search this space.
     """
-    if name in ("random", "structures"):
-        return None if name == "random" else name
+    if name == "random":
+        return None
     needed = ["optuna", *{"gp": ["scipy"], "cma": ["cmaes"]}.get(name, [])]
     if missing := [package for package in needed if find_spec(package) is None]:
         told = f"`sweep.searcher` {name!r} needs {', '.join(missing)}, which is not there"

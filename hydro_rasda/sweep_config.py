@@ -14,7 +14,7 @@ from hydro_rasda.schedulers.sweep_rule import SweepRule
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
 
-SearcherName = Literal["random", "structures", "tpe", "gp", "cma", "qmc"]
+SearcherName = Literal["random", "tpe", "gp", "cma", "qmc"]
 SEARCHERS: tuple[str, ...] = get_args(SearcherName)
 MOST_REPEATS = 100
 
@@ -50,11 +50,10 @@ class SweepConfig(Part):
             trial stops. "epsilon-net": "halving" for several metrics, but of a front the trials that cover it go on
             first (Schmucker et al. 2021). Or an object of your own subclass of `hydro_rasda.schedulers.SweepRule`,
             which does not look at `grace_period` and `reduction_factor`.
-        searcher: The source of configurations. "random" samples all of them at once. "structures": half of the samples
-            are shared among all structures, the others go to the best third. Optuna's samplers are asked for a batch at
-            a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process), "cma" (CMA-ES), and "qmc" (scrambled
-            Sobol points, which learn nothing). They need `hydro-rasda[searchers]`. Or one of Ray Tune's searchers, such
-            as `OptunaSearch(seed=0)`.
+        searcher: The source of configurations. "random" samples all of them at once. Optuna's samplers are asked for a
+            batch at a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process), "cma" (CMA-ES), and "qmc"
+            (scrambled Sobol points, which learn nothing). They need `hydro-rasda[searchers]`. Or one of Ray Tune's
+            searchers, such as `OptunaSearch(seed=0)`.
         constraints: A dict of bounds, such as `{"macs": (None, 1e9)}`, or a function `fits(config)`, or functions among
             the values of the dict. Configurations that break a bound of the full-size model's cost (see `metric` of
             `tune`), or that do not fit, are drawn anew and never trained. A trial that breaks a bound of a metric loses

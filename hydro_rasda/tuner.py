@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from fusion.streams import preserved_generators
 from hydro_rasda.backends.local import LocalBackend
@@ -22,6 +22,7 @@ from hydro_rasda.help_signature import readable
 from hydro_rasda.identity_settings import determining
 from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import LossFn
+from hydro_rasda.objective_parts import GivenObjective
 from hydro_rasda.objectives import split_metrics
 from hydro_rasda.renames import refuses_renamed
 from hydro_rasda.request import Request
@@ -39,7 +40,6 @@ from hydro_rasda.stages.preparation import Ready, get_ready
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.stages.resume_from_sweep import hand_over
 from hydro_rasda.stages.sweep import sweep as run_sweep
-from hydro_rasda.structure_search import StructureSearch
 from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def tune(
     train_data: Data,
     val_data: Data | Splitter,
     loss_fn: LossFn | None = None,
-    objective: Callable[..., Mapping[str, Tensor]] | None = None,
+    objective: GivenObjective | None = None,
     metrics: WholeMetrics | None = None,
     metric: str | Sequence[str] = "val_loss",
     mode: Mode | Sequence[Mode] = "min",
@@ -103,7 +103,9 @@ def tune(
         objective: Takes the place of `loss_fn`: `objective(model, batch) -> {"loss": ..., ...}` for one model and any
             batch, or `objective(model, batch, config)`. A scalar "weight" in the dict is what its means count by, in
             place of examples: the number of targets that count, or the sum of their weights. Of torch's cross-entropy,
-            it is known without.
+            it is known without. Or a dict with an objective for each part of the model, such as {"discriminator": ...,
+            "generator": ...}. In each step they take turns, and each loss moves the parameters of its own part.
+            Metrics are then "PART_NAME", and "loss" is the sum of the losses.
         metrics: `metrics(outputs, targets) -> {"auc": ..., ...}`, of the whole validation set at once: [N, ...] each,
             on the CPU, after each epoch and for each trial by itself. An `objective` then returns the two as "outputs"
             and "targets", examples first, too.
@@ -251,9 +253,7 @@ def _run(
         held_back.give()
         fits = all_fit(constraints, Costs(run))
         search: Search = candidates
-        if isinstance(searcher, str):
-            search = StructureSearch(request.space, run, fits)
-        elif searcher is not None:
+        if searcher is not None:
             search = SearcherSearch(searcher, request.space, run, fits)
         elif fits is not None:
             search = RandomSearch(*sampled, fits)

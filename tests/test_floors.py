@@ -32,6 +32,7 @@ FLOORS = (
             "metrics",
             "model_costs",
             "objective",
+            "objective_parts",
             "precision",
             "problem",
             "space",
@@ -44,7 +45,7 @@ FLOORS = (
     {"contracts"},
     {"processes"},
     {"training"},
-    {"backends", "bubbles", "search", "stages", "structure_search"},
+    {"backends", "bubbles", "search", "stages"},
     {"cli", "dashboard", "integrations", "request", "testing", "tuner"},
 )
 """The rooms of hydro_rasda, the lowest first; those of one floor may use each other, but for those in `BESIDE`."""

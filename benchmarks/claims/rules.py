@@ -103,12 +103,12 @@ def several_metrics(folder: Path) -> list[Claim]:
 
 
 def by_structure(folder: Path) -> list[Claim]:
-    """The sweep over twelve structures, sampled by structure and at random."""
+    """The sweep over twelve structures, in groups of one width each and with widths padded."""
     result = read(folder / structures.FILE)
     if result is None:
         return []
     found = structures.ratios(result["rows"])
     measured = f"{median(found):.2f}x ({min(found):.2f} to {max(found):.2f}), {len(found)} pairs"
-    what = '64 configurations over 12 structures: `SweepConfig(searcher="structures")` against random sampling'
+    what = "64 configurations over 12 structures: widths padded, against a group for each width"
     met, where = median(found) >= BY_STRUCTURE, machine_of(result["environment"])
     return [Claim(what, measured, f"{BY_STRUCTURE:g}x", met, where, "structures.md")]

@@ -62,6 +62,16 @@ def gradient(
     return tuple(None if g is None else Member(g, x.dim) for g, x in zip(found, to, strict=True))
 
 
+def needs_grad(K: int, tensor: Member) -> Any:
+    """`Tensor.requires_grad`, of which `vmap` says False."""
+    return tensor.value.requires_grad
+
+
+def data(K: int, tensor: Member) -> Any:
+    """`Tensor.data`, for writes in place."""
+    return Member(tensor.value.data, tensor.dim)
+
+
 def requires_grad(K: int, tensor: Member, requires: bool = True) -> Any:
     """`Tensor.requires_grad_`, and the same of a tensor that members share, which becomes one for each."""
     if not requires:

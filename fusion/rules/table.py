@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.rules.attention import attention, multi_head_attention
 from fusion.rules.cells import GRU, LSTM, RNN_RELU, RNN_TANH
@@ -18,13 +19,15 @@ from fusion.rules.conv import convolution, pooling, transposed
 from fusion.rules.drawing import DRAWING, member_by_member
 from fusion.rules.dropout import dropout
 from fusion.rules.embedding import embedding
-from fusion.rules.gradient import backward, gradient, requires_grad
+from fusion.rules.gradient import backward, data, gradient, needs_grad, requires_grad
 from fusion.rules.linear import addmm, linear
 from fusion.rules.loss import cross_entropy
+from fusion.rules.masked import set_item
 from fusion.rules.member import Member, Rule, fold, innermost_vmap
 from fusion.rules.norm import batch_norm, group_norm, normalize, weight_norm
 from fusion.rules.recurrent import pack, recurrent, recurrent_cell, scatter
 from fusion.streams import Streams
+from fusion.tensors import is_batched
 
 RULES: dict[Any, Rule] = {
     F.linear: linear,
@@ -45,6 +48,8 @@ RULES: dict[Any, Rule] = {
     F.cross_entropy: cross_entropy,
     torch.autograd.grad: gradient,
     Tensor.backward: backward,
+    Tensor.requires_grad.__get__: needs_grad,  # type: ignore[attr-defined]
+    Tensor.data.__get__: data,  # type: ignore[attr-defined]
     torch.lstm_cell: recurrent_cell(LSTM),
     torch.gru_cell: recurrent_cell(GRU),
     torch.rnn_tanh_cell: recurrent_cell(RNN_TANH),
@@ -52,6 +57,7 @@ RULES: dict[Any, Rule] = {
     torch._pack_padded_sequence: pack(torch._pack_padded_sequence),
     torch._pad_packed_sequence: pack(torch._pad_packed_sequence),
     Tensor.scatter_: scatter,
+    Tensor.__setitem__: set_item,
 }
 
 # The same for operators that draw the random numbers of K members: these rules also take `streams`.
@@ -69,6 +75,12 @@ REQUIRING: dict[Any, Rule] = {Tensor.requires_grad_: requires_grad, Tensor.requi
 
 # These make empty tensors: a tensor that is later filled in place must have room for each member.
 UNFILLED = {torch.empty, torch.empty_like, Tensor.new_empty}
+
+# These make tensors that nobody else holds yet: if members write to one, each gets its own.
+FRESH = {
+    *(torch.zeros, torch.zeros_like, Tensor.new_zeros, torch.ones, torch.ones_like, Tensor.new_ones),
+    *(torch.full, torch.full_like, Tensor.new_full, torch.clone, Tensor.clone, torch.eye),
+}
 
 # Written for one member, in operators that have rules themselves; they run inside `vmap` and call those.
 COMPOSITES: dict[Any, Rule] = {
@@ -98,6 +110,7 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         super().__init__()
         self._streams = streams
         self._own: dict[int, tuple[Tensor, Any]] = {}
+        self._fresh: dict[int, ref[Tensor]] = {}
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -105,6 +118,13 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         kwargs = kwargs or {}
         if self._own:
             args, kwargs = tree_map(self._of_each, (args, kwargs))
+        first: Any = args[0] if args else None
+        fresh = bool(self._fresh) and (known := self._fresh.get(id(first))) is not None and known() is first
+        if fresh and _writes(func):
+            own = fold(_one_for_each, args, kwargs)
+            if own is not NotImplemented:
+                self._own[id(first)] = first, own
+                args = (own, *args[1:])
         result = NotImplemented
         if func in RULES:
             result = fold(RULES[func], args, kwargs)
@@ -122,12 +142,41 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
                 result = COMPOSITES[func](*args, **kwargs)
         if result is NotImplemented and _draws(func, args, kwargs):
             result = fold(member_by_member(func, self._streams), args, kwargs, draws=True)
-        return func(*args, **kwargs) if result is NotImplemented else result
+        result = func(*args, **kwargs) if result is NotImplemented else result
+        if func in FRESH and isinstance(result, Tensor):
+            self._fresh[id(result)] = ref(result)
+        elif fresh and _views(result, first):
+            del self._fresh[id(first)]  # a view would not see what is written to each member's own
+        return result
 
     def _of_each(self, x: Any) -> Any:
         """Return each member's own tensor in place of one that they share; see `REQUIRING`."""
         known, own = self._own.get(id(x), (None, None)) if isinstance(x, Tensor) else (None, None)
         return x if known is not x or known is None else own
+
+
+def _one_for_each(K: int, x: Member, *args: Any, **kwargs: Any) -> Any:
+    """Make one of each member's of a tensor that they share, before members write different values to it."""
+    return NotImplemented if x.dim is not None else Member(x.lead(K).clone(), 0)
+
+
+def _views(result: Any, tensor: Tensor) -> bool:
+    """Return whether a result may have a tensor in the memory of another one, which has no K axis."""
+    plain = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x is not tensor and not is_batched(x)]
+    if not plain or is_batched(tensor):
+        return False
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, [tensor, *plain])):
+        return True  # inside another transform, whose tensors do not say where they are
+    place = tensor.untyped_storage().data_ptr()
+    return any(x.untyped_storage().data_ptr() == place for x in plain)
+
+
+def _writes(func: Any) -> bool:
+    """Return whether a method writes to its tensor, such as `add_` and `__setitem__`."""
+    name = getattr(func, "__name__", "")
+    return name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__") or (
+        name.endswith("_") and not name.endswith("__")
+    )
 
 
 def _unfilled(func: Any, K: int, *args: Any, **kwargs: Any) -> Any:

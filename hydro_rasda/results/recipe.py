@@ -11,6 +11,7 @@ from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.console import show
 from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of
 from hydro_rasda.objective import Supervised, Written
+from hydro_rasda.objective_parts import ByPart
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of
@@ -38,6 +39,8 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
         raise _cannot(number, f"an earlier version made the run, and did not write down {', '.join(unknown)}")
     if getattr(objective, "optimizer_settings", None) is not None:
         raise _cannot(number, "its objective says by itself how parameters are updated (`optimizer_settings`)")
+    if isinstance(objective, ByPart):
+        raise _cannot(number, "its objective has parts, which take turns in each step")
     models, refit = problem.settings.models("target"), problem.settings.race.refit
     if models > 1 and not (refit and (number == record.best_trial or not problem.settings.folds)):
         raise _cannot(

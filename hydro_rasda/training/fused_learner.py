@@ -20,7 +20,8 @@ from fusion.width.microbatch import backward
 from hydro_rasda.data import ALONE, Batch, Share
 from hydro_rasda.lr_roles import by_parameter, roles_of
 from hydro_rasda.objective import Objective, scalars
-from hydro_rasda.precision import loss_scale
+from hydro_rasda.objective_parts import joined, moving
+from hydro_rasda.precision import loss_scale, turns
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.folds_and_repeats import members_first, stacked
 from hydro_rasda.training.learners import evaluate_parts
@@ -59,16 +60,17 @@ class FusedLearner:
         self.micro_batches: int = read(self._configs[0], "accumulate")
         self._factors = multipliers(settings[0], modules[0], problem.settings.sweep.surrogate)
         self.optimizer = fused_optimizer(self.fused, self._configs, **self._factors)
-        self._objective = problem.objective
+        self._objective, self._turns = problem.objective, turns(problem.objective)
         self._scale = loss_scale(problem.settings.precision, self.fused.K, problem.device)
         self._max_t, self._time = problem.settings.max_t, problem.schedule_time
         self._scheduled: tuple[int, float] | None = None
-        graph = records(problem) and self.optimizer.can_be_recorded
+        self._recordable = self.optimizer.can_be_recorded and len(self._turns) == 1
+        graph = records(problem) and self._recordable
         self._graph = recorded(self._update, self.fused, self.optimizer) if graph else None
 
     def compile(self) -> None:
         """Have steps compiled, see `fusion.GraphedStep`; where that cannot be done, they run as they are written."""
-        if self.optimizer.can_be_recorded:
+        if self._recordable:
             self._graph = recorded(self._update, self.fused, self.optimizer, compiled=True)
 
     def seed(self, seeds: Sequence[int]) -> None:
@@ -106,16 +108,23 @@ class FusedLearner:
         before, given = self.fused.one_by_one, cycle(batches)
         self.fused.one_by_one = True
         try:
-            return self._update(None, lambda model, _: self._objective(model, copied(next(given))))
+            return self._update(None, given)
         finally:
             self.fused.one_by_one = before
 
-    def _update(self, batch: Batch, objective: Objective | None = None) -> Mapping[str, Tensor]:
+    def _update(self, batch: Batch, given: Iterator[Batch] | None = None) -> Mapping[str, Tensor]:
+        """Update on one batch, or on the next of those given for each member."""
+        return joined({part: self._take_turn(part, batch, given) for part in self._turns})
+
+    def _take_turn(self, part: str, batch: Batch, given: Iterator[Batch] | None) -> Mapping[str, Tensor]:
         self.optimizer.zero_grad()
-        scale = self._scale
+        scale, objective = self._scale, self._turns[part]
         scaled = None if scale is None else scale.apply
-        of_each, parts = (self._metrics, self.micro_batches) if objective is None else (partial(self._of, objective), 1)
-        metrics = backward(of_each, batch, parts, scaled=scaled, gradients=self._gradients)
+        of_each, parts = partial(self._metrics, objective), self.micro_batches
+        if given is not None:
+            of_each, parts = partial(self._of, lambda model, _: objective(model, copied(next(given)))), 1
+        with moving(part, self.fused.template, self.fused.stacked):
+            metrics = backward(of_each, batch, parts, scaled=scaled, gradients=self._gradients)
         takes = None if scale is None else scale.unscale(self.fused)
         norms = [read(config, "grad_clip") for config in self._configs]
         if any(norms):
@@ -136,7 +145,11 @@ class FusedLearner:
         first = round((epoch - whole) * steps)
         coming = range(first, max(first + 1, math.ceil(steps)))
         self.optimizer.schedule(
-            [[lr_factor(c, self._time(whole + i / steps), self._max_t, steps) for c in self._configs] for i in coming]
+            [
+                [lr_factor(c, self._time(whole + i / steps), self._max_t, steps) for c in self._configs]
+                for i in coming
+                for _ in self._turns
+            ]
         )
         self._scheduled = (whole, steps)
 
@@ -161,8 +174,8 @@ class FusedLearner:
             found.append({name: value[at :: self._models] for name, value in metrics.items()} or None)
         return found
 
-    def _metrics(self, batch: Batch) -> Mapping[str, Tensor]:
-        return scalars(self._on_own(self._objective, batch) if self._models > 1 else self._of(self._objective, batch))
+    def _metrics(self, objective: Objective, batch: Batch) -> Mapping[str, Tensor]:
+        return scalars(self._on_own(objective, batch) if self._models > 1 else self._of(objective, batch))
 
     def _of(self, objective: Objective, batch: Batch) -> Mapping[str, Tensor]:
         found: Mapping[str, Tensor] = self.fused.map(objective, batch)

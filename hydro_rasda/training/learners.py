@@ -22,8 +22,11 @@ from fusion.width.microbatch import backward, evaluate
 from hydro_rasda.config import UNSPLIT, Mode, check_unsplit
 from hydro_rasda.data import ALONE, Batch, Shard, Share, batch_length
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
+from hydro_rasda.objective_parts import joined, moving
+from hydro_rasda.precision import turns
 from hydro_rasda.training.batch_statistics import average_statistics
 from hydro_rasda.training.gradient_noise import GradientNoise
+from hydro_rasda.training.joint import Joint
 from hydro_rasda.training.kept_epoch import bettered, epochs_since
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 from hydro_rasda.training.recorded_steps import recorded
@@ -103,16 +106,16 @@ class SingleLearner:
         self.model, self.shard, self._scale = model, shard, scale
         settings = optimizer_settings(objective, model, config)
         self.sharded = sharded and shard.world > 1
-        self._joint: DistributedDataParallel | _Joint | None = None
+        self._joint: DistributedDataParallel | Joint | None = None
         if self.sharded:
             # Again, as an objective's own `optimizer_settings` may say so, too.
             for key in UNSPLIT:
                 check_unsplit(key, key, read(settings.config, key))
-            self._joint = _Joint(model, objective)
+            self._joint = Joint(model, objective)
             split(self._joint, shard.world, next(model.parameters()).device)
         elif shard.world > 1:
             # Which parameters a step uses may differ from step to step, as with stochastic depth.
-            self._joint = DistributedDataParallel(_Joint(model, objective), find_unused_parameters=True)
+            self._joint = DistributedDataParallel(Joint(model, objective), find_unused_parameters=True)
         self._weight = 1.0
         if self._joint is not None:
             average_statistics(self._joint, lambda: self._weight)
@@ -122,7 +125,8 @@ class SingleLearner:
             let_skip(self.optimizer)
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self._graph: GraphedStep | None = None
-        if graph and of_ours and shard.world == 1 and _is_dense(model):
+        self._turns = turns(objective)
+        if graph and of_ours and shard.world == 1 and _is_dense(model) and len(self._turns) == 1:
             made_recordable(self.optimizer)
             self._graph = recorded(self._update, model)
         self._config, self._objective, self._max_t = settings.config, objective, max_t
@@ -164,25 +168,12 @@ class SingleLearner:
         return metrics
 
     def _update(self, batch: Batch, weight: float = 1.0) -> dict[str, Tensor]:
+        return _as_vectors(joined({part: self._take_turn(part, batch, weight) for part in self._turns}))
+
+    def _take_turn(self, part: str, batch: Batch, weight: float) -> dict[str, Tensor]:
+        with moving(part, self.model, dict(self.model.named_parameters())):
+            metrics = self._backward(part, batch, weight)
         scale = self._scale
-        self.optimizer.zero_grad(set_to_none=True)
-        scaled = None if scale is None else scale.apply
-        if self._joint is None:
-            metrics = backward(self._metrics, batch, self._parts, scaled=scaled, gradients=self._gradients)
-        else:
-            self._weight = weight
-            expect = partial(self._expect, batch_length(batch), weight)
-            expect()
-
-            def over_ranks(own: Tensor) -> Tensor:
-                everywhere = own.clone()
-                dist.all_reduce(everywhere)
-                expect(own, mean := everywhere / self.shard.world)
-                return mean
-
-            metrics = backward(
-                self._joint, batch, self._parts, weight, self._apart, scaled, self._gradients, over_ranks
-            )
         takes = None if scale is None else scale.unscale_module(self.model)
         max_norm = read(self._config, "grad_clip")
         if max_norm is not None:
@@ -192,7 +183,27 @@ class SingleLearner:
         else:
             step_if(takes, self.optimizer)
             scale.update(takes)
-        return _as_vectors(metrics)
+        return metrics
+
+    def _backward(self, part: str, batch: Batch, weight: float) -> dict[str, Tensor]:
+        scale = self._scale
+        self.optimizer.zero_grad(set_to_none=True)
+        scaled = None if scale is None else scale.apply
+        if self._joint is None:
+            own = partial(self._metrics, self._turns[part])
+            return backward(own, batch, self._parts, scaled=scaled, gradients=self._gradients)
+        self._weight = weight
+        expect = partial(self._expect, batch_length(batch), weight)
+        expect()
+
+        def over_ranks(own: Tensor) -> Tensor:
+            everywhere = own.clone()
+            dist.all_reduce(everywhere)
+            expect(own, mean := everywhere / self.shard.world)
+            return mean
+
+        joint = partial(self._joint, part=part)
+        return backward(joint, batch, self._parts, weight, self._apart, scaled, self._gradients, over_ranks)
 
     def _gradients(self) -> Iterator[Tensor | None]:
         return (parameter.grad for parameter in self.joint.parameters())
@@ -207,16 +218,16 @@ class SingleLearner:
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
         joint = self._joint
-        objective = partial(joint, whole=True) if isinstance(joint, _Joint) else partial(self._objective, self.model)
+        objective = partial(joint, whole=True) if isinstance(joint, Joint) else partial(self._objective, self.model)
         return _as_vectors(evaluate_parts(objective, batch, self._parts, 0))
 
     def _apart(self) -> AbstractContextManager[None]:
         """Within it, gradients of several ranks are not averaged yet."""
         assert self._joint is not None
-        return apart(self._joint) if isinstance(self._joint, _Joint) else self._joint.no_sync()
+        return apart(self._joint) if isinstance(self._joint, Joint) else self._joint.no_sync()
 
-    def _metrics(self, batch: Batch) -> Mapping[str, Tensor]:
-        return scalars(self._objective(self.model, batch))
+    def _metrics(self, objective: Objective, batch: Batch) -> Mapping[str, Tensor]:
+        return scalars(objective(self.model, batch))
 
     @property
     def averages(self) -> bool:
@@ -319,23 +330,6 @@ def evaluate_parts(
         return scalars(metrics)
 
     return evaluate(means, batch, parts) | {name: torch.cat(of, dim) for name, of in collected.items()}
-
-
-class _Joint(nn.Module):
-    """Model and objective as one module: DDP follows what happens in a forward pass, objectives included."""
-
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
-        super().__init__()
-        self.model = model
-        self._objective = objective
-        some = next(p for p in model.parameters() if p.requires_grad)
-        # DDP looks for unused parameters, and prints that it looked in vain where it finds none.
-        self.unused = nn.Parameter(torch.zeros(1, dtype=some.dtype, device=some.device))
-
-    def forward(self, batch: Batch, whole: bool = False) -> dict[str, Tensor]:
-        """The objective's metrics, by default without outputs and targets."""
-        metrics = self._objective(self.model, batch)
-        return dict(metrics) if whole else scalars(metrics)  # in other mappings, DDP sees no tensors
 
 
 def _is_dense(model: nn.Module) -> bool:

@@ -1,5 +1,6 @@
 """What cannot be vmapped is found before training, named, and trained one by one with the same result."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from fusion import FusionWarning, clip_grad_norm_, dry_run, fuse, fused_optimizer
+from fusion import FusionMismatch, FusionWarning, clip_grad_norm_, dry_run, fuse, fused_optimizer
 from fusion.optim import optimizer
 
 # Seeded, for one test needs a branch that some members take and others do not.
@@ -319,11 +320,66 @@ class Checkpointed(nn.Linear):
 
 
 @pytest.mark.parametrize("K", [1, 2])
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("first", [nn.Linear(4, 4), nn.Identity()], ids=["inner", "first"])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing_is_refused(reentrant: bool, K: int) -> None:
-    fused = fuse([nn.Sequential(nn.Linear(4, 4), Checkpointed(reentrant)) for _ in range(K)])
+def test_activation_checkpointing_computes_what_it_does_alone(
+    reentrant: bool, first: nn.Module, one_by_one: bool, K: int
+) -> None:
+    """The reentrant kind gives a layer no gradient where its input needs none, as in a model's first layer."""
+    models = [nn.Sequential(copy.deepcopy(first), Checkpointed(reentrant), nn.Linear(3, 3)) for _ in range(K)]
+    fused = fuse(models, one_by_one=one_by_one)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
+        assert dry_run(fused, loss, BATCH) is None
+        loss_K = fused.map(loss, BATCH)
+        loss_K.sum().backward()
+        for k, model in enumerate(models):
+            loss(model, BATCH).backward()
+            for name, parameter in model.named_parameters():
+                found = fused.stacked[name].grad
+                wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                torch.testing.assert_close(torch.zeros_like(parameter) if found is None else found[k], wanted)
+    assert torch.utils.checkpoint.CheckpointFunction is CheckpointFunction
+
+
+class Recomputed(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        return CheckpointFunction.apply(super().forward, True, x)
+
+
+@pytest.mark.parametrize("K", [1, 2])
+def test_other_recomputation_is_refused(K: int) -> None:
+    fused = fuse([nn.Sequential(nn.Linear(4, 4), Recomputed(4, 3)) for _ in range(K)])
     with pytest.raises(RuntimeError, match=r"recomputes its forward pass .* switch it off"):
         dry_run(fused, loss, BATCH)
+
+
+class Ties(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.slow = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        self.slow.weight.data = self.own.weight.data
+        return self.own(x) + self.slow(x).detach()
+
+
+def test_parameters_that_come_to_share_memory_are_refused() -> None:
+    with pytest.raises(FusionMismatch, match=r"gives `slow\.weight` the memory of `own\.weight` .* `copy_\(\)`"):
+        dry_run(fuse([Ties(), Ties()]), loss, BATCH)
+
+
+class Fills(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        rows = torch.zeros(len(x), 4)[:, :3]
+        rows += super().forward(x)
+        return rows
+
+
+def test_a_write_into_a_view_that_members_share_is_told_in_words() -> None:
+    with pytest.warns(FusionWarning, match="writes members' values into a tensor that they share"):
+        dry_run(fuse([Fills(4, 3), Fills(4, 3)]), loss, BATCH)
 
 
 class ActNorm(nn.Module):

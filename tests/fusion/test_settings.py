@@ -31,6 +31,14 @@ def branch(x: Tensor, value: float) -> Tensor:
     return x * value if value > 0.0 else x
 
 
+def computed(x: Tensor, value: float) -> Tensor:
+    """As the stochastic depth of timm does: it decides by numbers computed from the setting."""
+    keep = 1 - value
+    if keep > 0.0 and -abs(2 * value - 3) / 2 < 0 and 2**value > value**2 and 1 / keep != 0:
+        x = x / keep
+    return x * (value + 1)
+
+
 DETERMINISTIC: list[tuple[str, Callable[[float], nn.Module], Tensor]] = [
     ("arithmetic", lambda v: With(v, lambda x, s: (x * s + s) ** 2 - s / (1 + x.exp())), ROWS),
     ("clamp", lambda v: With(v, lambda x, s: x.clamp(-s, s)), ROWS),
@@ -39,6 +47,7 @@ DETERMINISTIC: list[tuple[str, Callable[[float], nn.Module], Tensor]] = [
     ("full", lambda v: With(v, lambda x, s: x + torch.full((4,), s)), ROWS),
     ("huber", lambda v: With(v, lambda x, s: F.huber_loss(x, torch.zeros_like(x), delta=s)), ROWS),
     ("branch", lambda v: With(v, branch), ROWS),
+    ("computed", lambda v: With(v, computed), ROWS),
     ("leaky-relu", nn.LeakyReLU, ROWS),
     ("elu", nn.ELU, ROWS),
     ("softplus", nn.Softplus, ROWS),

@@ -1,0 +1,95 @@
+"""Writes in place, by masks and into new tensors: each member writes to its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusion import FusionWarning, dry_run, fuse
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+SOURCES, TARGETS = torch.tensor([0, 1, 2, 3, 5]), torch.tensor([1, 2, 3, 0, 4])
+
+
+class Writes(nn.Module):
+    def __init__(self, value: float, write: Callable[[Tensor, Tensor, float], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.head, self.value, self.write = nn.Linear(4, 4), nn.Linear(4, 2), value, write
+        self.double()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.write(x, self.layer(x).tanh() * 1, self.value))
+
+
+def by_masks(x: Tensor, z: Tensor, value: float) -> Tensor:
+    z[z < 0] = value
+    z[z.sum(1) > 0.5] = 0.5
+    z[:, 0][z[:, 1] > 0] = 2
+    z[z > 0.9] = z.mean()
+    few = z.detach() > 0
+    few[few.sum(1) > 3] = False
+    return z * few
+
+
+def row_by_row(x: Tensor, z: Tensor, value: float) -> Tensor:
+    rows = torch.zeros(6, 4, dtype=x.dtype)
+    for i in range(6):
+        rows[i] = z[i]
+    rows += z
+    return rows
+
+
+def messages(x: Tensor, z: Tensor, value: float) -> Tensor:
+    """Of a graph network."""
+    received = torch.zeros_like(x).index_add_(0, TARGETS, z[SOURCES])
+    return x + received
+
+
+def hidden_inputs(x: Tensor, z: Tensor, value: float) -> Tensor:
+    """Of a masked autoencoder: the mask is each member's own, and so is the copy; the batch stays as it is."""
+    seen = x.clone()
+    seen[z > 0] = value
+    left = torch.full_like(x, 2.0)
+    left -= z
+    return seen * left + x
+
+
+def through_no_views(x: Tensor, z: Tensor, value: float) -> Tensor:
+    ones = torch.ones(6, 4, dtype=x.dtype)
+    return ones[:, :2].repeat(1, 2) * z + ones
+
+
+def stale_view(x: Tensor, z: Tensor, value: float) -> Tensor:
+    whole = torch.zeros(6, 4, dtype=x.dtype)
+    part = whole[:, :2]
+    whole += z
+    return torch.cat([whole[:, 2:], part], 1)
+
+
+def same(write: Callable[..., Tensor], fused_at_once: bool) -> None:
+    torch.manual_seed(0)
+    models = [Writes(value, write) for value in (0.1, 0.3, 0.2)]
+    fused = fuse(models)
+    batch = X.clone()
+    assert (dry_run(fused, lambda model, x: model(x).square().mean(), batch) is None) == fused_at_once
+    fused(batch).square().sum().backward()
+    torch.testing.assert_close(batch, X, rtol=0, atol=0)
+    for k, model in enumerate(models):
+        model(X).square().sum().backward()
+        for name, parameter in model.named_parameters():
+            grad = fused.stacked[name].grad
+            assert grad is not None
+            torch.testing.assert_close(grad[k], parameter.grad)
+
+
+@pytest.mark.parametrize("write", [by_masks, row_by_row, messages, hidden_inputs, through_no_views])
+def test_members_write_to_their_own(write: Callable[..., Tensor]) -> None:
+    same(write, True)
+
+
+def test_a_view_of_a_tensor_that_members_share_is_written_to_one_by_one() -> None:
+    """It would not see the members' own."""
+    with pytest.warns(FusionWarning, match="writes members' values into a tensor that they share"):
+        same(stale_view, False)

@@ -1,0 +1,282 @@
+"""Objectives by part against loops with one optimizer of `torch.optim` for each part, as tutorials write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusion import lr_factor
+from fusion.optim import optimizer
+from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.data import Batch, Shard, Share, make_batches
+from hydro_rasda.objective import as_objective
+from hydro_rasda.objective_parts import joined
+from hydro_rasda.precision import in_precision
+from hydro_rasda.problem import Problem
+from hydro_rasda.training.fused_learner import FusedLearner
+from hydro_rasda.training.learners import SingleLearner
+from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.trial import Trial
+from tests.hydro_rasda.ranks import on_ranks
+
+CPU, STEPS, PER_EPOCH = torch.device("cpu"), 20, 5
+X = torch.randn(64, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+Objectives = Mapping[str, Any]
+
+
+class GAN(nn.Module):
+    """With BatchNorm in the generator, and a parameter that belongs to no part."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(
+            nn.Linear(3, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2)
+        )
+        self.discriminator = nn.Sequential(nn.Linear(2, width), nn.LeakyReLU(0.2), nn.Linear(width, 1))
+        self.unmoved = nn.Parameter(torch.ones(2))
+        self.double()
+
+
+def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
+    return GAN(int(64 * width_ratio))
+
+
+def discriminator(model: Any, batch: Batch) -> Mapping[str, Tensor]:
+    (real,) = batch
+    fake = model.generator(torch.randn(len(real), 3, dtype=torch.float64)) * model.unmoved
+    return {"loss": F.softplus(-model.discriminator(real)).mean() + F.softplus(model.discriminator(fake)).mean()}
+
+
+def generator(model: Any, batch: Batch) -> Mapping[str, Tensor]:
+    (real,) = batch
+    fake = model.generator(torch.randn(len(real), 3, dtype=torch.float64)) * model.unmoved
+    return {"loss": F.softplus(-model.discriminator(fake)).mean(), "size": fake.square().mean()}
+
+
+PARTS: Objectives = {"discriminator": discriminator, "generator": generator}
+
+
+def problem(width: float = 1.0, objective: Any = PARTS, **settings: Any) -> Problem:
+    data = make_batches((X,), "train_data", CPU, 0)
+    own = TuneConfig(sweep=SweepConfig(surrogate=width), max_t=4, metric="val_generator_size", **settings)
+    made = in_precision(as_objective(objective, F.cross_entropy), own.precision)
+    return Problem(model_fn, made, data, data, settings=own, device=CPU)
+
+
+CONFIGS: list[dict[str, Any]] = [
+    {"optimizer": "adamw", "lr": 1e-2, "lr.discriminator": 3e-2, "beta1": 0.5, "schedule": "cosine"},
+    {"optimizer": "adamw", "lr": 3e-3, "lr.generator": 1e-2, "weight_decay": 0.3},
+    {"optimizer": "adam", "lr": 1e-2, "grad_clip": 0.1, "schedule": "linear", "warmup_epochs": 1.0},
+    {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "lr.generator": 0.3, "grad_clip": 0.2},
+    {"optimizer": "rmsprop", "lr": 1e-3, "schedule": "wsd"},
+    {"optimizer": "adagrad", "lr": 1e-2},
+]
+TRIALS = [Trial(number, config) for number, config in enumerate(CONFIGS)]
+
+
+def batches() -> list[tuple[Tensor]]:
+    return [(X[16 * (i % 4) : 16 * (i % 4) + 16],) for i in range(STEPS)]
+
+
+def by_the_book(asked: Problem, trial: Trial, factors: float, objectives: Objectives = PARTS) -> nn.Module:
+    """Train with one optimizer for each part; no parameter is ever frozen, and no graph is cut."""
+    model, config = asked.surrogate(trial), trial.config
+    further = multipliers(optimizer_settings(asked.objective, model, config), model, factors)
+    own = {part: [p for name, p in model.named_parameters() if name.startswith(f"{part}.")] for part in objectives}
+    optimizers = {}
+    for part, parameters in own.items():
+        whole = optimizer(model, config, **further)
+        for group in whole.param_groups:
+            group["params"] = [p for p in group["params"] if any(p is mine for mine in parameters)]
+        optimizers[part] = whole, [group["lr"] for group in whole.param_groups]
+    model.train()
+    torch.manual_seed(trial.number)
+    for i, batch in enumerate(batches()):
+        for part, objective in objectives.items():
+            taking, rates = optimizers[part]
+            for group, rate in zip(taking.param_groups, rates):
+                group["lr"] = rate * lr_factor(config, i / PER_EPOCH, 4, PER_EPOCH)
+            model.zero_grad()
+            objective(model, batch)["loss"].backward()
+            if "grad_clip" in config:
+                nn.utils.clip_grad_norm_(own[part], config["grad_clip"])
+            taking.step()
+    return model
+
+
+def share(batch: tuple[Tensor]) -> Share:
+    return Share(batch, len(batch[0]), 1.0)
+
+
+def fused_learner(asked: Problem, trials: Sequence[Trial]) -> FusedLearner:
+    learner = FusedLearner([asked.surrogate(t) for t in trials], [t.config for t in trials], asked)
+    learner.train_mode(True)
+    learner.seed([trial.number for trial in trials])
+    return learner
+
+
+def assert_same(found: nn.Module, wanted: nn.Module) -> None:
+    for (name, one), other in zip(found.state_dict().items(), wanted.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12, msg=lambda told: f"{name}: {told}")  # noqa: B023
+
+
+@pytest.mark.parametrize("width", [1.0, 0.125])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_fused_parts_equal_loops_with_an_optimizer_each(width: float, one_by_one: bool) -> None:
+    asked = problem(width)
+    learner = fused_learner(asked, TRIALS)
+    learner.fused.one_by_one = one_by_one
+    for i, batch in enumerate(batches()):
+        metrics = learner.step(share(batch), i / PER_EPOCH, PER_EPOCH)
+    assert set(metrics) == {"loss", "discriminator_loss", "generator_loss", "generator_size"}
+    torch.testing.assert_close(metrics["loss"], metrics["discriminator_loss"] + metrics["generator_loss"])
+    for k, trial in enumerate(TRIALS):
+        assert_same(learner.fused.unfuse(k), by_the_book(asked, trial, width))
+
+
+def test_fused_parts_go_on_after_keep_copy_concat_and_load() -> None:
+    """Members that were dropped, copied over, joined and loaded train as if nothing had been done to them."""
+    asked = problem()
+    wanted = fused_learner(asked, TRIALS)
+    some, others = fused_learner(asked, TRIALS[:3]), fused_learner(asked, TRIALS[3:])
+    for i, batch in enumerate(batches()):
+        if i == 8:
+            some.keep([2, 1, 1])
+            some.copy({2: 0})
+            some.concat(others)
+            fresh = fused_learner(asked, [TRIALS[1], TRIALS[2], TRIALS[5]])
+            fresh.load(some.state(), positions=[1, 2, 5])
+            some = fresh
+        if i % PER_EPOCH == 0 or i == 8:
+            wanted.seed(range(6))
+            some.seed([0, 1, 2] if i < 8 else [1, 2, 5])
+            others.seed([3, 4, 5])
+        for learner in (wanted, some) if i >= 8 else (wanted, some, others):
+            learner.step(share(batch), i / PER_EPOCH, PER_EPOCH)
+    for k, number in enumerate((1, 2, 5)):
+        assert_same(some.fused.unfuse(k), wanted.fused.unfuse(number))
+
+
+@pytest.mark.parametrize("trial", TRIALS[:4])
+def test_parts_at_full_size_equal_loops_with_an_optimizer_each(trial: Trial) -> None:
+    asked = problem()
+    learner = SingleLearner(asked.target(trial), trial.config, asked.objective, 4)
+    learner.train_mode(True)
+    learner.seed([trial.number])
+    for i, batch in enumerate(batches()):
+        learner.step(share(batch), i / PER_EPOCH, PER_EPOCH)
+    assert_same(learner.model, by_the_book(asked, trial, 1.0))
+    assert all(parameter.requires_grad for parameter in learner.model.parameters())
+
+
+def critic(model: Any, batch: Batch) -> Mapping[str, Tensor]:
+    (x,) = batch
+    error = (model.discriminator(x) - x.prod(1, keepdim=True)).square().mean(1)
+    return {"loss": (error * (x[:, 0] > 0)).sum() / (x[:, 0] > 0).sum().clamp(min=1), "weight": (x[:, 0] > 0).sum()}
+
+
+def actor(model: Any, batch: Batch) -> Mapping[str, Tensor]:
+    (x,) = batch
+    moves = model.generator(torch.cat([x, x[:, :1]], 1))
+    return {"loss": model.discriminator(x + moves).mean() + moves.square().mean()}
+
+
+WEIGHED: Objectives = {"discriminator": critic, "generator": actor}
+
+
+def by_learner(rank: int, world: int, parts: int) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    shard, model = Shard(rank, world), GAN(8)
+    model.generator[1] = nn.Identity()
+    config = {"lr": 0.01, "grad_clip": 0.3, "accumulate": parts}
+    objective = as_objective(WEIGHED, F.cross_entropy)
+    learner = SingleLearner(model, config, objective, 4, shard)
+    learner.train_mode(True)
+    for i in range(6):
+        batch = X[10 * i : 10 * i + 10]
+        part = shard.part(len(batch))
+        learner.step(Share((batch[part.rows],), part.examples, part.weight), 0.0, 1.0)
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_ranks_take_turns_together(parts: int) -> None:
+    alone = by_learner(0, 1, 1)
+    for found in (by_learner(0, 1, parts), *on_ranks(2, by_learner, parts)):
+        assert found.keys() == alone.keys()
+        for name, tensor in found.items():
+            torch.testing.assert_close(tensor, alone[name], rtol=1e-9, atol=1e-12)
+
+
+def test_each_metric_of_a_part_has_its_own_weight() -> None:
+    one = torch.tensor(1.0)
+    found = joined({"a": {"loss": one, "size": one, "weight/size": 2 * one}, "b": {"loss": 3 * one, "weight": 4 * one}})
+    assert {name: value.item() for name, value in found.items()} == {
+        **{"a_loss": 1.0, "a_size": 1.0, "weight/a_size": 2.0},
+        **{"b_loss": 3.0, "weight/b_loss": 4.0, "loss": 4.0},
+    }
+
+
+def small(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
+    return GAN(int(32 * width_ratio))
+
+
+def asking(objective: Any, **more: Any) -> Any:
+    given: dict[str, Any] = {"metric": "val_generator_size", "num_samples": 4, "max_t": 4, "progress": False, **more}
+    space = {"lr": loguniform(1e-3, 1e-2), "lr.discriminator": loguniform(1e-3, 1e-2), "batch_size": 16}
+    return tune(small, space, train_data=(X,), val_data=(X,), objective=objective, **given)
+
+
+def doubled(model: Any, batch: Batch) -> Mapping[str, Tensor]:
+    return {name: 2 * value for name, value in generator(model, batch).items()}
+
+
+def test_tune_trains_a_gan(tmp_path: Any) -> None:
+    result = asking(PARTS, storage_path=str(tmp_path), precision="bf16")
+    assert math.isfinite(result.best_metric)
+    assert result.best_trial is not None
+    assert {"val_discriminator_loss", "train_generator_size"} <= set(result.trials[result.best_trial].history[-1])
+    with pytest.raises(ValueError, match="its objective has parts, which take turns"):
+        result.recipe()
+    with pytest.raises(ValueError, match="objective"):
+        asking({**PARTS, "generator": doubled}, storage_path=str(tmp_path), precision="bf16", name=result.path.name)
+
+
+def nothing(model: Any, batch: Batch) -> Mapping[str, Tensor]:
+    return {"loss": model.discriminator(batch[0]).mean()}
+
+
+class Settled:
+    def __call__(self, model: Any, batch: Batch) -> Mapping[str, Tensor]:
+        return generator(model, batch)
+
+    def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("objective", "more", "told"),
+    [
+        ({}, {}, "a dict of these by names of parts of the model"),
+        ({"": generator}, {}, "a dict of these by names of parts of the model"),
+        ({"generator": None}, {}, r"`objective\['generator'\]` is None"),
+        (
+            {**PARTS, "critic": generator},
+            {},
+            r"`objective` is 'critic', but must be .* such as \['discriminator', 'gen",
+        ),
+        ({**PARTS, "generator": lambda model, batch: 3.0}, {}, "must return a dict of tensors"),
+        ({**PARTS, "generator": nothing}, {}, "the loss of 'generator' of a batch .* cannot be differentiated"),
+        ({**PARTS, "generator": Settled()}, {}, "one without `optimizer_settings`"),
+        (PARTS, {"race": RaceConfig(strategy="fsdp")}, "the parts of a model that ranks split cannot take turns"),
+    ],
+)
+def test_objectives_that_cannot_take_turns_are_refused(tmp_path: Any, objective: Any, more: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        asking(objective, storage_path=str(tmp_path), **more)
