@@ -19,17 +19,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.rasda_report import RESULTS
+from benchmarks.result_files import DEFAULT_DATA, RESULTS
 from benchmarks.results_page import QUICK, claims
 from benchmarks.results_page import main as write_page
-from benchmarks.transfer_tasks import DEFAULT_DATA
 
 
 class Step(NamedTuple):
     """A benchmark in short.
 
     Attributes:
-        command: Module and options.
         needs: A file below the folder of data sets, without which it is left out; "" where it needs none.
     """
 
@@ -40,10 +38,7 @@ class Step(NamedTuple):
 STEPS = (
     Step("vs_asha --quick --again --tasks digits --seeds 0 1"),
     Step("vs_asha --quick --again --tasks turbulence --methods ray_asha tune --seeds 0"),
-    Step(
-        "vs_asha --quick --again --tasks shakespeare --methods ray_asha tune --seeds 0",
-        "tinyshakespeare/input.txt",
-    ),
+    Step("vs_asha --quick --again --tasks shakespeare --methods ray_asha tune --seeds 0", "tinyshakespeare/input.txt"),
     Step("vs_asha --quick --again --tasks cifar10 --methods ray_asha tune --seeds 0", "cifar10/cifar10_jpeg.npz"),
     Step("fusion_throughput --trials 32 --seconds 5 --out {out}"),
     Step("transfer_quality digits --configs 12 --ratios 0.125 --seeds 3 --out {out}"),

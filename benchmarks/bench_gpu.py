@@ -25,10 +25,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.result_files import DEFAULT_DATA, RESULTS
 from benchmarks.results_page import main as write_page
-from benchmarks.transfer_tasks import DEFAULT_DATA
 
-RESULTS = Path(__file__).parent / "results"
 PIECE_MINUTES = 8.0
 
 
@@ -37,10 +36,8 @@ class Piece:
     """A benchmark in part.
 
     Attributes:
-        name: Of it.
         command: Module and options; `{out}` is the folder of results.
         needs: A file below the folder of data sets, without which it is left out; "" where it needs none.
-        gpus: How many it needs.
     """
 
     name: str
@@ -56,24 +53,17 @@ _FUSION = [
 ]
 _TASKS = {"cifar10_resnet18": "cifar10/cifar10_jpeg.npz", "shakespeare_gpt": "tinyshakespeare/input.txt"}
 _AGAINST_ASHA = [
-    Piece(
-        f"{task}, {method}",
-        f"vs_asha --tasks {task} --methods {method} --seeds 0 --out {{out}}/vs_asha",
-        needs,
-    )
+    Piece(f"{task}, {method}", f"vs_asha --tasks {task} --methods {method} --seeds 0 --out {{out}}/vs_asha", needs)
     for task, needs in _TASKS.items()
     for method in ("tune", "ray_asha")
 ]
-PIECES = (*_FUSION, Piece("resizes by NCCL", "resizes --out {out}", gpus=2), *_AGAINST_ASHA)
+PIECES = (*_FUSION, *_AGAINST_ASHA)
 """Those that say most in the least time come first."""
 
 STAND_IN = (
     Piece(
-        "fused mlp, stand-in",
-        "fusion_cuda --device cpu --cases mlp --precisions fp32 --widths 1 8 --out {out}",
-        gpus=0,
+        "fused mlp, stand-in", "fusion_cuda --device cpu --cases mlp --precisions fp32 --widths 1 8 --out {out}", gpus=0
     ),
-    Piece("resizes, stand-in", "resizes --repeats 1 --out {out}", gpus=0),
     Piece(
         "digits, stand-in",
         "vs_asha --quick --tasks digits --methods tune ray_asha --seeds 0 --data {out} --out {out}/vs_asha",
@@ -95,13 +85,8 @@ def run(
     """Do what is not done yet.
 
     Args:
-        pieces: In order.
         device: What they run on; on another one they are done anew.
-        gpus: How many there are.
-        log: Where it is kept what is done.
         do: Does a piece, and says how that ended; "" where it is to be done again.
-        may_begin: Asked before each.
-        missing: Whether a file of data is.
 
     Returns:
         Names of the pieces that wait for the next call.

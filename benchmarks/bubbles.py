@@ -10,11 +10,9 @@ compared; then the same host trains without this library, and its losses must be
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import multiprocessing
-import os
 import socket
 import subprocess
 import sys
@@ -35,15 +33,12 @@ from torch.nn import functional as F
 import hydro_rasda
 import hydro_rasda.bubbles
 from benchmarks.bubbles_sweep import tune
-from benchmarks.rasda_report import RESULTS
-from benchmarks.scale import environment
+from benchmarks.result_files import Row, environment, options, read, save, versions
 
 FILE = "bubbles.json"
 WIDTH, TOKENS, LENGTH, EXAMPLES = 256, 64, 128, 4
 PAIRS, WARM_UP, RUN, SECONDS = 5, 12, 4, 22.0
 SLOWDOWN, USED = 0.01, 0.6
-
-Row = dict[str, Any]
 
 
 class Stage(nn.Module):
@@ -248,19 +243,17 @@ def page(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure a part, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("part", choices=["4", "8", "sweep", "page"])
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     file = arguments.out / FILE
-    result = json.loads(file.read_text()) if file.exists() else {}
-    where = {**environment(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "load": round(os.getloadavg()[0], 1)}
+    result = read(file, {})
+    where = environment(versions=versions("torch", "ray", "numpy"))
     if arguments.part == "sweep":
         result["sweep"] = {**wholly_in_bubbles(), "environment": where}
     elif arguments.part != "page":
         result[arguments.part] = {**identical(slowdown(int(arguments.part))), "environment": where}
-    file.write_text(json.dumps(result, indent=1) + "\n")
-    file.with_suffix(".md").write_text(page(result))
+    save(file, result, page(result))
     print(page(result))
 
 

@@ -9,28 +9,21 @@ It rewrites `compiled_steps.{json,md}` in `benchmarks/results`, or in another fo
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tempfile
-import time
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.fusion_cases import CASES, Case
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import Row, columns, environment, options, save
 from fusion.graph import GraphWarning
 from fusion.width import keep_freed_memory
 from fusion.width.probe import compiled_speedup
 
 FILE = "compiled_steps.json"
 SEED = 0
-
-Row = dict[str, Any]
 
 
 def measure(case: Case, trials: int, seconds: float) -> Row:
@@ -58,62 +51,46 @@ def measure(case: Case, trials: int, seconds: float) -> Row:
 def markdown(result: Row) -> str:
     """A table with a line for each group."""
     where, titles = result["environment"], {case.name: case.title for case in CASES}
-    lines = [
-        "# Compiled steps",
-        "",
-        f"{where['cpu']}, one core, torch {where['torch']}, {where['date']}, load {where['load']}. Rerun: "
-        f"`{where['command']}`. A step is forward, backward and update of a fused group; a speedup is of the compiled "
-        "step over the same as it is written, measured twice. `tune` compiles where this wins twice the time that it "
-        "takes by a group's next milestone.",
-        "",
-        "| model (batch) | trials | ms as written | speedup | seconds to compile, and again from torch's cache | "
-        "takes less time from |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in result["rows"]:
-        cells = [titles[row["case"]], str(row["trials"])]
+        cells = [titles[row["case"]], row["trials"]]
         if "refusal" in row:
-            lines.append(f"| {' | '.join(cells)} | | not compiled: {row['refusal']} | | |")
+            rows.append([*cells, "", f"not compiled: {row['refusal']}", "", ""])
             continue
-        first, again = row["compile_seconds"]
-        steps = row["pays_from_steps"]
+        (first, again), steps = row["compile_seconds"], row["pays_from_steps"]
         cells += [f"{row['ms_as_written']:.1f}", f"{row['speedup']:.2f}x, {row['speedup_again']:.2f}x"]
-        cells += [f"{first:.0f}, {again:.0f}", f"{steps:,} steps" if steps else "never"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([*cells, f"{first:.0f}, {again:.0f}", f"{steps:,} steps" if steps else "never"])
+    compiling = "seconds to compile, and again from torch's cache"
+    names = ["model (batch)", "trials", "ms as written", "speedup", compiling, "takes less time from"]
+    return f"""# Compiled steps
+
+{where["cpu"]}, one core, torch {where["torch"]}, {where["date"]}, load {where["load"]}. Rerun: \
+`{where["command"]}`. A step is forward, backward and update of a fused group; a speedup is of the compiled \
+step over the same as it is written, measured twice. `tune` compiles where this wins twice the time that it \
+takes by a group's next milestone.
+
+{columns(names, rows)}
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure all cases and write the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--cases", nargs="+", default=["mlp", "transformer", "conv", "resnet18"])
     parser.add_argument("--trials", nargs="+", type=int, default=[8, 32])
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     keep_freed_memory()
-    load, rows = round(os.getloadavg()[0], 1), []
+    where, rows = environment("torch", command="python -m benchmarks.compiled_steps"), []
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         for case in CASES:
             for trials in asked.trials if case.name in asked.cases else ():
                 rows.append(measure(case, trials, asked.seconds))
                 print(rows[-1], flush=True)
-    command = "python -m benchmarks.compiled_steps"
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    where = {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "date": day,
-        "load": load,
-        "command": command,
-    }
     result = {"environment": where, "rows": rows}
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / FILE).write_text(json.dumps(result, indent=1) + "\n")
-    (asked.out / FILE).with_suffix(".md").write_text(markdown(result))
+    save(asked.out / FILE, result, markdown(result))
 
 
 if __name__ == "__main__":

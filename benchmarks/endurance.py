@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import subprocess
@@ -32,8 +31,7 @@ import torch
 from torch import nn
 
 from benchmarks.process_group import ProcessGroup, count_alive
-from benchmarks.rasda_report import RESULTS
-from benchmarks.scale import environment
+from benchmarks.result_files import environment, options, read, save, versions
 from hydro_rasda import RaceConfig, RayBackend, SweepConfig, TuneResult, choice, load, loguniform, tune, uniform
 
 FILE = "endurance.json"
@@ -250,11 +248,10 @@ def _growth_in_words(found: Found) -> tuple[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write the result files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("rows", nargs="*", choices=[*MEASURES, "one"], metavar="row")
     parser.add_argument("--count", type=int, help="how many; else as the row says")
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which no further one begins")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--name", help=argparse.SUPPRESS)
     parser.add_argument("--ray", action="store_true", help=argparse.SUPPRESS)
@@ -263,8 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         search(Path(given.folder), given.name, **(ON_RAY if given.ray else {}))
         return
     path = given.out / FILE
-    result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": {}}
-    result["environment"] = environment()
+    result: dict[str, Any] = read(path, {"rows": {}})
+    result["environment"] = environment(versions=versions("torch", "ray", "numpy"))
     for name in given.rows or MEASURES:
         measure, asked = MEASURES[name]
         earlier = result["rows"].get(name, {}).get("found", {})
@@ -275,9 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "found": measure(given.count or asked, given.seconds, earlier),
         }
         print(name, result["rows"][name], flush=True)
-        given.out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        path.with_suffix(".md").write_text(markdown(result))
+        save(path, result, markdown(result))
 
 
 if __name__ == "__main__":

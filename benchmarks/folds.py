@@ -32,10 +32,9 @@ import torch
 import torch._dynamo  # Which torch would import with the first optimizer: no part of a search.
 from torch import nn
 
-from benchmarks.rasda_report import RESULTS
+from benchmarks.result_files import DEFAULT_DATA, RESULTS
 from benchmarks.tasks.load import load_task
 from benchmarks.tasks.task import Batch, Config, Task, held, objective
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.cell import environment_of
 from benchmarks.vs_asha.search import configurations, seeds
 from benchmarks.vs_asha.statistics import BASELINE, seed_spread

@@ -12,11 +12,8 @@ not run again. It rewrites `front.{json,md}`.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -28,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.rasda_report import RESULTS, cpu_model
-from benchmarks.transfer_tasks import DEFAULT_DATA, cifar_images
+from benchmarks.result_files import Row, columns, environment, options, read, save
+from benchmarks.transfer_tasks import cifar_images
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform, tune, uniform
 from hydro_rasda.schedulers.pareto import hypervolume
 
@@ -53,8 +50,6 @@ PLANS: Mapping[int, dict[str, Any]] = {
     8: {"num_samples": 40, "full_trainings": 5.0, "race": RaceConfig(top_k=8)},
 }
 """The arguments of `tune` for a budget in full trainings."""
-
-Row = dict[str, Any]
 Data = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 Trained = Iterator[tuple[float, float, float]]
 """Cost in full trainings until then, the error and the MACs of each model that was trained."""
@@ -187,38 +182,32 @@ def markdown(result: Row) -> str:
     """Means over seeds: a line for each method, a column for each budget."""
     where, rows = result["environment"], result["rows"]
     budgets = sorted({row["budget"] for row in rows})
-    lines = [
-        "# Accuracy against MACs",
-        "",
-        f"{where['cpu']}, torch {where['torch']}, {where['date']}. Rerun: `{where['command']}`. CIFAR-10 at "
-        f"{SIDE} x {SIDE} pixels, {where['examples']} images to train on, 1,000 to validate; {EPOCHS} epochs. The "
-        "hypervolume of error and MACs is a share of the box up to chance and the largest model. It is the mean over "
-        "seeds, with the cost that was spent in full trainings. Optuna's samplers draw their first trials at random, "
-        "with one seed the same ones, so that they coincide at these budgets.",
-        "",
-        "| method | " + " | ".join(f"{budget} trainings" for budget in budgets) + " |",
-        "|---" * (1 + len(budgets)) + "|",
-    ]
-    for name in dict.fromkeys(row["method"] for row in rows):
-        cells = ["{:.3f} (cost {:.1f})".format(*means(rows, name, budget)) for budget in budgets]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    names = dict.fromkeys(row["method"] for row in rows)
+    shown = [[name, *("{:.3f} (cost {:.1f})".format(*means(rows, name, of)) for of in budgets)] for name in names]
+    return f"""# Accuracy against MACs
+
+{where["cpu"]}, torch {where["torch"]}, {where["date"]}. Rerun: `{where["command"]}`. CIFAR-10 at \
+{SIDE} x {SIDE} pixels, {where["examples"]} images to train on, 1,000 to validate; {EPOCHS} epochs. The \
+hypervolume of error and MACs is a share of the box up to chance and the largest model. It is the mean over \
+seeds, with the cost that was spent in full trainings. Optuna's samplers draw their first trials at random, \
+with one seed the same ones, so that they coincide at these budgets.
+
+{columns(["method", *(f"{budget} trainings" for budget in budgets)], shown)}
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run all methods and write the files."""
     import optuna
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, data=True)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--budgets", type=int, nargs="+", default=[2, 4, 8], choices=[*PLANS])
     parser.add_argument("--examples", type=int, default=2000)
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
     data, samplers, path = load(asked.data, asked.examples), optuna.samplers, asked.out / FILE
     kinds = {"TPE": samplers.TPESampler, "NSGA-II": samplers.NSGAIISampler, "random": samplers.RandomSampler}
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows: list[Row] = read(path, {"rows": []})["rows"]
     for seed in sorted({*range(asked.seeds)} - {row["seed"] for row in rows}):
         rows += rows_of("tune", partial(by_tune, data, seed), seed, asked.budgets)
         for name, kind in kinds.items():
@@ -231,13 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             rows += rows_of(f"Optuna, {name}", within, seed, asked.budgets)
         print(json.dumps(rows[-4 * len(asked.budgets) :]), flush=True)
-        day = time.strftime("%Y-%m-%d", time.gmtime())
-        where = {"cpu": cpu_model(), "cores": os.cpu_count(), "torch": torch.__version__, "date": day}
-        where |= {"command": "python -m benchmarks.front", "examples": f"{asked.examples:,}"}
+        where = environment("torch", command="python -m benchmarks.front", examples=f"{asked.examples:,}")
         result = {"environment": where, "rows": rows}
-        asked.out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        path.with_suffix(".md").write_text(markdown(result))
+        save(path, result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -12,16 +12,11 @@ that was cut short goes on where it was (`--again` measures anew).
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,10 +26,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.fusion_cases import CASES, SGD, Case, classify, images, resnet18
+from benchmarks.result_files import environment, options, read, save
 from fusion import FusedModel, GraphedStep, fuse, fused_optimizer
 from fusion.optim import optimizer
 
-RESULTS = Path(__file__).parent / "results"
 SEED = 0
 BATCH = 256
 TARGETS = {"resnet18": 40.0, "transformer": 100.0, "mlp": 100.0}
@@ -228,35 +223,24 @@ def render(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure where there is a GPU, and write `fusion_cuda.json` and `.md` either way."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--widths", nargs="+", type=int, default=[1, 8, 32, 64, 128, 256])
     parser.add_argument("--cases", nargs="+", default=list(TARGETS))
     parser.add_argument("--precisions", nargs="+", default=["tf32", "bf16"], choices=["fp32", "tf32", "bf16"])
     parser.add_argument("--device", default="cuda", help="cpu runs the same code, for a check of it")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--again", action="store_true", help="measure also what the result file has")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     missing = device.type == "cuda" and not torch.cuda.is_available()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and not missing else arguments.device
-    environment = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "device": "no GPU" if missing else name,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "seed": SEED,
-        "batch": BATCH,
-        "widths": arguments.widths,
-        "targets": TARGETS,
-    }
+    device_name = "no GPU" if missing else name
+    where = environment("torch", device=device_name, seed=SEED, batch=BATCH, widths=arguments.widths, targets=TARGETS)
     path = arguments.out / "fusion_cuda.json"
-    before = None if arguments.again or not path.exists() else json.loads(path.read_text())
-    if before is None or any(
-        before["environment"].get(key) != environment[key] for key in ("device", "torch", "widths")
-    ):
+    before = None if arguments.again else read(path)
+    if before is None or any(before["environment"].get(key) != where[key] for key in ("device", "torch", "widths")):
         before = {"ceilings": {}, "rows": []}
-    result: dict[str, Any] = {**before, "environment": environment}
-    write(result, path)
+    result: dict[str, Any] = {**before, "environment": where}
+    save(path, result, render(result))
     if missing:
         return
     if device.type == "cuda" and not result["ceilings"]:
@@ -269,14 +253,7 @@ def main() -> None:
             if any((row["case"], row["precision"]) == (narrow.name, precision) for row in result["rows"]):
                 continue
             result["rows"] += [asdict(row) for row in measure(narrow, wide, arguments.widths, precision, device)]
-            write(result, path)
-
-
-def write(result: dict[str, Any], path: Path) -> None:
-    """The result and its page, beside each other."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    path.with_suffix(".md").write_text(render(result))
+            save(path, result, render(result))
 
 
 if __name__ == "__main__":

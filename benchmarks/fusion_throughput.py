@@ -11,26 +11,23 @@ for a busy core does not lengthen. OMP_WAIT_POLICY=passive keeps waiting threads
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.fusion_cases import CASES, Case
-from fusion import clip_grad_norm_, fuse, fused_optimizer, plan_fusion
+from benchmarks.result_files import environment, options, save
+from fusion import fuse, fused_optimizer, plan_fusion
 from fusion.optim import optimizer
 from fusion.width import FusionPlan, keep_freed_memory
 
-RESULTS = Path(__file__).parent / "results"
 SEED = 0
 MIN_PAIRS = 5
 IN_JAX = ("mlp", "transformer", "conv")
@@ -120,7 +117,7 @@ def _pairs(
     for size in sizes:
         at = slice(start, start + size)
         alone = _one_after_another(case, modules[at], configs[at], batch)
-        pairs.append((alone, fused_pass(case, modules[at], configs[at], batch) if size > 1 else alone))
+        pairs.append((alone, _all_at_once(case, modules[at], configs[at], batch) if size > 1 else alone))
         start += size
     return pairs
 
@@ -138,20 +135,14 @@ def _one_after_another(case: Case, modules: Sequence[Any], configs: Sequence[dic
     return run
 
 
-def fused_pass(
-    case: Case, modules: Sequence[Any], configs: Sequence[dict[str, Any]], batch: Any, max_norm: float | None = None
-) -> Pass:
-    """Steps of all trials at once; with `max_norm`, each trial's gradients are clipped."""
+def _all_at_once(case: Case, modules: Sequence[Any], configs: Sequence[dict[str, Any]], batch: Any) -> Pass:
     fused = fuse(modules)
     update = fused_optimizer(fused, configs)
-    norms = None if max_norm is None else [max_norm] * len(modules)
 
     def run() -> None:
         for _ in range(STEPS):
             update.zero_grad()
             fused.map(case.loss, batch).sum().backward()
-            if norms is not None:
-                clip_grad_norm_(fused, norms)
             update.step()
 
     return run
@@ -198,32 +189,6 @@ def jax_speedup(case: Case, trials: int, alone: Sequence[Times], at: Sequence[in
     return f"{alone_per_trial * trials / float(done.stdout):.2g}"
 
 
-def environment(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a reader needs to judge or repeat the numbers."""
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": arguments.threads,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "seed": SEED,
-        "steps_in_a_row": STEPS,
-        "keep_freed_memory": True,
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "default"),
-        "arguments": {name: value for name, value in vars(arguments).items() if name != "out"},
-        "cases": {case.name: case.config for case in CASES},
-    }
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
 def render(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     env, rows = result["environment"], result["rows"]
@@ -250,7 +215,9 @@ def render(result: dict[str, Any]) -> str:
         cells += [row["pairs"], f"{row['load']:.1f}", row["jax"]]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", "Speedup by width, as the planner measured it:", ""]
-    lines += [f"- {row['case']}, {row['trials']} trials: {row['planned']}" for row in rows]
+    for row in rows:
+        planned = ", ".join(f"{width}: {speedup}" for width, speedup in row["planned"].items())
+        lines.append(f"- {row['case']}, {row['trials']} trials: {planned}")
     return "\n".join([*lines, "", *result.get("notes", [])]).rstrip() + "\n"
 
 
@@ -262,21 +229,28 @@ def spread(median: float, quartiles: Sequence[float]) -> str:
 def _write(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
     order = [case.name for case in CASES]
     ordered = sorted(rows, key=lambda row: (order.index(row.case), row.trials))
-    result = {"environment": environment(arguments), "rows": [asdict(row) for row in ordered]}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "fusion_throughput.json").write_text(json.dumps(result, indent=1) + "\n")
-    (arguments.out / "fusion_throughput.md").write_text(render(result))
+    where = environment(
+        "torch",
+        threads=arguments.threads,
+        seed=SEED,
+        steps_in_a_row=STEPS,
+        keep_freed_memory=True,
+        OMP_WAIT_POLICY=os.environ.get("OMP_WAIT_POLICY", "default"),
+        arguments={name: value for name, value in vars(arguments).items() if name != "out"},
+        cases={case.name: case.config for case in CASES},
+    )
+    result = {"environment": where, "rows": [asdict(row) for row in ordered]}
+    save(arguments.out / "fusion_throughput.json", result, render(result))
 
 
 def main() -> None:
     """Measure, and write `fusion_throughput.json` and `.md`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--cases", nargs="+", default=[case.name for case in CASES])
     parser.add_argument("--trials", nargs="+", type=int, default=[32, 8, 1, 128])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each row")
     parser.add_argument("--jax", metavar="PYTHON", help="an interpreter with JAX, to train the same models there")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()

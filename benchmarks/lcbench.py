@@ -20,16 +20,7 @@ EPOCHS = 52
 DATA_VARIABLE = "HYDRO_RASDA_DATA"
 
 _TIME, _VAL_CROSS_ENTROPY = 0, 2
-_INPUTS = (
-    "epoch",
-    "batch_size",
-    "learning_rate",
-    "momentum",
-    "weight_decay",
-    "num_layers",
-    "max_units",
-    "max_dropout",
-)
+_INPUTS = ("epoch", "batch_size", "learning_rate", "momentum", "weight_decay", "num_layers", "max_units", "max_dropout")
 
 
 def lcbench_folder() -> Path:
@@ -51,8 +42,6 @@ def lcbench(task: str, trials: int, seed: int, folder: str | Path | None = None)
 
     Args:
         task: OpenML task id, such as "3945".
-        trials: Number of configurations N.
-        seed: Determines the configurations.
         folder: Holds `model.onnx`, `config_space.json` and `encoding.json`; None for `lcbench_folder`.
 
     Returns:

@@ -9,14 +9,9 @@ others need the machine to themselves.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,10 +20,10 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, eye_array, kron
 
 from benchmarks import packing_live
-from benchmarks import packing_profiles as profiles
+from benchmarks import packing_virtual as profiles
 from benchmarks.packing_page import markdown
 from benchmarks.packing_virtual import Machine, simulate_packing
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import Row, environment, options, read, save, versions
 from hydro_rasda.schedulers import (
     FastestTogether,
     Interference,
@@ -45,8 +40,6 @@ from hydro_rasda.schedulers import (
 
 FILE = "packing.json"
 OURS, PAPERS, BLIND = "ours", "WFD", "ours, interference unknown"
-
-Row = dict[str, Any]
 
 
 def policies(interference: Interference) -> dict[str, Policy]:
@@ -178,18 +171,6 @@ def row_of(system: str, neighbour: float, seeds: int) -> Row:
     }
 
 
-def environment(quick: bool) -> Row:
-    """Hardware, date and versions."""
-    return {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("numpy", "ray", "scipy", "torch")},
-        "load": round(os.getloadavg()[0], 1),
-        "option": "--quick" if quick else "",
-    }
-
-
 PARTS: dict[str, Callable[[bool], Any]] = {
     "decisions": decisions,
     "makespan": makespan,
@@ -202,22 +183,20 @@ BY_DEFAULT = ("decisions", "makespan")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures the parts that are named and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="two profiles, a few repeats")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     unknown = set(given.parts) - set(PARTS)
     if unknown:
         parser.error(f"{', '.join(unknown)}: no part; there are {', '.join(PARTS)}")
-    given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / FILE
-    results = json.loads(file.read_text()) if file.exists() else {}
+    results = read(file, {})
     for part in given.parts or BY_DEFAULT:
-        about = environment(given.quick)
+        packages = versions("numpy", "ray", "scipy", "torch")
+        about = environment(versions=packages, option="--quick" if given.quick else "")
         results[part] = {"environment": about, "rows": PARTS[part](given.quick)}
-    file.write_text(json.dumps(results, indent=1) + "\n")
-    (given.out / "packing.md").write_text(markdown(results))
+    save(file, results, markdown(results))
     print(f"wrote {given.out / 'packing.md'}")
 
 

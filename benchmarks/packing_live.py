@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result_files import Row
 from hydro_rasda import SweepConfig
 from hydro_rasda.packing import Device, PackResult, Task, cpu, pack
 from hydro_rasda.schedulers import Policy, one_a_device
@@ -26,8 +27,6 @@ ARCHITECTURES = ("mlp", "deep", "conv", "lstm", "gru", "transformer")
 SETTINGS = tuple((lr, batch) for lr in (0.001, 0.003, 0.01, 0.03) for batch in (32, 64))
 MEMORY = 2e9
 """Bytes for all jobs that run at the same time: four such trainings."""
-
-Row = dict[str, Any]
 
 
 def model(architecture: str, width: int = 32) -> Any:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Any
 
 from benchmarks.packing_live import ARCHITECTURES, MEMORY, ONE, PLACES, SETTINGS, SEVERAL, WIDTHS
-from benchmarks.packing_profiles import ORIGINS
-from benchmarks.rasda_report import table
-
-Row = dict[str, Any]
+from benchmarks.packing_virtual import ORIGINS
+from benchmarks.result_files import Row, spread, table
 
 PAPERS_DECISIONS = {
     (96, 4): {
@@ -139,9 +136,9 @@ def _tuned(rows: list[Row]) -> list[Row]:
 def _median(rows: list[Row]) -> str:
     """The median ratio, and whether it is enough."""
     ratios = [row["ratio"] for row in rows]
-    shown = f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}] times as fast; {ENOUGH} or more:"
     verdict = "met" if median(ratios) >= ENOUGH else "**missed**"
-    return f"`{rows[0]['place']}`, median of {len(ratios)}: {shown} {verdict}."
+    shown = f"{spread(ratios)} times as fast; {ENOUGH} or more: {verdict}."
+    return f"`{rows[0]['place']}`, median of {len(ratios)}: {shown}"
 
 
 ENOUGH = 1.3

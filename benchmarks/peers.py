@@ -11,24 +11,21 @@ handed back counts. Rows that are there are not run again. It rewrites `peers.{j
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import Row, columns, environment, options, read, save
 from benchmarks.tasks.load import TASKS, load_task
 from benchmarks.tasks.task import Task
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.methods import hydro_rasda
 from benchmarks.vs_asha.ray import ray_asha
 from benchmarks.vs_asha.report import TASK_NAMES
@@ -43,8 +40,6 @@ BUDGETS = (1, 4)
 SHARES = (0.5, 0.25)
 """Shares of that time that `tune` gets as `time_budget_s`."""
 PROCESSES = 2
-
-Row = dict[str, Any]
 
 
 class Scored(NamedTuple):
@@ -160,70 +155,55 @@ def wins(rows: Sequence[Row], tests: Sequence[float | None]) -> int:
 
 
 def markdown(result: Row) -> str:
-    """A line for each task and peer."""
-    where = result["environment"]
-    lines = [
-        "# Searches that a user would pick instead",
-        "",
-        f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, {where['date']}. Rerun: "
-        "`python -m benchmarks.peers`. Medians over seeds of the test score of the model handed back after the wall "
-        "time that `tune` takes, and after four times it. In brackets: the seeds with which `tune` is as good or "
-        "better.",
-        "",
-        "| task | seeds | `tune`: seconds | `tune`: test | search | same time | four times it |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """A line for each task and peer; then one for each task and share of the time."""
+    where, found, less = result["environment"], [], []
     for task, name, rows, tests in compared(result["rows"]):
-        own = f"{median(row['seconds'] for row in rows):.3g} | {median(row['`tune`'] for row in rows):.4g}"
         shown = []
         for of_budget in tests:
             known = [test for test in of_budget if test is not None]
             middle = f"{median(known):.4g}" if known else "no model"
             shown.append(f"{middle} ({wins(rows, of_budget)} of {len(rows)})")
-        lines.append(f"| {TASK_NAMES[task]} | {len(rows)} | {own} | {name} | {' | '.join(shown)} |")
-    lines += [
-        "",
-        "`time_budget_s` at a share of the time that the whole call takes, medians over seeds:",
-        "",
-        "| task | share | seconds over the budget | test | test of the whole call |",
-        "|---|---|---|---|---|",
-    ]
+        seconds, own = median(row["seconds"] for row in rows), median(row["`tune`"] for row in rows)
+        found.append((TASK_NAMES[task], len(rows), f"{seconds:.3g}", f"{own:.4g}", name, *shown))
     for task in dict.fromkeys(row["task"] for row in result["rows"]):
         of_task = [row for row in result["rows"] if row["task"] == task]
-        whole = median(row["`tune`"] for row in of_task)
+        whole = f"{median(row['`tune`'] for row in of_task):.4g}"
         for i, share in enumerate(SHARES):
             over = median(row["in less"][i]["seconds"] - share * row["seconds"] for row in of_task)
             test = median(row["in less"][i]["test"] for row in of_task)
-            lines.append(f"| {TASK_NAMES[task]} | {share:.0%} | {over:+.2g} | {test:.4g} | {whole:.4g} |")
-    return "\n".join(lines) + "\n"
+            less.append((TASK_NAMES[task], f"{share:.0%}", f"{over:+.2g}", f"{test:.4g}", whole))
+    names = ["task", "seeds", "`tune`: seconds", "`tune`: test", "search", "same time", "four times it"]
+    return f"""# Searches that a user would pick instead
+
+{where["cpu"]}, {where["cores"]} cores, torch {where["torch"]}, {where["date"]}. Rerun: \
+`python -m benchmarks.peers`. Medians over seeds of the test score of the model handed back after the wall \
+time that `tune` takes, and after four times it. In brackets: the seeds with which `tune` is as good or \
+better.
+
+{columns(names, found)}
+
+`time_budget_s` at a share of the time that the whole call takes, medians over seeds:
+
+{columns(["task", "share", "seconds over the budget", "test", "test of the whole call"], less)}
+"""
 
 
 def main() -> None:
     """Run the rows that are missing, and write all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, data=True)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["digits", "cifar10"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     path = given.out / FILE
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows: list[Row] = read(path, {"rows": []})["rows"]
     there = {(row["task"], row["seed"]) for row in rows}
     for name in given.tasks:
         for seed in given.seeds:
             if (name, seed) in there:
                 continue
             rows.append(measure(load_task(name, given.data).of_seed(seed), seed))
-            environment = {
-                "cpu": cpu_model(),
-                "cores": os.cpu_count(),
-                "torch": torch.__version__,
-                "date": time.strftime("%Y-%m-%d"),
-            }
-            result = {"environment": environment, "rows": rows}
-            given.out.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(result, indent=1) + "\n")
-            path.with_suffix(".md").write_text(markdown(result))
+            result = {"environment": environment("torch"), "rows": rows}
+            save(path, result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ is of the first. It rewrites `population.{json,md}` in `benchmarks/results`, or 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import tempfile
@@ -25,14 +23,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from benchmarks.population_member import ray_member
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import Row, columns, environment, options, save
 from benchmarks.tasks.load import load_task
 from benchmarks.tasks.task import Task, held
 from benchmarks.tasks.tuned import tuned
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.search import seeds
 from hydro_rasda import SweepConfig, loguniform, uniform
 from hydro_rasda.contracts import Event
@@ -45,8 +40,6 @@ from hydro_rasda.training.fused import LiveGroup
 FILE = "population.json"
 EXPLORED = {"lr": Range(1e-3, 1.0, log=True), "momentum": Range(0.5, 0.99)}
 FIXED = {"optimizer": "sgd", "batch_size": 64}
-
-Row = dict[str, Any]
 
 
 def part_of_cifar10(data: Path, max_t: int) -> Task:
@@ -147,55 +140,42 @@ ARMS = {"one group": "32 narrow members in one fused group", "default": "a fused
 
 def markdown(result: Row) -> str:
     """A table with a line for each arm."""
-    where = result["environment"]
-    lines = [
-        "# Population based training",
-        "",
-        f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, Ray {where['ray']}, {where['date']}, load "
-        f"{where['load']}. Rerun: `{where['command']}`. {where['trials']} trials train for {where['epochs']} epochs "
-        "each, and are compared after each epoch. Ray Tune's train at full size. Those of `tune` have an eighth of the "
-        "width, and train until its finalists are chosen. Ray's start-up is left out. A ratio is of one pair of runs.",
-        "",
-        "| | seconds | times as fast as Ray, by pair |",
-        "|---|---|---|",
-    ]
-    ray_seconds = ", ".join(f"{pair['ray']['seconds']:.1f}" for pair in result["pairs"])
-    lines.append(f"| Ray Tune's `PopulationBasedTraining`, full size | {ray_seconds} | |")
-    for arm, title in ARMS.items():
-        seconds = ", ".join(f"{pair[arm]['seconds']:.1f}" for pair in result["pairs"])
-        lines.append(f"| {title} | {seconds} | {', '.join(f'{ratio:.1f}' for ratio in ratios(result, arm))} |")
-    told = f"Copies of members took {copy_share(result):.2%} of the intervals' time in the fused group."
-    return "\n".join([*lines, "", told]) + "\n"
+    where, pairs = result["environment"], result["pairs"]
+    arms = {"ray": "Ray Tune's `PopulationBasedTraining`, full size", **ARMS}
+    rows = []
+    for arm, title in arms.items():
+        fast = "" if arm == "ray" else ", ".join(f"{ratio:.1f}" for ratio in ratios(result, arm))
+        rows.append((title, ", ".join(f"{pair[arm]['seconds']:.1f}" for pair in pairs), fast))
+    return f"""# Population based training
+
+{where["cpu"]}, {where["cores"]} cores, torch {where["torch"]}, Ray {where["ray"]}, {where["date"]}, load \
+{where["load"]}. Rerun: `{where["command"]}`. {where["trials"]} trials train for {where["epochs"]} epochs \
+each, and are compared after each epoch. Ray Tune's train at full size. Those of `tune` have an eighth of the \
+width, and train until its finalists are chosen. Ray's start-up is left out. A ratio is of one pair of runs.
+
+{columns(["", "seconds", "times as fast as Ray, by pair"], rows)}
+
+Copies of members took {copy_share(result):.2%} of the intervals' time in the fused group.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the pairs and write the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, data=True)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--trials", type=int, default=32)
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
 
     task = part_of_cifar10(asked.data, asked.epochs)
     result: Row = {
-        "environment": {
-            "cpu": cpu_model(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "ray": ray.__version__,
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            "load": round(os.getloadavg()[0], 1),
-            "trials": asked.trials,
-            "epochs": asked.epochs,
-            "command": "python -m benchmarks.population",
-        },
+        "environment": environment(
+            "torch", "ray", trials=asked.trials, epochs=asked.epochs, command="python -m benchmarks.population"
+        ),
         "pairs": [],
     }
-    asked.out.mkdir(parents=True, exist_ok=True)
     for seed in range(asked.pairs):
         pair = {
             "one group": ours(task, asked.trials, seed, one_process=True),
@@ -214,8 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ray.shutdown()
         result["pairs"].append(pair)
         print(pair, flush=True)
-        (asked.out / FILE).write_text(json.dumps(result, indent=1) + "\n")
-        (asked.out / FILE).with_suffix(".md").write_text(markdown(result))
+        save(asked.out / FILE, result, markdown(result))
 
 
 if __name__ == "__main__":

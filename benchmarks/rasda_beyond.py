@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -16,14 +14,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import numpy as np
 
-from benchmarks.rasda_report import RESULTS, draw_held, environment, held_by, table
+from benchmarks.rasda_report import draw_held, held_by, searched_with
 from benchmarks.rasda_settings import APPLICATIONS, CFD, CV, Application, Assumptions, cluster, cost_model, curves
 from benchmarks.rasda_settings import scaled as resized
 from benchmarks.replay.table import load
+from benchmarks.result_files import Row, options, save, table
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving, Mode
 from hydro_rasda.schedulers.rasda import Grow
 from hydro_rasda.simulator import (
@@ -67,17 +65,12 @@ SHOWN = (
 
 RECORDED = ("breast_cancer", "diabetes", "digits")
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Setting:
     """A search on a machine.
 
     Attributes:
-        name: Of the row.
-        app: Its machine, trials and costs.
-        seeds: How many runs of each rule.
         noise: Gradient noise scale in batches of a new trial; inf where larger batches teach as much per example.
         work_spread: Standard deviation of the logarithm of a trial's cost.
         recorded: Task of `benchmarks.replay` whose trainings are the trials; "" for LCBench, a data set a seed.
@@ -277,7 +270,7 @@ _SAID = {
     "Mean regret": (
         "How much worse the winner is at the end than the best of all trials is there, in the unit of the curves. The "
         "unit is cross-entropy for LCBench and breast_cancer, squared error for diabetes, accuracy for digits.",
-    ),
+    )
 }
 
 _RUNS = f"""Seeds of each rule, ASHA's mean time, and the mean regret of "{CHOSEN}" minus that of the paper's rule. The
@@ -289,20 +282,17 @@ def run(quick: bool) -> Row:
     began = time.perf_counter()
     asked = settings(quick)
     rows = [measure(setting) for setting in asked]
-    about = environment("--quick" if quick else "", max(s.seeds for s in asked), min(s.seeds for s in asked))
+    about = searched_with("--quick" if quick else "", max(s.seeds for s in asked), min(s.seeds for s in asked))
     return {"environment": {**about, "seconds": round(time.perf_counter() - began, 1)}, "rows": rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs everything and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="a few seeds, and no machine above 64 GPUs")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     results = run(given.quick)
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / FILE).write_text(json.dumps(results, indent=1) + "\n")
-    (given.out / "rasda_beyond.md").write_text(markdown(results))
+    save(given.out / FILE, results, markdown(results))
     plot(results, given.out / PICTURE)
     print(f"wrote {given.out / 'rasda_beyond.md'}")
 

@@ -10,15 +10,12 @@ makes no trial faster. Then waiting, idling and restarts are compared, not speed
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -34,8 +31,7 @@ from ray.tune.search import BasicVariantGenerator
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.large_batch.cells import environment
-from benchmarks.rasda_report import RESULTS, table
+from benchmarks.result_files import Row, environment, options, read, save, spread, table
 from benchmarks.tasks.images import shuffled_digits
 from hydro_rasda import RASDAScheduler, Worker, elastic
 
@@ -49,8 +45,6 @@ RULES: dict[str, Callable[[], TrialScheduler]] = {
     PAPER: lambda: RASDAScheduler(max_t=MAX_T),
     OURS: lambda: RASDAScheduler(max_t=MAX_T, wait=0.1, grow="efficient"),
 }
-
-Row = dict[str, Any]
 
 
 def train(worker: Worker) -> None:
@@ -156,14 +150,7 @@ def search(rule: str, trials: int, seed: int, data: Any) -> Row:
 
 
 def pairs(rows: Sequence[Row], number: str, rule: str, than: str) -> list[float]:
-    """Ratios of a number, seed by seed.
-
-    Args:
-        rows: Searches.
-        number: Of a row.
-        rule: Whose is divided.
-        than: By whose.
-    """
+    """Ratios of a number, seed by seed."""
     of = {(row["rule"], row["seed"]): row[number] for row in rows}
     return [of[rule, seed] / of[than, seed] for r, seed in of if r == rule and (than, seed) in of]
 
@@ -180,13 +167,13 @@ def markdown(results: Row) -> str:
             {
                 "rule": rule,
                 "seeds": len(own),
-                "seconds": _spread([row["seconds"] for row in own], ".1f"),
-                "times as fast as ASHA": _spread(faster, ".2f"),
-                "slot seconds over ASHA's": _spread(pairs(rows, "slot_seconds", rule, ASHA), ".2f"),
-                "idle slots": _spread([row["idle"] for row in own], ".0%"),
-                "longest pause, s": _spread([row["longest_pause"] for row in own], ".1f"),
-                "to the end": _spread([row["to_the_end"] for row in own], ".0f"),
-                "best loss": _spread([row["loss"] for row in own], ".4f"),
+                "seconds": spread([row["seconds"] for row in own], ".1f"),
+                "times as fast as ASHA": spread(faster, ".2f"),
+                "slot seconds over ASHA's": spread(pairs(rows, "slot_seconds", rule, ASHA), ".2f"),
+                "idle slots": spread([row["idle"] for row in own], ".0%"),
+                "longest pause, s": spread([row["longest_pause"] for row in own], ".1f"),
+                "to the end": spread([row["to_the_end"] for row in own], ".0f"),
+                "best loss": spread([row["loss"] for row in own], ".4f"),
             }
         )
     trials = ", ".join(str(count) for count in sorted({row["trials"] for row in rows}))
@@ -209,23 +196,17 @@ def markdown(results: Row) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _spread(numbers: Sequence[float], how: str) -> str:
-    return f"{median(numbers):{how}} [{min(numbers):{how}}, {max(numbers):{how}}]"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what is missing and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no seed after so long")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     until = time.monotonic() + 60 * given.minutes
-    given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / FILE
-    fresh: Row = {"environment": {**environment(), "ray": ray.__version__}, "rows": []}
-    results = json.loads(path.read_text()) if path.exists() else fresh
+    fresh: Row = {"environment": environment("torch", "ray"), "rows": []}
+    results = read(path, fresh)
     x, y = shuffled_digits()
     data = (x.view(-1, 1, 8, 8), y)
     ray.init(address="local", num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, configure_logging=False)
@@ -241,8 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows.append(search(rule, given.trials, seed, data))
                 print(*(f"{name} {value}" for name, value in rows[-1].items()), sep="  ", flush=True)
             results["rows"] += rows
-            path.write_text(json.dumps(results, indent=1) + "\n")
-            path.with_suffix(".md").write_text(markdown(results))
+            save(path, results, markdown(results))
     finally:
         ray.shutdown()
 

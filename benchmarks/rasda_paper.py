@@ -1,4 +1,4 @@
-"""RASDA's experiments in virtual time: its speed-ups over ASHA, its weak scaling, and what the paper leaves open.
+"""RASDA's experiments in virtual time: its speed-ups over ASHA and its weak scaling.
 
 `python -m benchmarks.rasda_paper` takes about two minutes on one core; `--full` has more seeds, `--quick` a few.
 They rewrite `rasda_paper.{json,md,png}` in `benchmarks/results`, or in another folder (`--out`). LCBench's curves
@@ -7,22 +7,18 @@ are read from `$HYDRO_RASDA_DATA/lcbench` (default `../shared/data`).
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
 
-from benchmarks.rasda_questions import break_even, factors, paying
-from benchmarks.rasda_report import RESULTS, environment, held_by, write
+from benchmarks.rasda_report import held_by, markdown, plot, searched_with
 from benchmarks.rasda_scaling import causes, small_weak_scaling, thousand, weak_scaling
 from benchmarks.rasda_settings import (
     APPLICATIONS,
-    CFD,
     CV,
     GB,
     Application,
@@ -34,23 +30,11 @@ from benchmarks.rasda_settings import (
     run,
     seconds,
 )
-from hydro_rasda.simulator import (
-    Cluster,
-    NodeKind,
-    Outcome,
-    power_law,
-    simulate,
-)
+from benchmarks.result_files import Row, options, save
+from hydro_rasda.simulator import Outcome, power_law, simulate
 
 PAPER = {"CV": 1.71, "AM": 1.52, "CFD": 1.90}
 TOLERANCE = 0.15
-DAY = 86400.0
-
-# Llama Team, "The Llama 3 Herd of Models" (2024), sec. 3.3.4: 419 unexpected interruptions of a job on 16,384 GPUs in
-# 54 days; 8 GPUs to a node.
-NODE_MTBF = 54 * DAY * 2048 / 419
-
-Row = dict[str, Any]
 
 
 def speed_up(app: Application, a: Assumptions, seeds: Sequence[int]) -> Row:
@@ -111,46 +95,6 @@ def sensitivities(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
     return rows
 
 
-def beyond(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
-    """CFD's run of 40 epochs from 16 GPUs a trial, on machines that are larger and less perfect."""
-    machines: tuple[tuple[str, Callable[[Cluster], Cluster]], ...] = (
-        ("perfect", lambda c: c),
-        ("5 % of the nodes at half speed", lambda c: replace(c, slow_share=0.05, slow_speed=0.5)),
-        ("half of the nodes twice as fast", _half_faster),
-        ("failures as published for Llama 3", lambda c: replace(c, mtbf=NODE_MTBF)),
-        ("10 times as many failures", lambda c: replace(c, mtbf=NODE_MTBF / 10)),
-    )
-    rows: list[Row] = []
-    smallest: dict[str, float] = {}
-    for gpus in (1024, 4096, 16384):
-        app = replace(CFD, gpus=gpus, trials=gpus // 16, workers=16, asha_seconds=CFD.asha_seconds / 2)
-        for label, change in machines:
-            where = change(cluster(app))
-            few = seeds if gpus < 16384 else seeds[:4]
-            plain, elastic = (run(app, plan, a, few, where) for plan in (asha(app), rasda(app)))
-            smallest.setdefault(label, seconds(elastic))
-            rows.append(
-                {
-                    "GPUs": gpus,
-                    "trials": app.trials,
-                    "machine": label,
-                    "ASHA_s": seconds(plain),
-                    "RASDA_s": seconds(elastic),
-                    "ratio": seconds(plain) / seconds(elastic),
-                    "RASDA_weak_efficiency": smallest[label] / seconds(elastic),
-                    "RASDA_utilization": mean(o.utilization for o in elastic),
-                    "restarts": mean(sum(t.restarts for t in o.trials) for o in elastic),
-                    "lost_epochs": mean(sum(t.lost_epochs for t in o.trials) for o in elastic),
-                }
-            )
-    return rows
-
-
-def _half_faster(machine: Cluster) -> Cluster:
-    half = machine.kinds[0].nodes // 2
-    return replace(machine, kinds=(NodeKind(half, 4), NodeKind(half, 4, speed=2.0)))
-
-
 def throughput() -> list[Row]:
     """Events per CPU second of the simulator: many epochs to a decision, and few."""
     rows = []
@@ -171,18 +115,17 @@ def timeline(a: Assumptions, seed: int = 0) -> list[Row]:
 
 def main() -> None:
     """Runs everything and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument("--full", action="store_true", help="twice the seeds: each task of LCBench once")
     amount.add_argument("--quick", action="store_true", help="a few seeds")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     began = time.perf_counter()
     option = "--full" if given.full else "--quick" if given.quick else ""
     seeds, few = ([*range(n)] for n in {"--full": (34, 12), "--quick": (4, 2), "": (17, 4)}[option])
     a, of_cv = fitted(APPLICATIONS, seeds), fitted((CV,), seeds)
     results: dict[str, Any] = {
-        "environment": environment(option, len(seeds), len(few)),
+        "environment": searched_with(option, len(seeds), len(few)),
         "assumptions": asdict(a),
         "ratios": [speed_up(app, a, seeds) for app in APPLICATIONS],
         "serial_of_CV": of_cv.serial,
@@ -193,14 +136,11 @@ def main() -> None:
         "fig4": weak_scaling(a, few),
         "fig4_causes": causes(a, few),
         "thousand": thousand(a, few),
-        "beyond": beyond(a, few),
-        "factors": factors(a, seeds),
-        "paying": paying(a, seeds),
-        "break_even": break_even(a, seeds),
         "throughput": throughput(),
     }
     results["environment"]["seconds"] = round(time.perf_counter() - began, 1)
-    write(results, timeline(a), given.out)
+    save(given.out / "rasda_paper.json", results, markdown(results))
+    plot(results, timeline(a), given.out / "rasda_paper.png")
     print(f"wrote {given.out / 'rasda_paper.md'}")
 
 

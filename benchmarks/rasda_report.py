@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import platform
-import sys
-import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,34 +11,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rasda_settings import APPLICATIONS, ORIGINS
+from benchmarks.result_files import Row, environment, table, versions
 from hydro_rasda.simulator import Outcome
 
-RESULTS = Path(__file__).parent / "results"
 
-Row = dict[str, Any]
-
-
-def environment(option: str, seeds: int, few: int) -> Row:
+def searched_with(option: str, seeds: int, few: int) -> Row:
     """Hardware, date, versions and configuration."""
-    return {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "processes": 1,
-        "runs": seeds,
-        "python": sys.version.split()[0],
-        "versions": {name: version(name) for name in ("numpy", "onnxruntime", "matplotlib")},
-        "option": option,
-        "seeds": f"0 to {seeds - 1} (figure 4, 1,024 GPUs and beyond: 0 to {few - 1})",
-    }
-
-
-def write(results: Row, timelines: list[Row], folder: Path) -> None:
-    """Writes the three files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "rasda_paper.json").write_text(json.dumps(results, indent=1) + "\n")
-    (folder / "rasda_paper.md").write_text(markdown(results))
-    plot(results, timelines, folder / "rasda_paper.png")
+    told = f"0 to {seeds - 1} (figure 4 and 1,024 GPUs: 0 to {few - 1})"
+    packages = versions("numpy", "onnxruntime", "matplotlib")
+    return environment(processes=1, runs=seeds, versions=packages, option=option, seeds=told)
 
 
 def markdown(results: Row) -> str:
@@ -61,7 +36,6 @@ def markdown(results: Row) -> str:
         *_speed_ups(results),
         *_assumptions(results),
         *_scaling(results),
-        *_open_questions(results),
         "## Speed of the simulator",
         "CPU seconds of one core. An epoch between milestones costs microseconds; a milestone costs a decision.",
         table([{**row, "events_per_s": row["events"] / row["cpu_s"]} for row in results["throughput"]]),
@@ -137,39 +111,7 @@ def _scaling(results: Row) -> list[str]:
         "hours, and so predicts nothing of them. Beside it is its effect on the ratio on 128 GPUs, to which it was not "
         "fitted.",
         table(results["thousand"]),
-        "## Beyond the paper: larger and less perfect machines",
-        "CFD for 40 epochs, 16 GPUs to begin with, one trial for each 16 GPUs. A failed node is back after an hour; "
-        "its trial goes on from its last milestone. Weak efficiency: RASDA's time on 1,024 such GPUs over its time.",
-        table(results["beyond"]),
     ]
-
-
-def _open_questions(results: Row) -> list[str]:
-    return [
-        "## Open question: fixed or adaptive rf and sf",
-        "CV's machine, 64 trials. Regret: cross-entropy of the winner at epoch 40 over the best of all 64 at epoch "
-        "40; that batches grow with the workers is not in the curves.",
-        table(results["factors"]),
-        "## Open question: grow only while it pays",
-        "Efficiency of a growth by f, t(n) / (f t(fn)), as measured in the run, or also by a probe before it (here: "
-        "the cost model's expectation, on the fewest nodes). Without a probe, all survivors of a first milestone grow "
-        "before anybody has measured what that gives. Over Ethernet, growth fails by where GPUs are free: a trial of "
-        "four whose GPUs lie on two nodes reduces over Ethernet.",
-        table(results["paying"]),
-        "## Open question: other learning-rate rules",
-        "A simulator whose curves come from a table cannot say how a learning rate or a batch size changes learning: "
-        "this needs real training. It can give the margin: after the first milestone, RASDA may need this factor more "
-        "epochs than ASHA for the same result before it is the slower of the two.",
-        table(results["break_even"]),
-    ]
-
-
-def table(rows: list[Row]) -> str:
-    """A Markdown table, one line a row."""
-    names = list(rows[0])
-    lines = ["| " + " | ".join(name.replace("_", " ") for name in names) + " |", "|" + " --- |" * len(names)]
-    lines += ["| " + " | ".join(_cell(row[name]) for name in names) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def plot(results: Row, timelines: list[Row], path: Path) -> None:
@@ -255,24 +197,3 @@ def _explained(rows: list[Row]) -> str:
 def _verdict(rows: list[Row]) -> str:
     missed = [f"{row['application']} ({row['error']:+.0%})" for row in rows if not row["within_15_percent"]]
     return f"Not within 15 % of the paper's: {', '.join(missed)}." if missed else "All within 15 % of the paper's."
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, list):
-        return ", ".join(_cell(item) for item in value)
-    return str(value)
-
-
-def cpu_model() -> str:
-    """What the processor calls itself."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from statistics import mean
-from typing import Any
 
 from benchmarks.rasda_settings import (
     CFD,
@@ -23,7 +22,8 @@ from benchmarks.rasda_settings import (
     scaled,
     seconds,
 )
-from hydro_rasda.schedulers import RASDA, AshaState, Decision, Growth, Mode, Verdict, milestones
+from benchmarks.result_files import Row
+from hydro_rasda.schedulers import RASDA, AshaState, Decision, Verdict, milestones
 from hydro_rasda.simulator import AnyPlan, Cluster, CostModel, Outcome, Plan, Workload, simulate
 
 SIZES = (128, 256, 512, 1024)
@@ -32,8 +32,6 @@ GRACES = (1, 3)
 MAX_T = 6
 STORAGE = 300 * GB
 """Fitted: the round number with which the run of three hours takes about that (see `thousand`)."""
-
-Row = dict[str, Any]
 
 
 def small_weak_scaling(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
@@ -47,14 +45,13 @@ def small_weak_scaling(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Settled:
+class Settled(RASDA):
     """RASDA whose survivors are settled beforehand: exactly one in `reduction_factor` of those at each milestone.
 
     Which trials come first, by chance, then no longer decides how many go on: what is left is the machine.
     """
 
-    rule: RASDA
-    survivors: Mapping[int, frozenset[str]]
+    survivors: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rule: RASDA, workload: Workload) -> Settled:
@@ -64,55 +61,12 @@ class Settled:
         for milestone in rule.milestones[:-1]:
             left = sorted(left, key=lambda i: workload.scores[i, milestone - 1])[: len(left) // rule.reduction_factor]
             survivors[milestone] = frozenset(map(str, left))
-        return cls(rule, survivors)
-
-    @property
-    def max_t(self) -> int:
-        """As the rule's."""
-        return self.rule.max_t
-
-    @property
-    def workers(self) -> int:
-        """As the rule's."""
-        return self.rule.workers
-
-    @property
-    def milestones(self) -> tuple[int, ...]:
-        """As the rule's."""
-        return self.rule.milestones
-
-    @property
-    def mode(self) -> Mode:
-        """As the rule's."""
-        return self.rule.mode
-
-    @property
-    def wait(self) -> float:
-        """Nobody waits."""
-        return 0.0
-
-    def resize(self, growth: Growth) -> int:
-        """As the rule does."""
-        return self.rule.resize(growth)
-
-    def init(self) -> AshaState:
-        """Of no use here."""
-        return self.rule.init()
+        return cls(**{each.name: getattr(rule, each.name) for each in fields(rule)}, survivors=survivors)
 
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Verdict]:
-        """Looks the trial up."""
+        """Look the trial up."""
         decision = Decision.CONTINUE if trial in self.survivors.get(t, ()) else Decision.STOP
-        return state, Verdict(decision, self.rule.workers_at(t))
-
-    def decide(
-        self, state: AshaState, milestone: int, scores: Mapping[str, float]
-    ) -> tuple[AshaState, dict[str, Verdict]]:
-        """Never asked, as nobody waits."""
-        return state, {trial: self.report(state, trial, milestone, score)[1] for trial, score in scores.items()}
-
-    def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
-        """Records nothing."""
-        return state
+        return state, Verdict(decision, self.workers_at(t))
 
 
 @dataclass(frozen=True)

@@ -34,17 +34,8 @@ class Application:
     """One of the paper's applications.
 
     Attributes:
-        name: As in the paper.
-        trials: Configurations.
-        gpus: Of the run in its table.
-        workers: GPUs of a new trial.
         max_t: Epochs; milestones double from 5.
-        asha_seconds: The paper's table.
-        rasda_seconds: The paper's table.
         links: InfiniBand links of a node.
-        steps: Of an epoch on one GPU.
-        gradient_bytes: Of the model, float32.
-        dataset_bytes: Training data.
     """
 
     name: str
@@ -72,8 +63,6 @@ class Assumptions:
 
     Attributes:
         serial: Share of an epoch on a new trial's workers that more workers do not shorten.
-        restart_seconds: From the grant of workers to the first step.
-        checkpoint_seconds: Of a checkpoint, at each milestone.
         jitter: Relative standard deviation of a worker's step time.
         epoch_noise: Standard deviation of the logarithm of an epoch's time.
         overlap: Share of a step's compute that hides the all-reduce.

@@ -9,7 +9,6 @@ it. Warm is `hydro_rasda.elastic`. The result goes to
 """
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -29,10 +28,9 @@ from ray import tune
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import nn
 
-from benchmarks.rasda_report import cpu_model
+from benchmarks.result_files import RESULTS, cpu_model, save
 from hydro_rasda import RASDAScheduler, Worker, elastic
 
-RESULT = Path(__file__).parent / "results" / "ray_overhead.json"
 SIZES = (1, 2, 4, 8)
 TARGETS = {"1->2": 3.0, "2->4": 4.0, "4->8": 6.0, "32 short trials": 4.0}
 """Seconds that a warm start is to stay within."""
@@ -166,8 +164,7 @@ def main() -> None:
                     loads.append(os.getloadavg()[0])
                     print(f"{name:5} {what:16} {took:6.2f} s   load {loads[-1]:.1f}", flush=True)
             result = summary(seconds, loads)
-            RESULT.write_text(json.dumps(result, indent=2) + "\n")
-            RESULT.with_suffix(".md").write_text(markdown(result))
+            save(RESULTS / "ray_overhead.json", result, markdown(result))
     ray.shutdown()
     shutil.rmtree(folder)
 

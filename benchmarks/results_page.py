@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rasda_beyond
-from benchmarks.claims import fusion, held_out, rasda, rules, shared_devices, spaces, tune
-from benchmarks.claims.claim import Claim, read_file
-from benchmarks.rasda_report import RESULTS
+from benchmarks.claims import fusion, held_out, rasda, rules, shared_devices, tune
+from benchmarks.claims.claim import Claim
+from benchmarks.result_files import RESULTS, read
 
 PAGE = Path(__file__).parent / "RESULTS.md"
 QUICK = "quick.json"
@@ -25,8 +25,8 @@ SUBJECTS: dict[str, tuple[Callable[[Path], list[Claim]], ...]] = {
     "Tasks that chose no rule": (held_out.held_out,),
     "`tune` against Ray Tune's ASHA": (tune.against_asha, tune.against_peers, tune.over_folds, tune.replayed),
     "Rules and schedules of the sweep": (rules.in_the_replay, rules.of_a_population, rules.of_schedules),
-    "Spaces and several metrics": (spaces.several_metrics, spaces.by_structure),
-    "Fusion": (fusion.throughput, fusion.between_versions, fusion.compiled, fusion.on_a_gpu),
+    "Spaces and several metrics": (rules.several_metrics, rules.by_structure),
+    "Fusion": (fusion.throughput, fusion.compiled, fusion.on_a_gpu),
     "Surrogates": (fusion.ranking,),
     "RASDA in virtual time": (rasda.as_published, rasda.beyond_the_paper),
     "Larger batches": (rasda.growing_batches,),
@@ -58,9 +58,7 @@ def page(full: Subjects, quick: dict[str, Any] | None, pictures: Sequence[str] =
     """Return the page.
 
     Args:
-        full: Claims of the full benchmarks, by subject.
         quick: The file that `benchmarks.bench` wrote; None if it never ran.
-        pictures: Those of `PICTURES` that exist.
     """
     parts = [_HEAD, _summary(full, quick)]
     for subject, found in full.items():
@@ -140,9 +138,7 @@ def _table(found: Sequence[Claim], subject: str = "") -> str:
 
 def render(results: Path) -> str:
     """The page of a folder of results."""
-    return page(
-        by_subject(results), read_file(results / QUICK), [name for name in PICTURES if (results / name).exists()]
-    )
+    return page(by_subject(results), read(results / QUICK), [name for name in PICTURES if (results / name).exists()])
 
 
 def main() -> None:

@@ -9,32 +9,23 @@ writes the column of the code that a later one is compared with. Result files: `
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import scale_rows as measure
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import environment, options, read, save, versions
 
 FILE = "scale.json"
+VERSIONS = versions("torch", "ray", "numpy")
 
 
 class Row(NamedTuple):
     """A line of the table.
 
     Attributes:
-        what: Grows.
         measure: Gives numbers; `unit` is one of them.
-        unit: Of what is shown.
         target: To reach; None where the number is only shown.
-        more: Whether more is better.
         earlier: Whether the column "before" is worth its time: what grows quadratically is left out where it is large.
     """
 
@@ -52,7 +43,6 @@ class Row(NamedTuple):
         return number >= self.target if self.more else number <= self.target
 
 
-_TINY = partial(measure.tiny_trials, 200, 2000)
 _LARGE = partial(measure.simulator, 12_500, 25_000, repeats=1)
 _READ = partial(measure.examples_read, 4, 1024)
 
@@ -64,14 +54,9 @@ ROWS = {
     "scheduler": Row("`RASDAScheduler` alone, 400 trials", partial(measure.scheduler, 400), "s", 0.4),
     "scheduler_large": Row("... 10,000 trials", partial(measure.scheduler, 10_000), "s", 10, earlier=False),
     "resume": Row("8 of a group of 256 go on from its checkpoint", partial(measure.resume, 256, 8), "s", 0.5),
-    "resize": Row("`elastic`: what `data` adds to a resize", partial(measure.resize, 0.5), "s per GiB", 0.05),
     "simulator": Row("simulator, 1,250 GPUs: an event", partial(measure.simulator, 1250, 2500), "us", 40),
     "simulator_large": Row("... 12,500 GPUs", _LARGE, "us", 40, earlier=False),
     "events": Row("... 256 GPUs: events", partial(measure.simulator, 256, 2000), "million a minute", 3, more=True),
-    "tiny": Row("`tune`, tiny trials: CPU time of each", _TINY, "ms", 1),
-    "tiny_memory": Row("... memory of each", _TINY, "KiB of memory", None),
-    "tiny_files": Row("... files of each", _TINY, "files", None),
-    "tiny_journal": Row("... journal of each", _TINY, "bytes of journal", None),
     "examples_read": Row(
         "examples that 4 ranks read, over those of a Dataset", partial(measure.examples_read, 4, 1024), "times", 1
     ),
@@ -80,21 +65,9 @@ ROWS = {
 
 def measured(row: Row) -> dict[str, Any]:
     """A row's number, and when, on what and under which load it was measured."""
-    load = os.getloadavg()[0]
+    before = environment()
     number = row.measure()[row.unit]
-    return {
-        "number": number,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "load": round(load, 1),
-        "cpu": cpu_model(),
-    }
-
-
-def environment() -> dict[str, Any]:
-    """Hardware and versions."""
-    versions = {name: version(name) for name in ("torch", "ray", "numpy")}
-    machine = {"cpu": cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()}
-    return {**machine, "versions": versions}
+    return {"number": number} | {name: before[name] for name in ("date", "load", "cpu")}
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -137,19 +110,11 @@ def shown(cell: dict[str, Any] | None, row: Row) -> str:
     return f"{number:,.0f} {row.unit}" if abs(number) >= 100 else f"{number:.3g} {row.unit}"
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """What was measured so far."""
-    path = folder / FILE
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"before": {}, "now": {}}
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write the result files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("rows", nargs="*", metavar="row", help=", ".join(ROWS))
     parser.add_argument("--before", action="store_true", help="write the column of the code before")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     unknown = set(given.rows) - ROWS.keys()
     if unknown:
@@ -158,11 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cell = measured(ROWS[name])
         print(f"{name}: {shown(cell, ROWS[name])}   load {cell['load']}", flush=True)
         # Read anew for each row: a measurement beside this one may have written another.
-        result = {"environment": environment(), **read(given.out)}
+        result = {"environment": environment(versions=VERSIONS), **read(given.out / FILE, {"before": {}, "now": {}})}
         result["before" if given.before else "now"][name] = cell
-        given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / FILE).write_text(json.dumps(result, indent=1) + "\n")
-        (given.out / FILE).with_suffix(".md").write_text(markdown(result))
+        save(given.out / FILE, result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +41,6 @@ from hydro_rasda.trial import Trial
 Numbers = dict[str, float]
 
 CPU = torch.device("cpu")
-GIB = 2**30
 
 
 # start
@@ -113,41 +112,6 @@ def dispatch(waiting: int, each: int = 4, repeats: int = 3) -> Numbers:
         for _ in range(repeats)
     ]
     return {"ms": 1e3 * median(_cpu_seconds(partial(next_groups, kinds, cores=8)) for kinds in asked)}
-
-
-@cache
-def tiny_trials(few: int, many: int) -> Numbers:
-    """What each further trial of a search costs: CPU milliseconds, memory, files and bytes of the journal.
-
-    The trials train one step of a model of 18 numbers. Two searches, each in a process of its own; their difference
-    over that of their trials is what a trial costs, without what a search costs anyhow.
-    """
-    less, more = (_tiny_search(trials) for trials in (few, many))
-    return {name: (more[name] - less[name]) / (many - few) for name in more}
-
-
-def _tiny_search(trials: int) -> Numbers:
-    command = f"from benchmarks.scale_rows import tiny_search; tiny_search({trials})"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    output = subprocess.run(
-        [sys.executable, "-c", command], check=True, env=environment, capture_output=True, text=True
-    ).stdout
-    numbers = [float(word) for word in output.splitlines()[-1].split()]
-    return dict(zip(("ms", "KiB of memory", "files", "bytes of journal"), numbers, strict=True))
-
-
-def tiny_search(trials: int) -> None:
-    """Run one of `tiny_trials`' searches in this process and print its numbers."""
-    import resource
-
-    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with tempfile.TemporaryDirectory() as folder:
-        sweep, race = SweepConfig(surrogate=1, fusion=64), RaceConfig(top_k=1)
-        _tune(lambda config: nn.Linear(8, 2), trials, sweep=sweep, race=race, storage_path=folder, max_t=1)
-        files = [path for path in Path(folder).rglob("*") if path.is_file()]
-        journal = sum(path.stat().st_size for path in files if path.name == "journal.jsonl")
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(1e3 * (time.process_time() - began), memory, len(files), journal)
 
 
 def _tune(model_fn: Any, trials: int, **settings: Any) -> None:
@@ -240,30 +204,6 @@ def scheduler(trials: int) -> Numbers:
     nodes = [{"Alive": True, "Resources": {"CPU": 64.0}}]
     with tempfile.TemporaryDirectory() as folder, mock.patch("ray.nodes", return_value=nodes):
         return {"s": _cpu_seconds(lambda: StandInController(rule, scores, folder).run())}
-
-
-def resize(gib: float, repeats: int = 3) -> Numbers:
-    """Seconds that each GiB of `data` adds to a resize from 1 worker to 2, in real Ray runs with data and without."""
-    import ray
-
-    from benchmarks import ray_overhead
-    from hydro_rasda import RASDAScheduler, elastic
-
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    data = np.zeros(round(gib * GIB), dtype=np.uint8)
-
-    def once(held: Any) -> float:
-        rule, clock = RASDAScheduler(max_t=3, grace_period=1, max_workers=2), ray_overhead.Clock()
-        with tempfile.TemporaryDirectory() as folder:
-            trainable = elastic(ray_overhead.warm, rule, data=held)
-            ray_overhead.fit(trainable, folder, rule, 1, {"iterations": 3}, callbacks=[clock])
-        return clock.seen[2] - clock.seen[1]
-
-    try:
-        once(None)
-        return {"s per GiB": median((once(data) - once(None)) / gib for _ in range(repeats))}
-    finally:
-        ray.shutdown()
 
 
 # simulator

@@ -10,26 +10,19 @@ and leaves out the arms that are there.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
-import os
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import torch
-
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import Row, columns, environment, options, read, save
 from benchmarks.tasks.load import load_task
 from benchmarks.tasks.task import Task
 from benchmarks.tasks.tuned import tuned
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.search import seeds
 from benchmarks.vs_asha.training import build, train
 from hydro_rasda import uniform
@@ -46,8 +39,6 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 SIZES = {"shakespeare": 1000, "residual": 597, "cifar10": 2000}
 """Examples to train on, by task."""
 MAX_T = 9
-
-Row = dict[str, Any]
 
 
 def measure(task: Task, arm: str, seed: int) -> Row:
@@ -88,53 +79,53 @@ def gain(arms: Mapping[str, Sequence[Sequence[float]]], over: str) -> float:
 
 
 def markdown(result: Row) -> str:
-    """A table with a line for each arm."""
-    where = result["environment"]
-    lines = [
-        "# Schedules as hyperparameters, live",
-        "",
-        f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, {where['date']}. "
-        f"Rerun: `{where['command']}`. "
-        f"Each arm is a default `tune` of the task's own trials and {MAX_T} epochs. Its winner trains with three fresh "
-        "seeds; the test score after the last epoch counts: the loss in nats on shakespeare, the accuracy elsewhere. "
-        "Examples to train on: " + ", ".join(f"{size:,} of {name}" for name, size in SIZES.items()) + ".",
-        "",
-        "| task | schedule | searches | mean test score | searched is better by |",
-        "|---|---|---|---|---|",
+    """A table with a line for each arm, and one with a line for each search."""
+    where, arms_of = result["environment"], {task: of_task(result["rows"], task) for task in SIZES}
+    means = [
+        (
+            task,
+            arm,
+            len(searches),
+            f"{abs(fmean(map(fmean, searches))):.4g}",
+            "" if arm == SEARCHED else better(arms, arm),
+        )
+        for task, arms in arms_of.items()
+        for arm, searches in arms.items()
     ]
-    for task in SIZES:
-        arms = of_task(result["rows"], task)
-        for arm, searches in arms.items():
-            better = "" if arm == SEARCHED or SEARCHED not in arms else f"{gain(arms, arm):+.1f} sd"
-            mean = abs(fmean(map(fmean, searches)))
-            lines.append(f"| {task} | {arm} | {len(searches)} | {mean:.4g} | {better} |")
-    lines += ["", "| task | schedule | seed | test scores | trainings | winner |", "|---|---|---|---|---|---|"]
+    searches = []
     for row in result["rows"]:
         tests = ", ".join(f"{test:.4g}" for test in row["tests"])
         config = {k: v for k, v in row["config"].items() if k not in ("optimizer", "schedule")}
         words = " ".join(f"{k}={v:.3g}" for k, v in config.items())
-        cost = f"{row['full_trainings']:.1f}"
-        lines.append(f"| {row['task']} | {row['arm']} | {row['seed']} | {tests} | {cost} | {words} |")
-    return "\n".join(lines) + "\n"
+        searches.append((row["task"], row["arm"], row["seed"], tests, f"{row['full_trainings']:.1f}", words))
+    return f"""# Schedules as hyperparameters, live
+
+{where["cpu"]}, {where["cores"]} cores, torch {where["torch"]}, {where["date"]}. \
+Rerun: `{where["command"]}`. \
+Each arm is a default `tune` of the task's own trials and {MAX_T} epochs. Its winner trains with three fresh \
+seeds; the test score after the last epoch counts: the loss in nats on shakespeare, the accuracy elsewhere. \
+Examples to train on: {", ".join(f"{size:,} of {name}" for name, size in SIZES.items())}.
+
+{columns(["task", "schedule", "searches", "mean test score", "searched is better by"], means)}
+
+{columns(["task", "schedule", "seed", "test scores", "trainings", "winner"], searches)}
+"""
+
+
+def better(arms: Mapping[str, Sequence[Sequence[float]]], arm: str) -> str:
+    """`gain` in words; "" where nothing was searched."""
+    return f"{gain(arms, arm):+.1f} sd" if SEARCHED in arms else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the arms that are missing, and write the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, data=True)
     parser.add_argument("--tasks", nargs="+", default=[*SIZES], choices=[*SIZES])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
     path: Path = asked.out / FILE
-    result: Row = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    result["environment"] = {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": "python -m benchmarks.schedules_live",
-    }
+    result: Row = read(path, {"rows": []})
+    result["environment"] = environment("torch", command="python -m benchmarks.schedules_live")
     for name, seed in itertools.product(asked.tasks, asked.seeds):
         whole = load_task(name, asked.data)
         task = replace(whole, train=tuple(part[: SIZES[name]] for part in whole.train), max_t=MAX_T)
@@ -143,8 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             result["rows"].append(measure(task, arm, seed))
             print(result["rows"][-1], flush=True)
-            path.write_text(json.dumps(result, indent=1) + "\n")
-            path.with_suffix(".md").write_text(markdown(result))
+            save(path, result, markdown(result))
 
 
 if __name__ == "__main__":

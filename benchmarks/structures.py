@@ -9,22 +9,18 @@ back. It rewrites `structures.{json,md}`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch import nn
 
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.result_files import Row, columns, environment, options, save
 from benchmarks.transfer_tasks import digits
 from hydro_rasda import RaceConfig, choice, loguniform, tune
 from hydro_rasda.run.journal import Unit
@@ -41,8 +37,6 @@ SPACE: dict[str, Any] = {
     "batch_size": 32,
 }
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
-
-Row = dict[str, Any]
 
 
 def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
@@ -89,45 +83,37 @@ def ratios(rows: Sequence[Row]) -> list[float]:
 
 def markdown(result: Row) -> str:
     """A line for each search, and the medians."""
-    where, rows = result["environment"], result["rows"]
-    ratio = median(ratios(rows))
-    lines = [
-        "# Structures",
-        "",
-        f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, {where['date']}, load {where['load']}. "
-        f"Rerun: `{where['command']}`. 64 configurations over 12 structures. Without padding, the sweep takes "
-        f"{ratio:.2f} times as long as with it (median of pairs; the target was 1.5).",
-        "",
-        "| seed | widths | sweep, s | CPU time of the call, s | epochs | fused groups | val_loss handed back |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
+    where, ratio, rows = result["environment"], median(ratios(result["rows"])), []
+    for row in result["rows"]:
         times = [f"{row[name]:.1f}" for name in ("sweep_seconds", "cpu_seconds")]
-        cells = [row["seed"], "padded" if row["padded"] else "apart", *times, row["epochs"], row["groups"]]
-        lines.append(f"| {' | '.join(map(str, cells))} | {row['best']:.4f} |")
-    return "\n".join(lines) + "\n"
+        cells = [row["seed"], "padded" if row["padded"] else "apart", *times, str(row["epochs"]), row["groups"]]
+        rows.append([*cells, f"{row['best']:.4f}"])
+    times = ["sweep, s", "CPU time of the call, s"]
+    return f"""# Structures
+
+{where["cpu"]}, {where["cores"]} cores, torch {where["torch"]}, {where["date"]}, load {where["load"]}. \
+Rerun: `{where["command"]}`. 64 configurations over 12 structures. Without padding, the sweep takes \
+{ratio:.2f} times as long as with it (median of pairs; the target was 1.5).
+
+{columns(["seed", "widths", *times, "epochs", "fused groups", "val_loss handed back"], rows)}
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure in turns and write the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--max-t", type=int, default=27)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
-    load, rows = round(os.getloadavg()[0], 1), []
+    where, rows = environment("torch", command="python -m benchmarks.structures"), []
     measure(True, 99, 8, 2)  # what a first search alone has to do
     for seed in range(asked.seeds):
         for padded in (False, True):
             rows.append(measure(padded, seed, asked.samples, asked.max_t))
             print(rows[-1], flush=True)
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    where = {"cpu": cpu_model(), "cores": os.cpu_count(), "torch": torch.__version__, "date": day, "load": load}
-    result = {"environment": where | {"command": "python -m benchmarks.structures"}, "rows": rows}
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / FILE).write_text(json.dumps(result, indent=1) + "\n")
-    (asked.out / FILE).with_suffix(".md").write_text(markdown(result))
+    result = {"environment": where, "rows": rows}
+    save(asked.out / FILE, result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Times are CPU seconds of this process.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import math
@@ -25,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy
 
-from benchmarks.transfer_quality import RESULTS, environment, write_page
+from benchmarks.result_files import options
+from benchmarks.transfer_quality import study_environment, write_page
 from benchmarks.transfer_tasks import (
-    DEFAULT_DATA,
     Config,
     Task,
     cifar_images,
@@ -255,18 +254,21 @@ def embedding_rates(task: Task) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run one task with one optimizer, write `transfer_parts_<task>-<optimizer>-<seed>.json`, and render the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, data=True)
     parser.add_argument("task", choices=("digits", "shakespeare", "cifar10"))
     parser.add_argument(
         "--optimizer", choices=("adamw", "muon"), default="adamw", help="cifar10 has no matrix for muon"
     )
     parser.add_argument("--configs", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0, help="of the configurations; 0 also tries the embedding's rate")
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     task, build = load(arguments.task, arguments.data)
-    named = {"task": task.name, "optimizer": arguments.optimizer, "seed": arguments.seed, "environment": environment()}
+    named = {
+        "task": task.name,
+        "optimizer": arguments.optimizer,
+        "seed": arguments.seed,
+        "environment": study_environment(),
+    }
     result = named | study(task, build, arguments.optimizer, arguments.configs, arguments.seed)
     path = arguments.out / f"transfer_parts_{task.name}-{arguments.optimizer}-{arguments.seed}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")

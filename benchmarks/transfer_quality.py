@@ -11,11 +11,8 @@ between seeds.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Sequence
@@ -27,13 +24,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.transfer_tasks import DEFAULT_DATA, TASKS, Config, Task, load_task, loss_of, score_of
+from benchmarks.result_files import Row, cpu_model, environment, options
+from benchmarks.transfer_tasks import TASKS, Config, Task, load_task, loss_of, score_of
 from fusion import lr_factor
 from surrogate import compare_rankings, make_surrogate
 from surrogate.build import mark_as_target
 from surrogate.training import make_optimizer
 
-RESULTS = Path(__file__).parent / "results"
 BATCH_SIZES = {"sgd": [32, 64, 128], "adamw": [16, 32, 64]}
 LR_RANGE = {"sgd": (1e-4, 3.0), "adamw": (1e-5, 1e-1)}
 
@@ -120,14 +117,10 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['width_ratio']:>8.4g}  {row['scheme']:<7}{row['rho']:>8.3f}{regrets}  {row['verdict']}"
 
 
-def environment() -> dict[str, Any]:
-    """Hardware, date and versions."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) used",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+def study_environment() -> Row:
+    """Hardware, day and versions, and the threads that are used."""
+    machine = f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) used"
+    return environment("torch", machine=machine)
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -147,13 +140,11 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Run one task and write `transfer_<task>.json` and `.png`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, data=True)
     parser.add_argument("task", choices=sorted(TASKS))
     parser.add_argument("--configs", type=int, default=50)
     parser.add_argument("--ratios", type=float, nargs="+", default=[1 / 2, 1 / 4, 1 / 8])
     parser.add_argument("--seeds", type=int, default=5, help="seeds of the full-size model's spread")
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     task = load_task(arguments.task, arguments.data)
     configs = sample_configs(task, arguments.configs)
@@ -161,7 +152,7 @@ def main() -> None:
     print("   ratio  scheme      rho  regret@1  regret@2  regret@3", flush=True)
     result = study(task, configs, arguments.ratios, arguments.seeds)
     result |= {"task": task.name, "score": task.score, "epochs": task.epochs, "train_samples": len(task.train[0])}
-    result |= {"seconds": round(time.perf_counter() - started), "environment": environment(), "configs": configs}
+    result |= {"seconds": round(time.perf_counter() - started), "environment": study_environment(), "configs": configs}
     print(f"seed-to-seed spread at full width: {result['seed_spread']:.3g}; {result['seconds']} s in all")
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / f"transfer_{task.name}.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 
 Config = dict[str, Any]
 CONTEXT = 32
-DEFAULT_DATA = os.environ.get("HYDRO_RASDA_DATA", "../shared/data")
 
 
 @dataclass(frozen=True)
@@ -25,11 +23,6 @@ class Task:
     """What is trained, on what, and how it is scored.
 
     Attributes:
-        name: Of the task.
-        model_fn: `model_fn(config, width_ratio)`.
-        train: Inputs [N, ...] and labels [N, ...].
-        val: The same, held out.
-        epochs: Passes over `train`.
         optimizer: "sgd" or "adamw".
         score: "accuracy" in percent, to be maximized, or "loss" in nats, to be minimized.
     """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -11,12 +10,9 @@ class Claim(NamedTuple):
     """A line of the page.
 
     Attributes:
-        what: Was measured.
         measured: What came out, with its unit.
         target: What was to be reached; "" where nothing was.
         met: Whether it was; None where there is no target.
-        where: Hardware, date and load.
-        source: The result file, below the results folder.
     """
 
     what: str
@@ -38,6 +34,10 @@ def machine_of(environment: dict[str, Any]) -> str:
     return f"{hardware}; {environment['date'][:10]}"
 
 
-def read_file(path: Path) -> Any:
-    """What a result file holds; None where there is none."""
-    return json.loads(path.read_text()) if path.exists() else None
+def of_source(source: str, where: str = "") -> Callable[..., Claim]:
+    """A maker of the lines of one source: of what was measured, what came out, its target, and whether it was met."""
+
+    def claim(what: str, measured: str, target: str = "", met: bool | None = None, where: str = where) -> Claim:
+        return Claim(what, measured, target, met, where, source)
+
+    return claim

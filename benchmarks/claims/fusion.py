@@ -2,92 +2,59 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from statistics import median
 
-from benchmarks import compiled_steps, fusion_versions
-from benchmarks.claims.claim import Claim, machine_of, read_file, waiting
+from benchmarks import compiled_steps
+from benchmarks.claims.claim import Claim, machine_of, of_source, waiting
 from benchmarks.fusion_cases import CASES
+from benchmarks.result_files import read
 
 RHO = 0.95
 
 
 def throughput(folder: Path) -> list[Claim]:
     """Fused trials against one after another, on a CPU."""
-    result = read_file(folder / "fusion_throughput.json")
-    if result is None:
-        return []
-    cases = {case.name: case for case in CASES}
-    return [
-        Claim(
-            f"32 fused trials against one after another: {cases[row['case']].title}",
-            f"{row['speedup']:.2f}x [{row['quartiles'][0]:.2f}, {row['quartiles'][1]:.2f}]",
-            f"{cases[row['case']].target:g}x",
-            row["speedup"] >= cases[row["case"]].target,
-            f"{machine_of(result['environment'])}; load {row['load']:.1f}",
-            "fusion_throughput.md",
-        )
-        for row in result["rows"]
-        if row["trials"] == 32
-    ]
-
-
-def between_versions(folder: Path) -> list[Claim]:
-    """Fused steps against those of a version before, on a CPU."""
-    result = read_file(folder / "fusion_versions.json")
-    if result is None:
-        return []
-    found = [fusion_versions.summary(row["rounds"]) for row in result["rows"]]
-    gains = sorted(each["ratios"][0] for each in found)
-    slower = sum(each["slower"] for each in found)
-    return [
-        Claim(
-            f"Fused training steps against those of version {result['against']}, {len(found)} groups",
-            f"{gains[0]:.2f}x to {gains[-1]:.2f}x, median {median(gains):.2f}x; {slower} slower",
-            "none slower",
-            slower == 0,
-            machine_of(result["environment"]),
-            "fusion_versions.md",
-        )
-    ]
+    result, claim = read(folder / "fusion_throughput.json", {"rows": []}), of_source("fusion_throughput.md")
+    cases, found = {case.name: case for case in CASES}, []
+    for row in (row for row in result["rows"] if row["trials"] == 32):
+        what = f"32 fused trials against one after another: {cases[row['case']].title}"
+        measured = f"{row['speedup']:.2f}x [{row['quartiles'][0]:.2f}, {row['quartiles'][1]:.2f}]"
+        target, where = cases[row["case"]].target, f"{machine_of(result['environment'])}; load {row['load']:.1f}"
+        found.append(claim(what, measured, f"{target:g}x", row["speedup"] >= target, where))
+    return found
 
 
 def compiled(folder: Path) -> list[Claim]:
     """Compiled steps against the same as they are written, on a CPU."""
-    result = read_file(folder / compiled_steps.FILE)
-    if result is None:
-        return []
-    titles = {case.name: case.title for case in CASES}
-    found = []
+    result, claim = read(folder / compiled_steps.FILE, {"rows": []}), of_source("compiled_steps.md")
+    titles, found = {case.name: case.title for case in CASES}, []
     for row in result["rows"]:
-        name = f"Compiled steps of {row['trials']} fused trials against the same as written: {titles[row['case']]}"
+        what = f"Compiled steps of {row['trials']} fused trials against the same as written: {titles[row['case']]}"
         shown = "not compiled"
         if "speedup" in row:
             steps = row["pays_from_steps"]
             less = f"takes less time from {steps:,} steps on" if steps else "takes more time"
             shown = f"{row['speedup']:.2f}x; with {row['compile_seconds'][0]:.0f} s to compile, {less}"
-        found.append(Claim(name, shown, "", None, machine_of(result["environment"]), "compiled_steps.md"))
+        found.append(claim(what, shown, where=machine_of(result["environment"])))
     return found
 
 
 def on_a_gpu(folder: Path) -> list[Claim]:
     """Fused trials on a GPU, against the full width alone."""
-    result = read_file(folder / "fusion_cuda.json")
+    result = read(folder / "fusion_cuda.json")
     if result is None:
         return []
-    environment, source = result["environment"], "fusion_cuda.md"
-    found = []
+    environment, found = result["environment"], []
+    claim = of_source("fusion_cuda.md", f"{environment['device']}; {environment['date'][:10]}")
     for case, target in environment["targets"].items():
         name = f"Fused trials on a GPU: {case} against the full width alone"
         rows = [row for row in result["rows"] if row["case"] == case and not row["error"]]
         if not rows:
-            found.append(waiting(name, f"{target:g}x", source, environment["device"]))
+            found.append(waiting(name, f"{target:g}x", "fusion_cuda.md", environment["device"]))
             continue
         best = max(rows, key=lambda row: row["gain"])
         measured = f"{best['gain']:.1f}x ({best['K']} trials, {best['precision']}, {best['how']})"
-        where = f"{environment['device']}; {environment['date'][:10]}"
-        found.append(Claim(name, measured, f"{target:g}x", best["gain"] >= target, where, source))
+        found.append(claim(name, measured, f"{target:g}x", best["gain"] >= target))
     return found
 
 
@@ -95,26 +62,19 @@ def ranking(folder: Path) -> list[Claim]:
     """How surrogates rank configurations, against the full width."""
     found = []
     for path in sorted(folder.glob("transfer_*.json")):
-        result = json.loads(path.read_text())
+        result = read(path)
         narrow = [row for row in result["rows"] if row["scheme"] == "muP"]
         row = min(narrow, key=lambda row: row["width_ratio"])
         where = f"{machine_of(result['environment'])}; {len(result['configs'])} configurations"
-        ratio, regret = f"1/{1 / row['width_ratio']:.0f}", row["regret"]["3"]
+        claim, ratio = of_source("transfer_quality.md", where), f"1/{1 / row['width_ratio']:.0f}"
         name = f"Surrogates at {ratio} of the width rank as the full width does: {result['task']}"
         rhos = {(other["scheme"], other["width_ratio"]): other["rho"] for other in result["rows"]}
         ceiling, plain = rhos["reseed", 1.0], rhos["plain", row["width_ratio"]]
         rho = f"rho {row['rho']:.3f}; plain narrow models {plain:.3f}; other seeds of the full width {ceiling:.3f}"
-        spread = result["seed_spread"]
-        source = "transfer_quality.md"
+        regret, spread = row["regret"]["3"], result["seed_spread"]
+        behind = "... the best of their three best is behind the best of all by"
         found += [
-            Claim(name, rho, f"{RHO:g}", row["rho"] >= RHO, where, source),
-            Claim(
-                "... the best of their three best is behind the best of all by",
-                f"{regret:.3g}",
-                f"the seed spread, {spread:.3g}",
-                regret <= spread,
-                where,
-                source,
-            ),
+            claim(name, rho, f"{RHO:g}", row["rho"] >= RHO),
+            claim(behind, f"{regret:.3g}", f"the seed spread, {spread:.3g}", regret <= spread),
         ]
     return found

@@ -1,4 +1,4 @@
-"""Rules of the sweep, and schedules as hyperparameters."""
+"""Rules and schedules of the sweep, spaces with structures in them, and several metrics at once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from statistics import median
 
-from benchmarks import population, schedules_live
-from benchmarks.claims.claim import Claim, machine_of, read_file, waiting
+from benchmarks import front, population, schedules_live, structures
+from benchmarks.claims.claim import Claim, machine_of, waiting
+from benchmarks.result_files import read
 
 REPLAY = "replay.md"
 ASKED = {
@@ -16,13 +17,11 @@ ASKED = {
     "no stopping in the sweep": "no stopping",
 }
 """The rules that the page of the replay compares with halving, by their names there."""
-OF_HALF = {
-    "half of the configurations, by Sobol points": "Sobol points",
-    "half of the configurations, by TPE": "TPE",
-}
+OF_HALF = {"half of the configurations, by Sobol points": "Sobol points", "half of the configurations, by TPE": "TPE"}
 """Searchers of half of the configurations, by their names there; they are compared with uniform points."""
 UNIFORM = "half of the configurations, by uniform points"
 FASTER, SHARE = 10.0, 0.02
+BY_STRUCTURE = 1.5
 _SPREADS = 1.0
 
 
@@ -47,7 +46,7 @@ def in_the_replay(folder: Path) -> list[Claim]:
 
 def of_a_population(folder: Path) -> list[Claim]:
     """Population based training of narrow members in one group, against Ray Tune's at full size."""
-    source, result = "population.md", read_file(folder / population.FILE)
+    source, result = "population.md", read(folder / population.FILE)
     what = "Population based training, 32 narrow members in one fused group, against Ray Tune's at full size"
     share = "... the share of an interval that copies take"
     if result is None:
@@ -67,7 +66,7 @@ def of_a_population(folder: Path) -> list[Claim]:
 
 def of_schedules(folder: Path) -> list[Claim]:
     """A searched decay against the best constant, cosine and linear schedules, by task."""
-    source, result = "schedules_live.md", read_file(folder / schedules_live.FILE)
+    source, result = "schedules_live.md", read(folder / schedules_live.FILE)
     found = []
     for task in schedules_live.SIZES:
         what = f"Searched `decay_start` and `floor`, live on {task}, against the best constant and cosine"
@@ -83,3 +82,33 @@ def of_schedules(folder: Path) -> list[Claim]:
         met = gains["constant"] > _SPREADS and gains["cosine"] >= -_SPREADS
         found.append(Claim(what, measured, target, met, machine_of(result["environment"]), source))
     return found
+
+
+def several_metrics(folder: Path) -> list[Claim]:
+    """The hypervolume of accuracy and MACs at equal cost, against Optuna's samplers."""
+    result, found = read(folder / front.FILE), []
+    if result is None:
+        return []
+    rows, where = result["rows"], machine_of(result["environment"])
+    seeds = len({row["seed"] for row in rows})
+    others = sorted({row["method"] for row in rows} - {"tune"})
+    for budget in sorted({row["budget"] for row in rows}):
+        own, spent = front.means(rows, "tune", budget)
+        beside = {name: front.means(rows, name, budget)[0] for name in others}
+        told = ", ".join(f"{name} {volume:.3f}" for name, volume in beside.items())
+        what = f"Accuracy against MACs on CIFAR-10, conditional space, at {budget} full trainings: hypervolume"
+        measured = f"{own:.3f} for {spent:.1f} trainings; {told}; {seeds} seeds"
+        found.append(Claim(what, measured, "ahead of all", own > max(beside.values()), where, "front.md"))
+    return found
+
+
+def by_structure(folder: Path) -> list[Claim]:
+    """The sweep over twelve structures, in groups of one width each and with widths padded."""
+    result = read(folder / structures.FILE)
+    if result is None:
+        return []
+    found = structures.ratios(result["rows"])
+    measured = f"{median(found):.2f}x ({min(found):.2f} to {max(found):.2f}), {len(found)} pairs"
+    what = "64 configurations over 12 structures: widths padded, against a group for each width"
+    met, where = median(found) >= BY_STRUCTURE, machine_of(result["environment"])
+    return [Claim(what, measured, f"{BY_STRUCTURE:g}x", met, where, "structures.md")]

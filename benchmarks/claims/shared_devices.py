@@ -7,14 +7,15 @@ from statistics import median
 from typing import Any
 
 from benchmarks import bubbles, packing, packing_live
-from benchmarks.claims.claim import Claim, machine_of, read_file, waiting
+from benchmarks.claims.claim import Claim, machine_of, of_source, waiting
 from benchmarks.packing_page import ENOUGH, PAPERS_DECISIONS
-from benchmarks.packing_profiles import NEIGHBOUR
+from benchmarks.packing_virtual import NEIGHBOUR
+from benchmarks.result_files import read
 
 
 def packed(folder: Path) -> list[Claim]:
     """Packing: its decisions, makespans in virtual time, and trainings really run."""
-    result = read_file(folder / packing.FILE)
+    result = read(folder / packing.FILE)
     if result is None:
         return []
     return [
@@ -54,23 +55,12 @@ def _packing_makespans(part: Any) -> list[Claim]:
     systems = ", ".join(row["system"] for row in stated)
     shorter = [row["shorter"][packing.PAPERS] for row in stated]
     over = [row["ours_over_WFD"][1] for row in stated]
+    claim, paper = of_source("packing.md", where), ", ".join(f"{row['paper']:g}x" for row in stated)
+    alike = all(abs(ratio / row["paper"] - 1) <= 0.1 for ratio, row in zip(shorter, stated))
+    what = f"Packing in virtual time, HyperSack's WFD over one job a GPU: {systems}"
     return [
-        Claim(
-            f"Packing in virtual time, HyperSack's WFD over one job a GPU: {systems}",
-            ", ".join(f"{ratio:.2f}x" for ratio in shorter),
-            ", ".join(f"{row['paper']:g}x" for row in stated) + ", each within 10 %",
-            all(abs(ratio / row["paper"] - 1) <= 0.1 for ratio, row in zip(shorter, stated)),
-            where,
-            "packing.md",
-        ),
-        Claim(
-            "... ours over WFD",
-            ", ".join(f"{ratio:.3f}x" for ratio in over),
-            "1.1x",
-            min(over) >= 1.1,
-            where,
-            "packing.md",
-        ),
+        claim(what, ", ".join(f"{ratio:.2f}x" for ratio in shorter), f"{paper}, each within 10 %", alike),
+        claim("... ours over WFD", ", ".join(f"{ratio:.3f}x" for ratio in over), "1.1x", min(over) >= 1.1),
     ]
 
 
@@ -103,7 +93,7 @@ def _packing_tune(place: str, part: Any) -> Claim:
 
 def in_bubbles(folder: Path) -> list[Claim]:
     """Rows of what guests cost a host and what they use, by micro-batches, and of the sweep in bubbles alone."""
-    result, found = read_file(folder / bubbles.FILE) or {}, list[Claim]()
+    result, found = read(folder / bubbles.FILE) or {}, list[Claim]()
     for part in (result[key] for key in ("4", "8") if key in result):
         where = f"{machine_of(part['environment'])}; load {part['environment']['load']}"
         name = f"Bubbles of a pipeline, 2 stages on 2 cores, 1F1B with {part['micro_batches']} micro-batches"

@@ -6,19 +6,12 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import folds, peers, scale
-from benchmarks.claims.claim import Claim, machine_of, read_file, waiting
+from benchmarks.claims.claim import Claim, machine_of, of_source, waiting
 from benchmarks.replay import policies
 from benchmarks.replay.live import agreement_with_live
-from benchmarks.vs_asha.report import (
-    TARGETS,
-    TASK_NAMES,
-    Cells,
-    lost,
-    not_run,
-    of_today,
-    read,
-    rows_of,
-)
+from benchmarks.result_files import read
+from benchmarks.vs_asha.report import TARGETS, TASK_NAMES, Cells, lost, not_run, of_today, rows_of
+from benchmarks.vs_asha.report import read as read_cells
 from benchmarks.vs_asha.statistics import BASELINE, Cell, overall, seed_spread, spread
 from benchmarks.vs_asha.statistics import row as vs_asha_row
 from benchmarks.vs_asha.words import how_often, machine, show
@@ -27,7 +20,7 @@ from benchmarks.vs_asha.yardsticks import by_chance
 
 def against_asha(folder: Path) -> list[Claim]:
     """`tune` against Ray Tune's ASHA: task by task, then over all of them."""
-    cells, source = read(folder / "vs_asha"), "vs_asha.md"
+    cells, source = read_cells(folder / "vs_asha"), "vs_asha.md"
     found = []
     for task in cells:
         rows = rows_of(cells, task)
@@ -55,20 +48,14 @@ def against_asha(folder: Path) -> list[Claim]:
         if unhalved is not None and unhalved.speedup is not None:
             to_the_end = f"{how_often(unhalved)} at {show(unhalved.speedup, 'x')}"
             reached += f"; with all finalists trained to the end, {to_the_end}"
-        floors = row.floors.median <= target.floors
+        cheap, claim = row.floors.median <= target.floors, of_source(source, where)
         found += [
-            Claim(name, measured, "" if reduced else f"{target.speedup:g}x", None if reduced else met, where, source),
-            Claim("... the same without what Ray itself takes", beside, "", None, where, source),
-            Claim("... how often it reached the validation score of Ray's winner", reached, "", None, where, source),
-            Claim(
-                "... its whole cost, in trainings of the winner",
-                show(row.floors),
-                "" if reduced else f"at most {target.floors:g}",
-                None if reduced else floors,
-                where,
-                source,
-            ),
+            claim(name, measured) if reduced else claim(name, measured, f"{target.speedup:g}x", met),
+            claim("... the same without what Ray itself takes", beside),
+            claim("... how often it reached the validation score of Ray's winner", reached),
         ]
+        what, cost = "... its whole cost, in trainings of the winner", show(row.floors)
+        found.append(claim(what, cost) if reduced else claim(what, cost, f"at most {target.floors:g}", cheap))
     if (today := of_today(cells)) and len(today) > 1:
         found += _overall(today, source)
     if (folder / source).exists():
@@ -80,7 +67,7 @@ def against_asha(folder: Path) -> list[Claim]:
 
 def against_peers(folder: Path) -> list[Claim]:
     """The test score of what each search hands back in the wall time that `tune` takes, and in four times it."""
-    result, found = read_file(folder / peers.FILE), []
+    result, found = read(folder / peers.FILE), []
     for task, name, rows, tests in peers.compared([] if result is None else result["rows"]):
         won = [peers.wins(rows, of_budget) for of_budget in tests]
         what = f"`tune` against {name}, each given the time of `tune`: {TASK_NAMES[task]}"
@@ -125,45 +112,26 @@ def _overall(tasks: Cells, source: str) -> list[Claim]:
     found, chance = overall(tasks, "tune"), by_chance(tasks, "tune")
     where = machine([cell for methods in tasks.values() for method in (BASELINE, "tune") for cell in methods[method]])
     lost = ", ".join(TASK_NAMES[task] for task in found.lost)
-    of = f"of {found.runs} runs on {len(tasks)} tasks"
+    of, claim = f"of {found.runs} runs on {len(tasks)} tasks", of_source(source, where)
+    what = "`tune` with its present defaults against Ray Tune's ASHA: reaches the validation score of its winner"
+    itself = "... the same of Ray Tune's ASHA against itself with another seed, which samples other configurations"
+    by_itself = f"{chance.reached:.1f} and {chance.not_worse:.1f} of {chance.runs}"
+    not_worse = found.not_worse >= 0.95 * found.runs
     rows = [
-        Claim(
-            "`tune` with its present defaults against Ray Tune's ASHA: reaches the validation score of its winner",
-            f"{found.reached} {of}",
-            "90 %",
-            found.reached >= 0.9 * found.runs,
-            where,
-            source,
-        ),
-        Claim(
-            "... test score worse by no more than the seed spread",
-            f"{found.not_worse} {of}",
-            "95 %",
-            found.not_worse >= 0.95 * found.runs,
-            where,
-            source,
-        ),
-        Claim(
-            "... the same of Ray Tune's ASHA against itself with another seed, which samples other configurations",
-            f"{chance.reached:.1f} and {chance.not_worse:.1f} of {chance.runs}",
-            "",
-            None,
-            where,
-            source,
-        ),
-        Claim("... tasks on which it is worse by more in the mean", lost or "none", "none", not lost, where, source),
+        claim(what, f"{found.reached} {of}", "90 %", found.reached >= 0.9 * found.runs),
+        claim("... test score worse by no more than the seed spread", f"{found.not_worse} {of}", "95 %", not_worse),
+        claim(itself, by_itself),
+        claim("... tasks on which it is worse by more in the mean", lost or "none", "none", not lost),
     ]
     if found.sweeps:
         least, most = min(found.sweeps.values()), max(found.sweeps.values())
         sweeps = f"{least:.2g} to {most:.2g}, by task"
-        rows.append(
-            Claim("... the sweep, in trainings of the winner", sweeps, "at most 0.5", most <= 0.5, where, source)
-        )
+        rows.append(claim("... the sweep, in trainings of the winner", sweeps, "at most 0.5", most <= 0.5))
     if "digits" in tasks:
         digits = tasks["digits"]["tune"]
         seconds = spread([_beside_training(cell) for cell in digits])
         what = "... seconds on digits beside training"
-        rows.append(Claim(what, show(seconds), "below 0.9", seconds.median < 0.9, machine(digits), source))
+        rows.append(claim(what, show(seconds), "below 0.9", seconds.median < 0.9, machine(digits)))
     return rows
 
 
@@ -191,7 +159,7 @@ def _vs_asha_name(task: str) -> str:
 
 def own_cost(folder: Path) -> list[Claim]:
     """What the library itself takes, with many trials, GPUs or ranks."""
-    result = read_file(folder / scale.FILE)
+    result = read(folder / scale.FILE)
     if result is None:
         return []
     found = []

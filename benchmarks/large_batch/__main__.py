@@ -12,58 +12,42 @@ that is best for the first batch. It rewrites `large_batch.{json,md}` in `benchm
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
-from benchmarks.large_batch.cells import Row, environment, train, wanted
+from benchmarks.large_batch.cells import train, wanted
 from benchmarks.large_batch.page import FILE, markdown
 from benchmarks.large_batch.ranks import check, overhead
-from benchmarks.rasda_report import RESULTS
+from benchmarks.result_files import environment, options, read, save_lines
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains what is missing and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no training after so long")
     parser.add_argument("--check", action="store_true", help="only compare real ranks with one process")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / FILE
-    results = (
-        json.loads(path.read_text())
-        if path.exists()
-        else {"environment": environment(), "check": None, "overhead": None, "rows": []}
-    )
+    results = read(path, {"environment": environment("torch"), "check": None, "overhead": None, "rows": []})
     until = time.monotonic() + 60 * given.minutes
     if given.check:
         results["check"] = check(given.out)
         results["overhead"] = overhead(given.out)
-        _write(results, path)
+        save_lines(path, results, "rows")
     else:
         while (cell := next(wanted(results["rows"]), None)) is not None and time.monotonic() < until:
             results["rows"].append(train(cell))
-            _write(results, path)
+            save_lines(path, results, "rows")
         if cell is not None:
             print("not done yet: the same call goes on")
             return
     (given.out / "large_batch.md").write_text(markdown(results))
     print(f"wrote {given.out / 'large_batch.md'}")
-
-
-def _write(results: Row, path: Path) -> None:
-    rows = ",\n  ".join(json.dumps(row) for row in results["rows"])
-    head = json.dumps({name: results[name] for name in ("environment", "check", "overhead")}, indent=1)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(f'{head[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n')
-    temporary.replace(path)
 
 
 if __name__ == "__main__":

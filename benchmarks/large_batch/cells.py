@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,10 +15,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.rasda_report import cpu_model
+from benchmarks.result_files import DEFAULT_DATA, Row
 from benchmarks.tasks.load import load_task
 from benchmarks.tasks.task import Batch, objective
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.backends.ray import RescaledLR
 from hydro_rasda.config import TuneConfig
@@ -52,21 +49,15 @@ EXAMPLES = 600
 RATES = {"sgd": [2.0**-k for k in range(1, 8)], "adamw": [2.0**-k for k in range(5, 12)]}
 MOMENTUM = 0.9
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Cell:
     """A training.
 
     Attributes:
-        task: What is learned.
         optimizer: "sgd" or "adamw".
-        lr: At the first batch.
-        workers: At the end, over those at the start.
         rule: The rule of the learning rate, see `RaceConfig.lr_rule`.
         warmup: Epochs over which it is, each time that the batch grows.
-        seed: Of weights and shuffles.
     """
 
     task: str
@@ -92,7 +83,7 @@ class Cell:
 @cache
 def problem(task: str, precise: bool) -> Problem:
     """A task's model, data and loss; in double precision for comparisons of rounding errors."""
-    found = load_task(task, Path(os.environ.get("HYDRO_RASDA_DATA", DEFAULT_DATA)))
+    found = load_task(task, Path(DEFAULT_DATA))
 
     def ready(parts: Batch) -> Batch:
         return tuple(part.double() if precise and part.is_floating_point() else part for part in parts)
@@ -188,14 +179,3 @@ def wanted(rows: list[Row]) -> Iterator[Cell]:
 def key(row: Row) -> tuple[Any, ...]:
     """By what one training differs from another."""
     return tuple(row[name] for name in ("task", "optimizer", "lr", "workers", "rule", "warmup", "seed"))
-
-
-def environment() -> Row:
-    """Where it runs."""
-    return {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-    }

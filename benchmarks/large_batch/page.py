@@ -22,11 +22,10 @@ from benchmarks.large_batch.cells import (
     RULES,
     SEEDS,
     WORKERS,
-    Row,
     best_rate,
     key,
 )
-from benchmarks.rasda_report import table
+from benchmarks.result_files import Row, spread, table
 from hydro_rasda.backends.ray import lr_factor
 
 FILE = "large_batch.json"
@@ -42,7 +41,6 @@ def ratios(rows: Sequence[Row], part: str) -> dict[tuple[str, str, str, int, int
     """Losses over those of the first batch throughout, a number for each seed.
 
     Args:
-        rows: Trainings.
         part: "train_loss" or "val_loss".
 
     Returns:
@@ -124,13 +122,9 @@ def _each(rows: Sequence[Row], part: str) -> list[Row]:
     kinds = sorted({kind[:4] for kind in found}, key=lambda kind: (kind[1], kind[0], RULES.index(kind[2]), kind[3]))
     return [
         {"task": NAMES[task], "optimizer": optimizer, "rule": rule, "warm-up": warmup}
-        | {f"x{k}": _spread(found[task, optimizer, rule, warmup, k]) for k in WORKERS}
+        | {f"x{k}": spread(found[task, optimizer, rule, warmup, k]) for k in WORKERS}
         for task, optimizer, rule, warmup in kinds
     ]
-
-
-def _spread(found: Sequence[float]) -> str:
-    return f"{median(found):.2f} [{min(found):.2f}, {max(found):.2f}]"
 
 
 def _first(rows: Sequence[Row]) -> list[Row]:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.large_batch.cells import BATCH, Cell, Row, problem, segment
+from benchmarks.large_batch.cells import BATCH, Cell, problem, segment
+from benchmarks.result_files import Row
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.training.full_size import full_size_learner
@@ -26,9 +27,6 @@ PAIRS = 21
 
 def check(folder: Path) -> Row:
     """A training of the table on real ranks, against one process with the same batches, in double precision.
-
-    Args:
-        folder: Where ranks find one another.
 
     Returns:
         The training, and the largest relative difference of a loss, of any epoch.
@@ -46,11 +44,7 @@ def check(folder: Path) -> Row:
 
 
 def overhead(folder: Path) -> Row:
-    """By task: seconds of a step on two ranks, and how many more it takes to measure the noise scale; medians of pairs.
-
-    Args:
-        folder: Where ranks find one another.
-    """
+    """By task: seconds of a step on two ranks, and what measuring the noise scale adds to it; medians of pairs."""
     return {task: _on_ranks(2, folder, _overhead, task) for task in ("digits", "warm_up", "recurrent")}
 
 

@@ -2,12 +2,7 @@
 
     python -m benchmarks.replay record digits --widths 0.125 1 --seeds 0 1   # goes on where it was stopped
     python -m benchmarks.replay record digits --widths 0.125 1 --sample 3    # what the live search with seed 3 trains
-    python -m benchmarks.replay show                                         # which cells are recorded
-    python -m benchmarks.replay yardsticks   # what rules find, what they cost, and which each half of the tasks chooses
-    python -m benchmarks.replay calibration  # whether stated probabilities hold
-    python -m benchmarks.replay cooldowns    # how well scores rank configurations, with a cooldown before and without
-    python -m benchmarks.replay live         # policies on the searches that `vs_asha` ran live
-    python -m benchmarks.replay write        # all of it, to results/replay.md and replay.png
+    python -m benchmarks.replay write                                        # results/replay.md and replay.png
 
     from benchmarks.replay.table import load
     table = load("digits")
@@ -20,20 +15,75 @@ examples of `tune(seed=s)`. `table.py` has the layout.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.replay import calibration, cooldowns, live, yardsticks
-from benchmarks.replay.page import overview, write
-from benchmarks.replay.table import FOLDER, recorded, sample_folder
+from benchmarks.replay import anytime, calibration, live, yardsticks
+from benchmarks.replay.table import FOLDER, Table, recorded, sample_folder
+from benchmarks.result_files import DEFAULT_DATA
 from benchmarks.tasks.load import ON_GPU, TASKS, load_task
-from benchmarks.transfer_tasks import DEFAULT_DATA
 
 WIDTHS = (1 / 8, 1.0, 1 / 4, 1 / 2)
+NOTES = "replay_notes.md"
+YARDSTICKS = (
+    "Each rule in 50 searches of random three quarters of a task's configurations, with each seed, against ASHA on the "
+    "same configurations. `handed back`: how often the model that a search hands back tests worse by no more than a "
+    "standard deviation between seeds. It has the averaged weights of the epoch that `tune` keeps; ASHA's has those of "
+    "the last epoch. `trained again`: the same of the winner's configuration, trained again with the other seeds to "
+    "its last epoch, without averages. `cost`: median, in full trainings, by CPU seconds of one thread; mean over "
+    "tasks."
+)
+CALIBRATION = (
+    "The probability that `TuneResult` states of its winner, and how often that was the best of the finalists, had all "
+    "of them gone on."
+)
+ANYTIME = (
+    "Regret if a search were stopped: that of the configuration in training at full width that validated best so far. "
+    "Each counts by the averaged weights of its best epoch. As long as nothing has been trained at full "
+    "width, a run counts as 10 behind, the most that any does."
+)
+LIVE = (
+    "These are the searches that [were run live](vs_asha.md) and whose configurations are recorded, each with its own "
+    "weights and orders of examples. Columns count how often a policy reaches the validation score of Ray's ASHA in "
+    "that run. They also count how often its test score is at most a standard deviation between seeds behind. "
+    "`cost`: mean over tasks, in full trainings, by CPU seconds of one thread."
+)
+
+
+def overview(tables: Mapping[str, Table]) -> str:
+    """For each task, width and seed, how many configurations are recorded, and the CPU minutes that they took."""
+    lines = ["| task | width | seed | configurations | CPU minutes |", "|---|---|---|---|---|"]
+    for name, table in tables.items():
+        for i, width in enumerate(table.about.widths):
+            for j, seed in enumerate(table.about.seeds):
+                there = table.recorded[i, j]
+                minutes = table.seconds[i, j][there].sum() / 60
+                lines.append(f"| {name} | {width:g} | {seed} | {there.sum()} of {len(there)} | {minutes:.1f} |")
+    return "\n".join(lines)
+
+
+def write(folder: Path = FOLDER) -> Path:
+    """Draw the page and its figure beside the folder of the tables."""
+    tables, path = recorded(folder), folder.parent / "replay.md"
+    environments = {json.dumps(e, sort_keys=True) for table in tables.values() for e in table.about.environments}
+    parts = ["# Replay", "", f"Drawn by `python -m benchmarks.replay write`; [what to read from it]({NOTES}).", ""]
+    parts += [f"Recorded with: {', '.join(sorted(environments))}.", "", overview(tables), ""]
+    searches = live.setups(folder)
+    sections = (
+        ("Both yardsticks", YARDSTICKS, yardsticks.page(tables)),
+        ("Stated probabilities", CALIBRATION, calibration.page(tables)),
+        ("Anytime", ANYTIME, anytime.page(tables, path.with_suffix(".png"))),
+        ("The live searches, replayed", LIVE, "\n\n".join([live.page(searches), live.agreements(searches)])),
+    )
+    for title, told, found in sections:
+        parts += [f"## {title}", "", told, "", found.strip(), ""]
+    path.write_text("\n".join(parts).rstrip() + "\n")
+    return path
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Record, or print what the tables say."""
+    """Record, or write what the tables say."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -44,35 +94,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recording.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     recording.add_argument("--sample", type=int, help="the live searches' configurations and weights of this seed")
     recording.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    pages = {
-        "yardsticks": ("what rules find, and what they cost", yardsticks.page),
-        "calibration": ("whether stated probabilities hold", calibration.page),
-        "cooldowns": ("how well scores rank configurations, after a cooldown and without", cooldowns.page),
-    }
-    asking = [commands.add_parser(name, help=told) for name, (told, _) in pages.items()]
-    asking += [commands.add_parser("show", help="which cells are recorded")]
-    asking += [commands.add_parser("live", help="policies on the searches that were run live")]
-    asking += [commands.add_parser("write", help="all of it, to a page and a figure beside the tables")]
-    for command in (recording, *asking):
+    for command in (recording, commands.add_parser("write", help="what they say, to a page and a figure beside them")):
         command.add_argument("--folder", type=Path, default=FOLDER, help="of the tables")
     given = parser.parse_args(arguments)
-    if given.command == "record":
-        from benchmarks.replay.record import record
-
-        task = load_task(given.task, given.data)
-        if given.sample is None:
-            record(task, given.widths, given.seeds, given.folder)
-        else:
-            record(task, given.widths, [given.sample], sample_folder(given.sample, given.folder), given.sample)
-    elif given.command == "live":
-        searches = live.setups(given.folder)
-        print(live.page(searches), live.agreements(searches), sep="\n\n")
-    elif given.command == "write":
+    if given.command == "write":
         print(write(given.folder))
-    elif given.command == "show":
-        print(overview(recorded(given.folder)))
+        return
+    from benchmarks.replay.record import record
+
+    task = load_task(given.task, given.data)
+    if given.sample is None:
+        record(task, given.widths, given.seeds, given.folder)
     else:
-        print(pages[given.command][1](recorded(given.folder)))
+        record(task, given.widths, [given.sample], sample_folder(given.sample, given.folder), given.sample)
 
 
 if __name__ == "__main__":

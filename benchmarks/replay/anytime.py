@@ -97,7 +97,6 @@ class Curve:
 
     Attributes:
         regret: At each of `GRID`, in standard deviations between seeds.
-        costs: Of a whole search on each task.
     """
 
     regret: Floats

@@ -20,7 +20,6 @@ class Stated(NamedTuple):
 
     Attributes:
         probability: That its winner would be the best of all finalists, had all gone on.
-        best: Whether it is.
     """
 
     probability: float

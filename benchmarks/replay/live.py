@@ -37,9 +37,6 @@ class Setup:
     """One search that was run live.
 
     Attributes:
-        task: Its name.
-        seed: The run's.
-        tables: What it trains.
         validation: The score that Ray's ASHA ended with, higher is better.
         test: Its winner's test score, likewise.
         margin: Standard deviation of a test score between two trainings.
@@ -60,7 +57,6 @@ class Replayed:
     """What a policy gave in one of them.
 
     Attributes:
-        winner: Number of the configuration.
         cost: In full trainings.
         reached: Whether its validation score is as good as that of ASHA's winner.
         test: By how much its test score is better than ASHA's winner's, in standard deviations between seeds.
@@ -107,14 +103,7 @@ def replayed(setup: Setup, policy: Policy) -> Replayed:
 
 
 class Agreement(NamedTuple):
-    """Whether searches come to the score of ASHA's winner: really run, and replayed.
-
-    Attributes:
-        searches: In all.
-        alike: In which both do, or neither.
-        live: In which those really run do.
-        replayed: In which those replayed do.
-    """
+    """Whether searches come to the score of ASHA's winner: really run, and replayed."""
 
     searches: int
     alike: int

@@ -37,7 +37,6 @@ class Tables:
     """What all searches in a table share, computed once.
 
     Attributes:
-        table: The table.
         scores: Goodness by width and weights, those that training left or averaged ones: [seed, config, epoch].
         kept: Goodness of what is handed back at full width, as far as each is trained, likewise: [seed, config, epoch].
         cooled: Goodness after a cooldown, by width, epoch and share: [seed, config].
@@ -66,9 +65,6 @@ class Search:
     """One search: some configurations, in order, with one seed.
 
     Attributes:
-        tables: Where scores come from.
-        seed: Place of the seed in the table.
-        numbers: Of the configurations that may be tried.
         spent: In full trainings.
         trained: What each look at full width that trained added: spent after it, number, epoch.
     """
@@ -168,13 +164,9 @@ class Tune:
     """`tune`: its sweep, and the race of its finalists.
 
     Attributes:
-        finalists: How many race.
         width: Of the sweep's models; with 1, finalists go on from where they are.
         cooldown: Before comparisons of the sweep, as a share of what was trained.
-        race_cooldown: Likewise before those of the race.
-        sweep_by: The weights that the sweep compares.
         first_look: Share of a training after which the race compares its finalists first.
-        full_trainings: What the race may cost.
         rule: Name of the sweep's rule, "halving" with cooldowns and weights as these say; others compare own weights.
         last_look: True to stop finalists midway to the end if they are not worth the rest of their training.
         by: Whether the race compares the last weights at its milestones and chooses by the ends, or averaged ones, and

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.rasda_report import cpu_model
 from benchmarks.replay.table import About, Config, Table, branches_of, empty, load, save, widened
 from benchmarks.replay.training import fastest_group, groups, train
+from benchmarks.result_files import environment
 from benchmarks.tasks.task import Task
 from benchmarks.vs_asha.search import configurations
 
@@ -31,10 +27,6 @@ def record(task: Task, widths: Sequence[float], seeds: Sequence[int], folder: Pa
     One process at a time may record a task. CPU seconds are those of one thread.
 
     Args:
-        task: Whose models to train.
-        widths: As shares of the full one.
-        seeds: Of initial weights and the order of examples.
-        folder: Of the table.
         sample: The run seed whose configurations are recorded.
     """
     threads = torch.get_num_threads()
@@ -61,7 +53,7 @@ def opened(
         table = empty(About(task.name, task.mode, task.max_t, configs, [], [], branches=branches))
     if (table.about.configs, table.about.max_t) != (configs, task.max_t):
         raise ValueError(f"the table of {task.name} in {folder} is of other configurations; record into another folder")
-    return widened(table, widths, seeds, environment())
+    return widened(table, widths, seeds, environment("torch", threads=1, load=None))
 
 
 def _extend(task: Task, table: Table, widths: Sequence[float], seeds: Sequence[int], folder: Path) -> None:
@@ -85,15 +77,3 @@ def _fastest_groups(task: Task, configs: Sequence[Config], width: float) -> dict
     """For each batch size, how many configurations train fastest as one."""
     of_size = {size: [n for n, c in enumerate(configs) if c["batch_size"] == size][:MOST] for size in task.batch_sizes}
     return {size: fastest_group(task, {n: configs[n] for n in few}, width) for size, few in of_size.items() if few}
-
-
-def environment() -> dict[str, Any]:
-    """What a reader needs to judge the table's times by."""
-    return {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": 1,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
-    }

@@ -35,7 +35,6 @@ class Searched:
 
     Attributes:
         searcher: Its name; "random" suggests uniform points, so that all searchers have the same way to the table.
-        share: Of the configurations, how many are tried.
     """
 
     searcher: SearcherName

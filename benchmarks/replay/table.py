@@ -58,13 +58,9 @@ class About:
     """What a table holds.
 
     Attributes:
-        task: Its name.
-        mode: Which way a score is better.
         max_t: Epochs of a full training.
-        configs: The configurations, by their number.
         widths: Of the models, as a share of the full width, in the order of the table.
         seeds: Of initial weights and the order of examples, in the order of the table.
-        metrics: In the order of the table.
         environments: Hardware and versions that cells were recorded with.
         branches: Cooldowns, in the order of the table: a branch of the training after so many epochs, which lasts for
             this share of them while the learning rate falls in a line from where the schedule has it to 0. None in
@@ -163,9 +159,7 @@ def widened(table: Table, widths: Sequence[float], seeds: Sequence[int], environ
     about = table.about
     environments = [*about.environments, *([] if environment in about.environments else [dict(environment)])]
     all_widths, all_seeds = sorted({*about.widths, *widths}), sorted({*about.seeds, *seeds})
-    wider = empty(
-        About(**{**asdict(about), "widths": all_widths, "seeds": all_seeds, "environments": environments}),
-    )
+    wider = empty(About(**{**asdict(about), "widths": all_widths, "seeds": all_seeds, "environments": environments}))
     place = np.ix_([all_widths.index(w) for w in about.widths], [all_seeds.index(s) for s in about.seeds])
     wider.scores[place], wider.seconds[place], wider.cooled[place] = table.scores, table.seconds, table.cooled
     return wider

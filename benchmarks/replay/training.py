@@ -92,9 +92,6 @@ def train(
     """Train configurations of one batch size to the end, as one model.
 
     Args:
-        task: What to train on.
-        configs: By their numbers.
-        width: As a share of the full one.
         seed: Of the run: initial weights and the order of examples follow from it.
         shares: Of all steps, over which weights are averaged besides.
         branches: Cooldowns to try on the way, see `About.branches`; the training goes on as if there were none.

@@ -28,9 +28,6 @@ def goodness(
     """Learning curves [S, C, E]: higher is better, -inf where diverged.
 
     Args:
-        table: Where to look.
-        width: As a share of the full one.
-        split: Examples that are scored.
         ema: Whether weights are averaged.
         keep: With "best", at each epoch the score of the averaged weights that are kept up to there.
     """

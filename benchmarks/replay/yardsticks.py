@@ -65,9 +65,6 @@ class Draw:
     """The configurations of a search, and the seeds that judge its winner.
 
     Attributes:
-        seed: Place of the search's seed in the table.
-        others: Of those that judge.
-        subset: Numbers of the configurations, in order.
         best: The best mean of their last validation scores with the seeds that judge.
     """
 
@@ -108,8 +105,6 @@ class Judged:
 
     Attributes:
         cost: In full trainings.
-        validation: Of the model handed back.
-        handed: Its test score.
         retrained: The mean test score of its configuration, trained again with the other seeds.
     """
 

@@ -45,9 +45,7 @@ def shuffled_digits() -> tuple[Tensor, Tensor]:
 
 def _mlp(config: Config, width_ratio: float) -> nn.Module:
     width = int(256 * width_ratio)
-    return nn.Sequential(
-        *(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)),
-    )
+    return nn.Sequential(*(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)))
 
 
 def _images(
@@ -126,10 +124,11 @@ class Residual(nn.Module):
 
 def warm_up(data: Path, reduced: bool) -> Task:
     """Digits, a CNN of 32 and 64 channels without a norm, learning rates with a warm-up; 16 trials only."""
-    return _images("warm_up", _plain_cnn, trials=16, max_t=12, choices={"warmup_epochs": [0, 1, 2, 4]})
+    return _images("warm_up", plain_cnn, trials=16, max_t=12, choices={"warmup_epochs": [0, 1, 2, 4]})
 
 
-def _plain_cnn(config: Config, width_ratio: float) -> nn.Module:
+def plain_cnn(config: Config, width_ratio: float) -> nn.Module:
+    """Images [N, 1, 8, 8] -> logits [N, 10]; two convolutions of 32 and 64 channels, and two linear layers."""
     first, second = (int(width * width_ratio) for width in (32, 64))
     return nn.Sequential(
         *(nn.Conv2d(1, first, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),

@@ -63,7 +63,6 @@ def load_task(name: str, data: Path, *, reduced: bool = False) -> Task:
 
     Args:
         name: One of `TASKS`; those of `ON_GPU` train on a GPU.
-        data: Folder of the data sets.
         reduced: Fewer examples, trials and epochs, for a quick look; tasks of seconds stay as they are.
 
     Raises:

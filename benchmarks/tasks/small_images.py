@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.tasks.images import Residual, shuffled_digits
+from benchmarks.tasks.images import Residual, plain_cnn, shuffled_digits
 from benchmarks.tasks.task import Batch, Config, Task, held
 from benchmarks.transfer_tasks import cifar_images, existing
 
@@ -157,16 +157,8 @@ def label_noise(data: Path, reduced: bool) -> Task:
     drawn = torch.Generator().manual_seed(1)
     noisy = torch.where(torch.rand(len(y), generator=drawn) < 0.3, torch.randint(10, y.shape, generator=drawn), y)
 
-    def model_fn(config: Config, ratio: float) -> nn.Module:
-        first, second = int(32 * ratio), int(64 * ratio)
-        return nn.Sequential(
-            *(nn.Conv2d(1, first, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(first, second, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(4 * second, 2 * second), nn.ReLU(), nn.Linear(2 * second, 10)),
-        )
-
     parts = [(x, noisy), validation, test]
-    return _images("label_noise", model_fn, parts, max_t=18, choices={"weight_decay": [0.0, 1e-2, 1e-1]})
+    return _images("label_noise", plain_cnn, parts, max_t=18, choices={"weight_decay": [0.0, 1e-2, 1e-1]})
 
 
 def denoising(data: Path, reduced: bool) -> Task:

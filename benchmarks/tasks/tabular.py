@@ -26,11 +26,7 @@ Parts = Callable[[int], list[Batch]]
 
 @dataclass(frozen=True)
 class SplitTask(Task):
-    """A task whose examples are split anew for each of `SPLITS` seeds.
-
-    Attributes:
-        parts: Of its splits.
-    """
+    """A task whose examples are split anew for each of `SPLITS` seeds."""
 
     parts: Parts = field(kw_only=True)
 
@@ -119,14 +115,7 @@ def _scaled(values: Tensor, count: int) -> Tensor:
 
 
 def _tabular(
-    name: str,
-    kind: Any,
-    parts: Parts,
-    *,
-    outputs: int,
-    trials: int,
-    width: int = 256,
-    of: Callable[..., Task] = Task,
+    name: str, kind: Any, parts: Parts, *, outputs: int, trials: int, width: int = 256, of: Callable[..., Task] = Task
 ) -> Task:
     train, validation, test = parts(0)
     inputs = train[0].shape[1]

@@ -28,16 +28,10 @@ class Task:
     """What is tuned.
 
     Attributes:
-        name: Of the task.
-        model_fn: `model_fn(config, width_ratio)`.
         kind: "class": integer targets, scored by accuracy; "token": integer targets, scored by cross-entropy in nats;
             "field": scored by the mean squared error.
-        train: Inputs and targets.
         held: Inputs, targets and weights; validation first, then test.
-        lr: Lowest and highest learning rate.
-        batch_sizes: To choose from.
         optimizer: "sgd" or "adamw".
-        num_samples: Trials.
         max_t: Epochs of a full training.
         reduced: Whether this is a smaller version, for a quick look.
         device: Where its models train. Its data are loaded into main memory; `on_device` moves them.
@@ -89,11 +83,7 @@ class Task:
 
 
 def objective(kind: str) -> Callable[[nn.Module, Batch], Mapping[str, Tensor]]:
-    """The loss of a training batch; for a batch of `held` the scores of its two parts, too.
-
-    Args:
-        kind: See `Task`.
-    """
+    """The loss of a training batch; for a batch of `held` the scores of its two parts, too."""
 
     def measure(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         inputs, target, *weights = batch

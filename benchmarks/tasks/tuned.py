@@ -14,9 +14,7 @@ def tuned(task: Task, folder: str | Path, space: Mapping[str, Any] | None = None
     """Search by the validation score, without progress.
 
     Args:
-        task: What is tuned.
         folder: The run is its folder "run".
-        space: In place of the task's own.
         settings: Further arguments of `tune`, and others than the task's `num_samples` and `max_t`.
     """
     given = {"num_samples": task.num_samples, "max_t": task.max_t, **settings}

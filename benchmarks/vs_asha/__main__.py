@@ -21,9 +21,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.rasda_report import RESULTS
+from benchmarks.result_files import DEFAULT_DATA, RESULTS
 from benchmarks.tasks.load import NEEDS, ON_GPU
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.report import METHOD_NAMES, TASK_NAMES, write
 
 

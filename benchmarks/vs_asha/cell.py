@@ -6,7 +6,6 @@ python -m benchmarks.vs_asha.cell digits tune 0 --out cell.json
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import platform
@@ -21,10 +20,9 @@ from typing import Any
 import torch
 import torch._dynamo  # Which torch would import with the first optimizer: no part of a search.
 
-from benchmarks.rasda_report import cpu_model
+from benchmarks.result_files import DEFAULT_DATA, cpu_model, save_lines
 from benchmarks.tasks.load import TASKS, load_task
 from benchmarks.tasks.task import Task
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.methods import METHODS, TOP_K, WIDTH_RATIO
 from benchmarks.vs_asha.search import GRACE_PERIOD, REDUCTION_FACTOR, Event, configurations, seeds
 from benchmarks.vs_asha.training import build, scores, train
@@ -43,9 +41,6 @@ def measure(task: Task, method: str, seed: int, *, timed: bool = True) -> dict[s
     That is the floor of what a search costs, how far seeds lie apart, and what its configuration is worth elsewhere.
 
     Args:
-        task: What is tuned.
-        method: One of `METHODS`.
-        seed: Of the search.
         timed: False if other work shares the machine, so that the page says nothing of this cell's times.
     """
     environment = {
@@ -151,16 +146,6 @@ def _compact(event: Event) -> list[float | None]:
     return [round(event.seconds, 3), event.trial, int(event.full_size), event.epoch, _short(score), _short(test)]
 
 
-def write(cell: dict[str, Any], path: Path) -> None:
-    """Write a cell, an event to a line; the file is there whole or not at all."""
-    events = ",\n  ".join(json.dumps(event) for event in cell["events"])
-    head = json.dumps({name: value for name, value in cell.items() if name != "events"}, indent=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(f'{head[:-2]},\n "events": [\n  {events}\n ]\n}}\n')
-    temporary.replace(path)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one cell and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -173,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     task = load_task(given.task, given.data, reduced=given.reduced).of_seed(given.seed)
-    write(measure(task, given.method, given.seed, timed=not given.untimed), given.out)
+    save_lines(given.out, measure(task, given.method, given.seed, timed=not given.untimed), "events")
 
 
 if __name__ == "__main__":

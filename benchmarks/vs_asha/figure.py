@@ -9,13 +9,7 @@ from benchmarks.vs_asha.statistics import Cell, curve, maximizes
 
 
 def plot(cells: Mapping[str, Mapping[str, Sequence[Cell]]], names: Mapping[str, str], path: Path) -> None:
-    """One panel for each task, one line for each method and seed.
-
-    Args:
-        cells: By task and method.
-        names: Of all methods, in the order of their colors.
-        path: Of the PNG file.
-    """
+    """One panel for each task, one line for each method and seed."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

@@ -35,10 +35,6 @@ def ray_trial(
 
     Args:
         config: Its number, as "trial".
-        task: What is tuned, without its data.
-        arrays: The data, from the object store.
-        configs: All configurations.
-        seeds: Theirs.
     """
     from ray.tune import Checkpoint, report
 

@@ -23,12 +23,9 @@ class Event(NamedTuple):
     """A trial's scores after an epoch.
 
     Attributes:
-        seconds: Since the search began.
-        trial: Its number.
         full_size: Whether it was the full-size model that trained, not a surrogate.
         epoch: Epochs trained, from 1; a finalist starts at full size anew.
         score: On the validation set; NaN where it diverged.
-        test: On the test set.
     """
 
     seconds: float
@@ -45,9 +42,6 @@ class Outcome:
 
     Attributes:
         wall: Seconds from the call to the trained model in hand, without the processes' imports.
-        events: In order of time.
-        winner: Number of the best trial.
-        model: The winner, trained at full size.
         apart: Parts of `wall` that are worth knowing, in seconds.
         keep: Whether that model has its last epoch's weights, or its best one's.
     """

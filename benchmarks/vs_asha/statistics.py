@@ -86,13 +86,7 @@ def is_timed(cell: Cell) -> bool:
 
 
 class Point(NamedTuple):
-    """A moment of a search.
-
-    Attributes:
-        seconds: Since it began.
-        test: Mean test score of the best trials by then.
-        finished: Trials that are over by then.
-    """
+    """A moment of a search."""
 
     seconds: float
     test: float
@@ -154,7 +148,6 @@ class Row(NamedTuple):
     """A method on a task.
 
     Attributes:
-        cells: How many, one for each seed.
         wall: Seconds; None where other work shared the machine.
         timed: How many ran on the same kind of machine as their baseline; only their times are compared.
         speedup: The baseline's wall over this method's, seed by seed; None where no times compare.
@@ -163,12 +156,7 @@ class Row(NamedTuple):
             other work shared the machine.
         target_speedup: The baseline's time to its own final score over this method's.
         reached: In how many of the cells that have a baseline.
-        compared: How many have one.
-        test: Final test score of the winner.
         gain: By how much that is better than the baseline's, seed by seed.
-        trials: Tried.
-        surrogate_epochs: Trained.
-        full_epochs: Trained.
         floors: Wall over one full-size training of the winner; None where other work shared the machine.
     """
 
@@ -233,7 +221,6 @@ class Overall(NamedTuple):
     """A method on several tasks, against the baseline, seed by seed.
 
     Attributes:
-        runs: In all.
         reached: Those that came to the baseline's final validation score.
         not_worse: Those whose test score is worse by no more than the seed spread.
         again: Runs whose winner was trained again, as the baseline's was.
@@ -257,7 +244,6 @@ def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> O
 
     Args:
         tasks: By task and method, the cells; each task with the baseline's.
-        method: Which one.
     """
     pairs = {task: paired(methods[method], methods[BASELINE]) for task, methods in tasks.items()}
     found = {task: compared(pairs[task], methods) for task, methods in tasks.items()}

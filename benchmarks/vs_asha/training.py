@@ -21,12 +21,7 @@ EVAL_BATCH_FACTOR = 4
 
 @dataclass(frozen=True)
 class Seeds:
-    """The random numbers of one training.
-
-    Attributes:
-        weights: Seeds the initial weights.
-        shuffles: For each epoch, seeds the order of examples.
-    """
+    """The random numbers of one training."""
 
     weights: int
     shuffles: Sequence[int]

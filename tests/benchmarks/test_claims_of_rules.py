@@ -32,7 +32,7 @@ def test_a_population_is_as_fast_as_its_median_pair(tmp_path: Path) -> None:
     assert (faster.measured, faster.met) == ("11.0x (9.0 to 20.0), 3 pairs", True)
     assert default.measured == "5.5x"
     assert (share.measured, share.met) == ("1.00%", True)
-    assert "| 18.0, 22.0, 40.0 | |" in population.markdown(result)
+    assert "| 18.0, 22.0, 40.0 |  |" in population.markdown(result)
 
 
 def test_a_searched_schedule_is_judged_by_the_spread_between_seeds(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.large_batch import FILE, defaults
 from benchmarks.large_batch.cells import BATCH, EPOCHS, KINDS, RATE_SEEDS, SEEDS, Cell, best_rate, wanted
 from benchmarks.large_batch.page import markdown, ratios, verdicts
-from benchmarks.rasda_report import RESULTS
+from benchmarks.result_files import RESULTS
 from hydro_rasda.contracts import Span
 from hydro_rasda.schedulers import RASDA
 

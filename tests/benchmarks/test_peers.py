@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import front, peers, structures
-from benchmarks.claims.spaces import by_structure, several_metrics
+from benchmarks.claims.rules import by_structure, several_metrics
 from benchmarks.claims.tune import against_peers
 from benchmarks.peers import Scored, handed_back, wins
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.rasda_beyond import CHOSEN, FILE, PAPER, Setting, faster, hours, markdown, measure, plans, recorded
-from benchmarks.rasda_report import RESULTS
 from benchmarks.rasda_settings import CV, Assumptions, cost_model
+from benchmarks.result_files import RESULTS
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator import Spread
 

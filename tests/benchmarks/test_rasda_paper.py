@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.rasda_paper import speed_up
-from benchmarks.rasda_questions import break_even, paying
-from benchmarks.rasda_report import RESULTS, markdown, table
+from benchmarks.rasda_report import markdown
 from benchmarks.rasda_scaling import Settled
 from benchmarks.rasda_settings import (
     AM,
@@ -23,6 +22,7 @@ from benchmarks.rasda_settings import (
     rasda,
     scaled,
 )
+from benchmarks.result_files import RESULTS, table
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator import Cluster, CostModel, Plan, Spread, Workload, power_law, simulate
 
@@ -82,18 +82,6 @@ def test_a_ratio_is_of_simulated_times() -> None:
         assert row["within_15_percent"] == (abs(row["error"]) <= 0.15)
 
 
-def test_growth_that_does_not_pay_is_not_taken() -> None:
-    rows = {(r["machine"], r["rule"]): r for r in paying(PARAMETRIC, range(2))}
-    ethernet = "1 Gbit/s Ethernet between nodes"
-    assert rows[ethernet, "RASDA, as due"]["most_GPUs"] == 16
-    assert rows[ethernet, "probed, efficiency >= 0.75"]["most_GPUs"] == 4
-
-
-def test_break_even_is_above_one_where_rasda_is_faster() -> None:
-    for row in break_even(PARAMETRIC, range(3)):
-        assert row["epochs_factor"] > 1
-
-
 def test_exactly_half_survive_whoever_comes_first_and_the_best_wins() -> None:
     workload, rule = power_law(16, 6, 0), RASDA(6, 1, workers=2)
     cost = CostModel(step_seconds=1.0, steps=10, epoch_noise=0.5)
@@ -108,7 +96,7 @@ def test_tables() -> None:
     rows: list[dict[str, Any]] = [{"a_b": 1234.5, "ok": True, "c": [1, 2]}, {"a_b": 0.12345, "ok": False, "c": "x"}]
     assert table(rows).splitlines() == [
         "| a b | ok | c |",
-        "| --- | --- | --- |",
+        "|---|---|---|",
         "| 1,234 | yes | 1, 2 |",
         "| 0.123 | no | x |",
     ]

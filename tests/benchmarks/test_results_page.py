@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.bench import STEPS, Step, run
 from benchmarks.claims.claim import Claim
-from benchmarks.rasda_report import RESULTS
+from benchmarks.result_files import RESULTS
 from benchmarks.results_page import PAGE, by_subject, page, render
 
 

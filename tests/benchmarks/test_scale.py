@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import scale, scale_rows
-from benchmarks.rasda_report import RESULTS
+from benchmarks.result_files import RESULTS
 
 
 def test_a_script_is_measured_from_its_beginning_to_its_end() -> None:
@@ -48,4 +48,4 @@ def test_a_row_is_measured_and_the_others_stay(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_published_table_is_drawn_from_the_published_numbers() -> None:
-    assert (RESULTS / "scale.md").read_text() == scale.markdown(scale.read(RESULTS))
+    assert (RESULTS / "scale.md").read_text() == scale.markdown(json.loads((RESULTS / scale.FILE).read_text()))

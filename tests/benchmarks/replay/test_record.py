@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.replay.__main__ import main
-from benchmarks.replay.page import overview
+from benchmarks.replay.__main__ import main, overview
 from benchmarks.replay.record import SAMPLED_WITH, opened, record
 from benchmarks.replay.table import COOLED, About, Table, branches_of, empty, load, recorded, save, widened
 from benchmarks.replay.training import train as train_group
@@ -149,13 +148,9 @@ def test_a_table_grows_around_what_it_has() -> None:
     assert widened(wider, [], [], {"cpu": "a processor"}).about == wider.about
 
 
-def test_the_command_records_what_is_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_records_what_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = digits(max_t=1)
     monkeypatch.setitem(TASKS, "digits", lambda data, reduced: task)
     main(["record", "digits", "--widths", "0.125", "--seeds", "3", "--folder", str(tmp_path)])
     assert load("digits", tmp_path).complete(0.125, 3)
-    capsys.readouterr()
-    main(["show", "--folder", str(tmp_path)])
-    assert "| digits | 0.125 | 3 | 2 of 2 |" in capsys.readouterr().out
+    assert "| digits | 0.125 | 3 | 2 of 2 |" in overview(recorded(tmp_path))

@@ -10,9 +10,9 @@ import torch
 from benchmarks.replay.record import SAMPLED_WITH
 from benchmarks.replay.training import build as build_at
 from benchmarks.replay.training import train as train_group
+from benchmarks.result_files import DEFAULT_DATA
 from benchmarks.tasks.load import NEEDS, ON_GPU, TASKS, load_task
 from benchmarks.tasks.task import objective
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.search import configurations, seeds
 from benchmarks.vs_asha.training import build
 from fusion.optim import optimizer

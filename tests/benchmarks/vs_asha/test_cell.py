@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.result_files import DEFAULT_DATA, save_lines
 from benchmarks.results_page import claims
 from benchmarks.tasks.load import ON_GPU, TASKS, load_task
 from benchmarks.tasks.task import Task
-from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.__main__ import study
-from benchmarks.vs_asha.cell import busy, measure, write
+from benchmarks.vs_asha.cell import busy, measure
 from benchmarks.vs_asha.methods import METHODS, hydro_rasda
 from benchmarks.vs_asha.report import METHOD_NAMES, TARGETS, TASK_NAMES, markdown, read, rows_of
 from benchmarks.vs_asha.report import write as write_page
@@ -64,7 +64,7 @@ def test_a_method_ends_with_its_winner_in_hand(method: str, tmp_path: Path) -> N
     task = digits()
     cell = measure(task, method, 0)
     check(cell, task)
-    write(cell, tmp_path / "cell.json")
+    save_lines(tmp_path / "cell.json", cell, "events")
     assert json.loads((tmp_path / "cell.json").read_text()) == cell
 
 

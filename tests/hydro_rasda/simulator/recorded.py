@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.rasda_rules import FillCluster, VaryingFactors, WhilePaying
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 from hydro_rasda.simulator import (
     AnyPlan,
@@ -24,6 +23,7 @@ from hydro_rasda.simulator import (
     Workload,
     simulate,
 )
+from tests.hydro_rasda.simulator.other_rules import FillCluster, VaryingFactors, WhilePaying
 
 PLANS: dict[str, AnyPlan] = {
     "ASHA": Plan(FixedWorkers(AsyncSuccessiveHalving(27, 1, 3), 2)),

@@ -8,7 +8,6 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from benchmarks.rasda_rules import FillCluster, VaryingFactors, WhilePaying
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving, Mode
 from hydro_rasda.simulator import (
     AnyPlan,
@@ -25,6 +24,7 @@ from hydro_rasda.simulator import (
     simulate,
     synchronous_halving,
 )
+from tests.hydro_rasda.simulator.other_rules import FillCluster, VaryingFactors, WhilePaying
 
 TEN_SECONDS = CostModel(step_seconds=1.0, steps=10)
 """An epoch on one worker; on two it takes 5 s."""

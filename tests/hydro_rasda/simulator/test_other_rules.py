@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.rasda_rules import FillCluster, VaryingFactors, WhilePaying
 from hydro_rasda.schedulers import RASDA, Decision, Growth
+from tests.hydro_rasda.simulator.other_rules import FillCluster, VaryingFactors, WhilePaying
 
 
 def growth(

@@ -1,0 +1,110 @@
+"""What all benchmarks share: their options, where and with what they ran, and their result files.
+
+A benchmark `x` has `results/x.json`, and `results/x.md` drawn from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+DATA_VARIABLE = "HYDRO_RASDA_DATA"
+DEFAULT_DATA = os.environ.get(DATA_VARIABLE, "../shared/data")
+
+Row = dict[str, Any]
+
+
+def options(doc: str | None, *, data: bool = False) -> argparse.ArgumentParser:
+    """A parser with the benchmark's docstring as its help, `--out`, and `--data` where it reads data sets."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result files")
+    if data:
+        parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="folder of the data sets")
+    return parser
+
+
+def environment(*packages: str, **more: Any) -> Row:
+    """Hardware, day, load, versions, and what else a reader needs to judge or repeat the numbers."""
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        **versions(*packages),
+        **more,
+    }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The version of each package."""
+    return {package: version(package) for package in packages}
+
+
+def cpu_model() -> str:
+    """What the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def read(path: Path, otherwise: Any = None) -> Any:
+    """What a result file holds; `otherwise` where there is none."""
+    return json.loads(path.read_text()) if path.exists() else otherwise
+
+
+def save(path: Path, result: Any, page: str) -> None:
+    """Write a result file, and its page beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.with_suffix(".md").write_text(page)
+
+
+def save_lines(path: Path, result: Row, many: str) -> None:
+    """Write a result file, with a line for each entry of the list of this name; it is there whole or not at all."""
+    lines = ",\n  ".join(json.dumps(entry) for entry in result[many])
+    head = json.dumps({name: value for name, value in result.items() if name != many}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".tmp")
+    partial.write_text(f'{head[:-2]},\n "{many}": [\n  {lines}\n ]\n}}\n')
+    partial.replace(path)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A Markdown table: a line a row, whose columns have the names of its entries."""
+    names = list(rows[0])
+    return columns([name.replace("_", " ") for name in names], ([row[name] for name in names] for row in rows))
+
+
+def columns(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A Markdown table with these columns."""
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    return "\n".join([*lines, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    return str(value)
+
+
+def spread(values: Sequence[float], how: str = ".2f") -> str:
+    """Median, least and most."""
+    return f"{median(values):{how}} [{min(values):{how}}, {max(values):{how}}]"
