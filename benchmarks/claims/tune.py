@@ -12,7 +12,7 @@ from benchmarks.replay.live import agreement_with_live
 from benchmarks.result_files import read
 from benchmarks.vs_asha.report import TARGETS, TASK_NAMES, Cells, lost, not_run, of_today, rows_of
 from benchmarks.vs_asha.report import read as read_cells
-from benchmarks.vs_asha.statistics import BASELINE, Cell, overall, seed_spread, spread
+from benchmarks.vs_asha.statistics import BASELINE, Cell, baseline_of, overall, seed_spread, spread
 from benchmarks.vs_asha.statistics import row as vs_asha_row
 from benchmarks.vs_asha.words import how_often, machine, show
 from benchmarks.vs_asha.yardsticks import by_chance
@@ -25,8 +25,9 @@ def against_asha(folder: Path) -> list[Claim]:
     for task in cells:
         rows = rows_of(cells, task)
         row = rows.get("tune")
-        if row is None or row.speedup is None or row.gain is None or row.speedup_without_start is None:
+        if row is None or row.speedup is None or row.gain is None:
             continue
+        base = baseline_of(cells[task])
         assert row.floors is not None  # There is no speedup without times.
         everything = [cell for of_method in cells[task].values() for cell in of_method]
         reduced, between_seeds = everything[0]["reduced"], seed_spread(everything)
@@ -34,8 +35,8 @@ def against_asha(folder: Path) -> list[Claim]:
         target = TARGETS[task]
         where = f"{machine(everything)}; {row.compared} seed{'s' * (row.compared > 1)}"
         where += f", {row.timed} of them timed on one kind of machine" * (row.timed < row.compared)
-        name = _vs_asha_name(task) + " (reduced)" * reduced
-        tests = f"{row.test.median:.3g} against {rows[BASELINE].test.median:.3g}"
+        name = _vs_asha_name(task, base) + " (reduced)" * reduced
+        tests = f"{row.test.median:.3g} against {rows[base].test.median:.3g}"
         quality = f"test {everything[0]['score']} {tests}, seed spread {between_seeds:.2g}"
         measured = f"{show(row.speedup, 'x')}; {quality}" + ", **a loss**" * worse
         met = row.speedup.median >= target.speedup and not worse
@@ -51,8 +52,8 @@ def against_asha(folder: Path) -> list[Claim]:
         cheap, claim = row.floors.median <= target.floors, of_source(source, where)
         found += [
             claim(name, measured) if reduced else claim(name, measured, f"{target.speedup:g}x", met),
-            claim("... the same without what Ray itself takes", beside),
-            claim("... how often it reached the validation score of Ray's winner", reached),
+            *([claim("... the same without what Ray itself takes", beside)] if base == BASELINE else []),
+            claim("... how often it reached the validation score of ASHA's winner", reached),
         ]
         what, cost = "... its whole cost, in trainings of the winner", show(row.floors)
         found.append(claim(what, cost) if reduced else claim(what, cost, f"at most {target.floors:g}", cheap))
@@ -153,8 +154,9 @@ def replayed(folder: Path) -> list[Claim]:
     return [Claim(what, measured, "", None, "recorded trainings of seven tasks, 5 seeds each", "replay_notes.md")]
 
 
-def _vs_asha_name(task: str) -> str:
-    return f"`tune` against Ray Tune's ASHA: {TASK_NAMES[task]}"
+def _vs_asha_name(task: str, base: str = BASELINE) -> str:
+    rival = "Ray Tune's ASHA" if base == BASELINE else "ASHA in one process"
+    return f"`tune` against {rival}: {TASK_NAMES[task]}"
 
 
 def own_cost(folder: Path) -> list[Claim]:

@@ -83,6 +83,7 @@ def environment_of(*packages: str) -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
+        "cores of its own": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "load at start": round(os.getloadavg()[0], 2),
         "busy before": busy(),

@@ -15,6 +15,7 @@ from benchmarks.vs_asha.statistics import (
     Cell,
     Overall,
     Row,
+    baseline_of,
     is_timed,
     overall,
     row,
@@ -143,7 +144,7 @@ score*: seconds until a full-size model's validation score first was as good as 
 threads. *Seed spread*: standard deviation of the test score between plain trainings of the same winner from other
 weights. A test score below Ray's by more than that is marked as a loss. *Trained again*: the winner's configuration,
 trained three times from other weights to its last epoch, without averages. It tells what the configuration is worth
-elsewhere.
+elsewhere. The wide tasks compare with *ASHA, one after another* in Ray's place.
 
 Each task splits its examples once, for all seeds, so that a flaw of the split is in all of its runs. If examples are
 few, the split decides. On breast cancer, further training makes the loss of the 209 validation examples three times as
@@ -224,7 +225,8 @@ def _together(tasks: Cells) -> str:
 
 def rows_of(cells: Cells, task: str) -> dict[str, Row]:
     """A row for each method of a task."""
-    return {method: row(of_method, cells[task].get(BASELINE, ())) for method, of_method in cells[task].items()}
+    methods = cells[task]
+    return {method: row(of_method, methods.get(baseline_of(methods), ())) for method, of_method in methods.items()}
 
 
 def lost(row: Row, between_seeds: float) -> bool:
@@ -258,7 +260,8 @@ def verdict(cells: Cells, task: str) -> str:
     rows, target = rows_of(cells, task), TARGETS[task]
     own = rows.get("tune")
     if own is None or own.gain is None:
-        return "No pair of `tune` and Ray's ASHA yet."
+        return "No pair of `tune` and ASHA yet."
+    rival = "Ray's ASHA" if BASELINE in cells[task] else "ASHA in one process"
     between_seeds = seed_spread([cell for of_method in cells[task].values() for cell in of_method])
     quality = (
         "Its test score is worse by more than the seed spread: no win"
@@ -266,9 +269,9 @@ def verdict(cells: Cells, task: str) -> str:
         else "Its test score is not worse by more than the seed spread"
     )
     if own.speedup is None or own.floors is None:
-        return f"There are no times of `tune` and Ray's ASHA on one kind of machine, without other work. {quality}."
+        return f"There are no times of `tune` and {rival} on one kind of machine, without other work. {quality}."
     return (
-        f"`tune` is {own.speedup.median:.1f} times as fast as Ray's ASHA, to reach {target.speedup:g}: "
+        f"`tune` is {own.speedup.median:.1f} times as fast as {rival}, to reach {target.speedup:g}: "
         f"{_met(own.speedup.median >= target.speedup)}. It costs {own.floors.median:.1f} trainings of its winner, to "
         f"reach {target.floors:g}: {_met(own.floors.median <= target.floors)}. {quality}."
     )
@@ -302,8 +305,9 @@ def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, Row]) -> st
             told.append(f"Measured with older defaults, {what}: {'; '.join(older)}.")
     if not _all_timed(methods):
         return " ".join(told)
-    if other := [METHOD_NAMES[method] for method in methods if _on_another_day(methods[method], methods[BASELINE])]:
-        told.append(f"Run on other days than Ray's ASHA here: {'; '.join(other)}.")
+    bases = methods.get(baseline_of(methods), ())
+    if other := [METHOD_NAMES[method] for method in methods if _on_another_day(methods[method], bases)]:
+        told.append(f"Run on other days than ASHA here: {'; '.join(other)}.")
         told.append("The machine may have been faster or slower then, so that times do not compare.")
     for method, of_method in rows.items():
         if of_method.timed < of_method.compared:

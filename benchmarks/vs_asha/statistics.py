@@ -151,7 +151,7 @@ class Row(NamedTuple):
         wall: Seconds; None where other work shared the machine.
         timed: How many ran on the same kind of machine as their baseline; only their times are compared.
         speedup: The baseline's wall over this method's, seed by seed; None where no times compare.
-        speedup_without_start: The same without Ray's start-up, until the first trial began.
+        speedup_without_start: The same without Ray's start-up, until the first trial began; None without Ray.
         to_target: Seconds until the baseline's final validation score was reached, by a full-size model; None where
             other work shared the machine.
         target_speedup: The baseline's time to its own final score over this method's.
@@ -203,7 +203,9 @@ def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
         wall=of([cell["wall"] for cell in quiet]),
         timed=len(timed),
         speedup=of([base["wall"] / cell["wall"] for cell, base, _ in timed]),
-        speedup_without_start=of([(base["wall"] - start_up(base)) / cell["wall"] for cell, base, _ in timed]),
+        speedup_without_start=of(
+            [(base["wall"] - start_up(base)) / cell["wall"] for cell, base, _ in timed if base["method"] == BASELINE]
+        ),
         to_target=of([time for (cell, _), time in zip(pairs, times) if is_timed(cell)]),
         target_speedup=of([reached(base, ended(base)) / time for _, base, time in timed]),
         reached=sum(math.isfinite(time) for time in times),
@@ -237,6 +239,11 @@ class Overall(NamedTuple):
     again_not_worse: int
     lost: Sequence[str]
     sweeps: Mapping[str, float]
+
+
+def baseline_of(methods: Mapping[str, Any]) -> str:
+    """Ray's ASHA; where it was not run, the same rule in one process."""
+    return BASELINE if BASELINE in methods else "asha"
 
 
 def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> Overall:

@@ -40,8 +40,9 @@ def machine(cells: Sequence[Cell]) -> str:
     dates = _each([{"date": one["date"][:10]} for one in where], "date")
     others = max(one["busy before"] for one in where)
     gpus = "".join(f", {name}" for name in sorted({one["gpu"] for one in where if "gpu" in one}))
+    alone = ", one of them for cells alone" * any(one.get("cores of its own") == 1 for one in where)
     return (
-        f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores{gpus}; {dates}. "
+        f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores{alone}{gpus}; {dates}. "
         f"Other work took at most {others:.0%} of the cores before a cell"
     )
 
@@ -50,7 +51,7 @@ def versions(cells: Sequence[Cell]) -> str:
     """What some cells were run with."""
     where = [cell["environment"] for cell in cells]
     python, torch, ray, threads = (_each(where, name) for name in ("python", "torch", "ray", "threads"))
-    return f"Python {python}, torch {torch} on {threads} threads, Ray {ray}"
+    return f"Python {python}, torch {torch} on {threads} thread{'s' * (threads != '1')}, Ray {ray}"
 
 
 def _each(where: Sequence[Mapping[str, Any]], name: str) -> str:
