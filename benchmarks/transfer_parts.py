@@ -26,15 +26,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 
 from benchmarks.result_files import options
 from benchmarks.transfer_quality import study_environment, write_page
-from benchmarks.transfer_tasks import (
-    Config,
-    Task,
-    cifar_images,
-    digits,
-    loss_of,
-    shakespeare_tokens,
-    windows,
-)
+from benchmarks.transfer_tasks import Config, Task, cifar_images, digits, loss_of, shakespeare_tokens, windows
 from fusion import fuse, fused_optimizer, lr_factor
 from fusion.optim import OPTIMIZERS, optimizer
 from surrogate import compare_rankings, lr_multipliers, make_surrogate, weight_decay_multipliers
@@ -253,7 +245,7 @@ def embedding_rates(task: Task) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run one task with one optimizer, write `transfer_parts_<task>-<optimizer>-<seed>.json`, and render the page."""
+    """Run one task with one optimizer, write `transfer_parts/<task>-<optimizer>-<seed>.json`, and render the page."""
     parser = options(__doc__, data=True)
     parser.add_argument("task", choices=("digits", "shakespeare", "cifar10"))
     parser.add_argument(
@@ -270,7 +262,8 @@ def main() -> None:
         "environment": study_environment(),
     }
     result = named | study(task, build, arguments.optimizer, arguments.configs, arguments.seed)
-    path = arguments.out / f"transfer_parts_{task.name}-{arguments.optimizer}-{arguments.seed}.json"
+    path = arguments.out / "transfer_parts" / f"{task.name}-{arguments.optimizer}-{arguments.seed}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     if arguments.optimizer == "adamw" and arguments.seed == 0:
         result["embedding"] = embedding_rates(task)

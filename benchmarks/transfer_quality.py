@@ -202,7 +202,7 @@ def _table(result: dict[str, Any]) -> str:
 
 def _parts(folder: Path) -> list[str]:
     """Render the studies of `benchmarks.transfer_parts`: means over their seeds, as two tables."""
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("transfer_parts_*-*.json"))]
+    results = [json.loads(path.read_text()) for path in sorted((folder / "transfer_parts").glob("*.json"))]
     if not results:
         return []
     of: dict[tuple[str, str, float, float, float], list[dict[str, Any]]] = {}

@@ -109,8 +109,8 @@ def _live(folder: Path) -> list[Claim]:
     if not tasks:
         return []
     found, chance = overall(tasks, "tune"), by_chance(tasks, "tune")
-    before = any("last_look" not in cell["settings"] for methods in tasks.values() for cell in methods["tune"])
-    how = "really run, without the last look" if before else "really run"
+    before = sum("last_look" not in cell["settings"] for methods in tasks.values() for cell in methods["tune"])
+    how = f"really run, {before} of them without the last look" if before else "really run"
     where = machine([cell for methods in tasks.values() for name in (BASELINE, "tune") for cell in methods[name]])
 
     def claim(what: str, measured: str, target: str = "", met: bool | None = None) -> Claim:
