@@ -107,8 +107,10 @@ def by_structure(folder: Path) -> list[Claim]:
     result = read(folder / structures.FILE)
     if result is None:
         return []
-    found = structures.ratios(result["rows"])
-    measured = f"{median(found):.2f}x ({min(found):.2f} to {max(found):.2f}), {len(found)} pairs"
+    found = structures.ratios(result["rows"], structures.APART)
+    alone = median(structures.ratios(result["rows"], structures.ALONE))
+    measured = f"{median(found):.2f}x ({min(found):.2f} to {max(found):.2f}), {len(found)} pairs; {alone:.2f}x against "
+    measured += structures.ALONE
     what = "64 configurations over 12 structures: widths padded, against a group for each width"
     met, where = median(found) >= BY_STRUCTURE, machine_of(result["environment"])
     return [Claim(what, measured, f"{BY_STRUCTURE:g}x", met, where, "structures.md")]
