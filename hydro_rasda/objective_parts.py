@@ -77,8 +77,10 @@ def moving(part: str, module: nn.Module, parameters: Mapping[str, nn.Parameter])
         part: Name of a module in the model, or "" for the whole model.
         parameters: The model's parameters by name; they may be others than those of `module`.
     """
-    own = _names(part, module) if part else parameters
-    frozen = [p for name, p in parameters.items() if p.requires_grad and name not in own]
+    frozen = list[nn.Parameter]()
+    if part:
+        own = _names(part, module)
+        frozen = [p for name, p in parameters.items() if p.requires_grad and name not in own]
     for parameter in frozen:
         parameter.requires_grad_(False)
     try:

@@ -171,7 +171,7 @@ class SingleLearner:
         return _as_vectors(joined({part: self._take_turn(part, batch, weight) for part in self._turns}))
 
     def _take_turn(self, part: str, batch: Batch, weight: float) -> dict[str, Tensor]:
-        with moving(part, self.model, dict(self.model.named_parameters())):
+        with moving(part, self.model, dict(self.model.named_parameters()) if part else {}):
             metrics = self._backward(part, batch, weight)
         scale = self._scale
         takes = None if scale is None else scale.unscale_module(self.model)
