@@ -186,7 +186,7 @@ def jax_speedup(case: Case, trials: int, alone: Sequence[Times], at: Sequence[in
     script = [Path(__file__).parent / "fusion_jax.py", case.name, str(trials), "--threads", torch.get_num_threads()]
     done = subprocess.run([python, *map(str, script)], capture_output=True, text=True, check=True)
     alone_per_trial = statistics.median(t.wall / n for t, n in zip(alone, at))
-    return f"{alone_per_trial * trials / float(done.stdout):.2g}"
+    return f"{alone_per_trial * trials / float(done.stdout):.2f}"
 
 
 def render(result: dict[str, Any]) -> str:

@@ -21,6 +21,9 @@ def throughput(folder: Path) -> list[Claim]:
         measured = f"{row['speedup']:.2f}x [{row['quartiles'][0]:.2f}, {row['quartiles'][1]:.2f}]"
         target, where = cases[row["case"]].target, f"{machine_of(result['environment'])}; load {row['load']:.1f}"
         found.append(claim(what, measured, f"{target:g}x", row["speedup"] >= target, where))
+        if row["jax"].replace(".", "").isdigit():
+            by_jax = "... as one `jit(vmap)` of JAX, against the same one after another"
+            found.append(claim(by_jax, f"{row['jax']}x", "no faster", row["speedup"] >= float(row["jax"])))
     return found
 
 
