@@ -312,9 +312,7 @@ def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, Row]) -> st
     for method, of_method in rows.items():
         if of_method.timed < of_method.compared:
             share = f"{of_method.timed} of {of_method.compared} runs"
-            told.append(
-                f"Of {METHOD_NAMES[method]}, {share} were on the same kind of machine as Ray's ASHA, and alone."
-            )
+            told.append(f"Of {METHOD_NAMES[method]}, {share} were on the same kind of machine as ASHA, and alone.")
     return " ".join(told)
 
 

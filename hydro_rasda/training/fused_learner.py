@@ -114,7 +114,10 @@ class FusedLearner:
 
     def _update(self, batch: Batch, given: Iterator[Batch] | None = None) -> Mapping[str, Tensor]:
         """Update on one batch, or on the next of those given for each member."""
-        return joined({part: self._take_turn(part, batch, given) for part in self._turns})
+        metrics = dict[str, Mapping[str, Tensor]]()
+        for part in self._turns:
+            metrics[part] = self._take_turn(part, batch, given)
+        return joined(metrics)
 
     def _take_turn(self, part: str, batch: Batch, given: Iterator[Batch] | None) -> Mapping[str, Tensor]:
         self.optimizer.zero_grad()

@@ -25,6 +25,7 @@ def test_public_names() -> None:
         "doubtful_hyperparameters",
         "lr_multipliers",
         "make_surrogate",
+        "parameter_roles",
         "plain_score_fn",
         "plan_shrink",
         "plan_surrogate",

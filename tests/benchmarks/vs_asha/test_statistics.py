@@ -26,8 +26,8 @@ from benchmarks.vs_asha.yardsticks import ByChance, by_chance, yardsticks
 
 def cell(events: list[list[float | None]], seed: int = 0, mode: str = "max", **values: Any) -> dict[str, Any]:
     winner, floor = {"trial": 0, "test": 0.8}, {"seconds": 2.0, "test": 0.8}
-    rest = {"wall": 10.0, "apart": {}, "winner": winner, "floor": floor, "mode": mode, "seed": seed}
-    return {**rest, "environment": {"cpu": "a processor"}, "settings": {}, "events": events, **values}
+    rest = {"method": "ray_asha", "wall": 10.0, "apart": {}, "winner": winner, "floor": floor, "mode": mode}
+    return {**rest, "seed": seed, "environment": {"cpu": "a processor"}, "settings": {}, "events": events, **values}
 
 
 @pytest.mark.parametrize("module", [words, statistics], ids=lambda module: module.__name__)
