@@ -236,7 +236,7 @@ def _write(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
         steps_in_a_row=STEPS,
         keep_freed_memory=True,
         OMP_WAIT_POLICY=os.environ.get("OMP_WAIT_POLICY", "default"),
-        arguments={name: value for name, value in vars(arguments).items() if name != "out"},
+        arguments={name: value for name, value in vars(arguments).items() if name not in ("out", "jax")},
         cases={case.name: case.config for case in CASES},
     )
     result = {"environment": where, "rows": [asdict(row) for row in ordered]}
