@@ -169,7 +169,7 @@ ORIGINS = (
         "fitted to the slides' 4 H100 + 6 A100, unpacked; room as for the H100, on whose system they are",
     ),
 )
-"""What is assumed, its value and where it is from."""
+"""Assumptions, each with its value and its source."""
 
 
 @dataclass(frozen=True)

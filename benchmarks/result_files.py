@@ -1,4 +1,4 @@
-"""What all benchmarks share: their options, where and with what they ran, and their result files.
+"""Options, environment, tables and result files, shared by all benchmarks.
 
 A benchmark `x` has `results/x.json`, and `results/x.md` drawn from it.
 """
@@ -51,7 +51,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """What the processor calls itself."""
+    """Return the processor's own name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
@@ -60,7 +60,7 @@ def cpu_model() -> str:
 
 
 def read(path: Path, otherwise: Any = None) -> Any:
-    """What a result file holds; `otherwise` where there is none."""
+    """Return the content of a result file, or `otherwise` if there is none."""
     return json.loads(path.read_text()) if path.exists() else otherwise
 
 

@@ -103,7 +103,7 @@ def replayed(setup: Setup, policy: Policy) -> Replayed:
 
 
 class Agreement(NamedTuple):
-    """Whether searches come to the score of ASHA's winner: really run, and replayed."""
+    """The number of searches that come to the score of ASHA's winner, really run and replayed."""
 
     searches: int
     alike: int

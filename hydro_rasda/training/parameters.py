@@ -11,7 +11,7 @@ from torch import nn
 from fusion.hyperparameters import MUON_ORIGINAL, OWN, RULES, optimizer_name
 from fusion.optim import OPTIMIZERS, Hyperparameters
 from hydro_rasda.checks import require
-from hydro_rasda.lr_roles import by_parameter, roles_of
+from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of
 from hydro_rasda.objective import Objective, OptimizerSettings
 from hydro_rasda.precision import as_given
 from surrogate import lr_multipliers, weight_decay_multipliers
@@ -27,6 +27,8 @@ def optimizer_settings(objective: Objective, model: nn.Module, config: Mapping[s
     """
     own = getattr(as_given(objective), "optimizer_settings", None)
     settings: OptimizerSettings = OptimizerSettings(config) if own is None else own(model, config)
+    if not asked_roles(settings.config, ()):
+        return settings
     return replace(settings, config=by_parameter(settings.config, roles_of(model)))
 
 
