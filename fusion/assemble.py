@@ -77,11 +77,7 @@ def _gradients(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def _overlapping(k: int, state: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of a module's tensors that share memory with another tensor, as views of it do.
-
-    Raises:
-        ValueError: if training one of the tensors changes another.
-    """
+    """Return the names of tensors that share memory with another; ValueError if training one would change another."""
     places = []
     for name, tensor in state.items():
         if memory(tensor) and tensor.numel():

@@ -35,9 +35,6 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
     Random numbers are the same; the model is left as it was. Differences within rounding pass: those that are small
     for the precision, and those that vanish in float64. A model that does not run in float64 is compared with itself.
     Then a difference passes if a member alone differs as much when its weights move by a few roundings.
-
-    Raises:
-        FusionMismatch: naming members and what differs.
     """
     chosen = sorted({round(i * (fused.K - 1) / (_MEMBERS - 1)) for i in range(_MEMBERS)})
     found = _differing(fused, chosen, objective, batch)
@@ -61,10 +58,6 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
 
     An example is a function that sees a part of the module in its closure (`self.f = lambda x: self.layer(x)`). In a
     copy it goes on calling the other module's part. A model that does not do the same twice is not compared.
-
-    Raises:
-        FusionMismatch: naming what differs.
-        ValueError: as raised by `fuse`.
     """
 
     def outcomes() -> tuple[Outcome, Outcome] | None:

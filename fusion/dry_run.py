@@ -144,11 +144,7 @@ def _places(module: nn.Module) -> dict[str, int]:
 
 
 def _check_apart(before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Refuse a forward that gives a parameter the memory of another.
-
-    Raises:
-        FusionMismatch: if it does.
-    """
+    """Refuse a forward that gives a parameter the memory of another (FusionMismatch)."""
     for name, place in after.items():
         other = next((own for own in after if own != name and after[own] == place), None)
         if other is not None and before.get(name) != place:

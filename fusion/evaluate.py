@@ -25,11 +25,7 @@ One = Callable[[Mapping[str, Tensor], Mapping[str, Any], Sequence[Tensor]], tupl
 
 
 def own_rows(batch: Any, K: int) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """Return the tensors of a batch with a leading K, and a function that puts one member's rows in their places.
-
-    Raises:
-        ValueError: if a tensor has no leading K.
-    """
+    """Return the tensors of a batch (ValueError without a leading K) and a function that puts in one member's rows."""
     leaves, spec = tree_flatten(batch)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     for i in places:
@@ -98,11 +94,8 @@ def in_turn(
     Args:
         parameters: [K, ...] each.
         buffers: [K, ...] each; they are copied, and all are among those replaced.
-        settings: The floats in which members differ.
-        streams: Generators from which each member draws its random numbers.
         on_gradient: Called in the backward pass with the name of a parameter and the member in which it gets a
             gradient.
-        rows_K: Tensors of the batch with a row for each member.
     """
     parts = {name: _Rows.apply(parameter) for name, parameter in parameters.items()}  # type: ignore[no-untyped-call]
     results, written = [], []

@@ -86,11 +86,7 @@ class LossScale:
 
     @torch.no_grad()
     def update(self, takes_K: Tensor) -> None:
-        """Halve the scales of members that overflowed; double those that have not for `INTERVAL` steps.
-
-        Args:
-            takes_K: The result of `unscale`.
-        """
+        """Halve the scales of members that overflowed (`unscale`); double those that did not for `INTERVAL` steps."""
         self.steps_K += 1
         grows_K = self.steps_K >= INTERVAL
         self.scale_K *= torch.where(takes_K, torch.where(grows_K, 2.0, 1.0), 0.5)

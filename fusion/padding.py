@@ -79,9 +79,7 @@ def _integers(key: FusionKey) -> Iterator[tuple[bool, int]]:
 def padded(module: nn.Module, wider: nn.Module) -> nn.Module:
     """Copy `module` in the shapes of `wider`, a module of its form: what it lacks there is zero.
 
-    Args:
-        module: Its tensors, its floats and its mode are copied.
-        wider: All else is copied from here.
+    Its tensors, its floats and its mode are copied, all else from `wider`.
     """
     own, tensors = named_tensors(module), dict[str, Tensor]()
     for name, tensor in named_tensors(wider).items():
@@ -157,10 +155,6 @@ def pads_exactly(module: nn.Module, wider: nn.Module, objective: Objective, batc
     Copies of both run forward and backward in float64, with random weights, in training and in evaluation. All that
     the objective returns, each gradient and each buffer must agree within rounding. Padded weights must get gradients
     of exactly zero. A module that raises, or that does not run in float64, is not padded.
-
-    Args:
-        objective: `objective(model, batch)`; it returns tensors or numbers in any nesting.
-        batch: A few samples.
     """
     if not fits_into(fusion_key(module), fusion_key(wider)):
         return False

@@ -108,12 +108,7 @@ def _run_turn(
 
 
 def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
-    """Read the data once, as far as a few seconds go, and run the model on the batches that it may fail on.
-
-    Raises:
-        ValueError: if a batch cannot be read, the objective cannot take it, or its loss is infinite or NaN, as its
-            numbers are.
-    """
+    """Read the data once, as far as a few seconds go, and run the model on the batches that it may fail on."""
     with torch.no_grad():
         for name, batch in islice(unlike(data, trial.batch_size, argument), SURVEYED):
             try:
@@ -127,11 +122,7 @@ def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batch
 
 
 def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:
-    """Return `metrics` of the whole validation set for one untrained model, which has to go through all of it.
-
-    Raises:
-        ValueError: if it fails, or returns no numbers, or uses a name of the objective's.
-    """
+    """Return `metrics` of the whole validation set for one untrained model, which has to go through all of it."""
     if problem.metrics is None:
         return {}
     collected, batch_size = Collected(), EVAL_BATCH_FACTOR * trial.batch_size
@@ -156,9 +147,6 @@ def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mappin
 
     A loss may be NaN for a batch whose targets are all ignored; a metric, such as a correlation, also for a model that
     predicts the same for all examples.
-
-    Raises:
-        Misfit: if there is no finite value.
     """
     metric, loss = problem.settings.metric, found["train_loss"]
     if not (math.isfinite(loss) or _is_finite(problem, trial, model, "train_loss")):

@@ -39,11 +39,7 @@ def reachable(space: Space) -> dict[str, list[Any]]:
 
 
 def check_branches(space: Space, where: str = "space") -> None:
-    """Refuse a space that could give one key of a configuration two values.
-
-    Raises:
-        ValueError: naming the branch and the key.
-    """
+    """Refuse a space that could give one key of a configuration two values (ValueError)."""
     own = {key for key, value in space.items() if not is_branching(value)}
     for key, value in space.items():
         if is_branching(value):
@@ -60,11 +56,7 @@ def check_branches(space: Space, where: str = "space") -> None:
 
 
 def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A space with the values of a configuration, or a part of one, and no branches that contradict it.
-
-    Raises:
-        ValueError: if no branch has all of the configuration's keys that belong to the choice.
-    """
+    """A space with the values of a configuration, or a part of one, and no branches that contradict it."""
     found: dict[str, Any] = {}
     for key, value in space.items():
         if not is_branching(value):

@@ -19,11 +19,7 @@ _shown.maxstring = _shown.maxother = 200
 
 
 def require(holds: bool, argument: str, value: object, rule: str) -> None:
-    """Refuse an argument unless its rule holds.
-
-    Raises:
-        ValueError: if `holds` is false; it names argument, value (cut where it is long) and rule.
-    """
+    """Refuse an argument unless its rule holds: ValueError with argument, value (cut where it is long) and rule."""
     if not holds:
         raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}")
 
@@ -132,11 +128,7 @@ def binds(signature: inspect.Signature, count: int) -> bool:
 
 
 def check_folder(name: str, value: object) -> Path:
-    """The absolute path of a folder that is there, or can be made.
-
-    Raises:
-        ValueError: if `value` is no path, that of something else, below something else, or the address of a store.
-    """
+    """The absolute path of a folder that is there or can be made; ValueError for all else, as a store's address."""
     rule = "the path of a folder that is there, or can be made"
     check_path(name, value)
     store = "a folder, such as one at which the store is mounted (on each node of a cluster), not a store's address"

@@ -56,11 +56,7 @@ UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
 
 
 def check_unsplit(name: str, key: str, value: object, shown: object = None) -> None:
-    """Refuse a plain value of a key with `race.strategy="fsdp"`.
-
-    Raises:
-        ValueError: if it is refused; it names the argument `name`, and the value or what is shown for it.
-    """
+    """Refuse a plain value of a key with `race.strategy="fsdp"`; the error shows `shown` in its place, if given."""
     if key in UNSPLIT:
         holds, rule = UNSPLIT[key]
         require(holds(value), name, value if shown is None else shown, rule)

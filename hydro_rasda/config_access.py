@@ -36,11 +36,7 @@ class Notes:
         self._may_be_kept = may_be_kept
 
     def taken_by(self, model_fn: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-        """The model function, called with a configuration that notes what is read of it.
-
-        Raises:
-            Kept: if the model keeps it, but may not; raised by the function that is returned.
-        """
+        """The model function, called with a configuration that notes its reads; Kept if the model wrongly keeps it."""
 
         def noting(config: dict[str, Any], *args: Any, **kwargs: Any) -> nn.Module:
             given: list[weakref.ref[_Noted]] = []

@@ -129,12 +129,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
 
 
 def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
-    """Read the data once, for a trial of which a dry run found all else.
-
-    Raises:
-        Misfit: if its loss or metric is never finite, or its model cannot be built again.
-        ValueError: if the data cannot be read, or the model cannot take some batch of them.
-    """
+    """Read the data once, for a trial of which a dry run found all else."""
     problem = replace(problem, copied=found.shared)
     try:
         target = problem.target(trial).eval()
@@ -290,11 +285,7 @@ def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
 
 
 def _try_copy(problem: Problem, trial: Trial, batch: Batch) -> None:
-    """Fuse one trial's surrogate, and see that the copy computes what the surrogate does.
-
-    Raises:
-        Misfit: if it cannot be fused even by itself, or computes something else.
-    """
+    """Fuse one trial's surrogate, and see that the copy computes what the surrogate does (else Misfit)."""
 
     def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:
         return scalars(problem.objective(model, part))

@@ -23,9 +23,6 @@ _ATTRIBUTE = "lr_roles"
 def asked_roles(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Return the keys of learning rates by role, and the roles; a key that names a part of the model is that part's.
 
-    Args:
-        names: Of the parameters that learn.
-
     >>> asked_roles({"lr.head": 0.1, "lr.hidden": 0.3}, ["head.weight", "body.weight"])
     {'lr.hidden': 'hidden'}
     """
@@ -51,9 +48,6 @@ def by_parameter(config: Mapping[str, Any], roles: Roles) -> Mapping[str, Any]:
 
     A key that is also the name of a part of the model stays that part's. Parameters of a part with a learning rate of
     its own, or with a key of their own, keep that one.
-
-    Raises:
-        ValueError: if no parameter is left that has the role.
 
     >>> by_parameter({"lr": 0.1, "lr.head": 0.3}, {"0.weight": "embedding", "2.weight": "head", "2.bias": None})
     {'lr': 0.1, 'lr.2.weight': 0.3}

@@ -92,9 +92,6 @@ def of_members(
 
     Args:
         losses: Mean loss of each member; the metrics of one that is not finite are NaN.
-
-    Raises:
-        ValueError: if `metrics` returns something else than numbers of these names.
     """
     outputs_K, targets_K = collected.whole()
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -108,11 +105,7 @@ def of_members(
 
 
 def measured(metrics: WholeMetrics, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return the values of the user's function for one model, as plain numbers.
-
-    Raises:
-        ValueError: if it is no dict of numbers.
-    """
+    """Return the values of the user's function for one model, as plain numbers; ValueError if these are none."""
     values = metrics(outputs, targets)
     plain = {n: v.item() if hasattr(v, "item") else v for n, v in values.items()} if isinstance(values, Mapping) else {}
     if not plain or not all(isinstance(name, str) and is_metric(value) for name, value in plain.items()):

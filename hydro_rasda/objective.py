@@ -275,11 +275,7 @@ def _class_dim(output: Tensor, target: Tensor, loss_fn: LossFn) -> int | None:
 
 
 def _check_classes(output: Tensor, target: Tensor) -> None:
-    """Check that cross-entropy measures something: of one class it is always 0, and torch says nothing.
-
-    Raises:
-        ValueError: if the output has one class, or the target is no class and no probabilities of classes.
-    """
+    """Check that cross-entropy measures something: of one class it is always 0, and torch says nothing."""
     told = "`loss_fn` is cross_entropy (the default), but "
     regression = "give loss_fn=F.mse_loss for regression"
     if output.ndim < 2 or output.shape[1] == 1:
@@ -298,11 +294,7 @@ def _check_classes(output: Tensor, target: Tensor) -> None:
 
 
 def _check_rows(output: Tensor, target: Tensor) -> None:
-    """Check that a model does not answer for a whole batch at once, which a loss may compare with each target.
-
-    Raises:
-        ValueError: if the output has one row, and no dimension for the examples, of which there are more.
-    """
+    """Check that a model does not answer for a whole batch at once, which a loss may compare with each target."""
     examples = len(target) if target.ndim else 1
     if output.ndim > 1 and len(output) == 1 and examples not in output.shape:
         shapes = f"an output of shape {tuple(output.shape)} for {examples} targets {tuple(target.shape)}"
@@ -325,11 +317,7 @@ def _pair(batch: Batch) -> tuple[object, Tensor]:
 
 
 def check_metrics(metrics: object) -> None:
-    """Check what an objective returned for one model and one batch.
-
-    Raises:
-        ValueError: if it is no mapping of names to scalar tensors, or `loss` is missing.
-    """
+    """Check what an objective returned for one model and one batch: a dict of scalar tensors with a "loss"."""
     if not isinstance(metrics, Mapping) or not all(isinstance(v, Tensor) for v in metrics.values()):
         raise ValueError('`objective` must return a dict of tensors, such as {"loss": loss}')
     if "loss" not in metrics:

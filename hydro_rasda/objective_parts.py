@@ -45,9 +45,6 @@ def joined(metrics: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
     Those of the whole model, whose name as a part is "", stay as they are.
 
-    Raises:
-        ValueError: if the objective of a part returns something else than a dict of tensors with a "loss".
-
     >>> joined({"actor": {"loss": 1.0, "weight": 3.0}, "critic": {"loss": 2.0}})
     {'actor_loss': 1.0, 'weight/actor_loss': 3.0, 'critic_loss': 2.0, 'loss': 3.0}
     """
@@ -91,11 +88,7 @@ def moving(part: str, module: nn.Module, parameters: Mapping[str, nn.Parameter])
 
 
 def check_parts(objective: object, model: nn.Module) -> None:
-    """Refuse an objective for a part that the model does not have, or that has nothing to learn.
-
-    Raises:
-        ValueError: if it is refused.
-    """
+    """Refuse an objective for a part that the model does not have, or that has nothing to learn."""
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     known = sorted({name.partition(".")[0] for name in learning})
     for part in objective.parts if isinstance(objective, ByPart) else ():

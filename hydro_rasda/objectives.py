@@ -29,9 +29,6 @@ def split_metrics(metric: object, mode: object) -> tuple[str, Mode, Objectives]:
 
     A single metric stays as it is, without objectives.
 
-    Raises:
-        ValueError: if they are not a list of different names and as many modes, or none of them is of training.
-
     >>> split_metrics(["macs", "val_accuracy"], ["min", "max"])
     ('val_accuracy', 'max', (('macs', 'min'), ('val_accuracy', 'max')))
     """

@@ -48,11 +48,7 @@ def new_spelling(old: Mapping[str, object], backend: object = None) -> str:
 
 
 def refuse_renamed(called: str, given: Mapping[str, object]) -> None:
-    """Refuse arguments that `tune`, or what calls it, had in earlier versions.
-
-    Raises:
-        TypeError: for all of them at once, with the new spelling.
-    """
+    """Refuse arguments of earlier versions: TypeError for all of them at once, with the new spelling."""
     old = {name: value for name, value in given.items() if name in ARGUMENTS}
     if not old:
         return

@@ -97,11 +97,7 @@ class RandomSearch:
 
 
 def fitting_sample(space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None) -> list[Config]:
-    """Sample configurations that fit, in so many draws that there are as many as wanted, if that can be had.
-
-    Raises:
-        ValueError: if none of `DRAWS` times as many does.
-    """
+    """Sample configurations that fit, in so many draws that there are as many as wanted, if that can be had."""
     sampled = sample(space, wanted, seed)
     if fits is None:
         return sampled
@@ -123,11 +119,7 @@ def refuse_if_none(any_fits: bool, drawn: int) -> None:
 
 
 def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> None:
-    """Refuse what is neither a configuration of the space nor a part of one.
-
-    Raises:
-        ValueError: if one is no dict, or has a key that the space has not.
-    """
+    """Refuse what is neither a configuration of the space nor a part of one."""
     for i, config in enumerate(first):
         require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
         unknown = sorted(set(map(str, config)) - reachable(space).keys())
@@ -143,11 +135,7 @@ def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -
 
 
 def check_searcher(searcher: object) -> None:
-    """Refuse what cannot be asked for whole batches of configurations.
-
-    Raises:
-        ValueError: if it is none of Ray Tune's searchers, or limits how many trials may run at a time.
-    """
+    """Refuse what is no searcher of Ray Tune's, or limits how many trials may run at a time."""
     from ray.tune.search import ConcurrencyLimiter, Searcher
 
     rule = f"one of {SEARCHERS}, or one of Ray Tune's searchers, such as OptunaSearch()"
@@ -157,11 +145,7 @@ def check_searcher(searcher: object) -> None:
 
 
 def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives) -> None:
-    """Tell a searcher what to search.
-
-    Raises:
-        ValueError: if it cannot search this space, or by several metrics.
-    """
+    """Tell a searcher what to search; ValueError if it cannot search this space, or by several metrics."""
     several = len(objectives) > 1
     rule = "an `OptunaSearch`, or None, where `metric` is a list: no other one learns from several metrics"
     require(not several or type(searcher).__name__ == "OptunaSearch", "sweep.searcher", searcher, rule)
@@ -173,12 +157,7 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives
 
 
 def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | None:
-    """Make the searcher of this name over Optuna's sampler; for "random", return None.
-
-    Raises:
-        ImportError: if a package is missing; it says what to install.
-        ValueError: if it cannot search this space.
-    """
+    """Make the searcher of this name over Optuna's sampler; for "random", return None."""
     if name == "random":
         return None
     needed = ["optuna", *{"gp": ["scipy"], "cma": ["cmaes"]}.get(name, [])]

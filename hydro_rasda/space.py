@@ -25,12 +25,7 @@ Config = dict[str, Any]
 
 
 def check_value(name: str, value: object) -> None:
-    """Refuse a value of which no trial could have a copy.
-
-    Raises:
-        ValueError: if it contains itself, has a grid that is no list, or cannot be copied, as a lock, a file or a
-            generator cannot.
-    """
+    """Refuse a value of which no trial could have a copy, such as a lock, or that contains itself or a wrong grid."""
     grids: list[Any] = []
     try:
         grids += [leaf["grid_search"] for _, leaf in leaves({name: value}) if is_grid(leaf)]
@@ -93,15 +88,7 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
 
 
 def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
-    """Check one sampled configuration (what `sample_from` or a searcher returns is known only now).
-
-    Args:
-        strategy: As of `check_space`.
-
-    Raises:
-        ValueError: if `lr` is missing, batches are to be taken in parts that cannot be, or see
-            `fusion.hyperparameters.check`.
-    """
+    """Check one sampled configuration (what `sample_from` or a searcher returns is known only now)."""
     alias = next((key for key in config if ALIASES.get(key) == "lr"), None)
     rule = "a space with the key 'lr', the learning rate" + (f": rename {alias!r}" if alias else "")
     require("lr" in config, "space", sorted(config), rule)
@@ -185,9 +172,6 @@ def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
     """Find what population based training changes: ranges and lists of floats at the top level of a space.
 
     Left out are keys of schedules; and, where a function makes an optimizer, its keys but for `lr`.
-
-    Raises:
-        ValueError: if nothing is left.
     """
     optimizers = _reached("optimizer", space)
     named = "optimizer" not in reachable(space) or (bool(optimizers) and all(isinstance(of, str) for of in optimizers))

@@ -61,14 +61,7 @@ def about_width_argument(model_fn: Callable[..., nn.Module]) -> str | None:
 
 
 def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None:
-    """Refuse an optional width ratio of another name, which would always be 1: at full width, and where it is narrowed.
-
-    Args:
-        surrogate: The width ratio of the surrogates; at 1 none is needed.
-
-    Raises:
-        ValueError: naming the argument that is not used.
-    """
+    """Refuse an optional width ratio of another name, which would always be 1, where `surrogate` narrows the model."""
     if surrogate == 1 or width_form(model_fn) is not None:
         return
     parameters = inspect.signature(model_fn).parameters.values()
@@ -85,11 +78,7 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
 
 
 def check_depth_argument(model_fn: Any, depth: float, surrogate: float) -> None:
-    """Refuse shallow surrogates of a model function that does not say how it builds them.
-
-    Raises:
-        ValueError: if `depth` is below 1, and `model_fn` lacks a width ratio or `depth_ratio=1.0`, or sweeps the model.
-    """
+    """Refuse shallow surrogates of a model function that does not say how it builds them."""
     if depth == 1:
         return
     p = inspect.signature(model_fn).parameters.get(DEPTH)

@@ -162,7 +162,6 @@ def parametrize(
     """Give a narrow module the multipliers of muP's forward pass and its plan, in place.
 
     Args:
-        module: The narrow model; its weights stay as they are.
         target_heads: Module name -> size of an attention head in the target.
         rounded: Widths that did not divide and were rounded, one line each.
         kept: Sizes that stay, and why, one line each.

@@ -27,11 +27,7 @@ def is_metric(value: object) -> TypeGuard[float]:
 
 
 def check_width_ratio(width_ratio: float, argument: str = "width_ratio") -> None:
-    """Refuse anything that is not a number in (0, 1].
-
-    Raises:
-        ValueError: if it is none.
-    """
+    """Refuse anything that is not a number in (0, 1] (ValueError)."""
     rule = "a number in (0, 1]: a surrogate is no wider than its target"
     require(is_metric(width_ratio) and 0.0 < width_ratio <= 1.0, argument, width_ratio, rule)
 

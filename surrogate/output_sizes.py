@@ -59,9 +59,6 @@ def run_for_shapes(
 
     A copy runs, so that the module stays as it is, running statistics included; so do torch's random numbers on the
     CPU.
-
-    Args:
-        during: Entered while the copy runs.
     """
     own = copy.deepcopy(module)
     with torch.random.fork_rng(devices=[]), torch.no_grad(), during or contextlib.nullcontext():
@@ -82,11 +79,7 @@ def record_calls(module: nn.Module, running: list[str]) -> list[RemovableHandle]
 
 
 def check_outputs(narrow: nn.Module, other: nn.Module, example_input: Any) -> None:
-    """Refuse a model whose output grows with its width.
-
-    Raises:
-        ValueError: if the model fails on the batch, or an output's size differs between the widths.
-    """
+    """Refuse a model that fails on the batch, or whose output grows with its width (ValueError)."""
     try:
         shapes, others = run_for_shapes(narrow, example_input), run_for_shapes(other, example_input)
     except Exception as error:

@@ -80,21 +80,13 @@ def follow_plan(module: nn.Module, plan: ShrinkPlan) -> nn.Module:
 
 
 def check_sizes(plan: ShrinkPlan, module: nn.Module) -> None:
-    """Refuse a plan for a module of other sizes.
-
-    Raises:
-        PlanMismatch: if they differ.
-    """
+    """Refuse a plan for a module of other sizes (PlanMismatch)."""
     if _all_shapes(module) != plan.target or not _holds(plan.sizes, module):
         raise PlanMismatch("`plan` is of a module of other sizes, but must be of one like `module`")
 
 
 def check_operators(plan: ShrinkPlan, narrow: nn.Module, example_input: Any) -> None:
-    """Refuse a plan for a module that computes something else than a narrow copy does.
-
-    Raises:
-        PlanMismatch: if it does, or fails.
-    """
+    """Refuse a plan for a module that computes something else than a narrow copy does, or fails (PlanMismatch)."""
     try:
         operators = run_for_operators(narrow, example_input)[1]
     except Exception as error:  # whatever a model may raise whose sizes do not fit together

@@ -37,10 +37,6 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
     Widths are multiplied by the ratio and rounded up. If heads divide a width, their number shrinks and
     their size stays, so a width is rounded up to whole heads.
 
-    Args:
-        width_ratio: In (0, 1].
-        keep: Symbols that keep their size.
-
     Raises:
         ValueError: if nothing can be scaled, or no rounding satisfies the equations.
     """

@@ -77,11 +77,7 @@ def _refuse(config: Mapping[str, Any], *keys: str) -> None:
 
 
 def make_plain_optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """`make_optimizer` for the loops of this package, which know no `schedule` and no warm-up.
-
-    Raises:
-        ValueError: if the configuration has one, or as for `make_optimizer`.
-    """
+    """`make_optimizer` for this package's loops; ValueError for a `schedule` or a warm-up, which they do not know."""
     _refuse(config, *_ABSENT)
     return make_optimizer(model, config)
 

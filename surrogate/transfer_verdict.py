@@ -86,11 +86,7 @@ def compare_rankings(
 
 
 def check_comparison(count: int, mode: object, top_k: object, tolerance: object) -> None:
-    """Refuse what `compare_rankings` cannot compare so many configurations by.
-
-    Raises:
-        ValueError: if `mode`, `top_k` or `tolerance` is out of range.
-    """
+    """Refuse what `compare_rankings` cannot compare so many configurations by (ValueError)."""
     require(isinstance(mode, str) and mode in ("min", "max"), "mode", mode, "'min' or 'max'")
     check_int("top_k", top_k, at_least=1, at_most=count)
     require(is_metric(tolerance) and tolerance >= 0, "tolerance", tolerance, "a number >= 0")

@@ -175,11 +175,7 @@ def _check_width_count(params: Mapping[str, ParamWidth]) -> None:
 
 
 def refuse_single_units(params: Mapping[str, ParamWidth], narrow: nn.Module, target: nn.Module) -> None:
-    """Refuse a width of one unit, or none, which says nothing of a wide layer. One head of the target's size is fine.
-
-    Raises:
-        ValueError: if a width falls to 1 or 0; the message names the first parameter that has it.
-    """
+    """Refuse a width of one unit or none, which says nothing of a wide layer; one head of the target's size is fine."""
     for name, param in params.items():
         if 0 in param.shape and 0 not in param.target_shape:
             raise ValueError(

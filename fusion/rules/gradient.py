@@ -18,11 +18,7 @@ class BackwardInside(RuntimeError):
 
 
 def backward(*args: Any, **kwargs: Any) -> Any:
-    """Refuse `Tensor.backward` inside an objective.
-
-    Raises:
-        BackwardInside: always.
-    """
+    """Refuse `Tensor.backward` inside an objective (BackwardInside)."""
     raise BackwardInside(
         "the objective calls `backward()`: return the loss instead, of which training computes the gradients, and use "
         "`torch.autograd.grad(..., create_graph=True)` for gradients that the loss needs"

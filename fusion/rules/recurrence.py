@@ -25,7 +25,6 @@ def unrolled(
     """Compute one direction, step by step.
 
     Args:
-        cell: Computes one step.
         state: The initial state, each [K, N, H].
         weights: Of the input [K, G*H, I] and of the state [K, G*H, H or P], then their biases [K, G*H].
         projection_KHP: Multiplies the output.

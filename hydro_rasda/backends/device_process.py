@@ -13,11 +13,7 @@ class Answer(Protocol):
     """The coming answer of a device's process."""
 
     def result(self) -> Any:
-        """Wait for it.
-
-        Raises:
-            DeviceDied: if there will be none.
-        """
+        """Wait for it; DeviceDied if there will be none."""
         ...
 
 

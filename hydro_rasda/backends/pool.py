@@ -139,11 +139,7 @@ class DevicePool:
         return found
 
     def _in_time(self, answer: Answer) -> Any:
-        """Return the measurements of a device.
-
-        Raises:
-            DeviceDied: also where it hangs.
-        """
+        """Return the measurements of a device; DeviceDied also where it hangs."""
         pace = HangDetector("nothing was measured", foreseen=self._run.problem.epoch_seconds)
         until = time.monotonic() + pace.patience
         while answer not in self._ready([answer]):

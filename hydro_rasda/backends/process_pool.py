@@ -48,12 +48,7 @@ _SERVE = "from hydro_rasda.backends.process_pool import serve; serve({}, {})"
 
 
 class LocalProcesses(DoublingPool):
-    """Trains on several devices of this machine; see `LocalBackend`.
-
-    Args:
-        devices: A process for each.
-        memory: Bytes of the CPU's memory for all that train on it.
-    """
+    """Trains on several devices of this machine, with `memory` bytes for all on its CPU; see `LocalBackend`."""
 
     def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:
         from hydro_rasda.backends.gpu_sharing import SharedGpus  # which the devices' processes do without

@@ -106,23 +106,14 @@ class _Piece:
 
 @dataclass(eq=False)
 class _Visitor:
-    """A guest that is there.
-
-    Attributes:
-        piece: Its work; None if it is idle.
-    """
+    """A guest that is there, and its piece of work; None if it is idle."""
 
     name: str
     piece: _Piece | None = None
 
 
 class BubbleDevices:
-    """Gives guests what there is to train, a group or a full-size model each, and takes it back where they leave.
-
-    Args:
-        groups: How many groups or full-size models train at the same time.
-        checkpoint_s: After so long, one leaves a checkpoint.
-    """
+    """Gives guests what there is to train, a group or a full-size model each, and takes it back where they leave."""
 
     def __init__(self, run: Run, source: Path, problem: Path, groups: int, checkpoint_s: float) -> None:
         self._run, self._source, self._problem = run, source, problem

@@ -206,15 +206,7 @@ _WAIT = "_wait_batch_p2p"
 
 @contextmanager
 def watched(schedule: Any, guest: Guest) -> Iterator[None]:
-    """Tell a guest of the steps of a schedule, and of all that they wait for: it computes while the neighbours do.
-
-    Args:
-        schedule: Any of `torch.distributed.pipelining`: it, and what it computes, stay as they are.
-
-    Raises:
-        ValueError: if `schedule` is none.
-        RuntimeError: if this version of torch waits in another way.
-    """
+    """Tell a guest of the steps of a schedule, and of all that they wait for: it computes while the neighbours do."""
     known = callable(getattr(schedule, "step", None)) and hasattr(schedule, "_step_microbatches")
     require(known, "schedule", schedule, "one of torch.distributed.pipelining, such as Schedule1F1B")
     before = getattr(torch_schedules, _WAIT, None)

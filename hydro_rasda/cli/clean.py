@@ -25,10 +25,6 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
     Args:
         best_only: Keep the best model alone: other finalists' models are then gone, and the run can no longer be
             extended.
-
-    Raises:
-        ValueError: if the folder holds no run, or if the run is not finished and `best_only` is set.
-        Unsafe: if a link leads out of the folder.
     """
     record = read_record(path)
     require(record.finished or not best_only, "path", str(path), "a finished run, where only its best model is kept")
@@ -41,12 +37,7 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
 
 
 def remove_unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
-    """Lock the run, remove the files that `unneeded` lists, and return them.
-
-    Raises:
-        ValueError: as `unneeded`.
-        RuntimeError: if a process works on the run.
-    """
+    """Lock the run, remove the files that `unneeded` lists, and return them; RuntimeError if a process works on it."""
     unneeded(path, best_only)  # refuses a folder without a run before the lock's file is made in it
     folder = Path(path).expanduser().absolute()
     lock = hold(folder)

@@ -24,16 +24,7 @@ def print_forecasts(
 ) -> bool:
     """Print the forecast of each rule, and a recommendation if there is a limit; return whether anything keeps it.
 
-    Args:
-        path: A past run, see `read_past_run`.
-        options: The scenario's options on the command line, None for those not given; also "gpu_hours".
-        metric: See `read_past_run`.
-        mode: See `read_past_run`.
-        within: The deadline, a number and its unit.
-
-    Raises:
-        ValueError: if an option is out of range, or does not fit the past run.
-        FileNotFoundError: if there is no such run.
+    `options` are the scenario's, and "gpu_hours"; None for those that the command line does not give.
     """
     deadline, budget = _hours(within), options["gpu_hours"]
     scenario = Scenario(**{field.name: options[field.name] for field in fields(Scenario) if field.name in options})

@@ -62,11 +62,7 @@ def list_trials(
 
 
 def filtered(rows: Sequence[Row], columns: Sequence[str], where: Sequence[str]) -> list[Row]:
-    """Return the rows that meet all conditions, such as "lr<0.01". A missing value meets only `!=`.
-
-    Raises:
-        ValueError: if a text is no condition, or a name is no column.
-    """
+    """Return the rows that meet all conditions, such as "lr<0.01". A missing value meets only `!=`."""
     kept = list(rows)
     for condition in where:
         found = _CONDITION.fullmatch(condition)

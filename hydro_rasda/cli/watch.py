@@ -57,16 +57,8 @@ class Clock:
 def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool = False) -> bool:
     """Show a run until nothing trains any more: on a terminal as a table that changes, else in lines.
 
-    Args:
-        path: The run's folder, which need not exist yet.
-        as_json: Print a line of JSON for each change instead.
-        wait: Wait until an interrupted run is resumed, or for a run that another machine works on.
-
-    Returns:
-        True if the run came to its end; False if it was interrupted.
-
-    Raises:
-        ValueError: if the folder holds several runs, or something else.
+    With `wait`, it waits until an interrupted run is resumed, or for a run that another machine works on. Return True
+    if the run came to its end, False if it was interrupted.
     """
     folder, clock = Path(path).expanduser().absolute(), clock or Clock()
     several = not (folder / SPEC).exists() and any(runs_in(folder))

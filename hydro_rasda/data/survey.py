@@ -24,9 +24,6 @@ def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[s
     Those are batches of another structure, with an infinite or NaN number, or with a size or an integer outside the
     range of those before.
 
-    Args:
-        argument: Its name, for messages.
-
     Yields:
         The name of the batch in words, and the batch.
 
@@ -61,11 +58,7 @@ def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[s
 
 @contextmanager
 def naming_batch(argument: str, name: str, batch_size: int) -> Iterator[None]:
-    """Tell which data could not be read.
-
-    Raises:
-        ValueError: in place of whatever is raised inside.
-    """
+    """Turn whatever is raised inside into a ValueError that tells which data could not be read."""
     try:
         yield
     except (Exception, SystemExit) as error:

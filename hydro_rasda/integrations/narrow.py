@@ -29,8 +29,6 @@ def narrow_or_full(sweep: SweepConfig, model: nn.Module, example: Callable[[], A
     """The sweep that was asked for; one at full width, which is said, if the model cannot be made so narrow.
 
     Args:
-        sweep: With the width ratio that was asked for.
-        model: At full width; it takes no width ratio.
         example: Gives what the model is called with, as `shrink` takes it.
     """
     width = sweep.surrogate

@@ -128,11 +128,7 @@ class TrialLogger:
 
 
 def needed(module: str, logger: str, extra: str) -> Any:
-    """A module that a logger needs.
-
-    Raises:
-        ImportError: if it is not there; it says what to install.
-    """
+    """A module that a logger needs; ImportError, which says what to install, if it is not there."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

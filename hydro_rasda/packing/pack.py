@@ -105,11 +105,7 @@ def _check_listed(devices: Sequence[Device]) -> None:
 
 
 def _lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
-    """Return the function that lists the devices.
-
-    Raises:
-        ValueError: if `devices` is neither a list of devices nor a function that returns one.
-    """
+    """Return the function that lists the devices; ValueError if `devices` is neither a list nor a function."""
     rule = "None, a list of one `Device` or more, or a function without arguments that returns a list of them"
     if devices is None:
         return partial(list, local_devices())
@@ -124,12 +120,7 @@ _GIB = 2.0**30
 
 
 class Progress:
-    """Shows where jobs stand.
-
-    Args:
-        records: By name, as they stand whenever something is shown.
-        silent: True to show nothing.
-    """
+    """Shows where jobs stand, unless it is `silent`."""
 
     def __init__(self, records: Mapping[str, JobRecord], console: Console | None = None, silent: bool = False) -> None:
         self._records = records

@@ -34,13 +34,7 @@ _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 class Packer:
-    """Starts jobs and sees them end.
-
-    Args:
-        listed: Says which devices there are now.
-        policy: Says which jobs share one; None: `FastestTogether`, by what they were measured to slow each other.
-        mps: True if jobs share GPUs through NVIDIA's Multi-Process Service, where it can be started.
-    """
+    """Starts jobs and sees them end; its arguments are those of `pack`."""
 
     def __init__(
         self, grid: Grid, listed: Callable[[], Sequence[Device]], policy: Policy | None = None, mps: bool = False

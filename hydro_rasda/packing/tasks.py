@@ -82,11 +82,7 @@ ROOM = 64 * 1024
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Refuse a command that no process can be started with.
-
-    Raises:
-        ValueError: if an argument is no text that a program can be given, or one or all of them are too long.
-    """
+    """Refuse a command that no process can be started with: an argument is no text, or is too long (ValueError)."""
     require(words[0] != "", "run", words, "a program and its arguments, not one without a name")
     size = 0
     for i, word in enumerate(words):
@@ -106,11 +102,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def tasks_of(jobs: Iterable[Task | Run]) -> list[Task]:
-    """Jobs as they were handed in, with a name and a kind each.
-
-    Raises:
-        ValueError: if two have one name.
-    """
+    """Jobs as they were handed in, with a name and a kind each; ValueError if two have one name."""
     listed = isinstance(jobs, Iterable) and not isinstance(jobs, str | bytes | Mapping)
     require(listed, "jobs", jobs, "a list of commands (lists of strings), functions and `Task`s")
     found: dict[str, Task] = {}

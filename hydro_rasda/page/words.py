@@ -67,11 +67,7 @@ def configuration(record: RunRecord) -> Facts:
 
 
 def row(record: RunRecord, idle: float) -> list[str]:
-    """A run in the list of all: its state, progress, trials, metric, best score, and time.
-
-    Args:
-        idle: Seconds since its journal was last written.
-    """
+    """A run in the list of all: its state, progress, trials, metric, best score, and time."""
     score, stage = best_score(record)
     best = "" if stage is None else f"{show(score, 4)}{' (surrogate)' * (stage == 'surrogate')}"
     metric, failed = f"{record.metric} ({record.mode})", sum(trial.status == "failed" for trial in record.trials)

@@ -65,11 +65,7 @@ def _table(names: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> list[list
 
 
 def write_page(records: Sequence[RunRecord], path: Path) -> Path:
-    """Write a run, or several side by side, as one page, which needs nothing else, neither files nor a network.
-
-    Raises:
-        ImportError: if the packages that draw it are not there; it says what to install.
-    """
+    """Write a run, or several side by side, as one page, which needs nothing else, neither files nor a network."""
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, Page(*records).html().encode())
@@ -77,11 +73,7 @@ def write_page(records: Sequence[RunRecord], path: Path) -> Path:
 
 
 class Page:
-    """A run as a page, or several runs side by side.
-
-    Attributes:
-        drawings: Its figures and its table of trials, by name.
-    """
+    """A run as a page, or several runs side by side; its figures and its table of trials by name."""
 
     def __init__(self, *records: RunRecord) -> None:
         graph_objects()  # says what to install

@@ -33,11 +33,7 @@ POINTS = 2_000
 
 
 def new_figure(**layout: Any) -> Figure:
-    """An empty figure.
-
-    Raises:
-        ImportError: if Plotly is not there; it says what to install.
-    """
+    """An empty figure; ImportError, which says what to install, if Plotly is not there."""
     go = graph_objects()
     figure = go.Figure()
     figure.update_layout(height=HEIGHT, margin={"l": 60, "r": 20, "t": 30, "b": 50}, hovermode="closest")
@@ -104,8 +100,6 @@ def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0
     """An axis of scores on which the good ones can be told apart: logarithmic where wide, far outliers lie outside.
 
     Args:
-        values: The scores; those that are not finite do not count.
-        mode: "min" or "max".
         shown: The share of them, the best, that lies well within.
     """
     finite = sorted(value for value in values if math.isfinite(value))

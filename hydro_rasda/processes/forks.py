@@ -153,9 +153,6 @@ def _end(connection: Connection, pid: int) -> None:
 def map_forked(pieces: Sequence[Callable[[], Any]], children: int, pace: HangDetector | None = None) -> list[Any]:
     """Do pieces of work on one thread each, so many at the same time; with 0, in this process.
 
-    Args:
-        pace: As of `imap_forked`.
-
     Returns:
         The results, or `Died` for a piece that died, in the order of the pieces.
     """

@@ -19,11 +19,7 @@ def owner(pid: int) -> str:
 
 
 def make_folder(owned_by: str) -> str:
-    """A new folder, of this user's alone.
-
-    Args:
-        owned_by: The process that removes it, as `owner` says.
-    """
+    """A new folder, of this user's alone, which the process `owned_by` removes (see `owner`)."""
     return tempfile.mkdtemp(prefix=f"{_PREFIX}{owned_by}-")
 
 

@@ -16,12 +16,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Path]:
-    """Return the number of a finalist, by default the best one, and the checkpoint of its training.
-
-    Raises:
-        ValueError: if that trial was not trained at full size.
-        FileNotFoundError: if the checkpoint is gone.
-    """
+    """Return the number of a finalist, by default the best one, and the checkpoint of its training."""
     number = record.best_trial if trial is None else trial
     rule = f"one of the finalists {sorted(record._checkpoints)}"
     require(is_int(number) and number in record._checkpoints, "trial", number, rule)
@@ -35,12 +30,9 @@ def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Pat
 
 
 def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> list[dict[str, Any]]:
-    """Return the state dict of each model in a finalist's checkpoint; nothing in it can run code.
+    """Return the state dict of each model in a finalist's checkpoint, of the best epoch if that is kept.
 
-    They are of the best epoch if that is kept.
-
-    Raises:
-        DamagedCheckpoint: if the file is not the one that the run wrote there.
+    Nothing in it can run code. DamagedCheckpoint if the file is not the one that the run wrote there.
     """
     state = load_checkpoint(checkpoint, device, run_id(record.path))
     return [own.get("best", own)["model"] for own in state.get("models", [state])]

@@ -37,10 +37,6 @@ class Ancestor:
 def lineages(units: Mapping[str, Unit], epochs: Mapping[int, int]) -> dict[int, list[Ancestor]]:
     """Follow each trial's weights back to their initial values.
 
-    Args:
-        units: The journal.
-        epochs: By trial, the number of epochs that the sweep trained.
-
     Returns:
         By trial, its ancestors, the first one first and the trial itself last. A finalist that trains by the schedule
         of another trial has that one's.

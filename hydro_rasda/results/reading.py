@@ -33,14 +33,7 @@ class _Asked:
 
 
 def read_record(path: str | Path) -> RunRecord:
-    """Read what a run has found so far. The folder is only read; a run in progress is not disturbed.
-
-    Args:
-        path: The run's folder, `storage_path/name`, of any backend.
-
-    Raises:
-        ValueError: if the folder holds no run.
-    """
+    """Read what a run has found so far. The folder is only read; a run in progress is not disturbed."""
     check_path("path", path)
     folder = Path(path).expanduser().absolute()
     asked = read_asked(folder)
@@ -70,11 +63,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def stamp(folder: Path) -> Stamp:
-    """Return the stamp of a run's journal; before its first line, that of its `run.json`.
-
-    Raises:
-        FileNotFoundError: if there is no run.
-    """
+    """Return the stamp of a run's journal; before its first line, that of its `run.json`."""
     try:
         found = (folder / JOURNAL).lstat()
     except FileNotFoundError:

@@ -81,11 +81,7 @@ def _cannot(number: int, why: str) -> ValueError:
 
 
 def _workers(trial: TrialRecord) -> int:
-    """Return the number of workers on which a trial trained.
-
-    Raises:
-        ValueError: if its batch or its learning rate grew with them.
-    """
+    """Return the number of workers on which a trial trained; ValueError if batch or learning rate grew with them."""
     lines = [line for line in trial.history if line["stage"] == "target" and line["epoch"] <= trial.kept_epoch]
     batches = list(dict.fromkeys(line[GLOBAL_BATCH] for line in lines if GLOBAL_BATCH in line))
     multipliers = {line.get("lr_multiplier", 1.0) for line in lines} - {1.0}
@@ -107,11 +103,7 @@ def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> No
 
 
 def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration whose learning rates by role are those of parameters.
-
-    Raises:
-        ValueError: if a loaded run has no model to tell which parameters these are.
-    """
+    """Return a configuration whose learning rates by role are those of parameters; ValueError if none tells which."""
     if isinstance(problem.model_fn, Gone):
         if not asked_roles(config, ()):
             return config
@@ -121,11 +113,7 @@ def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any]) -> M
 
 
 def _as_asked(config: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """Return the configuration, once its optimizer and schedule are found to be known.
-
-    Raises:
-        ValueError: if one of them is a function, of which a loaded run knows only the name.
-    """
+    """Return the configuration; ValueError if its optimizer or schedule is a function, known by name alone."""
     for key, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
         named = config.get(key)
         if isinstance(named, str) and named not in known:

@@ -233,12 +233,7 @@ def failure_lines(record: RunRecord) -> list[str]:
 
 
 def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
-    """Return the last lines of a run: its result, its cost, its failures, and the next command to type.
-
-    Args:
-        path: Its folder, as a user would type it.
-        max_t: Epochs of a full training.
-    """
+    """Return the last lines of a run: its result, its cost, its failures, and the next command to type."""
     winner = result.trials[result.best_trial]
     settings = " ".join(f"{name}={show(value)}" for name, value in winner.used.items())
     lines = [f"Best configuration (trial {result.best_trial}): {settings}"]

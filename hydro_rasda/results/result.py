@@ -302,11 +302,7 @@ class TuneResult(RunRecord):
 
 
 def make_result(run: Run, finalists: list[int]) -> TuneResult:
-    """Sum up a run that is over.
-
-    Raises:
-        AllTrialsFailed: if no finalist has a finite metric.
-    """
+    """Sum up a run that is over; AllTrialsFailed if no finalist has a finite metric."""
     if not eligible(run, finalists):
         errors = "\n\n".join(run.failures[n] for n in finalists if n in run.failures)
         raise AllTrialsFailed(

@@ -52,10 +52,6 @@ def overfits_beyond(full: Sequence[Losses], narrow: Sequence[Losses]) -> bool:
     the gap is `BEYOND` times the surrogate's, at the end of the sweep. All are ratios of differences: neither the unit
     nor the zero of a loss matters.
 
-    Args:
-        full: The losses of each epoch at full size, in order.
-        narrow: The losses of each epoch of the surrogate, in order. Without any, nothing can be compared.
-
     >>> full = [Losses(0.9, 0.8), Losses(0.5, 0.6), Losses(0.3, 0.7), Losses(0.1, 0.8)]
     >>> overfits_beyond(full, [Losses(0.9, 0.9), Losses(0.7, 0.75)]), overfits_beyond(full, [Losses(0.2, 0.6)])
     (True, False)

@@ -24,11 +24,7 @@ Measured = dict[str, Any]
 
 
 def cache_folder() -> Path:
-    """Return the folder of the measurements: below HYDRO_RASDA_CACHE, or the user's cache folder.
-
-    Raises:
-        RuntimeError: if the user has no home.
-    """
+    """Return the folder of the measurements: below HYDRO_RASDA_CACHE, or the user's cache folder."""
     root = os.environ.get("HYDRO_RASDA_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "hydro_rasda" / "measured"
 

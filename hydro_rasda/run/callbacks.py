@@ -37,11 +37,7 @@ def check_callbacks(callbacks: Sequence[Listener]) -> None:
 
 
 class Callbacks:
-    """The callbacks of a run.
-
-    Args:
-        callbacks: They get each event in this order.
-    """
+    """The callbacks of a run; they get each event in this order."""
 
     def __init__(self, callbacks: Sequence[Listener] = ()) -> None:
         self._callbacks = list(callbacks)

@@ -59,11 +59,7 @@ def refuse_links(*paths: Path) -> None:
 
 
 def refuse_open_to_others(folder: Path) -> None:
-    """Refuse a folder of pickled files that others can write to: such files run code when they are read.
-
-    Raises:
-        Unsafe: if it belongs to another user, or all users can write there.
-    """
+    """Refuse a folder that others own or can write to (Unsafe): pickled files run code when they are read."""
     found = folder.lstat()
     told = f"whoever can write to {folder} can have this run execute code"
     if os.getuid() not in (0, found.st_uid):  # root can be given any folder, as in containers
@@ -141,12 +137,7 @@ def open_to_write(path: Path, inside: int = 1) -> IO[bytes]:
 
 
 def read_file(path: Path, inside: int = 1, most: int = SPEC_BYTES) -> bytes:
-    """Read a file of a run.
-
-    Raises:
-        Unsafe: if it has more than `most` bytes; or see `open_regular`.
-        OSError: if it cannot be read.
-    """
+    """Read a file of a run; Unsafe if it has more than `most` bytes. For other errors see `open_regular`."""
     with open_to_read(path, inside) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -155,11 +146,7 @@ def read_file(path: Path, inside: int = 1, most: int = SPEC_BYTES) -> bytes:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse strict JSON that any reader can take: not nested without end.
-
-    Raises:
-        ValueError: if it is no JSON, has NaN or an infinity, which are no JSON, or is nested too deep.
-    """
+    """Parse JSON that any reader can take; ValueError for other text, NaN, an infinity, or nesting without end."""
     try:
         value = _STRICT.decode(raw.decode())
         deep = _is_deep(raw, value)

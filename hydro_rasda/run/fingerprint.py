@@ -281,10 +281,6 @@ def data_digest(data: Data, batch_size: int) -> str:
     """Digest a user's data: tensors by their bytes, a data set by some of its examples, a loader by its first batch.
 
     Values that differ between two reads from the same seed do not count.
-
-    Args:
-        data: In any form that `tune` takes.
-        batch_size: The batch size that is passed to a function that makes loaders.
     """
     if isinstance(data, (tuple, list)) and all(isinstance(t, (Tensor, np.ndarray)) for t in data):
         return digest(content(tuple(data)))

@@ -61,11 +61,7 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
 
 
 def places_at(run: Run, stop: int, scores: Mapping[int, float]) -> dict[int, float]:
-    """Return the places of full-size trials at a milestone by all that they are compared by.
-
-    Args:
-        scores: Their metric there; see `deciding_curve`.
-    """
+    """Return the places of full-size trials at a milestone by all that they are compared by."""
     values = {n: run.values_at("target", n, stop, suffix=unaveraged("")) for n in scores}
     return run.settings.comparison.places({n: of | {run.settings.metric: scores[n]} for n, of in values.items()})
 
@@ -166,11 +162,9 @@ def record_epochs(
     """Record epochs of a full-size trial: first the checkpoint, then the journal's lines.
 
     Args:
-        run: The run, which also takes the unit in.
         lines: The trial's metrics since its last record, or from an earlier epoch on if it went back.
         state: The checkpoint's content, from which training goes on.
         epoch: The epoch that was reached; None: that of the last line.
-        more: Other plain values for the unit's value.
     """
     key = f"target/trial-{number}/to-{lines[-1]['epoch'] if epoch is None else epoch}"
     run.save(key, state, [number])

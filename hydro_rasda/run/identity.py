@@ -65,13 +65,7 @@ class Identity:
         data: Mapping[str, Data],
         batch_size: int,
     ) -> dict[str, Any]:
-        """Return the content of the run's `run.json`, by which a later call recognizes it.
-
-        Args:
-            model: Name, shape and type of each parameter of the full-size model.
-            data: The user's data, by argument.
-            batch_size: The batch size that is passed to functions that make loaders.
-        """
+        """Return the content of the run's `run.json`, by which a later call recognizes it."""
         # A value that a call of the functions changed, such as a counter, is no part of them.
         stayed = {name: unchanged(self._before[name], content(function)) for name, function in self._functions.items()}
         digests = {name: digest(found) for name, found in (self._made | stayed).items()}

@@ -16,11 +16,7 @@ MOST, CHARS = 1000, 2000
 
 
 class Message(NamedTuple):
-    """Something that a user should read.
-
-    Attributes:
-        seconds: Wall time of the run when it was said, interrupted sessions included.
-    """
+    """A text for the user, and the wall time of the run when it was said, interrupted sessions included."""
 
     seconds: float
     text: str

@@ -121,11 +121,7 @@ def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any],
 
 
 def read_asked(path: Path) -> dict[str, Any]:
-    """Read the request for the run in a directory, as `Identity.asked` returns it.
-
-    Raises:
-        ValueError: if the directory holds no run.
-    """
+    """Read the request for the run in a directory, as `Identity.asked` returns it; ValueError if there is no run."""
     spec = path / SPEC
     require(spec.is_file(), "path", str(path), "a run's folder, `storage_path/name`: it holds no run.json")
     asked = read_spec(path)

@@ -137,8 +137,6 @@ class Run:
 
         Args:
             key: Names the decision, such as "target/to-3/kept".
-            candidates: The trials that are compared, in any order.
-            decision: Takes the decision, and returns the trials that go on, best first.
         """
         chosen: list[int] = self.store.once(decision_key(key, candidates), lambda: list(decision())).value
         return chosen
@@ -148,12 +146,7 @@ class Run:
         return self.store.done(decision_key(key, candidates))
 
     def save(self, key: str, state: Mapping[str, Any], trials: Iterable[int]) -> None:
-        """Write the checkpoint of a unit of work, before the unit is recorded.
-
-        Args:
-            key: The unit's key, which begins with its stage.
-            state: Tensors and plain values.
-        """
+        """Write the checkpoint of a unit of work, before the unit is recorded."""
         self.store.save(key, state)
         self.notify(CheckpointSaved, stage=key.partition("/")[0], trials=tuple(trials), path=self.store.file(key))
 

@@ -149,11 +149,7 @@ class Store:
 
     @classmethod
     def read(cls, path: Path) -> Store:
-        """Open a run directory only to read it: nothing is locked, and a run in progress is not disturbed.
-
-        Raises:
-            DamagedJournal: if there are finished units after a line that cannot be read.
-        """
+        """Open a run directory only to read it: nothing is locked, and a run in progress is not disturbed."""
         return cls(path, read_units(path / JOURNAL).units)
 
     def once(self, key: str, work: Callable[[], Unit | Any]) -> Unit:
@@ -173,11 +169,7 @@ class Store:
     def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
         """Record a unit of work that was done elsewhere; return it as the journal would give it back.
 
-        Args:
-            again: Allow a unit of this key that is recorded already; the new one then counts, in its own place.
-
-        Raises:
-            ValueError: if a unit of this key is finished already, and `again` is false.
+        A unit of this key may be recorded already only if `again`; the new one then counts, in its own place.
         """
         require(again or key not in self._units, "key", key, "that of a unit which is not recorded yet")
         value, lines, seconds = jsonable(unit.value), jsonable(unit.lines), round(unit.seconds, 4)
@@ -226,11 +218,7 @@ class Store:
         self._damage[name] = ""
 
     def load(self, name: str, device: str | torch.device | None = None) -> dict[str, Any]:
-        """Read a checkpoint back; nothing in it can run code.
-
-        Raises:
-            DamagedCheckpoint: if it cannot be read, or is not the one that this run wrote under this name.
-        """
+        """Read a checkpoint back as `load_checkpoint` does, if this run wrote it under this name."""
         return load_checkpoint(self.file(name), device, self.id)
 
     def damage(self, name: str) -> str:

@@ -72,11 +72,7 @@ class _Stage:
 
 
 class TimeLeft:
-    """The estimate for a whole run, over its stages.
-
-    Attributes:
-        lanes: Number of models that train at the same time.
-    """
+    """The estimate for a whole run, over its stages; `lanes` models train at the same time."""
 
     def __init__(self) -> None:
         self.lanes = 1
@@ -139,8 +135,6 @@ def seconds_left(budget: float | None, stage: Stage, seconds: float, swept: floa
     on with the sweep, too.
 
     Args:
-        budget: The time budget in seconds; None for none.
-        seconds: Time that the run has taken so far.
         swept: The part of `seconds` that the sweep took.
 
     >>> seconds_left(100.0, "surrogate", 80.0, 10.0), seconds_left(100.0, "surrogate", 10.0, 10.0)

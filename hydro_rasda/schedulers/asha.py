@@ -82,11 +82,7 @@ class Rung(Mapping[str, float | None]):
 
 @dataclass(frozen=True)
 class AshaState:
-    """The scores that came to each rung so far.
-
-    Attributes:
-        rungs: By milestone.
-    """
+    """The scores that came to each rung so far, by milestone."""
 
     rungs: Mapping[int, Rung] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -109,14 +105,10 @@ class AsyncSuccessiveHalving:
         max_t: Training iterations after which a trial is done (R in the paper).
         grace_period: Training iterations before the first decision (r in the paper).
         reduction_factor: One in so many trials goes on (eta in the paper, rf in RASDA's).
-        mode: "min" where a lower score is better, "max" where a higher is.
         spacing: Factor from one milestone to the next; None for `reduction_factor`, as in the paper.
         wait: A trial waits at a milestone for its cohort. It waits at most this share of the time that it took to
             reach the milestone (see `MilestoneBarrier`): 0 as in the paper, inf for synchronous halving. Then `decide`
             decides all trials that are there at once.
-
-    Raises:
-        ValueError: If a number is no integer or out of range, `grace_period` is above `max_t`, or `mode` is unknown.
     """
 
     max_t: int
@@ -156,11 +148,6 @@ class AsyncSuccessiveHalving:
         a trial that does not report every iteration skips no decision. If there is no such rung, a report changes
         nothing.
 
-        Args:
-            state: The state so far; it is not changed.
-            t: Its training iteration.
-            score: Its metric at `t`.
-
         Returns:
             The new state and the decision. If the trial is to be decided with its cohort, WAIT and the unchanged
             state. A trial that diverged need not wait.
@@ -181,10 +168,6 @@ class AsyncSuccessiveHalving:
         """Decide the trials that waited for each other at a milestone.
 
         Each trial is compared with all that reached the milestone, also with those decided with it; see `falls_short`.
-
-        Args:
-            state: The state so far; it is not changed.
-            scores: By trial, in order of arrival.
 
         Returns:
             The new state, and the decision for each trial, the best trial first.

@@ -61,7 +61,6 @@ def efficient(
     the number due.
 
     Args:
-        growth: The facts about the trial and the others.
         factor: By which workers grow.
         least_efficiency: In place of a half; 0 for any.
         batch_over_noise: How many noise scales a batch may have; inf for any.
@@ -89,10 +88,6 @@ def efficient(
 
 def parallel_efficiency(seconds: Mapping[int, float], workers: int) -> float:
     """Speed-up over the fewest workers that were measured, divided by the growth since; 1 where it is not known.
-
-    Args:
-        seconds: By number of workers, the time of an epoch.
-        workers: Of the efficiency that is asked for.
 
     >>> parallel_efficiency({2: 80.0, 4: 50.0}, 4)
     0.8

@@ -25,11 +25,7 @@ class SuccessiveHalving:
     Attributes:
         milestones: Training iterations at which a rung ends, strictly increasing (see `milestones`).
         reduction_factor: Of `n` trials, `n // reduction_factor` go on.
-        mode: "min" where a lower score is better, "max" where a higher is.
         keep_at_least: Trials that go on however few there are.
-
-    Raises:
-        ValueError: If a number is no integer or out of range, `milestones` does not increase, or `mode` is unknown.
     """
 
     milestones: Sequence[int]
@@ -54,7 +50,6 @@ class SuccessiveHalving:
         `scores` does not matter.
 
         Args:
-            scores: By trial, the score at this rung's milestone.
             complete: True if these are all trials of the rung. Until then, `n // reduction_factor` may continue early,
                 so that no device waits for the last of them (ASHA's promotion, Li et al. 2020, Alg. 2).
 

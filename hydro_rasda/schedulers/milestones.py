@@ -11,17 +11,8 @@ def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
     Built by integer multiplication: a float logarithm of `max_t / min_t` loses a rung at, say, 243 / 3.
     The first milestone that reaches or passes `max_t` becomes `max_t`.
 
-    Args:
-        min_t: First milestone, in training iterations (min_I in RASDA's eq. 3).
-        max_t: Last milestone, in training iterations (max_I).
-        factor: Growth from one milestone to the next: the reduction factor in ASHA, the scaling factor in RASDA
-            (eqs. 2 and 3).
-
-    Returns:
-        Strictly increasing milestones; `(max_t,)` if `min_t` equals `max_t`.
-
-    Raises:
-        ValueError: If an argument is no integer, `min_t` is below 1, `max_t` below `min_t`, or `factor` below 2.
+    In RASDA's eqs. 2 and 3, the arguments are min_I, max_I and the scaling factor. In ASHA, `factor` is the reduction
+    factor.
 
     >>> milestones(1, 243, 3)
     (1, 3, 9, 27, 81, 243)
@@ -46,9 +37,6 @@ def first_milestone(min_t: int, max_t: int, factor: int, warmup: float) -> int:
 
     Before that, a trial would be judged by a learning rate that is still warming up. The later milestones are the same
     as without a warm-up.
-
-    Args:
-        warmup: The longest warm-up, in training iterations.
 
     >>> first_milestone(1, 27, 3, warmup=0), first_milestone(1, 27, 3, warmup=2.5), first_milestone(1, 27, 3, warmup=50)
     (1, 3, 27)

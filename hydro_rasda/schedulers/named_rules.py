@@ -21,14 +21,7 @@ from hydro_rasda.schedulers.sweep_state import SweepState
 
 @dataclass(frozen=True)
 class NoStopping(SweepRule):
-    """Train all trials to one epoch, and choose the finalists there.
-
-    Attributes:
-        last: That epoch.
-
-    Raises:
-        ValueError: If `last` is no integer or below 1.
-    """
+    """Train all trials to the epoch `last`, and choose the finalists there."""
 
     last: int
 

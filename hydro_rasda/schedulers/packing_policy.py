@@ -82,10 +82,6 @@ Policy = Callable[[Sequence[Job], Sequence[Room]], list[Placed]]
 def first_fit(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
     """FF: put each job, in order of arrival, on the first device that has room for it.
 
-    Args:
-        jobs: The waiting jobs, in order.
-        rooms: The free part of each device, in order.
-
     >>> first_fit([Job("a", 4, 0.5, 60), Job("b", 4, 0.6, 30)], [Room("cuda:0", 40, 1), Room("cuda:1", 40, 1)])
     [Placed(job='a', device='cuda:0'), Placed(job='b', device='cuda:1')]
     """

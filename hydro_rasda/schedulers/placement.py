@@ -49,11 +49,7 @@ class Queue:
     """The trials that wait, in order of arrival.
 
     Args:
-        waiting: The trials, the longest waiting first.
         overtaken: Starts since the longest waiting trial was last the one that started.
-
-    Attributes:
-        overtaken: As given, and counted on by `start`.
     """
 
     def __init__(self, waiting: Iterable[Waiting] = (), overtaken: int = 0) -> None:
@@ -81,7 +77,6 @@ class Queue:
         """One more trial.
 
         Args:
-            trial: It must not be in the queue.
             place: A free one; the lower, the longer it counts as having waited. None for behind all others.
         """
         place = self._next if place is None else place
@@ -257,9 +252,6 @@ def place(queue: Queue, held: Held, free: int, patience: int = 8, now: float = 0
         patience: After so many starts of trials that waited less, the longest waiting one is next.
         now: The time, on the clock of `held`.
 
-    Raises:
-        ValueError: If `free` is negative or `patience` below 1.
-
     >>> queue, held = Queue([Waiting("new", 1), Waiting("promoted", 4, rung=2)]), Held()
     >>> place(queue, held, free=8).start.trial
     'promoted'
@@ -286,12 +278,6 @@ def place(queue: Queue, held: Held, free: int, patience: int = 8, now: float = 0
 def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, float]) -> int:
     """Workers that fit on a cluster; one worker never spans two nodes.
 
-    Args:
-        nodes: Resources of each node, by name.
-
-    Raises:
-        ValueError: If `worker` asks for nothing.
-
     >>> worker_slots([{"CPU": 8}, {"CPU": 4}], {"CPU": 3})
     3
     """
@@ -305,11 +291,7 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
 
 
 def _surely_freed(sizes: Mapping[int, int], missing: int) -> int:
-    """The least that can be free once `missing` is, whatever the order in which trials end.
-
-    Args:
-        sizes: Workers of a trial -> trials that hold as many.
-    """
+    """The least that can be free once `missing` is, whatever the order in which trials of these sizes end."""
     held = [size for size, count in sizes.items() if size and count]
     bound = missing + max(held, default=0)
     sums = 1  # bit n: some of the trials hold n workers together

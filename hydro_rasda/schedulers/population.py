@@ -133,7 +133,6 @@ class PopulationBasedTraining(SweepRule):
         """Return the changed values of each copy's configuration, by the copy's number.
 
         Args:
-            sweep: The state at the end of an interval.
             sources: By copy, the trial that it copies.
             draws: By copy, numbers in [0, 1), uniformly.
         """

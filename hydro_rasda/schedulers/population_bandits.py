@@ -25,11 +25,7 @@ MOST_SPREADS = 3.0
 
 
 def check_scikit_learn() -> None:
-    """Refuse to go on without the library of the Gaussian process.
-
-    Raises:
-        ImportError: If it is missing; the message says what to install.
-    """
+    """Raise ImportError if the library of the Gaussian process is missing; the message says what to install."""
     if find_spec("sklearn") is None:
         told = "`sweep.rule` 'pb2' needs scikit-learn, which is not there"
         raise ImportError(f"{told}: pip install 'hydro-rasda[pb2]'")

@@ -56,7 +56,6 @@ class Race:
 
     Attributes:
         max_t: Epochs of a full training.
-        mode: "min" if a lower score is better, "max" if a higher one is.
         reduction_factor: One in so many continues in any case.
         full_trainings: The budget, in full trainings: more trials continue if the budget lets them train to the end.
     """
@@ -92,7 +91,6 @@ class Race:
         times the usual change, for each doubling of the epochs.
 
         Args:
-            stop: The epoch of the look, before `max_t`.
             scores: Each trial's score there; one that is not finite is out.
             curves: Scores by epoch that tell how much trials change.
 

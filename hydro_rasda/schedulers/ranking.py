@@ -17,12 +17,6 @@ def rank(scores: Sequence[float], mode: Mode) -> list[int]:
     Scores that are not finite come last in both modes: an infinite score of either sign is that of a diverged trial.
     Of equal scores, the one of lower index comes first; the same holds among scores that are not finite.
 
-    Args:
-        mode: "min" where lower is better, "max" where higher is.
-
-    Raises:
-        ValueError: If `mode` is neither.
-
     >>> rank([0.3, float("nan"), 0.1, 0.3], "min")
     [2, 0, 3, 1]
     """

@@ -27,11 +27,7 @@ GROW: tuple[str, ...] = ("due", "efficient")
 
 
 class Verdict(NamedTuple):
-    """The decision on a trial, and its number of workers.
-
-    Attributes:
-        workers: Workers due to the trial if it continues.
-    """
+    """The decision on a trial, and the workers due to it if it continues."""
 
     decision: Decision
     workers: int
@@ -48,7 +44,6 @@ class RASDA:
         scaling_factor: The factor by which a survivor's workers grow, and milestones lie apart (sf).
         workers: Workers of a new trial (base_resources).
         max_workers: No trial gets more; None for no limit.
-        mode: "min" where a lower score is better, "max" where a higher is.
         wait: The longest that a trial waits at a milestone for its cohort, over the time that it took to reach it; see
             `MilestoneBarrier`. 0 as in the paper.
         grow: The rule for the number of workers of a survivor: "due", as in the paper, or "efficient"; see
@@ -57,9 +52,6 @@ class RASDA:
             for any.
         batch_over_noise: With "efficient", a survivor's batch is at most so many of its gradient noise scales; inf for
             any.
-
-    Raises:
-        ValueError: If a number is no integer or out of range, or `mode` or `grow` is unknown.
     """
 
     max_t: int

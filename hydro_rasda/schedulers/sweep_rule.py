@@ -104,9 +104,6 @@ def checked_moves(
 
     Args:
         check: Raises ValueError for a configuration that cannot be trained with.
-
-    Raises:
-        ValueError: If it cannot; the message names rule, trial and value.
     """
     told = f"`sweep.rule` {type(rule).__name__}"
     require(isinstance(moves, Mapping), f"{told}: decide(...)", moves, "a dict of moves by trial")
@@ -149,21 +146,13 @@ def _check_going_on(
 
 
 def checked_admission(rule: SweepRule, count: int) -> int:
-    """Return the number of configurations that a rule admits, if it is an integer >= 0.
-
-    Raises:
-        ValueError: If it is not; the message names rule and value.
-    """
+    """Return the number of configurations that a rule admits; ValueError unless it is an integer >= 0."""
     require(type(count) is int and count >= 0, f"`sweep.rule` {type(rule).__name__}: admit(...)", count, "an int >= 0")
     return count
 
 
 def checked_epochs(rule: SweepRule, count: float) -> int:
-    """Return the number of epochs that a rule expects, if it is a finite number >= 0.
-
-    Raises:
-        ValueError: If it is not; the message names rule and value.
-    """
+    """Return the number of epochs that a rule expects; ValueError unless it is a finite number >= 0."""
     holds = is_number(count) and count >= 0
     require(holds, f"`sweep.rule` {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
     return math.ceil(count)
@@ -186,11 +175,7 @@ def move_of(plain: Sequence[Any]) -> Move:
 
 
 def checked_finalists(rule: SweepRule, finalists: Sequence[int], sweep: SweepState) -> list[int]:
-    """Return a rule's finalists, at most `top_k`, if they are trials of the sweep and each is named once.
-
-    Raises:
-        ValueError: If they are not; the message names rule and value.
-    """
+    """Return a rule's finalists, at most `top_k`; ValueError unless they are different trials of the sweep."""
     of = f"`sweep.rule` {type(rule).__name__}: finalists(...)"
     listed = isinstance(finalists, Sequence) and not isinstance(finalists, str)
     known = listed and all(is_int(number) and number in sweep.trials for number in finalists)

@@ -40,13 +40,6 @@ def read_run(folder: str | Path) -> PastRun:
     The curves are those of the surrogates, since every trial has one; where a run has none, those of the full-size
     models. A trial that was stopped early has no scores for later epochs: these are filled in by `continued`. A trial
     that failed has NaN.
-
-    Args:
-        folder: `storage_path/name` of the run.
-
-    Raises:
-        FileNotFoundError: if the folder holds no run.
-        ValueError: if the run has trained no epoch yet.
     """
     path = Path(folder)
     for name in (ASKED, JOURNAL):

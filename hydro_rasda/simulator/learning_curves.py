@@ -50,8 +50,6 @@ def of_rows(rows: Iterable[Row], mode: Mode, failed: Collection[str] = (), gaps:
     """A past run, of its rows; the last of several for one epoch counts.
 
     Args:
-        rows: In any order; trials come in that of their first rows.
-        mode: "min" where a lower score is better, "max" where a higher is.
         failed: Trials that have no scores after their last row because they failed.
         gaps: Seconds that trials did not train when they were resized.
     """
@@ -90,10 +88,6 @@ def read_columns(columns: Mapping[str, Sequence[Any]], metric: str | None, mode:
     Args:
         columns: By name; see `COLUMNS` for what each may be called.
         metric: The column of scores; None where there is but one other.
-        mode: "min" where a lower score is better, "max" where a higher is.
-
-    Raises:
-        ValueError: if a column is missing or has what is no number, `metric` is no column, or `mode` is not given.
     """
     found = {what: next((name for name in names if name in columns), None) for what, names in COLUMNS.items()}
     for what in NEEDED:
@@ -119,22 +113,14 @@ def read_columns(columns: Mapping[str, Sequence[Any]], metric: str | None, mode:
 
 
 def needed_mode(mode: Mode | None) -> Mode:
-    """The mode, which the run does not tell.
-
-    Raises:
-        ValueError: if it is not given, or unknown.
-    """
+    """The mode, which the run does not tell; ValueError if it is not given, or unknown."""
     check_mode(mode)
     assert mode is not None
     return mode
 
 
 def check_epoch(epoch: float, where: str) -> int:
-    """An epoch's number.
-
-    Raises:
-        ValueError: if it is no integer from 1 to `MOST_EPOCHS`.
-    """
+    """An epoch's number; ValueError if it is no integer from 1 to `MOST_EPOCHS`."""
     holds = math.isfinite(epoch) and epoch == int(epoch) and 1 <= epoch <= MOST_EPOCHS
     require(holds, "epoch", epoch, f"an integer from 1 to {MOST_EPOCHS:,} ({where})")
     return int(epoch)

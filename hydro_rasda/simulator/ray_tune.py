@@ -56,14 +56,6 @@ def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> Past
     An epoch is a `training_iteration`. Its seconds are the reported `epoch_seconds`, or else Tune's `time_this_iter_s`,
     but not of the first epoch since a start, which counts the start as well. Its workers are the reported `workers`, as
     of elastic trials, else one. A restart is what lies between two reports on different workers, but for the epoch.
-
-    Args:
-        folder: The experiment's: `storage_path/name`.
-        metric: A name that trials report; None for what the experiment was asked for, or where there is but one.
-        mode: "min" where a lower score is better, "max" where a higher is: Tune does not write it down in plain words.
-
-    Raises:
-        ValueError: if no trial has reported, `metric` is none of theirs, or `mode` is not given.
     """
     reports = {trial.name: list(_reports(trial)) for trial in sorted(_trial_folders(folder))}
     reported = {name for lines in reports.values() for line in lines for name in line if is_metric(line[name])}

@@ -67,12 +67,9 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
 
 
 def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chance | None:
-    """Return the score of a constant prediction, if no trial of a stage does better.
+    """Return the score of a constant prediction if no trial of a stage does better; None if it is not known.
 
-    Chance is known only for an objective that `loss_fn` makes, not for one written by hand.
-
-    Returns:
-        None if a trial does better, none has a finite score, or chance is not known.
+    It is known only for an objective that `loss_fn` makes, not for one written by hand.
     """
     finite = [score for score in scores.values() if math.isfinite(score)]
     if not finite or not isinstance(as_given(run.problem.objective), Supervised):
@@ -86,13 +83,7 @@ def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chan
 def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None:
     """Return the score of the best constant prediction: the frequencies of classes, or the mean of numbers.
 
-    Args:
-        problem: Its objective is one that `supervised` made.
-        batch_size: Examples to read at a time.
-        classes: True if integer targets are classes.
-
-    Returns:
-        None if that is not known, for example if the loss takes no such prediction.
+    None if that is not known, for example if the loss takes no such prediction.
     """
     if problem.folds is not None:
         found = [chance_of(of_model, batch_size, classes) for of_model in problem.each("surrogate")]

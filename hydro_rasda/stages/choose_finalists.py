@@ -31,10 +31,6 @@ def finalists_of_rule(
 
     Args:
         tell: Called with the last milestone and whether the finalists were named before, once there are some.
-
-    Raises:
-        AllTrialsFailed: If no trial has a finite metric.
-        ValueError: If the rule names no finalists.
     """
     chosen = checked_finalists(rule, rule.finalists(state), state)
     last = max(state.scores, default=0)
@@ -59,11 +55,7 @@ def finalists_of_rule(
 
 
 def finalists_in_time(run: Run, search: Search) -> list[int]:
-    """Choose finalists if the time budget ended a rung early: those that trained longest, of them the best.
-
-    Raises:
-        AllTrialsFailed: If no trial has a finite metric.
-    """
+    """Choose finalists if the time budget ended a rung early: those that trained longest, of them the best."""
     run.end_by_time("surrogate")
     run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
     numbers = sorted(run.trials)

@@ -24,15 +24,8 @@ def make_copies(
 ) -> None:
     """Let trials continue with other trials' weights and configurations, as these were before any copy.
 
-    Args:
-        run: Gets the copies' configurations and checkpoints.
-        state: The state of the sweep; it is not changed.
-        search: Learns that the configurations it suggested train no further.
-        dispatcher: Gets the copies' groups.
-        recalled: True if an earlier process made this decision.
-
-    Raises:
-        ValueError: If a copy has trained further already, or a change would make another model.
+    If `recalled`, an earlier process made this decision. Raise ValueError if a copy has trained further already, or if
+    a change would make another model.
     """
     of = {number: move.copy_of for number, move in moves.items() if move.copy_of is not None}
     trials = dict(run.trials)

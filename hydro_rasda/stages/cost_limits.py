@@ -61,14 +61,8 @@ class Costs:
 def all_fit(constraints: Constraints | None, costs: Costs | None = None) -> Fits | None:
     """Return one function that tells whether a configuration meets all constraints that are known before training.
 
-    Args:
-        costs: Of configurations; None leaves bounds on them out. A cost that cannot be measured breaks its bounds.
-
-    Returns:
-        None where there are no such constraints.
-
-    Raises:
-        ValueError: by that function, if one of the user's raises.
+    A cost that cannot be measured breaks its bounds. Without `costs`, bounds on them are left out. Return None where
+    there are no such constraints. The function raises ValueError if one of the user's raises.
     """
     functions = functions_of(constraints)
     of_costs = {name: pair for name, pair in bounds_of(constraints).items() if name in COSTS and costs is not None}

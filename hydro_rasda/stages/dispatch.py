@@ -45,11 +45,7 @@ class Dispatcher:
         self._widths: dict[tuple[str, str], Widths] = {}
 
     def find_wider(self, children: int) -> None:
-        """See which kinds differ in nothing but widths, where new ones have come.
-
-        Args:
-            children: Processes that are forked to compare their models; 0 compares them in this one.
-        """
+        """See which kinds differ in nothing but widths, where new ones have come; `children` as of `find_kinds`."""
         run, before = self._run, self._compared
         examples = {kind: run.trials[number] for number, kind in sorted(self.kinds.items(), reverse=True)}
         sizes, new = Counter(map(form, examples)), {form(kind) for kind in examples.keys() - before}

@@ -113,11 +113,7 @@ class _Kind:
 
 @dataclass
 class _Seen:
-    """Configurations in which all that decides about the model is equal.
-
-    Attributes:
-        digest: Of the models built so far; empty where these were of several kinds.
-    """
+    """Configurations that decide alike about the model, and its digest; empty where models were of several kinds."""
 
     batch_size: int
     reads: Reads

@@ -39,11 +39,7 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | N
     that trial.
 
     Args:
-        trials: At least one.
         folder: The run's folder; None if no later call could have the same.
-
-    Raises:
-        ValueError: If no trial can be trained; see `dry_run`.
     """
     if usable_children(problem):
         return _scouted_dry_run(problem, trials)
@@ -165,11 +161,7 @@ def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
 
 
 def _as_sent(found: DryRun) -> DryRun:
-    """Return findings as another process gets them.
-
-    Raises:
-        Exception: if they cannot be sent, as the model's inputs may hold anything.
-    """
+    """Return findings as another process gets them; raise if they cannot be sent, as model inputs may hold anything."""
     sent = io.BytesIO()
     torch.save(found, sent)
     sent.seek(0)

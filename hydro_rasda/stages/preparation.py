@@ -67,8 +67,6 @@ def get_ready(
     """Try a problem out, and warn of settings that would fail silently.
 
     Args:
-        trials: At least one.
-        folder: The run's folder; None if no later call could have the same.
         named_rule: True if a rule of the library decides the sweep, not one of the user: then its end is known.
 
     Raises:
@@ -114,11 +112,7 @@ def get_ready(
 
 
 def _check_schedules(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial]) -> None:
-    """Call each schedule function of the user at some steps of a training with as many steps as the first trial's.
-
-    Raises:
-        ValueError: If one raises, or returns no factor of a learning rate.
-    """
+    """Call each schedule function of the user at some steps of a training with as many steps as the first trial's."""
     found = dict.fromkeys(schedule for schedule in schedules(space, (t.config for t in trials)) if callable(schedule))
     if not found:
         return

@@ -134,7 +134,6 @@ def _bring_back(run: Run, finalists: Sequence[int], stopped: dict[int, list[int]
 
     Args:
         stopped: By milestone, those that were stopped there; who comes back is taken out.
-        stop: The milestone of the race.
     """
     if any(done_early(run, n) for n in finalists):  # one has come to its end
         return []

@@ -42,11 +42,7 @@ class RunPlan:
         self._told = False
 
     def tell(self, done: int) -> None:
-        """Tell the user, once, what the run is going to train, and foresee how long.
-
-        Args:
-            done: Epochs of surrogates that an earlier process trained.
-        """
+        """Tell the user, once, what the run is going to train, and foresee how long; `done` epochs are trained."""
         if self._told:
             return
         self._told, run, settings = True, self._run, self._run.settings

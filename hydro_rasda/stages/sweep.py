@@ -53,10 +53,6 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
 
     Returns:
         The finalists' numbers, best first; at most `top_k`.
-
-    Raises:
-        AllTrialsFailed: If no trial has a finite metric.
-        ValueError: If a decision of the rule cannot be carried out.
     """
     under_way = _Sweep(run, search, devices, rule or _named(run))
     with run.store.sweeping():

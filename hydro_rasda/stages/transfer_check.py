@@ -28,9 +28,6 @@ def check_transfer(
 
     Returns:
         Rank correlation, regret and verdict; None where fewer than four trials have a finite metric.
-
-    Warns:
-        UserWarning: where the verdict is not "trusted", with what to do.
     """
     chosen = choose_checked(run, epochs, scores, lambda: _spread(scores, run.settings.mode))
     if len(chosen) < FEWEST:

@@ -44,11 +44,7 @@ def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
 
 
 def warn_of_unread(unread: Unread) -> None:
-    """Warn of keys that no trial's model or objective read.
-
-    Warns:
-        UserWarning: where there is such a key.
-    """
+    """Warn of keys that no trial's model or objective read."""
     names = [_told(key, meant) for key, meant in unread.items()]
     if names:
         warn(

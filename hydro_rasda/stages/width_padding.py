@@ -31,7 +31,6 @@ def find_wider(problem: Problem, examples: Mapping[str, Trial], children: int) -
     Kinds that differ in more than widths are not compared, nor any if the objective has optimizer settings of its own.
 
     Args:
-        examples: By kind, one of its trials.
         children: Processes that are forked to compare them; 0 compares them in this one.
 
     Returns:

@@ -46,7 +46,6 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
 
     Args:
         worker: Its `data` is the `Problem`, which may come from a process with another device.
-        rule: How learning rates follow the global batch, see `lr_factor`.
     """
     if worker.device.type == "cpu":
         keep_freed_memory()
@@ -104,9 +103,6 @@ class Place:
     def joined(self, open_store: Callable[[], Store]) -> Iterator[None]:
         """Join all ranks to the default process group, for the time of the context.
 
-        Args:
-            open_store: Opens the store by which ranks find each other; not called if there is one rank.
-
         An error within leaves the group as it is, because closing it could wait for the other ranks for ever. The
         process cannot be used any more then.
         """
@@ -131,11 +127,7 @@ def train_target_on_ranks(
 ) -> FullSizeOutcome:
     """Train one full-size model for a span of epochs, as one of several ranks; each rank calls it.
 
-    Args:
-        state, should_stop, on_epoch: As of `SpanWorker`.
-
-    Returns:
-        The outcome; only rank 0's has a state and a history.
+    Only rank 0's outcome has a state and a history.
     """
     started = time.perf_counter()
     own_loop = problem.full_size is not None

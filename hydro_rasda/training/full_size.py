@@ -76,11 +76,7 @@ def train_full_size_trial(
     should_stop: Callable[[], bool] = lambda: False,
     on_epoch: Callable[[int, EpochMetrics], None] = lambda epoch, metrics: None,
 ) -> FullSizeOutcome:
-    """Train a trial's full-size model for a span of epochs; if it has several, epoch by epoch one after another.
-
-    Args:
-        state: The state of the checkpoint that training continues from.
-    """
+    """Train a trial's full-size model for a span of epochs; if it has several, epoch by epoch one after another."""
     started = time.perf_counter()
 
     def train(problem: Problem) -> FullSizeOutcome:

@@ -117,12 +117,7 @@ def train_group(
     any other error, its members start again one by one, so that only those that raise by themselves fail.
 
     Args:
-        task: One group, its first epoch and its milestone.
-        load: Returns an earlier task's checkpoint by its key.
         live: The group that this process trained last; the new one takes its place.
-
-    Raises:
-        DamagedCheckpoint: If an earlier task's checkpoint cannot be read.
     """
 
     def train(work: tuple[Problem, GroupTask]) -> GroupOutcome:
@@ -241,7 +236,6 @@ def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source
 
     Args:
         source: Key of the task that trained it last.
-        load: Returns a task's checkpoint by its key.
     """
     learner, _ = _resume(problem, trials, [number], [source], load)
     return [learner.member_state(at) for at in range(problem.settings.models("target"))]

@@ -160,11 +160,7 @@ class FusedLearner:
         return evaluate_parts(partial(self.fused.map, self._objective), batch, self.micro_batches, 1)
 
     def evaluate_apart(self, batches: Sequence[Batch | None]) -> list[Mapping[str, Tensor] | None]:
-        """Evaluate each of a trial's models on a batch of its own, if it has one left.
-
-        Returns:
-            For each, the metrics [T] of T trials.
-        """
+        """Evaluate each of a trial's models on a batch of its own, if one is left: metrics [T] of T trials each."""
         found: list[Mapping[str, Tensor] | None] = []
         given = [batch for batch in batches if batch is not None]
         alike = self.side_by_side(given) if len(given) == len(batches) else None
@@ -240,7 +236,6 @@ class FusedLearner:
         """Train on with these configurations, as a learner that was made with them and has loaded this one's state.
 
         Args:
-            configs: Of all members.
             modules: Of the members whose surrogates have other floats now, a module that has them.
         """
         if modules:

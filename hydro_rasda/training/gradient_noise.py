@@ -94,14 +94,7 @@ class GradientNoise:
         self._share, self._scale, self._multiplier = (float(examples), weight), scale, multiplier
 
     def add(self, small: float, of: float, big: float, out_of: float) -> None:
-        """Takes in a step.
-
-        Args:
-            small: Squared norm of the mean gradient of `of` examples, which are among the others.
-            of: Examples.
-            big: Squared norm of the mean gradient of `out_of` examples.
-            out_of: More examples.
-        """
+        """Take in a step: the squared norms of the mean gradients of `of` examples, and of `out_of`, these included."""
         if not of < out_of or not math.isfinite(small + big):
             return
         signal = (out_of * big - of * small) / (out_of - of)

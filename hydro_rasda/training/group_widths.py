@@ -66,9 +66,6 @@ def planned_widths(
         forked: True if forked processes measure, not this one.
         memory: Bytes for all cores together; None for all that the system has left.
         singles: If true, kinds with a single trial for each core are measured, too.
-
-    Warns:
-        FusionWarning: If vmap cannot follow a kind's model; the warning names module and line.
     """
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     keys = dict[str, str]()

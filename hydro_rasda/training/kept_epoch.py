@@ -25,7 +25,6 @@ def bettered(
         best: The entry so far; None if there is none. It has "epoch", "score" and the weights, "model", of the kept
             epoch; also the first score, "first", the best score, "top", and its epoch, "top_epoch".
         score: The metric after the epoch; an epoch whose score is not finite is never kept.
-        mode: "min" if a lower score is better, "max" if a higher one is.
         weights: Returns a copy of the weights after this epoch; called only if they are to be kept.
     """
     if not math.isfinite(score):

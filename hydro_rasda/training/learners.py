@@ -249,12 +249,7 @@ class SingleLearner:
         return epochs_since(self._best, epoch)
 
     def remember(self, epoch: int, score: float, mode: Mode) -> None:
-        """Keep a copy of the evaluated weights as "best" of `state`, if `bettered` chooses it; on all ranks alike.
-
-        Args:
-            score: The metric after the epoch; see `bettered`.
-            mode: "min" if a lower score is better, "max" if a higher one is.
-        """
+        """Keep a copy of the evaluated weights as "best" of `state`, if `bettered` chooses it; on all ranks alike."""
 
         def evaluated() -> Mapping[str, Any]:
             with self.evaluating():
@@ -314,13 +309,7 @@ class SingleLearner:
 def evaluate_parts(
     objective: Callable[[Batch], Mapping[str, Tensor]], batch: Batch, parts: int, dim: int
 ) -> dict[str, Tensor]:
-    """The means over a batch, part by part, as `evaluate`, and their weights; outputs and targets are put together.
-
-    Args:
-        objective: Of models in no need of gradients.
-        parts: How many to split it into.
-        dim: That of the examples in outputs and targets.
-    """
+    """The means over a batch, part by part, as `evaluate`, and their weights; outputs and targets are put together."""
     collected: dict[str, list[Tensor]] = {}
 
     def means(part: Batch) -> Mapping[str, Tensor]:

@@ -75,11 +75,7 @@ def train_epochs(
 
 
 def keep_best(learner: SingleLearner, problem: Problem, epoch: int, metrics: EpochMetrics) -> None:
-    """Keep the weights of this epoch of a full-size training if the best epoch counts and none before was better.
-
-    Args:
-        learner: At the end of the epoch, on each of its ranks.
-    """
+    """Keep the weights of this epoch of a full-size training if the best epoch counts and none before was better."""
     settings = problem.settings
     if settings.race.keep == "best" and not diverged(metrics):
         learner.remember(epoch, metrics[settings.metric][0], settings.mode)

@@ -35,12 +35,7 @@ def optimizer_settings(objective: Objective, model: nn.Module, config: Mapping[s
 def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float) -> Multipliers:
     """Return factors of learning rates and weight decays for each optimizer: muP's, times those of the objective.
 
-    Args:
-        module: A model, or its surrogate.
-        surrogate: The surrogate's width over the model's.
-
-    Raises:
-        ValueError: If muP has no rule for the optimizer on a surrogate.
+    `surrogate` is the module's width over the model's. Raise ValueError if muP has no rule for an optimizer there.
     """
     own = {"lr_multipliers": settings.lr_factors, "weight_decay_multipliers": settings.weight_decay_factors}
     if surrogate == 1:
@@ -52,11 +47,7 @@ def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float
 
 
 def check_rule(config: Mapping[str, Any]) -> None:
-    """Refuse an optimizer for which no rule is known by which learning rates change with the width.
-
-    Raises:
-        ValueError: If a function makes an optimizer whose class has no name in `fusion.optim.OPTIMIZERS`.
-    """
+    """Raise ValueError for an optimizer that no rule is known for by which learning rates change with the width."""
     if optimizer_name(config) == OWN and Hyperparameters.from_config(config).kind == OWN:
         rule = "of a class of torch.optim that has a name here: for others nobody knows how learning rates of narrow "
         require(False, "optimizer", config["optimizer"], f"{rule}surrogates transfer; or set `sweep.surrogate=1`")

@@ -19,11 +19,7 @@ ARRIVAL = timedelta(minutes=5)
 
 
 def file_store(path: Path, world: int) -> Store:
-    """A file as a store, for ranks of one machine alone.
-
-    Args:
-        path: In a folder that only their user can enter.
-    """
+    """A file as a store, for ranks of one machine alone, in a folder that only their user can enter."""
     # Else gloo listens where anyone who reaches the machine could write into it.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     return dist.FileStore(str(path), world)  # type: ignore[attr-defined]  # not exported

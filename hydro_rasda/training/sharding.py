@@ -53,11 +53,7 @@ def apart(module: nn.Module) -> Iterator[None]:
 def whole(state: Any, keep: bool) -> Any:
     """Return a state with its split tensors whole, on the CPU; each rank calls it.
 
-    Tensors are gathered one at a time.
-
-    Args:
-        state: Tensors and plain values in any nesting, the same on all ranks.
-        keep: True if this rank gets the tensors; other ranks get None for each.
+    Tensors are gathered one at a time. A rank that does not `keep` them gets None for each.
     """
     from torch.distributed.tensor import DTensor
 

@@ -78,11 +78,7 @@ class SpanWorker(Worker):
             raise Over
 
     def reached(self, before: State | None) -> State | None:
-        """The state that training came to; where nothing was reported, that from which it went on.
-
-        Raises:
-            ValueError: on rank 0, where there is neither.
-        """
+        """The state that training came to; where nothing was reported, that from which it went on."""
         if self.rank == 0 and self.saving is None and before is None:
             raise ValueError(
                 "`race.train` returned without a report, but must end each epoch with `worker.report(...)`"

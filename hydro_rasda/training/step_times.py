@@ -47,11 +47,7 @@ class StepTimes:
         return parallel_efficiency({size: median(of) for size, of in self._seconds.items()}, self._workers)
 
     def settle(self, global_batch_size: float | None) -> None:
-        """End an iteration.
-
-        Args:
-            global_batch_size: Examples of its steps, over all workers; None if a worker's batch never changes.
-        """
+        """End an iteration; `global_batch_size` is None if a worker's batch never changes."""
         times = self._between()
         self._marks.clear()
         if times:

@@ -83,11 +83,7 @@ class Trainer:
         return [replace(outcome, state=move(outcome.state, _CPU, wait=True)) for outcome in outcomes]
 
     def train_rank(self, task: FullSizeTask, given: Given, place: Place, meeting: Any) -> FullSizeOutcome:
-        """Train a full-size trial as one of several ranks, each with its own trainer.
-
-        Args:
-            meeting: The file by which the ranks find each other.
-        """
+        """Train a full-size trial as one of several ranks, which find each other by the file `meeting`."""
         self._device.forget_group()
         work, open_store = self._work(given), partial(self._store, place.shard, meeting)
 

@@ -27,11 +27,7 @@ from hydro_rasda.trial import Trial
 
 
 class Kept:
-    """The part of a training function's reports that a run keeps.
-
-    Args:
-        state: A checkpoint that training goes on from.
-    """
+    """The part of a training function's reports that a run keeps; training goes on from the checkpoint `state`."""
 
     def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
         self._settings = settings
@@ -40,11 +36,7 @@ class Kept:
         self.own: State | None = None if state is None else state.get("own", state)
 
     def taken(self, epoch: int, metrics: Mapping[str, Any], saving: Saving) -> tuple[dict[str, Any], Saving]:
-        """Return an epoch's metrics as floats, and a function that returns its checkpoint: "own", "model" and "best".
-
-        Raises:
-            ValueError: If a metric of the run's is not among them, or the state has no model.
-        """
+        """Return an epoch's metrics as floats, and a function that returns its checkpoint ("own", "model", "best")."""
         metric, mode = self._settings.metric, self._settings.mode
         for name in self._settings.comparison.trained:
             rule = f"a mapping with the number {name!r}, which is `tune`'s `metric`, or has bounds"
@@ -65,11 +57,7 @@ class Kept:
 
 
 def _state_of(saving: Saving) -> dict[str, Any]:
-    """Return the state of a report.
-
-    Raises:
-        ValueError: If it holds no model, or objects that could not be read back without running code.
-    """
+    """Return the state of a report; ValueError if it holds no model, or objects that only running code reads back."""
     state = saving() if callable(saving) else saving
     rule = 'a dict whose "model" is the state dict of the model that `model_fn(worker.config)` builds'
     has_model = isinstance(state, Mapping) and isinstance(state.get("model"), Mapping)
@@ -92,12 +80,7 @@ def train_own(
     should_stop: Callable[[], bool],
     on_epoch: Callable[[int, EpochMetrics], None],
 ) -> FullSizeOutcome:
-    """Train a full-size model for a span of epochs by the user's function, from a checkpoint or anew.
-
-    Raises:
-        ValueError: If the function returns without a report.
-        Exception: Any error that the function raises.
-    """
+    """Train a full-size model for a span of epochs by the user's function, from a checkpoint or anew."""
     started = time.perf_counter()
     worker = SpanWorker(problem, trial, task, state, should_stop, on_epoch)
     with contextlib.suppress(Over):
@@ -108,11 +91,7 @@ def train_own(
 
 
 def train_own_on_rank(worker: Worker) -> None:
-    """The same on a rank, from its last checkpoint to the trial's end, or to where the worker leaves it.
-
-    Args:
-        worker: Its `data` is the `Problem`; its configuration as of `train_full_size`.
-    """
+    """The same on a rank, from its last checkpoint to the trial's end, or to where the worker leaves it."""
     problem: Problem = worker.data
     assert problem.full_size is not None
     kept = Kept(problem.settings, worker.checkpoint)

@@ -30,11 +30,7 @@ class Average:
         return self._weight < 1
 
     def update(self, horizon: float) -> None:
-        """Take in what the tensors are after a step.
-
-        Args:
-            horizon: In steps, may change from step to step; up to 1, the last step is all that counts.
-        """
+        """Take in the tensors after a step, with a horizon in steps; up to 1, the last step is all that counts."""
         self._steps += 1
         self._weight = max(1 / self._steps, 1 / max(1.0, horizon))
         current = self._tensors()

@@ -65,12 +65,7 @@ class RayBackend:
 
     @contextlib.contextmanager
     def open(self, run: Run) -> Iterator[Devices]:
-        """Connect to the cluster, and start its devices.
-
-        Raises:
-            ValueError: if no node has such a device, or the cluster has fewer than `race.workers` of them.
-            ConnectionError: if there is no cluster at `address`.
-        """
+        """Connect to the cluster, and start its devices."""
         with _connected(self.address), head_watched(ray.get_runtime_context().gcs_address):
             nodes = living_nodes()
             worker = worker_resources(nodes, self.resources_per_worker)
@@ -128,11 +123,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def head_watched(address: str) -> Iterator[None]:
-    """Within it, a line on stderr tells where the head does not answer any more, and what to do.
-
-    Args:
-        address: Of the head, "host:port".
-    """
+    """Within it, a line on stderr tells where the head at "host:port" does not answer any more, and what to do."""
     over = threading.Event()
     thread = threading.Thread(target=_watch_head, args=(address, over), name="head watch", daemon=True)
     thread.start()

@@ -38,11 +38,7 @@ class _Board:
 
 
 class Bulletin:
-    """The tuner's side.
-
-    Attributes:
-        coming: Ray's future of the next messages.
-    """
+    """The tuner's side; `coming` is Ray's future of the next messages."""
 
     def __init__(self) -> None:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -33,13 +33,6 @@ from hydro_rasda.training.trainer import Given, Trainer
 def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, float] | None) -> dict[str, float]:
     """Resources of one device: those asked for, else a GPU where there is any, else all CPUs of a usual node.
 
-    Args:
-        nodes: Resources of each node of the cluster, in Ray's words.
-        asked: `resources_per_worker`.
-
-    Raises:
-        ValueError: if no node has as much.
-
     >>> worker_resources([{"CPU": 4}, {"CPU": 16}, {"CPU": 16}], None)
     {'CPU': 16}
     >>> worker_resources([{"CPU": 4}, {"CPU": 16, "GPU": 8}], None)
@@ -78,7 +71,6 @@ def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> Share:
     """Return a device's share of a GPU, or of the memory of its node.
 
     Args:
-        node: Resources of its node, in Ray's words.
         worker: Its own; `memory` bounds what trains there at the same time, as well as what Ray starts beside it.
 
     >>> share_on({"CPU": 8, "memory": 40e9}, {"CPU": 2, "memory": 3e9})
@@ -138,11 +130,7 @@ class _Actor:
 
 
 class RayDevices(DoublingPool):
-    """Trains on all devices of a cluster. Nodes may come and go: a full-size trial gets at most what the living hold.
-
-    Args:
-        worker: Resources of a device, in Ray's words.
-    """
+    """Trains on all devices of a cluster. Nodes come and go: a full-size trial gets at most what the living hold."""
 
     def __init__(self, run: Run, worker: Mapping[str, float], count: int) -> None:
         # NCCL refuses two ranks on one GPU, where those with a part of one may come to lie.

@@ -13,11 +13,7 @@ from hydro_rasda.schedulers import worker_slots
 
 
 class Slots:
-    """The number of workers that the cluster's living nodes hold, asked for at most once a second.
-
-    Args:
-        worker: Resources of one worker, in Ray's words: `{"CPU": 1, "GPU": 1}`.
-    """
+    """The number of workers that the cluster's living nodes hold, asked for at most once a second."""
 
     _fresh_for_s = 1.0
 

@@ -23,11 +23,7 @@ CHECKPOINT_FILE = "worker.pt"
 
 
 class RankWorker(Worker):
-    """A worker that reports through a connection; its checkpoints are folders, which Ray Tune takes.
-
-    Args:
-        job: The request of `elastic` to a rank.
-    """
+    """A worker that reports through a connection; its checkpoints are folders, which Ray Tune takes."""
 
     def __init__(self, job: Mapping[str, Any], data: Any, connection: Connection) -> None:
         device = torch.device("cuda", 0) if job["gpus"] else torch.device("cpu")

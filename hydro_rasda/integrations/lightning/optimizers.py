@@ -31,11 +31,7 @@ class Unfollowed(ValueError):
 
 @dataclass(frozen=True)
 class Recorded:
-    """A scheduler's factors, as it gave them: `schedule(step, steps)`.
-
-    Attributes:
-        factors: One for each step, or for each epoch.
-    """
+    """A scheduler's factors, one for each step or epoch, as it gave them: `schedule(step, steps)`."""
 
     factors: tuple[float, ...]
 
@@ -49,10 +45,7 @@ def optimizer_settings(
     """How a module's own optimizer updates it.
 
     Args:
-        module: Its `configure_optimizers` is called.
         config: The trial's; what the library reads of it for the optimizer is replaced.
-        epochs: Of a full training, `trainer.max_epochs`.
-        steps: Of a full training, `trainer.estimated_stepping_batches`.
 
     Raises:
         Unfollowed: if it has none of SGD, Adam and AdamW, more than one optimizer, or a scheduler that depends on

@@ -121,11 +121,7 @@ def _asked(
     val_dataloaders: Any,
     sweep: SweepConfig,
 ) -> dict[str, Any]:
-    """Turn a trainer, loaders and a module's steps into arguments of `tune`.
-
-    Raises:
-        ValueError: for all that cannot be followed.
-    """
+    """Turn a trainer, loaders and a module's steps into arguments of `tune`; ValueError for what cannot be followed."""
     refused = [*unfollowed_loader("train_dataloaders", train_dataloaders)]
     refused += unfollowed_loader("val_dataloaders", val_dataloaders)
     refused += unfollowed_by(trainer)
@@ -178,11 +174,7 @@ def _first(
 
 
 def _called_with(module: LightningModule, objective: StepObjective, batch: Any) -> Any:
-    """Return the arguments with which a step calls the module: positional ones, or a dict of keyword arguments.
-
-    Raises:
-        ValueError: if it does not call it.
-    """
+    """Return the arguments with which a step calls the module, positional or a dict; ValueError without a call."""
     calls: list[Any] = []
     handle = module.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
     with handle, torch.no_grad():

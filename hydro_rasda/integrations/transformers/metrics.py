@@ -45,11 +45,7 @@ class Predictions:
     preprocess: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Any], returned: Any) -> Mapping[str, Tensor]:
-        """Of a batch, for which a model returned this.
-
-        Raises:
-            ValueError: if these are several tensors, or the batch has no labels.
-        """
+        """Of a batch, for which a model returned this; ValueError if that is several tensors, or it has no labels."""
         base: Any = base_of(model)
         ignored = {"loss", *getattr(base.config, "keys_to_ignore_at_inference", ["past_key_values"])}
         if isinstance(returned, Mapping):

@@ -63,10 +63,8 @@ def model_function(model: Any, model_class: Any, own: tuple[str, ...], use_cache
     """Return the function with which `tune` builds models.
 
     Args:
-        model: A `PretrainedConfig`, or `model_init`.
         model_class: Of a `PretrainedConfig`'s model; None: as its `architectures` say.
         own: Hyperparameters that are no training arguments.
-        use_cache: `TrainingArguments.use_cache`.
 
     Raises:
         ValueError: if it is neither, nobody says of which class the model is, or a hyperparameter is nobody's.
