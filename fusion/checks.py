@@ -61,12 +61,7 @@ def check_mapping(name: str, value: object, *keys: str) -> None:
 
 
 def check_each(name: str, values: Sequence[Any], kind: type, count: int | None = None) -> None:
-    """Refuse a value that is no list, or another sequence, of objects of one class.
-
-    Args:
-        values: The argument; only the items of a list or a tuple are checked.
-        count: Number of values that there must be; None: one or more.
-    """
+    """Refuse a value that is no list, or another sequence, of `count` objects of one class; None: of one or more."""
     listed = isinstance(values, Sequence) and not isinstance(values, str | bytes)
     require(listed, name, values, f"a list of objects of the class {kind.__name__}")
     many = len(values)

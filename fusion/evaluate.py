@@ -40,12 +40,7 @@ def own_rows(batch: Any, K: int) -> tuple[list[Tensor], Callable[[Sequence[Tenso
 
 
 def at_once(
-    one: One,
-    tensors: Mapping[str, Tensor],
-    settings: Settings,
-    streams: Streams,
-    K: int,
-    rows_K: Sequence[Tensor] = (),
+    one: One, tensors: Mapping[str, Tensor], settings: Settings, streams: Streams, K: int, rows_K: Sequence[Tensor] = ()
 ) -> tuple[Any, Mapping[str, Tensor]]:
     """Evaluate by one vmapped call; of a single member, by a plain one.
 

@@ -119,9 +119,7 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 def resized_state(state: Mapping[str, Any], template: nn.Module) -> dict[str, Any]:
     """Return the states of a fused model and of its optimizer with all tensors of parameters cut or padded.
 
-    Args:
-        state: "model" and "optimizer", each a `state_dict` of members that are padded, or are to be.
-        template: A module of the shapes to cut or pad to.
+    `state` has both by "model" and "optimizer". The shapes are those of `template`.
     """
     shapes = _shapes(template)
     model = {}

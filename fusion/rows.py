@@ -23,11 +23,7 @@ such as a first layer whose input all share, copies them first. For large tensor
 
 
 class Block(NamedTuple):
-    """The content of one [K, N].
-
-    Attributes:
-        alone: Name of the tensor, if it has rows of its own.
-    """
+    """The content of one [K, N]: tensors of one type, or the tensor `alone`, which has rows of its own."""
 
     dtype: torch.dtype
     alone: str = ""
@@ -77,7 +73,6 @@ class Rows:
 
     @classmethod
     def zeros(cls, layout: Layout, K: int, device: torch.device) -> Rows:
-        """Make rows of zeros."""
         widths = {block: sum(shape.numel() for shape in shapes.values()) for block, shapes in layout.items()}
         return cls(layout, {block: torch.zeros(K, N, dtype=block.dtype, device=device) for block, N in widths.items()})
 
@@ -106,9 +101,6 @@ class FlatParameters:
 
     The parameters become views of the rows: a change of one changes the other. Parameters that are replaced later (by
     `FusedModel.keep`, `.to(device)`, copying) leave the rows. `holds` tells whether all are still there.
-
-    Args:
-        parameters: Name -> [K, ...], on one device.
 
     Attributes:
         gradients: Their gradients, as of the last `gather`.

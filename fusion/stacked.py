@@ -57,7 +57,6 @@ class StackedTensors(nn.Module):
 
     @property
     def K(self) -> int:  # noqa: N802
-        """Return the number of members."""
         return len(self._members)
 
     @property
@@ -100,7 +99,6 @@ class StackedTensors(nn.Module):
 
         Args:
             state_dict: Of as many members as this model has, or of more.
-            strict: As in `nn.Module.load_state_dict`.
             members: The members of `state_dict` to load, in this order, as after `keep(members)`; all if None.
 
         Raises:
@@ -150,11 +148,7 @@ class StackedTensors(nn.Module):
         return bool(self.own_values.of_members) or bool(changed(self.template, self._caught_up))
 
     def set_floats(self, modules: Mapping[int, nn.Module]) -> None:
-        """Give members the floats (dropout probability, label smoothing) that modules of their structure have.
-
-        Args:
-            modules: A module for each of the members that change; its tensors are not read.
-        """
+        """Give members the floats (dropout probability, label smoothing) of modules, whose tensors are not read."""
         self._catch_up(range(self.K))
         for k, module in modules.items():
             theirs = describe(module).floats

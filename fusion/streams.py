@@ -196,7 +196,6 @@ class Streams:
             self._beyond_torch, self._found = self._found, False
 
     def copy(self) -> Streams:
-        """Return independent copies of all streams."""
         return self.joined(range(self.K))
 
     def joined(self, chosen: Sequence[int], other: Streams | None = None) -> Streams:

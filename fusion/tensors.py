@@ -50,7 +50,6 @@ class TensorTree(nn.Module):
             node._non_persistent_buffers_set.add(leaf)
 
     def pop(self, name: str) -> Tensor:
-        """Remove a tensor and return it."""
         node, leaf = self._places.pop(name)
         node._non_persistent_buffers_set.discard(leaf)
         tensor = (node._parameters if leaf in node._parameters else node._buffers).pop(leaf)
@@ -58,18 +57,15 @@ class TensorTree(nn.Module):
         return tensor
 
     def get(self, name: str) -> Tensor | None:
-        """Return the tensor called `name`, or None."""
         if name not in self._places:
             return None
         node, leaf = self._places[name]
         return node._parameters[leaf] if leaf in node._parameters else node._buffers[leaf]
 
     def params(self) -> dict[str, nn.Parameter]:
-        """Return the parameters by name."""
         return {n: p for n, (node, leaf) in self._places.items() if (p := node._parameters.get(leaf)) is not None}
 
     def bufs(self) -> dict[str, Tensor]:
-        """Return the buffers by name."""
         return {n: b for n, (node, leaf) in self._places.items() if (b := node._buffers.get(leaf)) is not None}
 
     def is_persistent(self, name: str) -> bool:

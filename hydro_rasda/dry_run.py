@@ -99,7 +99,6 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
     Trials are tried in turn until one can be trained: a configuration that the model refuses fails alone.
 
     Args:
-        trials: At least one.
         survey: True to read the data once, too; see `survey_data`.
 
     Raises:
@@ -220,7 +219,7 @@ def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool])
     if "batch_size" in trial.config and (length > asked or (length < asked and not is_last())):
         warn(
             f"`train_data` was asked for batches of {asked} examples, and the first has {length}: what `space` says of "
-            "`batch_size` changes nothing where its loader takes no notice of it",
+            "`batch_size` changes nothing where its loader takes no notice of it"
         )
 
 

@@ -92,7 +92,6 @@ class LossCalls(TorchFunctionMode):
         """Put the loss's weight beside it, where it has none: that of the means noted, if all are over the same.
 
         Args:
-            target: Of the batch, where it is known.
             told: True to warn where targets are left out, and nobody knows by which weight.
         """
         if WEIGHT in metrics or LOSS_WEIGHT in metrics:
@@ -106,5 +105,5 @@ class LossCalls(TorchFunctionMode):
             warn(
                 "some targets are ignored or weighted, but the loss does not tell how many of them it averages. Means "
                 "over batches therefore count examples. To count targets, return their number, or the sum of their "
-                f"weights, as {WEIGHT!r} from an objective",
+                f"weights, as {WEIGHT!r} from an objective"
             )

@@ -32,9 +32,6 @@ def model_costs(problem: Problem, trial: Trial, names: Collection[str]) -> dict[
     evaluation, those of matrix products, convolutions and attention (half of what torch's `FlopCounterMode` counts).
     `seconds_per_example`: wall time of an evaluation with `batch_size` examples, per example. `peak_memory`: bytes that
     its training takes, as the dry run reckons.
-
-    Args:
-        names: The costs that are wanted; see `objectives.COSTS`.
     """
     model = problem.target(trial)
     found: dict[str, float] = {"params": float(sum(parameter.numel() for parameter in model.parameters()))}

@@ -167,7 +167,6 @@ class Supervised:
     """The objective for batches `(inputs, target)`; see `supervised`.
 
     Attributes:
-        loss_fn: Mean loss of a batch.
         checked: True to look at the targets' values first, which takes a model and a batch at a time.
         configured: True if the loss has an argument `config`.
         collected: True to return outputs and targets, too.

@@ -70,9 +70,7 @@ def joined(metrics: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def moving(part: str, module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
     """Have only the parameters of one part of a model need gradients.
 
-    Args:
-        part: Name of a module in the model, or "" for the whole model.
-        parameters: The model's parameters by name; they may be others than those of `module`.
+    `parameters` are the model's by name; they may be others than those of `module`.
     """
     frozen = list[nn.Parameter]()
     if part:

@@ -90,13 +90,7 @@ def functions_of(constraints: Constraints | None) -> dict[str, Fits]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of a run's trials.
-
-    Attributes:
-        objectives: At least one.
-        bounds: By metric, what a trial has to keep.
-        spread: The order of trials on one front.
-    """
+    """The comparison of a run's trials by at least one objective, within the bounds that a trial has to keep."""
 
     objectives: Objectives
     bounds: Mapping[str, Bounds] = field(default_factory=dict)

@@ -16,9 +16,7 @@ DISTRIBUTION = "hydro-rasda"
 def refuse_other_packages(*names: str) -> None:
     """Refuse packages of these names that are others than ours; nothing of them runs.
 
-    Raises:
-        ImportError: naming the file that Python finds, the distribution that it is of where one is known, and what to
-            do.
+    The ImportError names the file that Python finds, its distribution if one is known, and what to do.
     """
     for name in names:
         try:

@@ -29,15 +29,7 @@ from hydro_rasda.seeds import derive_seed
 from hydro_rasda.surrogate_plans import Plans
 from hydro_rasda.trial import Trial
 from hydro_rasda.width_argument import DEPTH, WidthForm, call_model_fn, width_form
-from surrogate import (
-    PlanMismatch,
-    SurrogatePlan,
-    make_surrogate,
-    parameter_roles,
-    plan_shrink,
-    plan_surrogate,
-    shrink,
-)
+from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, parameter_roles, plan_shrink, plan_surrogate, shrink
 from surrogate.widths import compare_widths, shapes_of
 
 
@@ -51,12 +43,7 @@ class NoRoles(ValueError):
 
 @dataclass(frozen=True)
 class OwnLoop:
-    """A function of the user's that trains the full-size models in the library's place.
-
-    Attributes:
-        train: `train(worker)`, with a `Worker`.
-        data: Its `worker.data`.
-    """
+    """The user's `train(worker)`, which trains the full-size models in the library's place; `data` is `worker.data`."""
 
     train: Callable[[Any], None]
     data: Any
@@ -67,7 +54,6 @@ class Problem:
     """All that every stage and every worker needs to train a trial.
 
     Attributes:
-        model_fn: `model_fn(config)` or `model_fn(config, width_ratio)`.
         objective: Loss and metrics of one model and one batch.
         val_data: Batches to compare trials on; with folds, those of the first fold, as `train_data` is.
         folds: All data and their folds, where `val_data` is a splitter; see `each`.
@@ -183,10 +169,7 @@ class Problem:
     def note_roles(self, model: nn.Module, trial: Trial) -> None:
         """Note the roles of a full-size model's parameters, if its configuration has learning rates by role.
 
-        They are found by making the model narrower. If it takes no width, that needs the example input.
-
-        Raises:
-            NoRoles: if it cannot be made narrower.
+        They are found by making the model narrower (else NoRoles). If it takes no width, that needs the example input.
         """
         asked = asked_roles(trial.config, [name for name, p in model.named_parameters() if p.requires_grad])
         if not asked or (self._width_form is None and self.example_input is None):
@@ -215,11 +198,7 @@ class Problem:
         return model
 
     def surrogate(self, trial: Trial, *, checked: bool = False) -> nn.Module:
-        """The model that stands in for it in the sweep, likewise.
-
-        Args:
-            checked: True to run it on the example input, to see that its output has the target's shape.
-        """
+        """The model that stands in for it in the sweep; if `checked`, its output is seen to have the target's shape."""
         width = self.settings.sweep.surrogate
         if width == 1:
             return self.target(trial)

@@ -104,10 +104,6 @@ NAMES: Mapping[str, str] = {
 
 
 def refuse_name(package: str, name: str, new: str) -> NoReturn:
-    """Refuse a name that a package exported in earlier versions.
-
-    Raises:
-        ImportError: always. Unlike an AttributeError, `from package import name` passes its text on.
-    """
+    """Raise ImportError for a name of earlier versions: `from package import name` passes its text on."""
     home, _, renamed = f"{package}.{new}".rpartition(".")
     raise ImportError(f"`{package}.{name}` has moved. Write: from {home} import {renamed}", name=package)

@@ -121,7 +121,6 @@ class Request:
         return searcher
 
     def problem(self, backend: Backend) -> Problem:
-        """The problem, as stages and workers need it."""
         pickle_config_modules()
         objective = as_objective(self.objective, self.loss_fn or F.cross_entropy, self.metrics is not None)
         settings, where, train = self.settings, backend.device, self.settings.race.train

@@ -58,11 +58,7 @@ class RandomSearch:
     Args:
         num_samples: See `sample`; those that come first count as samples, but for a grid, of which all is tried.
         first: Known configurations, or parts of them, which are tried first; what one leaves out is sampled.
-        strategy: See `check_config`.
         fits: Tells which configurations may be tried; others are drawn anew. Of a grid, they are left out.
-
-    Raises:
-        ValueError: if none of many that were drawn fits, or one of `first` does not.
     """
 
     def __init__(
@@ -258,7 +254,7 @@ class SearcherSearch:
             self._warned = True
             warn(
                 f"the searcher does not repeat its suggestion for trial {number}: give it a seed, so that it learns "
-                "from the trials before the break, too",
+                "from the trials before the break, too"
             )
         if suggested:
             self._searcher.on_trial_complete(self._id(number), error=True)

@@ -123,7 +123,6 @@ class _Withheld(dict[str, Any]):
         return self._told(name, super().__getitem__(name))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As of a dict."""
         return self._told(name, super().get(name, default))
 
     def _told(self, name: str, value: Any) -> Any:

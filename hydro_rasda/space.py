@@ -111,9 +111,6 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
 
     Returns:
         The configurations, in the order of sampling; plain Python numbers, not NumPy's.
-
-    Raises:
-        ValueError: if the space cannot be sampled, such as where a `sample_from` raises.
     """
     rng = np.random.default_rng(seed)
     with preserved_generators():

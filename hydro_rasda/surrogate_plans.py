@@ -42,7 +42,6 @@ class Plans:
             self.by_structure[structure] = plan
 
     def keep_for_reads(self, width_ratio: float, reads: Reads, plan: SurrogatePlan | None) -> None:
-        """Keep a plan, unless there are too many."""
         if len(self.by_reads) < MOST:
             self.by_reads[width_ratio, reads] = plan
 

@@ -27,9 +27,6 @@ def variants(space: dict[str, Any], rng: np.random.Generator) -> Iterator[dict[s
     """Yield a configuration for each point of the grid, one where there is no grid.
 
     A value that is drawn may hold domains: they are drawn next. Branches are drawn first (see `hydro_rasda.branches`).
-
-    Raises:
-        Unresolved: if functions wait for each other.
     """
     space = copy.deepcopy(space)
     found = [*_open(space)]

@@ -19,11 +19,7 @@ _SCALE_ATTRIBUTES = ("scaling", "scale", "softmax_scale")
 
 @dataclass(frozen=True)
 class ScaleQuery:
-    """Forward-pre-hook that multiplies the query of an `nn.MultiheadAttention`.
-
-    Attributes:
-        factor: sqrt(target head size / head size).
-    """
+    """Forward-pre-hook that multiplies an `nn.MultiheadAttention`'s query by sqrt(target head size / head size)."""
 
     factor: float
 

@@ -27,9 +27,6 @@ def corrections(
 ) -> tuple[dict[str, float], list[str]]:
     """Return the factor of each parameter of a freshly initialized surrogate, as far as laws tell it.
 
-    Args:
-        narrow: Parameter name -> the law of its initial weights in the surrogate.
-
     Returns:
         Parameter name -> factor, and the names of the parameters whose laws do not tell it.
     """
@@ -50,11 +47,7 @@ def measured_corrections(
     build_narrow: Callable[[], nn.Module],
     build_target: Callable[[], nn.Module],
 ) -> dict[str, float]:
-    """The same for parameters whose laws do not tell it, from a few models of either width.
-
-    Args:
-        names: Parameters to measure; without any, no model is built.
-    """
+    """The same for parameters whose laws do not tell it, from a few models of either width."""
     if not names:
         return {}
     own_sizes, full_sizes = _measure(build_narrow, names), _measure(build_target, names)

@@ -23,16 +23,11 @@ _INPUT_WEIGHTS = ("weight", "weight_ih_l0", "weight_ih")
 
 @dataclass(frozen=True)
 class ScaleInput:
-    """Forward-pre-hook that multiplies a module's first positional input.
-
-    Attributes:
-        factor: 1 / width_mult, so above 1 on a surrogate.
-    """
+    """Forward-pre-hook that multiplies a module's first positional input by 1 / width_mult, above 1 on a surrogate."""
 
     factor: float
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the positional inputs with the first one multiplied."""
         if not args:
             raise ValueError(
                 f"a readout ({type(module).__name__}) must be called with its input as first positional argument"

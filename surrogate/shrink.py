@@ -12,14 +12,7 @@ from surrogate.build import mark_as_target
 from surrogate.checks import check_flag, check_width_ratio, require
 from surrogate.init_scale import zero_modules
 from surrogate.multipliers import width_plan
-from surrogate.shrink_plan import (
-    ShrinkPlan,
-    check_operators,
-    check_sizes,
-    check_target,
-    follow_plan,
-    plan_shrink,
-)
+from surrogate.shrink_plan import ShrinkPlan, check_operators, check_sizes, check_target, follow_plan, plan_shrink
 
 
 def shrink(

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from surrogate.attention import head_sizes
 from surrogate.build import parametrize
 from surrogate.checks import PlanMismatch, check_width_ratio, require
-from surrogate.operators import run_for_operators
 from surrogate.output_sizes import main_outputs, record_calls, run_for_shapes
-from surrogate.resize import NarrowSizes, resize, size_of
-from surrogate.slices import fill_from_target
+from surrogate.resize import NarrowSizes, fill_from_target, resize, size_of
 from surrogate.transformers_config import narrow_by_config
 from surrogate.widths import ParamWidth, Shape, compare_widths, refuse_single_units, shapes_of
 
@@ -31,7 +32,7 @@ class ShrinkPlan:
     Attributes:
         target: Parameter or buffer name -> its shape in the module.
         sizes: Sizes of the copy; None if the module is built again from its `transformers` configuration.
-        operators: A digest of the operators that the narrow model calls (see `surrogate.operators`).
+        operators: A digest of the operators that the narrow model calls.
     """
 
     width_ratio: float
@@ -96,11 +97,7 @@ def check_operators(plan: ShrinkPlan, narrow: nn.Module, example_input: Any) -> 
 
 
 def check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
-    """The shapes of a module's outputs.
-
-    Raises:
-        ValueError: if it is no module, has lazy parameters or hooks on them, or cannot run on `example_input`.
-    """
+    """The shapes of a module's outputs; ValueError if it has lazy parameters or hooks on them, or cannot run."""
     require(isinstance(module, nn.Module), "module", module, "a torch.nn.Module")
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedParameter):
@@ -199,3 +196,38 @@ def _report_rounding(params: Mapping[str, ParamWidth], width_ratio: float) -> tu
                 line = f"{full} -> {size} instead of {full * width_ratio:g} (first in {name})"
                 lines.setdefault((full, size), line)
     return tuple(lines.values())
+
+
+def run_for_operators(module: nn.Module, example_input: Any) -> tuple[dict[str, Shape], str]:
+    """Run a copy of a module on one batch, as `run_for_shapes` does.
+
+    Returns:
+        The shapes of its outputs, and a digest of the operators that it called. The digest has their order, the shapes
+        and types of tensors, and all other arguments but floating point numbers.
+    """
+    record = _Record()
+    shapes = run_for_shapes(module, example_input, record)
+    return shapes, record.digest.hexdigest()
+
+
+class _Record(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch imports its compiler, which takes seconds, for every mode that does not say no here."""
+        return False
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.digest = hashlib.sha256()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.digest.update(repr((str(func), pytree.tree_map(_counted, (args, kwargs)))).encode())
+        return func(*args, **kwargs)
+
+
+def _counted(value: Any) -> Any:
+    """Return the part of an argument that counts: of a tensor its shape and type, of a float nothing."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    return float if isinstance(value, float | torch.Generator) else value

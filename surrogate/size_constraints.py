@@ -61,12 +61,8 @@ class SizeTrace:
 def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
     """Run a copy of `module` once on symbolic sizes.
 
-    Args:
-        module: A module that runs on fake tensors (no control flow that reads values).
-        example_input: One batch, as for `call_model`.
-
-    Raises:
-        ValueError: if the forward pass fails; the message names the innermost module that was running.
+    The module must run on fake tensors (no control flow that reads values). If it fails, a ValueError names the
+    innermost module that was running.
     """
     return _Tracer(module).trace(example_input)
 

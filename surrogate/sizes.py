@@ -94,11 +94,7 @@ def find_counts(trace: SizeTrace, lists: Collection[int]) -> dict[sympy.Symbol, 
 
     A width that one layer writes is read by another, or two layers write it and what they write is multiplied.
 
-    Args:
-        lists: How many modules lists of the model hold.
-
-    Returns:
-        Symbol -> the first parameter that has it.
+    `lists` are the lengths of the model's module lists. Return for each symbol the first parameter that has it.
     """
     matrices = {name: sizes for name, sizes in trace.tensors.items() if len(sizes) > 1}
     roles = _roles(trace)

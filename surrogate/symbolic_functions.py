@@ -18,11 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class SymbolicFunctions(TorchFunctionMode):
-    """Calls the functions of this module in the place of torch's.
-
-    Args:
-        done: Called with the name of each function of torch that has been called.
-    """
+    """Calls the functions of this module in the place of torch's; `done` gets the name of each after its call."""
 
     def __init__(self, done: Callable[[str], None]) -> None:
         super().__init__()

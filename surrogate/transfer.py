@@ -80,12 +80,7 @@ def transfer_check(
 
 
 def plain_score_fn(
-    model_fn: ModelFn,
-    train_batches: Sequence[Any],
-    val_batches: Sequence[Any],
-    objective: Objective,
-    *,
-    seed: int = 0,
+    model_fn: ModelFn, train_batches: Sequence[Any], val_batches: Sequence[Any], objective: Objective, *, seed: int = 0
 ) -> ScoreFn:
     """Score by training one model after another with torch's own optimizers: validation loss, smaller is better.
 

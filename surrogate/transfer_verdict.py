@@ -45,12 +45,7 @@ class RankComparison:
 
 
 def compare_rankings(
-    narrow: Sequence[float],
-    wide: Sequence[float],
-    *,
-    mode: Mode = "min",
-    top_k: int = 3,
-    tolerance: float = 0.0,
+    narrow: Sequence[float], wide: Sequence[float], *, mode: Mode = "min", top_k: int = 3, tolerance: float = 0.0
 ) -> RankComparison:
     """Judge whether the narrow model's scores may choose configurations for the wide one.
 

@@ -11,11 +11,7 @@ from torch import nn
 
 
 def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
-    """Build `type(module)` from a narrower copy of `module.config`.
-
-    Returns:
-        None where the module has no such configuration, is not built from it alone, or was changed since.
-    """
+    """Build `type(module)` from a narrower copy of `module.config`; None if that alone does not make this module."""
     config = getattr(module, "config", None)
     if not (_has_widths(config) or _parts(config)):
         return None
@@ -67,7 +63,6 @@ def narrow_config(config: Any, width_ratio: float) -> Any:
     Args:
         config: A `transformers` configuration (GPT-2, Llama, BERT, ViT, ResNet, T5, BART, CLIP, or another with
             attributes of the same names, or with such configurations inside).
-        width_ratio: In (0, 1].
     """
     narrow = copy.deepcopy(config)
     for name, part in _parts(config).items():

@@ -93,11 +93,7 @@ _Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 
 
 class _Tape(TorchDispatchMode):
-    """Record the operators that a step calls.
-
-    Attributes:
-        found: By place, the memory that the step reads or writes and did not make.
-    """
+    """Record the operators that a step calls; `found` has by place the memory that it uses and did not make."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fusion.rules.layout import laid_out
-from fusion.rules.member import Member, Rule
+from fusion.rules.member import Member, Rule, laid_out
 from fusion.streams import Streams
 
 Draws = Callable[..., bool]

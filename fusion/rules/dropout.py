@@ -7,19 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion.rules.layout import strides_alone
-from fusion.rules.member import Member
+from fusion.rules.member import Member, strides_alone
 from fusion.streams import Streams
 
 
 def dropout(
-    K: int,
-    input: Member,
-    p: float | Member = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-    *,
-    streams: Streams,
+    K: int, input: Member, p: float | Member = 0.5, training: bool = True, inplace: bool = False, *, streams: Streams
 ) -> Any:
     """`F.dropout`: `p` is one probability for all members, or a tensor with one for each."""
     p_K = probabilities(p, K)

@@ -25,7 +25,6 @@ class FloatSlot:
     item: bool = False
 
     def get(self) -> Any:
-        """Return the value now in the slot."""
         if isinstance(self.key, types.MemberDescriptorType):
             return self.key.__get__(self.owner)
         return self._type().__getitem__(self._items(), self.key)

@@ -20,11 +20,7 @@ _SHARE_OF_FREE_MEMORY = 0.9
 
 @dataclass
 class Peak:
-    """The measurement of `peak_memory`.
-
-    Attributes:
-        bytes: Largest number of bytes held at once, minus those held before.
-    """
+    """The measurement of `peak_memory`: the most `bytes` held at once, minus those held before."""
 
     bytes: int = 0
 

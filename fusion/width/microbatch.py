@@ -36,11 +36,7 @@ def weight_of(means: Means, name: str) -> Tensor | None:
 
 
 class Sums:
-    """Means added up over batches, in double precision, without waiting for the device.
-
-    Attributes:
-        totals: By name, means times their weights.
-    """
+    """Means added up over batches, in double precision, without waiting for the device; `totals` has weights in."""
 
     def __init__(self) -> None:
         self.totals: dict[str, Tensor] = {}

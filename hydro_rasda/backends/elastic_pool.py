@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from hydro_rasda.backends.device_process import Answer, DeviceDied
-from hydro_rasda.backends.pool import DevicePool
+from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask
 from hydro_rasda.data import Shard

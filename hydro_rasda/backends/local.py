@@ -82,7 +82,6 @@ class LocalBackend:
 
     @contextmanager
     def open(self, run: Run) -> Iterator[Devices]:
-        """See `Backend.open`."""
         devices = self.devices
         if len(devices) > 1 and not can_be_shared(run.problem):
             rule = "one device for what holds an open file or a connection, which two processes cannot share"

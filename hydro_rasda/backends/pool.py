@@ -7,9 +7,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
-from hydro_rasda.backends.device_process import Answer, DeviceDied, DeviceProcess
 from hydro_rasda.contracts import Finished, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.retry_policy import DEATHS, Deaths
@@ -17,6 +16,31 @@ from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.training.fused import Load
 from hydro_rasda.training.trainer import Given
 from hydro_rasda.trial import Trial
+
+
+class DeviceDied(Exception):
+    """The process of a device ended without an answer; says what ended it."""
+
+
+class Answer(Protocol):
+    """The coming answer of a device's process."""
+
+    def result(self) -> Any:
+        """Wait for it; DeviceDied if there will be none."""
+        ...
+
+
+class DeviceProcess(Protocol):
+    """A process with a `Trainer`, which does one thing after another."""
+
+    def ask(self, method: str, *arguments: Any) -> Answer:
+        """Have it call a method of its trainer; returns at once."""
+        ...
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        ...
+
 
 LOOK_S = 0.5
 """So long `finished` waits before it lets its caller look at the clock."""
@@ -311,7 +335,6 @@ class DevicePool:
         return together
 
     def close(self) -> None:
-        """End all processes."""
         while self._devices:
             _, device = self._devices.popitem()
             device.process.end()

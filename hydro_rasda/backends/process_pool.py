@@ -27,9 +27,8 @@ from typing import Any
 import cloudpickle
 import torch
 
-from hydro_rasda.backends.device_process import Answer, DeviceDied
 from hydro_rasda.backends.elastic_pool import DoublingPool
-from hydro_rasda.backends.pool import LOOK_S
+from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
 from hydro_rasda.data.tensors import from_bytes, to_bytes
 from hydro_rasda.processes.die_with_parent import depend_on
 from hydro_rasda.processes.forks import Notify, ending, receive, send

@@ -76,7 +76,6 @@ class BubbleBackend:
 
     @contextlib.contextmanager
     def open(self, run: Run) -> Iterator[Devices]:
-        """See `Backend.open`."""
         refuse_open_to_others(run.store.path)
         rule = "anything but a `BubbleBackend` for what holds an open file or a connection, which no other process has"
         require(can_be_shared(run.problem), "backend", self, rule)

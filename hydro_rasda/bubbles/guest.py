@@ -27,10 +27,7 @@ def begin(handle: int, host: int, source: str, device: str, preempt: bool, name:
     """Be a guest, until the host has it leave, or the sweep that it trained for is over.
 
     Args:
-        handle: Of the page.
-        source: The folder of sweeps.
         preempt: True if the host stops this process at the end of a bubble.
-        name: Its own among all guests.
         before: The name of the host's guest before, and how that ended.
     """
     depend_on(host)

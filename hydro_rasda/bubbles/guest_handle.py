@@ -28,13 +28,9 @@ class GuestProcess:
     its work is on a GPU, looks at the page before each quantum, and sees when the bubble is expected to end.
 
     Args:
-        source: The folder where it looks for a sweep.
         preempt: True to stop and continue it.
         before: The name of the guest before, and how it ended, as `subprocess` says it: the tuner is told, since what
             that one trained may have been the cause.
-
-    Attributes:
-        name: Its own among all guests.
     """
 
     def __init__(self, source: Path, device: str, preempt: bool, before: tuple[str, int] = ("", 0)) -> None:
@@ -55,13 +51,11 @@ class GuestProcess:
             os.sched_setscheduler(self._popen.pid, os.SCHED_IDLE, os.sched_param(0))
 
     def open(self, seconds: float) -> None:
-        """Let it run; for about so many seconds."""
         self.page.until = time.monotonic() + seconds
         if self._preempt:
             self._signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop it, wherever it is."""
         self.page.until = 0
         if self._preempt and self.page.tied:
             self._signal(signal.SIGSTOP)
@@ -85,7 +79,6 @@ class GuestProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
         return self._popen.pid
 
     @property

@@ -38,7 +38,6 @@ class GroupWork:
 
     @property
     def done(self) -> bool:
-        """Return whether nothing of it is left to train."""
         return self._left == 0
 
     def begin(self) -> Sequence[GroupTask]:
@@ -118,11 +117,7 @@ class GroupWork:
 
 
 class TargetWork:
-    """A full-size model, from one milestone to the next; as `GroupWork`.
-
-    Attributes:
-        outcome: Its result, once it is done; None if it was given up.
-    """
+    """A full-size model, from one milestone to the next; as `GroupWork`. Its outcome is None if it was given up."""
 
     method = "train_full_size_trial"
 

@@ -27,15 +27,7 @@ _GREET_S = 60.0
 
 
 class Rendezvous:
-    """Accept a sweep's guests, each in a thread of its own.
-
-    Args:
-        come_in: Called with each guest's connection, in its thread.
-
-    Raises:
-        ValueError: if another sweep has its door there.
-        Unsafe: if others can write to the folder.
-    """
+    """Accept a sweep's guests, each in a thread of its own; ValueError if another sweep has its door there."""
 
     def __init__(self, source: Path, come_in: Callable[[Connection], None]) -> None:
         source.mkdir(parents=True, exist_ok=True)
@@ -71,7 +63,6 @@ class Rendezvous:
         self._decide_arrival(connection)
 
     def close(self) -> None:
-        """Let nobody in any more."""
         self._file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that listens
@@ -88,13 +79,7 @@ def _answers(source: Path) -> bool:
 
 
 def connect(source: Path) -> Connection:
-    """Go to the sweep of a folder.
-
-    Raises:
-        OSError: if none is there.
-        ValueError: if what says so is damaged.
-        KeyError: likewise.
-    """
+    """Go to the sweep of a folder; OSError if none is there, ValueError or KeyError if the file is damaged."""
     where = read_json(source / MEETING)
     host = "127.0.0.1" if where["host"] == socket.gethostname() else where["host"]
     came = socket.create_connection((host, where["port"]), timeout=_GREET_S)

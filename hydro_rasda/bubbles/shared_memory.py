@@ -9,14 +9,7 @@ _TIED, _WORKING, _LEAVING, _UNTIL = range(4)
 
 
 class Page:
-    """Four numbers that each side reads as the other one wrote them last.
-
-    Args:
-        handle: Of the memory; None makes it.
-
-    Attributes:
-        handle: The handle by which another process opens the same memory.
-    """
+    """Four numbers that each side reads as the other one wrote them last; `handle` opens the memory elsewhere."""
 
     def __init__(self, handle: int | None = None) -> None:
         self.handle = os.memfd_create("bubbles") if handle is None else handle
@@ -64,6 +57,5 @@ class Page:
         self._numbers[_UNTIL] = round(seconds * 1e9)
 
     def close(self) -> None:
-        """Give the memory back."""
         self._numbers.release()
         os.close(self.handle)

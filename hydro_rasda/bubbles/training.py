@@ -69,7 +69,6 @@ class GuestTrainer(Trainer):
         return self.train_groups(task, given)
 
     def train_full_size_trial(self, task: FullSizeTask, given: Given, threads: int) -> FullSizeOutcome:
-        """Train a full-size model."""
         torch.set_num_threads(threads)
         (outcome,) = self.train_full_size([task], given)
         return outcome

@@ -41,11 +41,6 @@ def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470) -> None
         folder: A `storage_path` of `tune`, or a run's own folder; it may be yet to be made.
         host: Address at which to listen.
         port: 0 for any that is free.
-
-    Raises:
-        ImportError: if the server's packages are not there; it says what to install.
-        ValueError: if the port is none.
-        OSError: if it is taken.
     """
     require(0 <= port < 65536, "port", port, "a port, 0 to 65535")
     try:

@@ -29,11 +29,9 @@ class IndexedBatches:
         raise NotImplementedError
 
     def on(self, device: torch.device) -> IndexedBatches:
-        """See `Batches`."""
         raise NotImplementedError
 
     def describe(self) -> str:
-        """See `Batches`."""
         raise NotImplementedError
 
     def _order(self, epoch: int) -> Tensor:
@@ -99,11 +97,7 @@ MOST_EXAMPLES = 10**9
 
 
 def length_of(data: Any, argument: str) -> int:
-    """The number of examples of data that have a length.
-
-    Raises:
-        ValueError: if `len()` of them is no integer, or raises; if there are none, or too many.
-    """
+    """The number of examples of data that have a length; ValueError if `len()` gives none, or too many."""
     try:
         length = len(data)
     except Exception as error:

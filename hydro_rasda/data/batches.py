@@ -21,12 +21,7 @@ Data = Sequence[Tensor] | Dataset[Any] | Callable[[int], Iterable[Batch]]
 
 
 class Share(NamedTuple):
-    """One rank's part of a global batch, loaded.
-
-    Attributes:
-        examples: As in `Part`.
-        weight: As in `Part`.
-    """
+    """One rank's part of a global batch, loaded; `examples` and `weight` as in `Part`."""
 
     batch: Batch
     examples: int

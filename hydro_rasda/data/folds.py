@@ -103,11 +103,9 @@ class Folds:
         return RowsOf(self.base, train, seed, common[0]), RowsOf(self.base, val, seed, common[1])  # type: ignore[arg-type]
 
     def nothing(self) -> RowsOf:
-        """Return data without examples."""
         return RowsOf(self.base, torch.zeros(0, dtype=torch.int64), 0, 0)
 
     def on(self, device: torch.device) -> Folds:
-        """Return the same folds of the data on another device."""
         return replace(self, base=self.base.on(device))
 
     def indices(self) -> tuple[Tensor, ...]:
@@ -134,13 +132,6 @@ def make_folds(splitter: Any, data: Data, batches: Batches, seed: int) -> Folds:
     """Have a splitter make its folds of the training data.
 
     A splitter that draws random numbers without a `random_state` draws them from a stream of the run's seed.
-
-    Args:
-        data: The training data, as the user gave them.
-        batches: The same, as `make_batches` wrapped them.
-
-    Raises:
-        ValueError: If the data have no indices, or the splitter's folds cannot be trained on.
     """
     if isinstance(splitter, type):
         raise ValueError(
@@ -165,11 +156,7 @@ def make_folds(splitter: Any, data: Data, batches: Batches, seed: int) -> Folds:
 
 
 def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
-    """Call the splitter with as much of the data as it needs.
-
-    Raises:
-        ValueError: If it fails.
-    """
+    """Call the splitter with as much of the data as it needs; ValueError if it fails."""
     inputs, targets = _inputs_and_targets(data, length)
     try:
         try:

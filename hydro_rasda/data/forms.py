@@ -24,8 +24,6 @@ def make_batches(
 
     Args:
         data: See `Data`. Tensors are moved to the device and stay there.
-        argument: Its name, for messages.
-        seed: Seeds the shuffles.
         loader_workers: Processes that load batches of a Dataset ahead, as a DataLoader's `num_workers`; None: as
             `datasets.default_workers` says. Batches do not depend on it.
 

@@ -21,12 +21,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's place among those that train one model together; by default it is alone.
-
-    Attributes:
-        rank: From 0.
-        world: Number of ranks.
-    """
+    """A rank's place among the `world` ranks that train one model together; by default it is alone."""
 
     rank: int = 0
     world: int = 1

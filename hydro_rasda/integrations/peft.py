@@ -88,12 +88,7 @@ class AdapterResult(LibraryResult):
 
 
 def tune_adapters(
-    base: nn.Module,
-    lora: LoraConfig,
-    space: Mapping[str, Any],
-    *,
-    sweep: SweepConfig = SweepConfig(),
-    **arguments: Any,
+    base: nn.Module, lora: LoraConfig, space: Mapping[str, Any], *, sweep: SweepConfig = SweepConfig(), **arguments: Any
 ) -> AdapterResult:
     """Find good adapters of one base, and good settings to train them with.
 

@@ -81,7 +81,6 @@ class TrialLogger:
         """A trial will log no more, as far as is known: "stopped", "failed", "finished" or "interrupted"."""
 
     def on_event(self, event: Event) -> None:
-        """See `Callback.on_event`."""
         if isinstance(event, RunBegan):
             self._trials, self._open, self._closed = {}, set(), set()
             self.begin(event)

@@ -25,11 +25,7 @@ MOST_SLOWER = 4.0
 
 
 class _Ratios:
-    """Of measured to given values.
-
-    Attributes:
-        highest: Of all so far; None where there is none.
-    """
+    """Ratios of measured to given values; `highest` of all so far, None where there is none."""
 
     def __init__(self) -> None:
         self.highest: float | None = None
@@ -49,11 +45,7 @@ class _Ratios:
 
 
 class Estimates:
-    """Estimates of jobs, corrected as they run.
-
-    Args:
-        before: The result of `learnt` in an earlier call; it holds until a job of the kind is measured again.
-    """
+    """Estimates of jobs, corrected as they run; those of an earlier call (`before`) hold until a kind is measured."""
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
         self._measured: defaultdict[tuple[str, str, bool], _Ratios] = defaultdict(_Ratios)
@@ -111,9 +103,6 @@ class Slowdowns:
     The logarithm of a job's seconds is a sum. It has a term of its own kind, and one for each kind that ran beside it,
     times the average number of such jobs. Each job corrects all terms by its deviation from the sum (normalized least
     mean squares: Haykin, "Adaptive Filter Theory", 1996, section 9.11).
-
-    Args:
-        before: The result of `learnt` in an earlier call.
     """
 
     def __init__(self, before: Mapping[str, Mapping[str, tuple[float, float]]] | None = None) -> None:

@@ -31,7 +31,6 @@ class Process:
     """A job that was started, and all processes that it starts.
 
     Args:
-        expected: Bytes that it is given.
         shared: Environment by which it shares the device.
 
     Attributes:
@@ -60,11 +59,7 @@ class Process:
         self.over = os.pidfd_open(self._child.pid)
 
     def meet(self, others: Sequence[str], crowd: float) -> None:
-        """Take in what has run beside it since the last time.
-
-        Args:
-            crowd: The sum of all shares over what the device has; at least 1.
-        """
+        """Take in what has run beside it since the last time; `crowd` is all shares over the device's, at least 1."""
         now = monotonic() - self._began
         for kind in others:
             self._beside[kind] += now - self._looked

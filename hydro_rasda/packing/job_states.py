@@ -93,7 +93,6 @@ class Grid:
         return self._store.path / "ends" / f"{name}.{self.records[name].attempt}.json"
 
     def log(self, name: str) -> Path:
-        """Return the file of the job's output, in its last attempt."""
         return self._store.path / "logs" / f"{name}.log"
 
     def call_file(self, name: str, suffix: str) -> Path:

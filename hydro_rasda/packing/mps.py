@@ -44,9 +44,6 @@ def percentage(share: float) -> str:
 class Daemon:
     """A control daemon for one GPU, with a folder of its own for its sockets.
 
-    Args:
-        gpu: UUID.
-
     Attributes:
         environment: Set for processes that are to share the GPU through it.
 
@@ -86,7 +83,6 @@ class Daemon:
         return not self.over and self._tell("get_server_list")
 
     def stop(self) -> None:
-        """End it, and what it started."""
         if not self.over and self._tell("quit"):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(STARTS_S)

@@ -83,10 +83,7 @@ def pack(
     _check_listed(listed())
     with Store.open(folder / name, {"packing": 1}, "auto") as store:
         grid = Grid(store, tasks, retry_failed)
-        with (
-            Progress(grid.records, silent=not verbose) as progress,
-            Packer(grid, listed, policy, bool(mps)) as packer,
-        ):
+        with Progress(grid.records, silent=not verbose) as progress, Packer(grid, listed, policy, bool(mps)) as packer:
             while packer.step():
                 progress.show(packer.running.values(), packer.devices.values(), store.seconds)
         return PackResult(list(grid.records.values()), store.path, store.seconds)

@@ -15,12 +15,7 @@ from hydro_rasda.run.cache import is_positive, recall, remember
 
 @dataclass(frozen=True)
 class Learnt:
-    """Of the kinds of jobs that are started from one folder, on GPUs or on CPUs.
-
-    Attributes:
-        key: Under which it is kept.
-        slowdowns: By how much they slow each other.
-    """
+    """Estimates and slowdowns of the jobs that are started from one folder, on GPUs or on CPUs, kept under `key`."""
 
     key: str
     estimates: Estimates
@@ -40,7 +35,6 @@ class Learnt:
         return Learnt(key, Estimates(taken), Slowdowns(slower))
 
     def keep(self) -> None:
-        """For the next call."""
         remember(self.key, {"estimates": self.estimates.learnt(), "slowdowns": self.slowdowns.learnt()})
 
 

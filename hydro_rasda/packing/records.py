@@ -40,7 +40,6 @@ class JobRecord:
     value: Any = None
 
     def as_json(self) -> dict[str, Any]:
-        """For the journal."""
         return asdict(self)
 
     @property

@@ -21,7 +21,6 @@ class Once(Generic[T]):
         self._make, self._lock, self._made = make, Lock(), list[T]()
 
     def __call__(self) -> T:
-        """Return the result."""
         with self._lock:
             if not self._made:
                 self._made.append(self._make())

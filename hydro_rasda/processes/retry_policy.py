@@ -22,11 +22,7 @@ class Deaths:
         self._counts: Counter[object] = Counter()
 
     def of_group(self, task: GroupTask, how: str) -> list[GroupTask] | GroupOutcome:
-        """After a death of the process that trained groups.
-
-        Returns:
-            The tasks to train in its place, which the task itself may be; or the outcome of a trial that has failed.
-        """
+        """The tasks to train in the place of one whose process died, maybe itself; or the outcome of a failed trial."""
         return [task] if self.again((task.span, task.members)) else parted(task, failure(how))
 
     def of_target(self, task: FullSizeTask, how: str) -> FullSizeTask | FullSizeOutcome:

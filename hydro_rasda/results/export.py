@@ -39,11 +39,7 @@ def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> list
 
 
 def save_model(record: RunRecord, path: str | Path, trial: int | None = None, takes_first: bool = False) -> Path:
-    """Write a finalist's trained model into a folder: see `TuneResult.save_model`.
-
-    Args:
-        takes_first: True if the first model counts where a finalist trained several.
-    """
+    """Write a finalist's model (the first of several, if it `takes_first`) into a folder: `TuneResult.save_model`."""
     import torch  # here, so that listing a run's trials need not wait for it
     from safetensors.torch import save_file
 

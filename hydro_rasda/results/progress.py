@@ -86,7 +86,6 @@ class Progress:
         self._first: int | None = None
 
     def on_event(self, event: Event) -> None:
-        """Show the events that a person follows: stages, epochs and messages."""
         if isinstance(event, MessageSaid):
             self._say(event.text, event.seconds)
         elif isinstance(event, EpochsTrained):
@@ -149,7 +148,6 @@ class Progress:
         self._show()
 
     def _show(self, note: str = "") -> None:
-        """Bring the bar's words up to date."""
         if self._stage is None:
             return
         title = f"{self._stage.title} {self._trained}/{self._stage.epochs}"

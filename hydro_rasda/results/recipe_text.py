@@ -55,7 +55,6 @@ class Recipe:
 
     @property
     def loss(self) -> str:
-        """Name of the argument that makes the loss."""
         return "objective" if self.objective else "loss_fn"
 
 

@@ -23,11 +23,7 @@ SHOWN = 8
 
 
 def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
-    """Draw a table of the best trials, those trained at full size first, and the cost of the run.
-
-    Args:
-        shown: Rows of the table; None for all trials.
-    """
+    """Draw a table of the best trials (`shown`; None for all), those at full size first, and the cost of the run."""
     records = best_first(result)[:shown]
     title = f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"
     table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
@@ -187,11 +183,7 @@ def state_of(record: RunRecord) -> str:
 
 
 def progress_of(record: RunRecord, idle: float) -> str:
-    """Return the share of a run that is done and the time left, in words; empty if that is not known.
-
-    Args:
-        idle: Seconds since its journal was last written.
-    """
+    """Return the share of a run that is done and the time left in words, `idle` s after its last line; may be empty."""
     if record.ended:
         return "100 %" if record.finished else ""
     left = record.seconds_left

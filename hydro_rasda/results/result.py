@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils._pytree import tree_map
 
 from fusion.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
@@ -21,7 +22,6 @@ from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Collected, mean_metrics, meas
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of, save_model, weights_of
-from hydro_rasda.results.mean_of_models import MeanOfModels
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.study import make_study
 from hydro_rasda.results.summary import eligible, sum_up
@@ -314,3 +314,20 @@ def make_result(run: Run, finalists: list[int]) -> TuneResult:
 
 class AllTrialsFailed(RuntimeError):
     """No trial of a stage ended with a finite metric."""
+
+
+class MeanOfModels(nn.Module):
+    """An ensemble: the models of folds, or of seeds."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the mean of the models' outputs: of each floating-point tensor in them, if they are nested."""
+        return tree_map(_mean, *[model(*args, **kwargs) for model in self.models])
+
+
+def _mean(*outputs: Any) -> Any:
+    first = outputs[0]
+    return torch.stack(outputs).mean(0) if isinstance(first, Tensor) and first.is_floating_point() else first

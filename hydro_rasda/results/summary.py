@@ -26,9 +26,7 @@ from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain,
 def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = None) -> RunRecord:
     """Sum up what a run has found so far, whether it is over or not.
 
-    Args:
-        finalists: All trials that were trained at full size.
-        undecided: Trials that may train on; None if the run is over.
+    `finalists` are all trials that were trained at full size; `undecided` may train on, None if the run is over.
     """
     over, max_t = undecided is None, run.settings.max_t
     able = eligible(run, finalists)

@@ -23,10 +23,7 @@ class CrashLog:
     """The piece of work that is under way, its progress, and the work at which earlier processes died.
 
     A kill from outside comes at any place; a fault of the work itself comes at the same place. Deaths therefore count
-    only if they follow each other at the same place of the same work.
-
-    Args:
-        file: The file of the note; None notes nothing.
+    only if they follow each other at the same place of the same work. Without a `file`, nothing is noted.
     """
 
     def __init__(self, file: Path | None = None) -> None:

@@ -74,13 +74,10 @@ def make_private(folder: Path, exist_ok: bool = True) -> None:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
-    """Open a file of a run, if it is a regular one.
+    """Open a file of a run, if it is a regular one; return its descriptor.
 
     Args:
         inside: Number of the path's last names that lie in the run's folder; the others may be links.
-
-    Returns:
-        The file's descriptor.
 
     Raises:
         Unsafe: if it is a link, a device, a FIFO or a folder, or a folder on the way there is a link.

@@ -163,7 +163,6 @@ def record_epochs(
 
     Args:
         lines: The trial's metrics since its last record, or from an earlier epoch on if it went back.
-        state: The checkpoint's content, from which training goes on.
         epoch: The epoch that was reached; None: that of the last line.
     """
     key = f"target/trial-{number}/to-{lines[-1]['epoch'] if epoch is None else epoch}"

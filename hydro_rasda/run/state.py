@@ -80,7 +80,6 @@ class Run:
 
     @property
     def settings(self) -> TuneConfig:
-        """The settings of the problem."""
         return self.problem.settings
 
     def unit(self, key: str, work: Callable[[], Unit]) -> Unit:
@@ -134,9 +133,6 @@ class Run:
 
         Over other candidates, it is another decision: a run with more samples or more time decides anew, but keeps its
         trainings.
-
-        Args:
-            key: Names the decision, such as "target/to-3/kept".
         """
         chosen: list[int] = self.store.once(decision_key(key, candidates), lambda: list(decision())).value
         return chosen

@@ -97,7 +97,6 @@ class Store:
         """Make a run directory, or open the one that is there.
 
         Args:
-            path: `storage_path/name`.
             asked: JSON values that identify the run (see `Identity.asked`); a directory with another run is refused.
             resume: "auto" goes on with a run that is there. "must" refuses to start anew, and "never" refuses to go on.
                 "changed" also goes on if code or data are others now, and keeps the new ones as the run's. It sets
@@ -183,7 +182,6 @@ class Store:
         return unit
 
     def done(self, key: str) -> bool:
-        """Tell whether a unit of work is finished."""
         return key in self._units
 
     @property
@@ -232,7 +230,6 @@ class Store:
         return self._damage[name]
 
     def has(self, name: str) -> bool:
-        """Tell whether there is such a checkpoint."""
         return self.file(name).exists()
 
     def keep_message(self, text: str) -> None:
@@ -248,7 +245,6 @@ class Store:
             self._damage.pop(name, None)
 
     def file(self, name: str) -> Path:
-        """Return the path of a checkpoint."""
         return self.path / "checkpoints" / f"{name.replace('/', '.')}.pt"
 
     def _append(self, lines: Iterable[JournalLine]) -> None:
@@ -259,7 +255,6 @@ class Store:
             os.fsync(self._journal.fileno())
 
     def close(self) -> None:
-        """Let go of the directory."""
         self.doing.close()
         if self._journal is not None and self._lock is not None:
             with contextlib.suppress(OSError):  # of lines that could not be written, which was reported then

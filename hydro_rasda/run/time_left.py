@@ -86,7 +86,6 @@ class TimeLeft:
         known.pieces = [piece for piece in pieces if piece.epochs > 0]
 
     def planned(self, stage: str) -> bool:
-        """Tell whether a stage has a plan."""
         return stage in self._stages
 
     def begin(self, stage: str, seconds: float) -> None:

@@ -92,7 +92,6 @@ class AshaState:
         return Rung() if found is None else found
 
     def recorded(self, milestone: int, trial: str, score: float) -> AshaState:
-        """This state with one more score at a rung."""
         rung = self.rung(milestone).recorded(trial, score)
         return AshaState(MappingProxyType({**self.rungs, milestone: rung}))
 
@@ -130,7 +129,6 @@ class AsyncSuccessiveHalving:
 
     @cached_property
     def milestones(self) -> tuple[int, ...]:
-        """The training iterations at which a trial is decided; the last is `max_t`."""
         return milestones(self.grace_period, self.max_t, self._factor)
 
     @property
@@ -138,7 +136,6 @@ class AsyncSuccessiveHalving:
         return self.reduction_factor if self.spacing is None else self.spacing
 
     def init(self) -> AshaState:
-        """The state before the first report."""
         return AshaState()
 
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Decision]:

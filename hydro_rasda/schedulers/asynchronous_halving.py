@@ -86,7 +86,6 @@ class Bracket(SweepRule):
         return kept[: self._halving.keep_at_least]
 
     def epochs(self, sweep: SweepState) -> int:
-        """Epochs that all trials together are expected to train."""
         return sum(size * epochs for size, epochs in self.rungs(sweep))
 
     def rungs(self, sweep: SweepState) -> list[tuple[int, int]]:

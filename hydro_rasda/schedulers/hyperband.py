@@ -55,14 +55,12 @@ class Hyperband(SweepRule):
         return min(bracket.admit(sweep) for bracket in self._brackets)
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
-        """Decide each bracket by itself."""
         moves: dict[int, Move] = {}
         for bracket in self._brackets:
             moves |= bracket.decide(sweep)
         return moves
 
     def epochs(self, sweep: SweepState) -> int:
-        """Epochs that all trials together are expected to train."""
         return sum(bracket.epochs(sweep) for bracket in self._brackets)
 
 

@@ -51,9 +51,6 @@ class MilestoneBarrier:
     Args:
         wait: The longest that a trial waits, over the time that it took to reach the milestone. With inf there is no
             bound, and trials also wait for those that have yet to begin.
-
-    Raises:
-        ValueError: If `wait` is negative or no number.
     """
 
     def __init__(self, wait: float) -> None:

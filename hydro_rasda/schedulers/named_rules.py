@@ -29,11 +29,9 @@ class NoStopping(SweepRule):
         check_int("last", self.last, at_least=1)
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
-        """Have new trials train to the end."""
         return {number: Continue(self.last) for number in sweep.waiting_at(0)}
 
     def epochs(self, sweep: SweepState) -> int:
-        """Epochs that all trials together train."""
         return (len(sweep.trials) + sweep.left) * self.last
 
 

@@ -79,7 +79,6 @@ class FastestTogether:
     interference: Interference = field(default_factory=Interference)
 
     def __call__(self, jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
-        """Decide; see `packing.Policy`."""
         waiting = longest_first(jobs)
         waiting.reverse()  # the next ones last, where they are cheap to take out
         heap = [(-room.compute, i) for i, room in enumerate(rooms)]

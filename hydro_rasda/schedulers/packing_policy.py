@@ -110,7 +110,6 @@ def worst_fit(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
     """WF: put each job, in order of arrival, on the device with most compute left that has room for it.
 
     Args:
-        jobs: The waiting jobs, in order.
         rooms: The free part of each device; of equal ones, the first is taken.
 
     >>> jobs = [Job("a", 4, 0.5, 60), Job("b", 4, 0.4, 30), Job("c", 4, 0.3, 30)]

@@ -104,7 +104,6 @@ def places(
 
     Args:
         points: Values of the objectives, by trial.
-        modes: Of each objective.
         violations: By trial that breaks a constraint, by how much.
         spread: The order within a front. "crowding": the least crowded first. "epsilon-net": see `epsilon_net`.
 

@@ -89,7 +89,6 @@ class Queue:
         insort(alike.seconds, trial.seconds)
 
     def remove(self, name: str) -> None:
-        """Takes out a trial that waits no longer."""
         place = self._places.pop(name)
         trial = self._at.pop(place)
         del self._order[bisect_left(self._order, place)]
@@ -175,7 +174,6 @@ class Held:
         self._sizes[workers] += 1
 
     def remove(self, trial: str) -> None:
-        """A trial gave its workers back."""
         workers = self._extract(trial)[2]
         self.workers -= workers
         self._sizes[workers] -= 1

@@ -161,7 +161,6 @@ class PopulationBasedTraining(SweepRule):
         return changes
 
     def epochs(self, sweep: SweepState) -> int:
-        """Epochs that all trials together train."""
         return (len(sweep.trials) + sweep.left) * self.last
 
 

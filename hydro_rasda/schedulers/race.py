@@ -69,7 +69,6 @@ class Race:
         """Return the trials that continue after a milestone, best first; none if all diverged.
 
         Args:
-            scores: Each trial's score there; one that is not finite is out.
             trained: Epochs that were trained at full size by then, by all finalists.
 
         >>> Race(4, "min", 2, 3.0).promote(2, {0: 0.4, 1: 0.3, 2: 0.9, 3: math.nan}, trained=8)
@@ -91,7 +90,6 @@ class Race:
         times the usual change, for each doubling of the epochs.
 
         Args:
-            scores: Each trial's score there; one that is not finite is out.
             curves: Scores by epoch that tell how much trials change.
 
         >>> curves = {n: {3: 0.6, 6: 0.5} for n in (0, 1, 2)}

@@ -86,7 +86,6 @@ class RASDA:
 
     @cached_property
     def milestones(self) -> tuple[int, ...]:
-        """The training iterations at which a trial is decided; the last is `max_t`."""
         return self.halving.milestones
 
     def rungs_survived(self, t: int) -> int:
@@ -113,7 +112,6 @@ class RASDA:
         return efficient(growth, self.scaling_factor, self.least_efficiency, self.batch_over_noise)
 
     def init(self) -> AshaState:
-        """The state before the first report."""
         return self.halving.init()
 
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Verdict]:

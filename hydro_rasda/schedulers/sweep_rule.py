@@ -95,10 +95,7 @@ CHANGEABLE = ("lr", "momentum", "weight_decay", "beta1", "beta2", "eps")
 
 
 def checked_moves(
-    rule: SweepRule,
-    moves: Mapping[int, Move],
-    sweep: SweepState,
-    check: Callable[[Mapping[str, Any]], object] = dict,
+    rule: SweepRule, moves: Mapping[int, Move], sweep: SweepState, check: Callable[[Mapping[str, Any]], object] = dict
 ) -> dict[int, Move]:
     """Return a rule's decision, if it can be carried out.
 

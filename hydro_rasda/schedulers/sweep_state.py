@@ -133,7 +133,6 @@ class SweepState:
         self._put(standing)
 
     def drop(self, number: int) -> None:
-        """Have a trial train no further."""
         standing = self._taken(number)
         standing.dropped = True
         self._put(standing)

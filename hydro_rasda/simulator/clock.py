@@ -29,7 +29,6 @@ class Clock:
         self.at(self.now + delay, kind, subject, segment)
 
     def at(self, time: float, kind: Kind, subject: int, segment: int = 0) -> None:
-        """Plans an event."""
         self._sequence += 1
         heapq.heappush(self._planned, (time, self._sequence, kind, subject, segment))
 

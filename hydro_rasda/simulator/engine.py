@@ -66,7 +66,6 @@ class Simulation:
         self._tried: dict[int, int] = {}
 
     def run(self) -> Outcome:
-        """Simulate the search to its end."""
         if math.isfinite(self._cluster.mtbf):
             for node in range(self._slots.nodes):
                 self._clock.after(self._rng.expovariate(1 / self._cluster.mtbf), "failure", node)
@@ -96,7 +95,6 @@ class Simulation:
         return self._outcome()
 
     def _fill(self) -> None:
-        """Starts the trials that placement chooses."""
         self._admit()
         while self._someone_fits():
             placement = place(self._queue, self._held, self._slots.free, self._plan.patience, self._clock.now)

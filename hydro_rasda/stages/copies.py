@@ -15,12 +15,7 @@ from hydro_rasda.trial import Trial
 
 
 def make_copies(
-    run: Run,
-    state: SweepState,
-    search: Search,
-    dispatcher: Dispatcher,
-    moves: Mapping[int, Continue],
-    recalled: bool,
+    run: Run, state: SweepState, search: Search, dispatcher: Dispatcher, moves: Mapping[int, Continue], recalled: bool
 ) -> None:
     """Let trials continue with other trials' weights and configurations, as these were before any copy.
 

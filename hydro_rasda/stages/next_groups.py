@@ -27,7 +27,6 @@ class Waiting:
     _seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def seconds(self, members: int) -> float:
-        """Return the seconds that an epoch of a group takes."""
         if members not in self._seconds:
             self._seconds[members] = self.steps * self.widths.seconds(members)
         return self._seconds[members]

@@ -164,7 +164,7 @@ def _warn_of_endless(warmup: float, max_t: int) -> None:
     if warmup >= max_t:
         warn(
             f"`warmup_epochs` is up to {warmup:g}, and `max_t` is {max_t}: no trial is halved before the end, as no "
-            "rung lies before a warm-up is over; shorten the warm-ups",
+            "rung lies before a warm-up is over; shorten the warm-ups"
         )
 
 

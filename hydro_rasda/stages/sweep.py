@@ -24,13 +24,7 @@ from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
 from hydro_rasda.run.state import Run, failure_line, metric_lines
 from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule, rank
 from hydro_rasda.schedulers.named_rules import POPULATIONS
-from hydro_rasda.schedulers.sweep_rule import (
-    checked_admission,
-    checked_epochs,
-    checked_moves,
-    move_of,
-    plain_move,
-)
+from hydro_rasda.schedulers.sweep_rule import checked_admission, checked_epochs, checked_moves, move_of, plain_move
 from hydro_rasda.search import Search
 from hydro_rasda.space import derived, explored
 from hydro_rasda.stages.chance_baseline import warn_of_chance

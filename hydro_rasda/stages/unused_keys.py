@@ -49,7 +49,7 @@ def warn_of_unread(unread: Unread) -> None:
     if names:
         warn(
             f"neither `model_fn` nor the library reads {', '.join(names)}: what `space` says there changes nothing, "
-            "though the best configuration will name it",
+            "though the best configuration will name it"
         )
 
 

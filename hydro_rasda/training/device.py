@@ -99,7 +99,6 @@ class Device:
 
     @property
     def machine(self) -> str:
-        """Equal for devices that are equally fast."""
         return machine(self._problem.device)
 
     def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:

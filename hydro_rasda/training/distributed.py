@@ -43,9 +43,6 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     A rank keeps its batch when workers are added, so that the global batch grows with them (to the nearest whole
     example). The learning rate then follows by the rule, over a warm-up of the configuration's
     `rescale_warmup_epochs`. If the number of steps per epoch is unknown, there is no warm-up.
-
-    Args:
-        worker: Its `data` is the `Problem`, which may come from a process with another device.
     """
     if worker.device.type == "cpu":
         keep_freed_memory()
@@ -88,7 +85,6 @@ class Place:
     """The place of a process among those that train one full-size model.
 
     Attributes:
-        shard: The process's rank, and the number of ranks.
         growth: Ranks over the workers of a new trial.
         through: The backend of their messages: NCCL needs a GPU for each rank.
         carried: The values of `Worker.saved` besides the training state: "rescaled" and "measured".

@@ -54,7 +54,6 @@ class LiveGroup:
         self._trials = {number: trials[number] for number in group.members}
 
     def drop(self) -> None:
-        """Free its memory."""
         self._learner = None
 
     def take(self, problem: Problem, trials: Mapping[int, Trial], task: GroupTask) -> FusedLearner | None:
@@ -233,9 +232,6 @@ def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source
     """Return the states from which `SingleLearner` continues a trial's models, if surrogates are as wide as these.
 
     They are as many as the trial trains at full size, the first ones.
-
-    Args:
-        source: Key of the task that trained it last.
     """
     learner, _ = _resume(problem, trials, [number], [source], load)
     return [learner.member_state(at) for at in range(problem.settings.models("target"))]

@@ -218,7 +218,6 @@ class FusedLearner:
         return state
 
     def keep(self, positions: Sequence[int]) -> None:
-        """Drop all members but these."""
         if list(positions) != list(range(len(self._configs))):
             self.fused.keep(positions)
             self.optimizer.keep(positions)

@@ -139,7 +139,6 @@ class GradientNoise:
         return {"signal": self._signal, "noise": self._noise} if self._measured else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         if state:
             self._signal, self._noise, self._measured = state["signal"], state["noise"], True
 

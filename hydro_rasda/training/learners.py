@@ -35,11 +35,7 @@ from hydro_rasda.training.weight_average import Average, trained_tensors
 
 
 class Learner(Protocol):
-    """K models in training.
-
-    Attributes:
-        shard: The learner's rank, and the model's number of ranks.
-    """
+    """K models in training; `shard` is the learner's rank, and the model's number of ranks."""
 
     shard: Shard
 
@@ -78,7 +74,6 @@ class SingleLearner:
     Args:
         model: On its device, with the same weights on all ranks.
         max_t: Epochs of a full training, the horizon of schedules.
-        shard: This rank, and the number of ranks, which the default process group holds.
         ema: Share of a full training's steps over which weights are averaged, to be evaluated and remembered; 0 for the
             weights of the last step.
         graph: If true, steps are recorded; the device must be able to. On several ranks they are not recorded, nor with

@@ -109,7 +109,6 @@ class RescaledLR:
         return self._start + (self._target - self._start) * (self._done + 1) / self._steps
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state of the warm-up."""
         return {"start": self._start, "target": self._target, "steps": self._steps, "done": self._done}
 
     def _resume(self, state: Mapping[str, Any]) -> None:

@@ -32,10 +32,8 @@ class SpanWorker(Worker):
     user's those that it knows.
 
     Args:
-        state: The state of the checkpoint that training continues from.
         should_stop: Asked after each epoch; rank 0's answer counts.
         on_epoch: Called by rank 0 after each epoch.
-        carried: The values of `Worker.saved` besides the training state: "rescaled" and "measured".
         kept: Names of values that the run keeps beside metrics.
 
     Attributes:

@@ -68,7 +68,6 @@ class Trainer:
         return self._device.machine, self._device.cores, ""
 
     def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
-        """See `Device.plan`."""
         return self._device.plan(kinds)
 
     def train_groups(self, task: GroupTask, given: Given) -> tuple[GroupOutcome, float]:

@@ -53,7 +53,6 @@ class Average:
         return {"steps": self._steps, "weight": self._weight, "means": self._means}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         self._steps, self._weight = state["steps"], state["weight"]
         _write(self._means, state["means"])
 

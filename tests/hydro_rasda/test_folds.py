@@ -21,7 +21,7 @@ from hydro_rasda.cli import main
 from hydro_rasda.contracts import Event
 from hydro_rasda.data import make_batches, make_folds
 from hydro_rasda.page.call import call_of
-from hydro_rasda.results.mean_of_models import MeanOfModels
+from hydro_rasda.results.result import MeanOfModels
 from hydro_rasda.run.events import CheckpointSaved, RunBegan
 from hydro_rasda.run.spec import read_asked
 from tests.hydro_rasda.conftest import SPACE

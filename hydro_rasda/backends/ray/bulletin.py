@@ -57,7 +57,6 @@ class Bulletin:
         return [(device, *cloudpickle.loads(message)) for device, message in found]
 
     def close(self) -> None:
-        """End the actor."""
         ray.kill(self.board)
 
 

@@ -14,9 +14,8 @@ from typing import Any
 import ray
 import torch
 
-from hydro_rasda.backends.device_process import Answer, DeviceDied
 from hydro_rasda.backends.elastic_pool import DoublingPool
-from hydro_rasda.backends.pool import LOOK_S
+from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
 from hydro_rasda.backends.ray.bulletin import Bulletin, Reporter
 from hydro_rasda.backends.ray.nodes import Slots
 from hydro_rasda.backends.ray.ranks import actor_options
@@ -70,8 +69,7 @@ class _Answer:
 def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> Share:
     """Return a device's share of a GPU, or of the memory of its node.
 
-    Args:
-        worker: Its own; `memory` bounds what trains there at the same time, as well as what Ray starts beside it.
+    `memory` of a worker bounds what trains there at the same time, as well as what Ray starts beside it.
 
     >>> share_on({"CPU": 8, "memory": 40e9}, {"CPU": 2, "memory": 3e9})
     Share(processes=4, memory=12000000000.0)

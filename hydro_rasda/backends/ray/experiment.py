@@ -68,11 +68,7 @@ class Experiment:
         return (decided[trial.trial_id], milestone) if trial.trial_id in decided else (Decision.WAIT, None)
 
     def decide_gathered(self, reporting: Trial | None = None) -> dict[str, Decision]:
-        """Decides those that have waited long enough, or whose fellows are there.
-
-        Args:
-            reporting: The trial whose decision is left to the caller.
-        """
+        """Decides those that have waited long enough, or whose fellows are there; `reporting` is left to the caller."""
         decided: dict[str, Decision] = {}
         for milestone, (scores, undecided) in self.fellows.take().items():
             decided |= self._carry_out(milestone, scores, [entry.trial for entry in undecided.values()])
@@ -197,7 +193,6 @@ class Experiment:
         return Waiting(trial.trial_id, workers, rung, self.queue.usual_seconds(rung))
 
     def start(self, trial: Trial, workers: int) -> None:
-        """Have a trial start with so many workers."""
         due = self._waiting(trial)
         self.sizes.fitting(due.workers)
         self.sizes.resize(trial, workers)

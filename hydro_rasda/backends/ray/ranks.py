@@ -50,12 +50,7 @@ class _RankActor:
 
 
 class RankActors:
-    """The rank actors of one trial; they start at once, and end with `stack`.
-
-    Args:
-        bundles: Resources of each of the trial's workers; the first is the caller's own.
-        stack: Kills the actors when it closes.
-    """
+    """The rank actors of one trial, but for the first bundle's; they start at once, and end with `stack`."""
 
     def __init__(self, bundles: list[dict[str, float]], stack: contextlib.ExitStack) -> None:
         self._group = ray.util.get_current_placement_group()

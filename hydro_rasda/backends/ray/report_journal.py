@@ -41,14 +41,7 @@ class JournalEntry:
 
 
 class Journal:
-    """Appends entries to a file of the experiment's own storage, which is parsed once.
-
-    Args:
-        filesystem: A pyarrow file system.
-
-    Attributes:
-        entries: Those of this process and of those before it, in order.
-    """
+    """Appends to a file of the experiment's own storage, parsed once; `entries` has earlier processes' reports, too."""
 
     def __init__(self, filesystem: Any, folder: str) -> None:
         self._filesystem = filesystem

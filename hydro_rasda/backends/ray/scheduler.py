@@ -129,7 +129,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Know of no trial."""
         self._folder: str | None = None
         self._trials = Experiment(
             self.rule, self._worker, self._metric, self.time_attr, self._patience, self._autoscale_wait_s
@@ -212,7 +211,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._trials.leave(trial)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
-        """Frees the trial's place."""
         self._trials.leave(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
@@ -244,7 +242,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         raise NotImplementedError(_SAVED)
 
     def debug_string(self) -> str:
-        """One line for Ray's progress table."""
         came = sorted(self._trials.rung_history.rungs.rungs.items())
         rungs = ", ".join(f"{milestone}: {len(rung)} trials" for milestone, rung in came)
         return f"Using RASDA: workers {self.rule.workers}, milestones reached by {rungs or 'none'}"

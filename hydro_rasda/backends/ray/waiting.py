@@ -57,13 +57,11 @@ class WaitingQueue:
         return self._places.get(trial.trial_id)
 
     def start(self, trial: Trial, rung: int) -> None:
-        """The trial holds workers from now on."""
         self._arriving.pop(trial.trial_id, None)
         self._holding[trial.trial_id] = trial
         self._started[trial.trial_id] = (time.monotonic(), rung)
 
     def leave(self, trial: Trial) -> None:
-        """The trial is over."""
         self._release(trial)
         self._arriving.pop(trial.trial_id, None)
         self._places.pop(trial.trial_id, None)
@@ -87,7 +85,6 @@ class WaitingQueue:
         return sorted(new + firsts, key=lambda trial: self._places[trial.trial_id])
 
     def idle(self) -> int:
-        """How many trials wait."""
         return len(self._places) - len(self._holding)
 
     def usual_seconds(self, rung: int) -> float:
@@ -146,11 +143,9 @@ class Cohort:
         self._stopping: dict[str, Trial] = {}
 
     def begin(self, trial: Trial, milestone: int) -> None:
-        """A trial is on its way to a milestone from now on."""
         self._gathering.begin(trial.trial_id, milestone, time.monotonic())
 
     def come(self, trial: Trial, milestone: int, score: float, report: JournalEntry) -> None:
-        """A trial waits at a milestone."""
         self._undecided[trial.trial_id] = Undecided(trial, report)
         self._gathering.come(trial.trial_id, milestone, score, time.monotonic())
 
@@ -175,7 +170,6 @@ class Cohort:
         return [trial for trial in trials if trial.status == Trial.RUNNING]
 
     def end_stopped(self, controller: Any) -> None:
-        """Stops those that are to stop and have saved."""
         for trial in [t for t in self._stopping.values() if t.status in (Trial.PAUSED, Trial.PENDING)]:
             del self._stopping[trial.trial_id]
             controller.stop_trial(trial)

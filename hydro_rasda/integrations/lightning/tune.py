@@ -102,12 +102,7 @@ def tune_module(
     made = with_defaults(space, _constants(trainer, train_dataloaders))
     asked = _asked(module_fn, made, trainer, train_dataloaders, val_dataloaders, sweep)
     tuned = tune(
-        module_fn,
-        made,
-        metric=f"val_{metric_name(monitor, 'val')}",
-        race=unaveraged(race),
-        **asked,
-        **options,
+        module_fn, made, metric=f"val_{metric_name(monitor, 'val')}", race=unaveraged(race), **asked, **options
     )
     own = reachable(space)
     return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})

@@ -89,11 +89,7 @@ def reference(args: TrainingArguments) -> TrainingArguments:
 
 
 def unfollowed(args: TrainingArguments) -> tuple[list[str], list[str]]:
-    """Arguments that are not at their defaults and cannot be followed.
-
-    Returns:
-        Why each of the first is refused, in words; names of the others, which have no effect.
-    """
+    """Arguments that cannot be followed: why each is refused, in words; and names of others, which have no effect."""
     default, refused, idle = reference(args), [], []
     for name in (field.name for field in dataclasses.fields(args)):
         value = getattr(args, name)

@@ -18,11 +18,7 @@ PREFIX = "eval_"
 
 @dataclass(frozen=True)
 class TrainerMetrics:
-    """`metrics` of `tune`: names are those that `Trainer` gives, without its "eval_".
-
-    Attributes:
-        compute_metrics: Of an `EvalPrediction`.
-    """
+    """`metrics` of `tune`, of an `EvalPrediction`; names are those that `Trainer` gives, without its "eval_"."""
 
     compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]]
 

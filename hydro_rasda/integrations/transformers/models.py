@@ -35,7 +35,6 @@ class FromConfig:
         base: The configuration; it is not changed.
         model_class: Of the model; one of the Auto classes will do.
         own: Names of its attributes that are taken from the hyperparameters.
-        use_cache: `TrainingArguments.use_cache`.
     """
 
     base: PretrainedConfig
@@ -65,9 +64,6 @@ def model_function(model: Any, model_class: Any, own: tuple[str, ...], use_cache
     Args:
         model_class: Of a `PretrainedConfig`'s model; None: as its `architectures` say.
         own: Hyperparameters that are no training arguments.
-
-    Raises:
-        ValueError: if it is neither, nobody says of which class the model is, or a hyperparameter is nobody's.
     """
     if not isinstance(model, PretrainedConfig):
         callable_ = callable(model) and not isinstance(model, nn.Module)

@@ -24,11 +24,7 @@ _CHOICES: dict[str, Callable[[], list[str]]] = {"optim": lambda: list(OPTIMIZERS
 
 
 def to_space(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict[str, Any], list[str]]:
-    """The space that `tune` searches: arguments that are not in the user's keep their values.
-
-    Returns:
-        The space; and why names or values of the user's are refused.
-    """
+    """The space that `tune` searches, where other arguments keep their values; and why names or values are refused."""
     made, refused = _translated(space, args)
     return with_defaults(made, {key: to_key(name, args, vars(args)[name]) for name, key in KEYS.items()}), refused
 

@@ -241,10 +241,7 @@ class TrainerResult(LibraryResult):
 
 
 def make_trainer_result(
-    tuned: TuneResult,
-    args: TrainingArguments,
-    inputs: dict[str, Any],
-    finish: Callable[[nn.Module], nn.Module] | None,
+    tuned: TuneResult, args: TrainingArguments, inputs: dict[str, Any], finish: Callable[[nn.Module], nn.Module] | None
 ) -> TrainerResult:
     """Put the best configuration into a copy of the arguments."""
     best = copy.copy(args)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from hydro_rasda import RaceConfig
-from hydro_rasda.backends.device_process import Answer, DeviceDied
 from hydro_rasda.backends.elastic_pool import DoublingPool
-from hydro_rasda.backends.pool import DevicePool
+from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupOutcome, GroupTask, Span, Widths, group_key
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.hang_detector import HangDetector
