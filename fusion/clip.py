@@ -55,7 +55,7 @@ def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
     parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad}
     make_dense(parameters.values())
     grads = [p.grad for p in parameters.values() if p.grad is not None]
-    if not grads or native.can_update(fused, list(parameters.values())):
+    if not grads or native.takes_in_place(fused, list(parameters.values())):
         return grads, None
     flat = fused.flat(parameters)
     flat.gather(parameters)

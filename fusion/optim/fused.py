@@ -86,7 +86,7 @@ class FusedOptimizer(OptimizerState):
             self._step_apart(stacked, present, takes)
             self._step_whole(stacked, present, takes)
             have_kernels = all(run.members[0].kind in (*ONE_PASS, "muon") for run in self._runs)
-            if have_kernels and native.can_update(self.fused, [stacked[name] for name in self.names]):
+            if have_kernels and native.takes_in_place(self.fused, [stacked[name] for name in self.names]):
                 self._step_members(stacked, present, takes)
             elif any(self._in_rows(run, present) for run in self._runs):
                 self._step_rows(stacked, present, takes)
@@ -151,16 +151,38 @@ class FusedOptimizer(OptimizerState):
         lr_KP = (self._lr_KP * self.lr_factor_K[:, None]).tolist()
         decay_KP, steps_KP = self._decay_KP.tolist(), self.steps_KP.tolist()
         for run in self._runs:
-            slots: list[list[native.Slot]] = [[] for _ in run.members]
-            for name in self._in_rows(run, present):
-                i = self._index[name]
-                tensors = self._tensors(run, name, stacked)
-                for r, (p, g, *own) in enumerate(zip(*(t[run.start : run.stop].unbind() for t in tensors))):
-                    k = run.start + r
-                    slots[r].append(native.Slot(p, g.contiguous(), own, lr_KP[k][i], decay_KP[k][i], steps_KP[k][i]))
-            for r, hp in enumerate(run.members):
-                if run.start + r not in stay:
-                    native.update(hp, slots[r], factors[run.start + r])
+            for group in self._groups_of(run, present, stacked):
+                i = group.column
+                grads = [self._tensors(run, name, stacked)[1] for name in group.names]
+                gradients = native.views_of([[grad[run.start : run.stop].contiguous() for grad in grads]])
+                for k, hp, (parameters, *moments), (own,) in zip(
+                    range(run.start, run.stop), run.members, group.views, gradients
+                ):
+                    if k not in stay:
+                        tensors = (parameters, own, *moments)
+                        native.update(hp, tensors, lr_KP[k][i], decay_KP[k][i], steps_KP[k][i], factors[k])
+
+    def _groups_of(self, run: Run, present: Sequence[str], stacked: Mapping[str, nn.Parameter]) -> list[native.Group]:
+        """Return a run's parameters with a gradient in groups, kept for later steps with the same tensors."""
+        names = self._in_rows(run, present)
+        roles = [stacked, *(self._moment(key).parts for key in run.moments)]
+        addresses = tuple(role[name].data_ptr() for role in roles for name in names)
+        key = (run.start, tuple(names), tuple(self._history), addresses)
+        return kept(self._groups, key, lambda: list(self._make_groups(run, names, roles)))
+
+    def _make_groups(
+        self, run: Run, names: Sequence[str], roles: Sequence[Mapping[str, Tensor]]
+    ) -> Iterator[native.Group]:
+        alike = dict(zip(self.names, numbered(zip(self._multipliers(), self._history))))
+        for number in dict.fromkeys(alike[name] for name in names):
+            own = [name for name in names if alike[name] == number]
+            views = native.views_of([[role[name][run.start : run.stop] for name in own] for role in roles])
+            yield native.Group(own, self._index[own[0]], views)
+
+    def _multipliers(self) -> list[int]:
+        """Number the parameters' multipliers: those with equal numbers have equal ones in each member."""
+        both_PK = torch.stack([self._lr_KP, self._decay_KP]).permute(2, 0, 1)
+        return numbered(map(str, both_PK.tolist()))
 
     def _step_apart(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
         """Update the members that torch updates, one after another."""
@@ -208,7 +230,9 @@ class FusedOptimizer(OptimizerState):
             moments = [self._moment(key) for key in tile.run.moments]
             stored = [rows.blocks[tile.segment.block] for rows in (flat.values, flat.gradients, *moments)]
             steps_K1 = self.steps_KP.narrow(1, self._index[tile.segment.names[0]], 1)
-            tile.update(stored, steps_K1, factor_K1, None if takes is None else takes[:, None])
+            one_pass = self.fused.updated_in_turn and tile.run.kind in ONE_PASS
+            update = tile.update_in_turn if one_pass and native.takes(stored) and tile.worth_a_call else tile.update
+            update(stored, steps_K1, factor_K1, None if takes is None else takes[:, None])
         for name in present:
             # Tensors that autograd has kept for a backward pass have changed.
             increment_version(stacked[name])
@@ -221,8 +245,7 @@ class FusedOptimizer(OptimizerState):
     def _make_tiles(self, present: Sequence[str], layout: Layout) -> Iterator[Tile]:
         device = self.steps_KP.device
         steps = {name: self._history[self._index[name]] for name in present}
-        both_PK = torch.stack([self._lr_KP, self._decay_KP]).permute(2, 0, 1)
-        multipliers = dict(zip(self.names, numbered(map(str, both_PK.tolist()))))
+        multipliers = dict(zip(self.names, self._multipliers()))
         for _, runs in groupby(self._runs, key=lambda run: run.kind in _WHOLE and run.kind):
             alike = list(runs)
             own = {name: steps[name] for name in self._in_rows(alike[0], present)}

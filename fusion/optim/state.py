@@ -19,6 +19,7 @@ from fusion.members import copy_rows, member_indices, member_pairs, member_rows,
 from fusion.model import FusedModel, check_fused
 from fusion.optim.adafactor import STATE
 from fusion.optim.muon import hidden_matrices
+from fusion.optim.native import Group
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.runs import runs_of
 from fusion.optim.segments import numbered
@@ -274,6 +275,7 @@ class OptimizerState:
             run.to(device)
         self.changes += 1
         self._tiles: dict[Hashable, list[Tile]] = {}
+        self._groups: dict[Hashable, list[Group]] = {}
         self._increments: dict[tuple[str, ...], Tensor] = {}
 
     def _follow_schedule(self) -> None:

@@ -7,12 +7,13 @@ segment has P parameters, in G groups of neighbours with equal multipliers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 
 import torch
 from torch import Tensor
 
-from fusion.optim import updates
+from fusion.bounded_cache import kept
+from fusion.optim import native, updates
 from fusion.optim.runs import Run
 from fusion.optim.segments import Segment, block
 from fusion.optim.update_rules import Coefficients
@@ -36,6 +37,8 @@ class Tile:
         self._lr_RG, decay_RG = lr_RP[:, first].to(device), decay_RP[:, first].to(device)
         self._decoupled_RG = decay_RG * run.vectors["decouples"]
         self._widths = [self._reals * sum(segment.sizes[i] for i in group) for group in groups]
+        self._decay_RG = decay_RP[:, first].tolist()
+        self._views: dict[tuple[int, ...], list[native.Views]] = {}
         self._group_n: Tensor | None = None
         if len(groups) > 1 and device.type != "cpu":
             self._group_n = torch.arange(len(groups)).repeat_interleave(torch.tensor(self._widths)).to(device)
@@ -71,6 +74,32 @@ class Tile:
                 name: None if c is None else self._wide(_rows(c, start, stop)) for name, c in coefficients.items()
             }
             self._apply([_rows(t, start, stop) for t in tensors], inside)
+
+    @property
+    def worth_a_call(self) -> bool:
+        """Return whether a member has enough elements for a call of its own."""
+        return sum(self._widths) >= native.LEAST_PER_CALL * len(self._widths)
+
+    @torch.no_grad()
+    def update_in_turn(
+        self, stored: Sequence[Tensor], steps_K1: Tensor, factor_K1: Tensor, takes_K1: Tensor | None = None
+    ) -> None:
+        """Do what `update` does by torch's own kernels, on a CPU, one member after another."""
+        own = slice(self.run.start, self.run.stop)
+        steps_R, factors_R = steps_K1[own, 0].tolist(), factor_K1[own, 0].tolist()
+        lr_RG = (self._lr_RG * factor_K1[own]).tolist()
+        takes_R = [True] * len(steps_R) if takes_K1 is None else takes_K1[own, 0].tolist()
+        groups = kept(self._views, tuple(t.data_ptr() for t in stored), lambda: self._views_of(stored))
+        for g, views in enumerate(groups):
+            for r, (hp, tensors) in enumerate(zip(self.run.members, views)):
+                if takes_R[r]:
+                    native.update(hp, tensors, lr_RG[r][g], self._decay_RG[r][g], steps_R[r], factors_R[r])
+
+    def _views_of(self, stored: Sequence[Tensor]) -> list[native.Views]:
+        """Return the members' views of each group of parameters."""
+        own = slice(self.run.start, self.run.stop)
+        columns = pairwise(accumulate(self._widths, initial=self.segment.start))
+        return [native.views_of([[t[own, start:stop]] for t in stored]) for start, stop in columns]
 
     def _rounded(self, coefficients: Coefficients) -> Coefficients:
         return {name: c if c is None or c.shape[1] > 1 else c.to(self._math) for name, c in coefficients.items()}

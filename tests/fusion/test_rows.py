@@ -29,7 +29,7 @@ class Odd(nn.Module):
 
 @pytest.fixture(autouse=True, params=[rows.LARGE, 16], ids=["together", "matrix alone"])
 def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(native, "WORTH_IT", 10**12)
+    monkeypatch.setattr(native, "takes", lambda tensors: False)
     monkeypatch.setattr(rows, "LARGE", request.param)
     return int(request.param)
 

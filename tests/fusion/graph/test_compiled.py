@@ -51,7 +51,7 @@ def test_what_is_compiled_are_the_operators_of_the_step(monkeypatch: pytest.Monk
 
 def test_large_members_are_updated_at_once_where_the_step_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they would not be otherwise; and no more, where it cannot be compiled."""
-    monkeypatch.setattr(native, "WORTH_IT", 0)
+    monkeypatch.setattr(native, "LEAST_PER_PARAMETER", 0)
     monkeypatch.setattr(torch._inductor, "compile", as_if_compiled)
     training, ours = trained(plain)
     assert training.step.recorded

@@ -13,10 +13,11 @@ from fusion.optim import FusedAdam, FusedAdamW, FusedSGD, native, optimizer
 from fusion.rows import make_dense
 
 
-@pytest.fixture(autouse=True, params=["vectorized", "native"])
+@pytest.fixture(autouse=True, params=["vectorized", "kernel on rows", "kernel in place"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs the vectorized rules and torch's own kernels: the size of the model chooses."""
-    monkeypatch.setattr(native, "WORTH_IT", 0 if request.param == "native" else 10**12)
+    """Every test runs the vectorized rules and torch's own kernels: sizes of the model and of its parameters choose."""
+    monkeypatch.setattr(native, "LEAST_PER_CALL", 0 if request.param == "kernel on rows" else 10**12)
+    monkeypatch.setattr(native, "LEAST_PER_PARAMETER", 0 if request.param == "kernel in place" else 10**12)
 
 
 X, Y = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
