@@ -7,11 +7,12 @@ the operators that matter for speed. If an operator insists on a number, `PlainF
 from __future__ import annotations
 
 import builtins
-import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache, partial
+from threading import Lock, local
 from typing import Any
 
 import torch
@@ -95,17 +96,14 @@ class PlainFloats(TorchFunctionMode):
         self._streams = streams
 
     def __enter__(self) -> Any:
-        """Replace the functions of numbers."""
-        self._before = [(place, name, getattr(place, name)) for place, name in _NUMERIC]
-        for place, name, function in self._before:
-            setattr(place, name, functools.partial(self._of_numbers, function))
-        return super().__enter__()
+        """Have the functions of numbers ask this mode."""
+        _STAND_INS.enter(self)
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         """Put them back."""
-        super().__exit__(*error)
-        for place, name, function in self._before:
-            setattr(place, name, function)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        _STAND_INS.leave()
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -131,15 +129,11 @@ class PlainFloats(TorchFunctionMode):
                 raise error
             return result
 
-    def _of_numbers(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function of plain numbers; if an argument is a setting, for each member."""
-        first = next((x for x in args if isinstance(x, Tensor)), None)
-        if (
-            first is None
-            or not all(isinstance(x, Tensor | int | float) for x in args)
-            or not (rows := self._rows(args))
-        ):
+    def of_numbers(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function of plain numbers for each member, if an argument is a setting."""
+        if not all(isinstance(x, Tensor | int | float) for x in args) or not (rows := self._rows(args)):
             return function(*args, **kwargs)
+        first = next(x for x in args if isinstance(x, Tensor))
         values = [function(*row, **kwargs) for row in rows]
         if _agree(values):
             return values[0]
@@ -195,10 +189,40 @@ _ARITHMETIC: dict[Any, Callable[..., float]] = {
 }
 """Functions of torch's that `1 - s` and the like call -> the same for plain numbers."""
 
-_NUMERIC = [
-    *((math, name) for name, function in vars(math).items() if callable(function) and not name.startswith("_")),
-    (builtins, "round"),
-]
+
+class _StandIns:
+    """Stand for `round` and all functions of `math` while a mode is active; each thread has modes of its own."""
+
+    def __init__(self) -> None:
+        of_math = {name: x for name, x in vars(math).items() if callable(x) and not name.startswith("_")}
+        self._places = [(vars(math), of_math), (vars(builtins), {"round": round})]
+        self._own = [{name: partial(self._call, x) for name, x in known.items()} for _, known in self._places]
+        self._lock, self._users, self._here = Lock(), 0, local()
+
+    def enter(self, mode: PlainFloats) -> None:
+        self._here.modes = [*vars(self._here).get("modes", ()), mode]
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                for (place, _), own in zip(self._places, self._own):
+                    place.update(own)
+
+    def leave(self) -> None:
+        self._here.modes.pop()
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                for place, known in self._places:
+                    place.update(known)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        modes = vars(self._here).get("modes")
+        if modes and any(isinstance(x, Tensor) for x in args):
+            return modes[-1].of_numbers(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+
+_STAND_INS = _StandIns()
 
 
 def _agree(values: Sequence[Any]) -> bool:
@@ -206,7 +230,7 @@ def _agree(values: Sequence[Any]) -> bool:
     return len({*map(repr, values)}) == 1
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def _stacked(written: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return K hexadecimal numbers as a tensor; the same one in each step, so that no step waits for a copy."""
     values = [*map(float.fromhex, written)]

@@ -13,10 +13,7 @@ from fusion.rules.member import Member, Rule
 
 def readable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the same memory, with integers and flags marked as such that `number` may read."""
-    return {
-        name: tensor if tensor.is_floating_point() or tensor.is_complex() else _marked(tensor)
-        for name, tensor in tensors.items()
-    }
+    return {name: _marked(tensor) if tensor.dtype in _WHOLE else tensor for name, tensor in tensors.items()}
 
 
 def number(kind: Callable[[Any], Any]) -> Rule:
@@ -44,8 +41,10 @@ READING: dict[Any, Rule] = {
 }
 
 
+_WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+
+
 def _marked(tensor: Tensor) -> Tensor:
-    with torch.no_grad():
-        alias = tensor.detach()
+    alias = tensor.detach()
     vars(alias)["held"] = True
     return alias

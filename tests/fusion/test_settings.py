@@ -96,9 +96,9 @@ def test_functions_of_numbers_are_put_back() -> None:
     def fail(x: Tensor, value: float) -> Tensor:
         assert math.exp(value) != math.exp(1.0) == before[0]["exp"](1.0)
         assert math.copysign(1.0, -0.0 * value) == -1  # alike, and 0.0 in no member
-        return x.view(math.exp(value))  # type: ignore[arg-type]
+        raise RuntimeError("the end")
 
-    with pytest.raises((TypeError, RuntimeError)):
+    with pytest.raises(RuntimeError, match="the end"):
         fuse([With(value, fail) for value in VALUES])(ROWS)
     assert (dict(vars(math)), round) == before
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -110,7 +110,7 @@ def test_a_step_that_reads_is_not_recorded() -> None:
         loss_K = fused.map(loss, batch)
         loss_K.sum().backward()
         opt.step()
-        return loss_K.detach()
+        return cast("Tensor", loss_K.detach())
 
     graphed = GraphedStep(step, fused, opt, compiled=True)
     with pytest.warns(GraphWarning, match="waits for values of the device"):
