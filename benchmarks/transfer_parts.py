@@ -282,12 +282,17 @@ def decay_study(task: Task, build: Build, count: int, seed: int) -> dict[str, An
     configs = sample_decays(count, seed)
     wide, seconds, spread = full_size(task, configs)
     octaves = np.log2([config["weight_decay"] for config in configs])
-    rows = []
-    for width in (1 / 4, 1 / 8):
-        for rule in DECAYS:
-            narrow = train_narrow(task, build, configs, (width, 1.0), decay=rule)
-            higher = float(octaves[np.argsort(narrow)[:6]].mean() - octaves[np.argsort(wide)[:6]].mean())
-            rows.append(row(wide, narrow, spread, width=width, rule=rule, higher=higher))
+
+    def compared(scores: Sequence[float], width: float, rule: str) -> dict[str, Any]:
+        higher = float(octaves[np.argsort(scores)[:6]].mean() - octaves[np.argsort(wide)[:6]].mean())
+        return row(wide, scores, spread, width=width, rule=rule, higher=higher)
+
+    rows = [
+        compared(train_narrow(task, build, configs, (width, 1.0), decay=rule), width, rule)
+        for width in (1 / 4, 1 / 8)
+        for rule in DECAYS
+    ]
+    rows.append(compared([train_wide(task, config, 500 + i) for i, config in enumerate(configs)], 1.0, "other seeds"))
     return {"wide_scores": wide, "seconds": seconds, "spread": spread, "rows": rows, "configs": configs}
 
 
