@@ -280,8 +280,8 @@ Best validation loss in nats over four learning rates of AdamW, for three multip
 _DECAYS_HEAD = """### Weight decay of surrogates
 
 24 configurations of AdamW for each seed, with weight decays from 1/16 to 8, on a quarter of the data for four times the
-epochs, so that models overfit. The rules say how the weight decay of a surrogate of width ratio m differs from the
-full-size model's, for hidden matrices, which have 1/m times the learning rate, and for all other parameters:
+epochs, so that models overfit. A rule gives the factor of a surrogate's weight decay at width ratio m. Hidden matrices
+have 1/m times the learning rate there, all other parameters the same:
 
 | rule | source | hidden matrices | others |
 |---|---|---|---|
@@ -291,7 +291,8 @@ full-size model's, for hidden matrices, which have 1/m times the learning rate, 
 | inverse | learning rate x weight decay in proportion to 1 / width (arXiv:2512.05620) | 1 | 1/m |
 
 The last column says how many octaves higher the weight decays of the surrogates' best six configurations are than those
-of the full-size model's best six. Regrets are in nats. Rerun: `python -m benchmarks.transfer_parts <task> --decay`.
+of the full-size model's best six. *Other seeds* is full size against itself. Regrets are in nats. Rerun: `python -m
+benchmarks.transfer_parts <task> --decay`.
 """
 
 
