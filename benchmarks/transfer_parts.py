@@ -3,13 +3,15 @@
 Residual models of four blocks train at full size by AdamW, with learning rates of their own for embedding and head, and
 by Muon. The same configurations train as one fused surrogate at several widths and depths. A shallow surrogate
 multiplies its residual branches by 1 / depth ratio (CompleteP, arXiv:2505.01618, table 1 with alpha = 1), or does not.
-Times are CPU seconds of this process.
+A study of its own compares rules for the weight decay of surrogates. Times are CPU seconds of this process.
 
     python -m benchmarks.transfer_parts digits --seed 0
+    python -m benchmarks.transfer_parts digits --decay
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -29,13 +31,26 @@ from benchmarks.transfer_quality import study_environment, write_page
 from benchmarks.transfer_tasks import Config, Task, cifar_images, digits, loss_of, shakespeare_tokens, windows
 from fusion import fuse, fused_optimizer, lr_factor
 from fusion.optim import OPTIMIZERS, optimizer
-from surrogate import compare_rankings, lr_multipliers, make_surrogate, weight_decay_multipliers
+from surrogate import compare_rankings, lr_multipliers, make_surrogate
 
 BLOCKS = 4
 BATCH = 32
 SIZES = ((1 / 4, 1.0), (1 / 8, 1.0), (1 / 4, 1 / 2), (1 / 8, 1 / 2))
 EMBEDDING = (1.0, 4.0, 16.0)
 """Multipliers of the embedding's learning rate that are tried at full size (arXiv:2605.21486)."""
+
+DECAYS: dict[str, Callable[[float, float], float]] = {
+    "product": lambda rate, width: 1 / rate,
+    "root": lambda rate, width: 1 / math.sqrt(rate),
+    "decay": lambda rate, width: 1.0,
+    "inverse": lambda rate, width: 1 / (rate * width),
+}
+"""Rules for the decay of a surrogate: (factor of the learning rate, width ratio) -> factor of the weight decay.
+
+Learning rate x weight decay is equal at all widths ("product", arXiv:2510.19093), or in proportion to 1 / width
+("inverse", arXiv:2512.05620). The weight decay is in proportion to the root of the width where the learning rate is to
+1 / width ("root", arXiv:2510.15262), or equal at all widths ("decay", as AdamW does with muP's learning rates).
+"""
 
 Build = Callable[[float, float, float], nn.Module]
 """`build(width_ratio, depth_ratio, factor)`; residual branches are multiplied by the factor."""
@@ -146,6 +161,20 @@ def sample(kind: str, count: int, seed: int = 0) -> list[Config]:
     return [one() for _ in range(count)]
 
 
+def sample_decays(count: int, seed: int = 0) -> list[Config]:
+    """Random configurations of AdamW with weight decays that matter, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "optimizer": "adamw",
+            "lr": float(2 ** rng.uniform(-10, -5)),
+            "weight_decay": float(2 ** rng.uniform(-4, 3)),
+            "schedule": "linear",
+        }
+        for _ in range(count)
+    ]
+
+
 def train_wide(task: Task, config: Config, seed: int) -> float:
     """Train one configuration at full size; its validation loss."""
     torch.manual_seed(seed)
@@ -164,7 +193,12 @@ def train_wide(task: Task, config: Config, seed: int) -> float:
 
 
 def train_narrow(
-    task: Task, build: Build, configs: Sequence[Config], size: tuple[float, float], factor: float
+    task: Task,
+    build: Build,
+    configs: Sequence[Config],
+    size: tuple[float, float],
+    factor: float = 1.0,
+    decay: str = "product",
 ) -> list[float]:
     """Train all configurations as one fused surrogate; their validation losses."""
     models = []
@@ -173,7 +207,7 @@ def train_narrow(
         models.append(make_surrogate(lambda _, ratio: build(ratio, size[1], factor), config, size[0]))
     kinds = (*OPTIMIZERS, "muon.original")
     rates = {kind: lr_multipliers(models[0], kind) for kind in kinds if kind != "own"}
-    decays = {kind: weight_decay_multipliers(models[0], kind) for kind in kinds if kind != "own"}
+    decays = {kind: {name: DECAYS[decay](rate, size[0]) for name, rate in of.items()} for kind, of in rates.items()}
     fused = fuse(models)
     settings = [{"weight_decay": 0.0, **config} for config in configs]
     made = fused_optimizer(fused, settings, lr_multipliers=rates, weight_decay_multipliers=decays)
@@ -215,19 +249,50 @@ def row(wide: Sequence[float], narrow: Sequence[float], tolerance: float, **told
     return {**result, "scores": list(narrow)}
 
 
-def study(task: Task, build: Build, kind: str, count: int, seed: int) -> dict[str, Any]:
-    """Compare surrogates of all sizes with the full-size model, over one set of configurations."""
-    configs = sample(kind, count, seed)
+def full_size(task: Task, configs: Sequence[Config]) -> tuple[list[float], float, float]:
+    """Train all configurations at full size: losses, CPU seconds, and the best one's spread between seeds."""
     wide, seconds = timed(lambda: [train_wide(task, config, i) for i, config in enumerate(configs)])
     best = configs[int(np.nanargmin(wide))]
     spread = statistics.stdev(train_wide(task, best, 1000 + seed) for seed in range(3))
-    print(f"{task.name} {kind}: full size {seconds:.0f} s, best {min(wide):.4f}, spread {spread:.4f}", flush=True)
+    print(f"{task.name}: full size {seconds:.0f} s, best {min(wide):.4f}, spread {spread:.4f}", flush=True)
+    return wide, seconds, spread
+
+
+def study(task: Task, build: Build, kind: str, count: int, seed: int) -> dict[str, Any]:
+    """Compare surrogates of all sizes with the full-size model, over one set of configurations."""
+    configs = sample(kind, count, seed)
+    wide, seconds, spread = full_size(task, configs)
     rows = []
     sizes = [(size, 1 / size[1]) for size in SIZES]
     for size, factor in [*sizes, *((size, 1.0) for size in SIZES if size[1] < 1)]:
         narrow, took = timed(functools.partial(train_narrow, task, build, configs, size, factor))
         told = {"width": size[0], "depth": size[1], "factor": factor, "seconds": took, "cost": took / seconds}
         rows.append(row(wide, narrow, spread, **told))
+    return {"wide_scores": wide, "seconds": seconds, "spread": spread, "rows": rows, "configs": configs}
+
+
+def decay_study(task: Task, build: Build, count: int, seed: int) -> dict[str, Any]:
+    """Compare rules for the weight decay of surrogates, on a quarter of the data for four times the epochs.
+
+    Models then overfit, so that the best decay is above 0. A row tells how many octaves higher the weight decays of the
+    surrogates' best six are than those of the full-size model's.
+    """
+    few = len(task.train[0]) // 4
+    task = dataclasses.replace(task, train=(task.train[0][:few], task.train[1][:few]), epochs=4 * task.epochs)
+    configs = sample_decays(count, seed)
+    wide, seconds, spread = full_size(task, configs)
+    octaves = np.log2([config["weight_decay"] for config in configs])
+
+    def compared(scores: Sequence[float], width: float, rule: str) -> dict[str, Any]:
+        higher = float(octaves[np.argsort(scores)[:6]].mean() - octaves[np.argsort(wide)[:6]].mean())
+        return row(wide, scores, spread, width=width, rule=rule, higher=higher)
+
+    rows = [
+        compared(train_narrow(task, build, configs, (width, 1.0), decay=rule), width, rule)
+        for width in (1 / 4, 1 / 8)
+        for rule in DECAYS
+    ]
+    rows.append(compared([train_wide(task, config, 500 + i) for i, config in enumerate(configs)], 1.0, "other seeds"))
     return {"wide_scores": wide, "seconds": seconds, "spread": spread, "rows": rows, "configs": configs}
 
 
@@ -245,7 +310,7 @@ def embedding_rates(task: Task) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run one task with one optimizer, write `transfer_parts/<task>-<optimizer>-<seed>.json`, and render the page."""
+    """Run one study of one task, write `transfer_parts/<task>-<optimizer or decay>-<seed>.json`, render the page."""
     parser = options(__doc__, data=True)
     parser.add_argument("task", choices=("digits", "shakespeare", "cifar10"))
     parser.add_argument(
@@ -253,19 +318,17 @@ def main() -> None:
     )
     parser.add_argument("--configs", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0, help="of the configurations; 0 also tries the embedding's rate")
+    parser.add_argument("--decay", action="store_true", help="compare rules for the weight decay of surrogates")
     arguments = parser.parse_args()
     task, build = load(arguments.task, arguments.data)
-    named = {
-        "task": task.name,
-        "optimizer": arguments.optimizer,
-        "seed": arguments.seed,
-        "environment": study_environment(),
-    }
-    result = named | study(task, build, arguments.optimizer, arguments.configs, arguments.seed)
-    path = arguments.out / "transfer_parts" / f"{task.name}-{arguments.optimizer}-{arguments.seed}.json"
+    kind, count, seed = "decay" if arguments.decay else arguments.optimizer, arguments.configs, arguments.seed
+    named = {"task": task.name, "optimizer": kind, "seed": seed, "environment": study_environment()}
+    found = decay_study(task, build, count, seed) if arguments.decay else study(task, build, kind, count, seed)
+    result = named | found
+    path = arguments.out / "transfer_parts" / f"{task.name}-{kind}-{seed}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
-    if arguments.optimizer == "adamw" and arguments.seed == 0:
+    if kind == "adamw" and seed == 0:
         result["embedding"] = embedding_rates(task)
         path.write_text(json.dumps(result, indent=1) + "\n")
     write_page(arguments.out)

@@ -201,8 +201,9 @@ def _table(result: dict[str, Any]) -> str:
 
 
 def _parts(folder: Path) -> list[str]:
-    """Render the studies of `benchmarks.transfer_parts`: means over their seeds, as two tables."""
-    results = [json.loads(path.read_text()) for path in sorted((folder / "transfer_parts").glob("*.json"))]
+    """Render the studies of `benchmarks.transfer_parts`: means over their seeds, as three tables."""
+    found = [json.loads(path.read_text()) for path in sorted((folder / "transfer_parts").glob("*.json"))]
+    results = [result for result in found if result["optimizer"] != "decay"]
     if not results:
         return []
     of: dict[tuple[str, str, float, float, float], list[dict[str, Any]]] = {}
@@ -224,7 +225,28 @@ def _parts(folder: Path) -> list[str]:
         sizes = f"{width:g} | {depth:g} | x{factor:g}"
         lines.append(f"| {task} | {kind} | {len(rows)} | {sizes} | {price:.3f} | {rho:.2f} | {regrets} | {places} |")
     tried = {result["task"]: result["embedding"] for result in results if "embedding" in result}
-    return ["\n".join(lines), *([_embedding(tried)] if tried else [])]
+    decays = [result for result in found if result["optimizer"] == "decay"]
+    return ["\n".join(lines), *([_embedding(tried)] if tried else []), *([_decays(decays)] if decays else [])]
+
+
+def _decays(results: list[dict[str, Any]]) -> str:
+    of: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
+    for result in results:
+        for row in result["rows"]:
+            of.setdefault((result["task"], row["width"], row["rule"]), []).append(row)
+    lines = [
+        _DECAYS_HEAD,
+        "| task | seeds | width | rule | rho | regret@1 | regret@4 | best at place | decay of the best, in octaves |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (task, width, rule), rows in of.items():
+        rho, higher = (statistics.mean(row[name] for row in rows) for name in ("rho", "higher"))
+        regrets = " | ".join(f"{statistics.mean(row['regret'][k] for row in rows):.3f}" for k in (0, 1))
+        places = ", ".join(str(row["place"]) for row in rows)
+        lines.append(
+            f"| {task} | {len(rows)} | {width:g} | {rule} | {rho:.2f} | {regrets} | {places} | {higher:+.1f} |"
+        )
+    return "\n".join(lines)
 
 
 def _embedding(tried: dict[str, list[dict[str, Any]]]) -> str:
@@ -253,6 +275,24 @@ benchmarks.transfer_parts <task>`.
 _EMBEDDING_HEAD = """### The embedding's learning rate at full size
 
 Best validation loss in nats over four learning rates of AdamW, for three multipliers of the embedding's rate.
+"""
+
+_DECAYS_HEAD = """### Weight decay of surrogates
+
+24 configurations of AdamW for each seed, with weight decays from 1/16 to 8, on a quarter of the data for four times the
+epochs, so that models overfit. A rule gives the factor of a surrogate's weight decay at width ratio m. Hidden matrices
+have 1/m times the learning rate there, all other parameters the same:
+
+| rule | source | hidden matrices | others |
+|---|---|---|---|
+| product | learning rate x weight decay is equal at all widths (arXiv:2510.19093); the default | m | 1 |
+| root | weight decay in proportion to the root of the width (arXiv:2510.15262) | sqrt(m) | 1 |
+| decay | weight decay is equal at all widths (AdamW's own, under muP) | 1 | 1 |
+| inverse | learning rate x weight decay in proportion to 1 / width (arXiv:2512.05620) | 1 | 1/m |
+
+The last column says how many octaves higher the weight decays of the surrogates' best six configurations are than those
+of the full-size model's best six. *Other seeds* is full size against itself. Regrets are in nats. Rerun: `python -m
+benchmarks.transfer_parts <task> --decay`.
 """
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fusion.checks import require
-from fusion.rules import folded
+from fusion.rules import folded, readable
 from fusion.settings import PlainFloats, Settings
 from fusion.streams import Streams
 
@@ -59,7 +59,7 @@ def at_once(
         return tree_map(_as_tensor, result), rebound
 
     with folded(streams):
-        result, rebound = torch.func.vmap(each, randomness="error")(dict(tensors), scalars_K, index_K, [*rows_K])
+        result, rebound = torch.func.vmap(each, randomness="error")(readable(tensors), scalars_K, index_K, [*rows_K])
     return result, rebound
 
 

@@ -6,9 +6,13 @@ the operators that matter for speed. If an operator insists on a number, `PlainF
 
 from __future__ import annotations
 
+import builtins
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache, partial
+from threading import Lock, local
 from typing import Any
 
 import torch
@@ -17,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any
 
 from fusion.rules.drawing import member_by_member
-from fusion.rules.member import fold
+from fusion.rules.member import Member, fold
 from fusion.streams import Streams
 from fusion.structure import FloatSlot
 
@@ -74,8 +78,9 @@ class Settings:
 class PlainFloats(TorchFunctionMode):
     """Inside `torch.func.vmap`, give plain numbers to operators that cannot take a setting that is a tensor.
 
-    An operator that fails on one is run member by member. A comparison with a number (`if self.p > 0`) is decided
-    at once if the members agree.
+    An operator that fails on one is run member by member. A comparison with a number (`if self.p > 0`) and a conversion
+    (`int(10 * self.ratio)`) are decided at once if the members agree. Functions of `math`, and `round`, compute each
+    member's number: while the mode is active, others that also take tensors stand in their places.
 
     Args:
         scalars: The settings, as they are inside.
@@ -84,18 +89,30 @@ class PlainFloats(TorchFunctionMode):
 
     def __init__(self, scalars: Iterable[Tensor], values: Iterable[list[float]], streams: Streams) -> None:
         super().__init__()
+        scalars = [*scalars]
         self._values = {id(scalar): value for scalar, value in zip(scalars, values, strict=True)}
+        self._dtype = scalars[0].dtype
         self._computed: list[Tensor] = []
         self._streams = streams
+
+    def __enter__(self) -> Any:
+        """Have the functions of numbers ask this mode."""
+        _STAND_INS.enter(self)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        """Put them back."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        _STAND_INS.leave()
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func in _DECISIONS and (rows := self._rows(args)):
-            decisions = {_DECISIONS[func](*row) for row in rows}
-            if len(decisions) == 1:
-                return decisions.pop()
+            decisions = [_DECISIONS[func](*row) for row in rows]
+            if _agree(decisions):
+                return decisions[0]
         try:
             result = func(*args, **kwargs)
             if (number := _ARITHMETIC.get(func)) and not kwargs and (rows := self._rows(args)):
@@ -111,6 +128,23 @@ class PlainFloats(TorchFunctionMode):
             if result is NotImplemented:
                 raise error
             return result
+
+    def of_numbers(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function of plain numbers for each member, if an argument is a setting."""
+        if not all(isinstance(x, Tensor | int | float) for x in args) or not (rows := self._rows(args)):
+            return function(*args, **kwargs)
+        first = next(x for x in args if isinstance(x, Tensor))
+        values = [function(*row, **kwargs) for row in rows]
+        if _agree(values):
+            return values[0]
+        if {*map(type, values)} not in ({int}, {float}):
+            return function(*args, **kwargs)  # torch says that it cannot
+        dtype = self._dtype if isinstance(values[0], float) else torch.int64
+        written = tuple(float(value).hex() for value in values)
+        result = fold(lambda K, x: Member(_stacked(written, dtype, x.value.device), 0), (first,), {})
+        self._values[id(result)] = values
+        self._computed.append(result)
+        return result
 
     def _rows(self, args: Sequence[Any]) -> list[list[Any]] | None:
         """Return each member's numbers in place of the arguments, if these are settings and plain numbers alone."""
@@ -135,6 +169,8 @@ _COMPARISONS: dict[str, Callable[..., Any]] = {
 # For `s > x`, torch calls `gt` or `__gt__`, by operator and version.
 _DECISIONS: dict[Any, Callable[..., Any]] = {
     Tensor.__bool__: bool,
+    Tensor.__int__: int,
+    Tensor.__float__: float,
     **{getattr(Tensor, name): decide for name, decide in _COMPARISONS.items()},
     **{getattr(Tensor, f"__{name}__"): decide for name, decide in _COMPARISONS.items()},
 }
@@ -152,6 +188,56 @@ _ARITHMETIC: dict[Any, Callable[..., float]] = {
     if hasattr(Tensor, name)
 }
 """Functions of torch's that `1 - s` and the like call -> the same for plain numbers."""
+
+
+class _StandIns:
+    """Stand for `round` and all functions of `math` while a mode is active; each thread has modes of its own."""
+
+    def __init__(self) -> None:
+        of_math = {name: x for name, x in vars(math).items() if callable(x) and not name.startswith("_")}
+        self._places = [(vars(math), of_math), (vars(builtins), {"round": round})]
+        self._own = [{name: partial(self._call, x) for name, x in known.items()} for _, known in self._places]
+        self._lock, self._users, self._here = Lock(), 0, local()
+
+    def enter(self, mode: PlainFloats) -> None:
+        self._here.modes = [*vars(self._here).get("modes", ()), mode]
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                for (place, _), own in zip(self._places, self._own):
+                    place.update(own)
+
+    def leave(self) -> None:
+        self._here.modes.pop()
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                for place, known in self._places:
+                    place.update(known)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        modes = vars(self._here).get("modes")
+        if modes and any(isinstance(x, Tensor) for x in args):
+            return modes[-1].of_numbers(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+
+_STAND_INS = _StandIns()
+
+
+def _agree(values: Sequence[Any]) -> bool:
+    """Return whether numbers are the same to the last bit; 0.0 and -0.0 are not, NaN is."""
+    return len({*map(repr, values)}) == 1
+
+
+@lru_cache(maxsize=64)
+def _stacked(written: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return K hexadecimal numbers as a tensor; the same one in each step, so that no step waits for a copy."""
+    values = [*map(float.fromhex, written)]
+    with torch.inference_mode(False):
+        values_K = torch.tensor(values, dtype=dtype, device=device)
+    vars(values_K)["numbers"] = values
+    return values_K
 
 
 def _is_scalar(x: Any) -> bool:

@@ -25,6 +25,7 @@ from fusion.rules.loss import cross_entropy
 from fusion.rules.masked import set_item
 from fusion.rules.member import Member, Rule, fold, innermost_vmap
 from fusion.rules.norm import batch_norm, group_norm, normalize, weight_norm
+from fusion.rules.reading import READING
 from fusion.rules.recurrent import pack, recurrent, recurrent_cell, scatter
 from fusion.streams import Streams
 from fusion.tensors import is_batched
@@ -58,6 +59,7 @@ RULES: dict[Any, Rule] = {
     torch._pad_packed_sequence: pack(torch._pad_packed_sequence),
     Tensor.scatter_: scatter,
     Tensor.__setitem__: set_item,
+    **READING,
 }
 
 # The same for operators that draw the random numbers of K members: these rules also take `streams`.

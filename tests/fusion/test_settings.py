@@ -1,6 +1,7 @@
 """Floats in modules that differ between members: each member computes with its own."""
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,13 @@ def computed(x: Tensor, value: float) -> Tensor:
     return x * (value + 1)
 
 
+def of_math(x: Tensor, value: float) -> Tensor:
+    """Functions of numbers: alike in all members, as `int`, or each member's own."""
+    x = x[:, int(value) : 2 + math.floor(value / 2)] if not math.isclose(value, 5) else x
+    scale = math.exp(-value) + math.sqrt(1 - value) * math.cos(math.pi * value) + math.pow(value, math.ceil(9 * value))
+    return x * scale + round(value, 1) - round(10 * value) + torch.arange(2) // math.ceil(9 * value)
+
+
 DETERMINISTIC: list[tuple[str, Callable[[float], nn.Module], Tensor]] = [
     ("arithmetic", lambda v: With(v, lambda x, s: (x * s + s) ** 2 - s / (1 + x.exp())), ROWS),
     ("clamp", lambda v: With(v, lambda x, s: x.clamp(-s, s)), ROWS),
@@ -47,6 +55,7 @@ DETERMINISTIC: list[tuple[str, Callable[[float], nn.Module], Tensor]] = [
     ("full", lambda v: With(v, lambda x, s: x + torch.full((4,), s)), ROWS),
     ("huber", lambda v: With(v, lambda x, s: F.huber_loss(x, torch.zeros_like(x), delta=s)), ROWS),
     ("branch", lambda v: With(v, branch), ROWS),
+    ("math", lambda v: With(v, of_math), ROWS),
     ("computed", lambda v: With(v, computed), ROWS),
     ("leaky-relu", nn.LeakyReLU, ROWS),
     ("elu", nn.ELU, ROWS),
@@ -79,6 +88,19 @@ def test_each_member_computes_with_its_own(make: Any, x: Tensor, one_by_one: boo
             torch.testing.assert_close(grad[k], p.grad, rtol=1e-5, atol=1e-5)
         for name, buffer in fused.unfuse(k).named_buffers():
             torch.testing.assert_close(buffer, model.get_buffer(name))
+
+
+def test_functions_of_numbers_are_put_back() -> None:
+    before = dict(vars(math)), round
+
+    def fail(x: Tensor, value: float) -> Tensor:
+        assert math.exp(value) != math.exp(1.0) == before[0]["exp"](1.0)
+        assert math.copysign(1.0, -0.0 * value) == -1  # alike, and 0.0 in no member
+        raise RuntimeError("the end")
+
+    with pytest.raises(RuntimeError, match="the end"):
+        fuse([With(value, fail) for value in VALUES])(ROWS)
+    assert (dict(vars(math)), round) == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
