@@ -51,7 +51,7 @@ def _muon(infshape: InfShape, *, original: bool) -> float:
     return wanted * math.sqrt(max(target_rows, target_columns) / max(rows, columns))
 
 
-_ADAPTIVE = ("adam", "adamw", "adadelta", "adagrad", "adamax", "lion", "nadam", "radam", "rmsprop")
+_ADAPTIVE = ("adam", "adamw", "adadelta", "adagrad", "adamax", "lion", "nadam", "prodigy", "radam", "rmsprop")
 
 _RULES: dict[str, Callable[[InfShape], float]] = {
     **dict.fromkeys(("sgd", "asgd"), _sgd),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fusion.optim import updates
 from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.prodigy import corrected
 
 Coefficients = dict[str, Tensor | None]
 Vectors = Mapping[str, Tensor]
@@ -49,6 +50,8 @@ class Rule:
             members, their vectors, and their coupled weight decays (None if no member has one).
         coefficients: Returns the others, in the same shapes.
         update: The rule; see `updates`. None if it does not work element by element.
+        before: Coefficients and function of a pass over all parameters before the update; None if it needs none. Its
+            sums of each member are what `prodigy.learn` takes.
     """
 
     kinds: tuple[str, ...]
@@ -57,6 +60,7 @@ class Rule:
     constants: Callable[[Sequence[Hyperparameters], Vectors, Tensor | None], Coefficients]
     coefficients: Callable[[Sequence[Hyperparameters], Vectors, Now], Coefficients]
     update: Callable[..., None] | None
+    before: tuple[Callable[[Sequence[Hyperparameters], Vectors, Now], Coefficients], Callable[..., Tensor]] | None = None
 
 
 def _sgd_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
@@ -135,6 +139,27 @@ def _lion_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now)
     return {"lr": now.lr_RG, "shrink": 1 - now.lr_RG * now.decay_RG if decays else None}
 
 
+def _prodigy_sums(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    d = rate = v["d"]
+    if any(hp.use_bias_correction or hp.safeguard_warmup for hp in members):
+        safe = d / (v["lr"] * now.factor_R1)
+        rate = torch.where(v["safeguard_warmup"] > 0, safe, corrected(members, v))
+    return {
+        "first": (now.steps_R1 == 1).double(),
+        "momentum": v["beta1"],
+        "gain": d * (1 - v["beta1"]),
+        "square_keep": v["beta2"],
+        "square_gain": d * d * (1 - v["beta2"]),
+        "sum_keep": v["beta2"].sqrt(),
+        "sum_gain": d / v["d0"] * rate * now.lr_RG,
+    }
+
+
+def _prodigy_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    shrink = 1 - v["rate"] * now.lr_RG * now.decay_RG if any(hp.decay for hp in members) else None
+    return {"step_size": v["step"] * now.lr_RG, "eps": v["d"] * v["eps"], "shrink": shrink}
+
+
 def _rmsprop_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
     return {
         "one_minus_alpha": 1 - v["alpha"],
@@ -186,6 +211,15 @@ RULES = {
         ("lion",), ("beta1", "beta2"), {"first": "exp_avg"}, _lion_constants, _lion_coefficients, updates.lion
     ),
     "nadam": Rule(("nadam",), _BETAS, _ADAM, _adam_constants, _nadam_coefficients, updates.nadam),
+    "prodigy": Rule(
+        ("prodigy",),
+        ("lr", *_BETAS, "d_coef", "d0", "use_bias_correction", "safeguard_warmup"),
+        {**_ADAM, "sum": "s", "start": "p0"},
+        lambda members, vectors, decay_RG: {},
+        _prodigy_coefficients,
+        updates.prodigy,
+        (_prodigy_sums, updates.prodigy_sums),
+    ),
     "radam": Rule(("radam",), _BETAS, _ADAM, _adam_constants, _radam_coefficients, updates.radam),
     "rmsprop": Rule(
         ("rmsprop",),

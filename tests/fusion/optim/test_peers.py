@@ -25,6 +25,11 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
         {"optimizer": "lion", "lr": 0.01 * (1 + k), "beta1": 0.9 - 0.1 * k, "beta2": 0.8 + 0.05 * k, "weight_decay": k}
         for k in range(K)
     ],
+    "prodigy": [
+        {"optimizer": "prodigy", "lr": 1 - k / 5, "weight_decay": k, "beta1": beta1, "beta2": 0.9, "eps": 1e-3}
+        | {"d_coef": 1 + k, "d0": 1e-4, "use_bias_correction": k % 2 == 1, "safeguard_warmup": k > 1}
+        for k, beta1 in enumerate((0.9, 0.6, 0.3, 0.0))
+    ],
 }
 
 
@@ -73,11 +78,15 @@ def train_one(model: nn.Module, opt: torch.optim.Optimizer, lr: float, steps: Se
         opt.step()
 
 
+PEERS = {"lion": ("lion_pytorch", "Lion"), "prodigy": ("prodigyopt", "Prodigy")}
+
+
 def oracle(kind: str) -> Callable[[nn.Module, dict[str, Any]], torch.optim.Optimizer]:
     """Return a function that makes the optimizer which others wrote, for a model and a configuration."""
     own = {"adafactor": torch.optim.Adafactor}
-    if kind == "lion":
-        own["lion"] = pytest.importorskip("lion_pytorch", reason="lion-pytorch is not installed").Lion
+    if kind in PEERS:
+        package, name = PEERS[kind]
+        own[kind] = getattr(pytest.importorskip(package, reason=f"{package} is not installed"), name)
 
     def make(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
         settings = {name: value for name, value in config.items() if name not in ("optimizer", "beta1", "beta2")}
