@@ -19,13 +19,13 @@ from fusion.hyperparameters import ONE_PASS
 from fusion.members import member_indices
 from fusion.optim import adafactor, muon, native
 from fusion.optim.optimizer_config import Hyperparameters
-from fusion.optim.prodigy import ESTIMATES, learn
+from fusion.optim.prodigy import ESTIMATES
 from fusion.optim.runs import Run
 from fusion.optim.segments import numbered, segments
 from fusion.optim.single import torch_optimizer
 from fusion.optim.state import OptimizerState
 from fusion.optim.unfused import go_on
-from fusion.optim.update_rules import RULE_OF, RULES, momentum_product
+from fusion.optim.update_rules import RULE_OF, RULES, learn_distance, momentum_product
 from fusion.optim.vectorized import Tile
 from fusion.rows import Layout, make_dense
 from fusion.structure import check_module
@@ -236,7 +236,7 @@ class FusedOptimizer(OptimizerState):
                 found = [sums for tile in tiles if tile.run is run and (sums := update(tile, before=True)) is not None]
                 taking = None if takes_K1 is None else takes_K1[own]
                 sums_R2 = torch.stack(found).sum(0, dtype=torch.float64)
-                learn(run.members, run.vectors, self._estimates_K3[own], sums_R2, factor_K1[own], taking)
+                learn_distance(run.members, run.vectors, self._estimates_K3[own], sums_R2, factor_K1[own], taking)
         for tile in tiles:
             update(tile)
         for name in present:

@@ -2,20 +2,13 @@
 
 Adam's steps, times an estimate `d` of how far the weights are from a solution. The estimate is of all parameters of a
 model: the gradients' products with the way so far, over the absolute sums of the gradients.
-
-Shape suffixes: R members of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
-
-if TYPE_CHECKING:
-    from fusion.optim.optimizer_config import Hyperparameters
 
 ESTIMATES = ("d", "d_numerator", "k")
 """Keys of a parameter group that later steps are taken by: the estimate, its numerator, and the steps so far."""
@@ -96,46 +89,6 @@ class Prodigy(torch.optim.Optimizer):
 
     @staticmethod
     def _total(parts: list[torch.Tensor]) -> float:
-        total = sum(part.double() for part in parts)
+        total = torch.stack([part.double() for part in parts]).sum()
         # Ranks that split the parameters have a part each.
         return float(total.full_tensor() if hasattr(total, "full_tensor") else total)
-
-
-def learn(
-    members: Sequence[Hyperparameters],
-    vectors: dict[str, Tensor],
-    estimates_R3: Tensor,
-    sums_R2: Tensor,
-    factor_R1: Tensor,
-    takes_R1: Tensor | None,
-) -> None:
-    """Update the estimates of R members, in place, and write down how far their weights move.
-
-    Args:
-        vectors: [R, 1] each: settings, and the columns of the estimates.
-        estimates_R3: The values of `ESTIMATES`.
-        sums_R2: Over all parameters, the gradients' products with the way so far, and the absolute weighted gradients.
-        factor_R1: The schedule's factor.
-        takes_R1: The members that take the step; all if None.
-    """
-    d, rate_R1 = vectors["d"], corrected(members, vectors)
-    way_R1, size_R1 = sums_R2.split(1, 1)
-    weight_R1 = d / vectors["d0"] * rate_R1 * vectors["lr"] * factor_R1
-    numerator_R1 = vectors["beta2"].sqrt() * vectors["d_numerator"] + weight_R1 * way_R1
-    grown_R1 = torch.fmax(d, vectors["d_coef"] * numerator_R1 / size_R1)
-    moves_R1 = size_R1 != 0 if takes_R1 is None else (size_R1 != 0) & takes_R1
-    vectors["rate"] = rate_R1 * moves_R1
-    vectors["step"] = vectors["rate"]
-    if any(hp.beta1 == 0 for hp in members):  # whose moment is the gradient times the estimate
-        vectors["step"] = vectors["rate"] * torch.where(vectors["beta1"] == 0, grown_R1 / d, 1.0)
-    after_R3 = torch.cat([grown_R1, numerator_R1, vectors["k"] + 1], 1)
-    estimates_R3.copy_(torch.where(moves_R1, after_R3, estimates_R3))
-
-
-def corrected(members: Sequence[Hyperparameters], vectors: Mapping[str, Tensor]) -> Tensor:
-    """Return the estimates [R, 1] as learning rates, with the moments' bias correction where it is asked for."""
-    if not any(hp.use_bias_correction for hp in members):
-        return vectors["d"]
-    after = vectors["k"] + 1
-    bias = (1 - vectors["beta2"] ** after).sqrt() / (1 - vectors["beta1"] ** after)
-    return vectors["d"] * torch.where(vectors["use_bias_correction"] > 0, bias, 1.0)

@@ -188,7 +188,7 @@ def prodigy_sums(
     sum_keep: Tensor,
     sum_gain: Tensor,
 ) -> Tensor:
-    """Update all that Prodigy keeps, and return sums [B, 2] from which it estimates its rate; see `prodigy.learn`.
+    """Update all that Prodigy keeps, and return sums [B, 2] from which it estimates its rate; see `learn_distance`.
 
     `first` is 1 at the first step, from where `start` has the weights, then 0. The other coefficients multiply the
     moments, the weighted sum of the gradients, and what joins them.

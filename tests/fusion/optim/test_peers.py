@@ -171,6 +171,47 @@ def test_a_step_that_is_left_out_changes_neither_weights_nor_state(kind: str) ->
         assert_equal(fused.unfuse(k), model)
 
 
+def test_prodigy_with_rates_by_parameter_is_prodigy_of_weights_over_them() -> None:
+    """`eps` is next to nothing: it is added to gradients, which are not those of the weights over their rates."""
+
+    class Scaled(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+            self.weights = nn.ParameterList(p.detach() / factors[name] for name, p in model.named_parameters())
+
+        def forward(self, x: Tensor) -> Tensor:
+            own = {name: w * factors[name] for name, w in zip(factors, self.weights, strict=True)}
+            logits: Tensor = torch.func.functional_call(self.model, own, x)
+            return logits
+
+    config: dict[str, Any] = {"optimizer": "prodigy", "lr": 0.7, "d0": 1e-3, "eps": 1e-30, "weight_decay": 0.1}
+    models = nets()[:2]
+    factors = {name: 2.0 ** (i % 5 - 2) for i, (name, _) in enumerate(models[0].named_parameters())}
+    own: dict[str, Any] = {
+        "lr_multipliers": {"prodigy": factors},
+        "weight_decay_multipliers": {"prodigy": {name: 1 / factor for name, factor in factors.items()}},
+    }
+    fused = fuse(models)
+    train(fused, fused_optimizer(fused, [config] * 2, **own), range(20))
+    for k, model in enumerate(models):
+        scaled, alone = Scaled(copy.deepcopy(model)), copy.deepcopy(model)
+        its = oracle("prodigy")(scaled.weights, config)
+        train_one(scaled, its, config["lr"], range(20))
+        opt = optimizer(alone, config, **own)
+        rates = [group["lr"] for group in opt.param_groups]
+        for step in range(20):
+            opt.zero_grad()
+            for group, rate in zip(opt.param_groups, rates, strict=True):
+                group["lr"] = rate * factor(step)
+            loss(alone, (X, Y)).backward()
+            opt.step()
+        assert its.param_groups[0]["d"] > 2e-3
+        for (name, factor_), weights in zip(factors.items(), scaled.weights, strict=True):
+            for ours in (fused.unfuse(k), alone):
+                torch.testing.assert_close(ours.get_parameter(name), weights * factor_, rtol=1e-9, atol=1e-11)
+
+
 def test_adafactor_refuses_complex_parameters_as_torch_does() -> None:
     model = nn.ParameterDict({"weight": nn.Parameter(torch.ones(3, 3, dtype=torch.complex64))})
     with pytest.raises(ValueError, match=r"`optimizer` is 'adafactor', but must be another one .* complex parameters"):

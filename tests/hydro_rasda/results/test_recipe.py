@@ -115,7 +115,14 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "adafactor": (mlp, {**ADAMW, "optimizer": "adafactor", "lr": choice([0.05, 0.02]), "beta2_decay": -0.7}, {}),
     "prodigy": (
         in_parts,
-        {**ADAMW, "lr": choice([1.0, 0.5]), "optimizer": "prodigy", "d0": 1e-3, "lr.head": 0.3, "safeguard_warmup": True}
+        {
+            **ADAMW,
+            "lr": choice([1.0, 0.5]),
+            "optimizer": "prodigy",
+            "d0": 1e-3,
+            "lr.head": 0.3,
+            "safeguard_warmup": True,
+        }
         | {"shape": {"bias": True}},
         {},
     ),
