@@ -145,6 +145,7 @@ SGD = {"optimizer": "sgd", "lr": 1e-2, "momentum": 0.9}
 ADAMW = {"optimizer": "adamw", "lr": 1e-4}
 MUON = {"optimizer": "muon", "lr": 1e-3}
 LION, ADAFACTOR = {"optimizer": "lion", "lr": 1e-4}, {"optimizer": "adafactor", "lr": 1e-2}
+PRODIGY = {"optimizer": "prodigy", "lr": 1.0}
 CASES = [
     Case("mlp", "MLP 784-32-32-10 (64)", mlp, images(64, 784), classify, ADAMW, 5.0),
     Case(
@@ -168,7 +169,7 @@ CASES = [
     ),
     *(
         Case(f"mlp_{kind}", f"MLP 784-32-32-10 under {kind.title()} (64)", mlp, images(64, 784), classify, config, 3.0)
-        for kind, config in (("lion", LION), ("adafactor", ADAFACTOR))
+        for kind, config in (("lion", LION), ("adafactor", ADAFACTOR), ("prodigy", PRODIGY))
     ),
     Case("conv", "conv 8-16 with BatchNorm, 28 x 28 (64)", conv, images(64, 1, 28, 28), classify, SGD, 1.3),
     Case("resnet18", "ResNet-18 of width 1/8, CIFAR (64)", resnet18, images(64, 3, 32, 32), classify, SGD, 1.2),

@@ -24,7 +24,7 @@ from fusion.checks import (
 ONE_PASS = ("sgd", "adam", "adamw")
 """Optimizers for which torch has kernels that pass over memory once."""
 
-VECTORIZED = (*ONE_PASS, "adafactor", "adamax", "lion", "muon", "nadam", "radam", "rmsprop")
+VECTORIZED = (*ONE_PASS, "adafactor", "adamax", "lion", "muon", "nadam", "prodigy", "radam", "rmsprop")
 """Optimizers whose members are updated together."""
 
 OPTIMIZERS = (*VECTORIZED, "adadelta", "adagrad", "asgd")
@@ -104,7 +104,7 @@ def _of_optimizer(kind: type, holds: Callable[[Any], bool], rule: str, **default
     return Key(kind, holds, rule, "optimizer", under="optimizer", defaults=defaults)
 
 
-_ADAMS = ("adam", "adamw", "adamax", "nadam", "radam", "muon")
+_ADAMS = ("adam", "adamw", "adamax", "nadam", "prodigy", "radam", "muon")
 
 
 _GROUP = "lr."
@@ -136,6 +136,10 @@ KEYS: Mapping[str, Key] = {
     "beta2_decay": _of_optimizer(
         float, number(lambda value: is_finite(-value)), "a finite number <= 0", adafactor=-0.8
     ),
+    "d_coef": _of_optimizer(float, is_positive, "a finite number > 0", prodigy=1.0),
+    "d0": _of_optimizer(float, is_positive, "a finite number > 0", prodigy=1e-6),
+    "use_bias_correction": _of_optimizer(bool, is_flag, "True or False", prodigy=False),
+    "safeguard_warmup": _of_optimizer(bool, is_flag, "True or False", prodigy=False),
     "alpha": _of_optimizer(float, is_fraction, "in [0, 1)", asgd=0.75, rmsprop=0.99),
     "rho": _of_optimizer(float, is_fraction, "in [0, 1)", adadelta=0.9),
     "eps": _of_optimizer(
@@ -183,9 +187,9 @@ KEYS: Mapping[str, Key] = {
     "warmup_epochs": Key(float, is_finite, _EPOCHS, "schedule", 0.0),
     "rescale_warmup_epochs": Key(float, is_finite, _EPOCHS, "full-size stage on Ray, where workers are added", 1.0),
 }
-"""All keys; the defaults of optimizers and of the step schedule are torch's, but for `adjust_lr_fn` and for Lion.
+"""All keys; the defaults of torch's optimizers and of the step schedule are torch's, but for `adjust_lr_fn`.
 
-Lion has those of its paper (Chen et al. 2023, arXiv:2302.06675, Algorithm 2).
+Lion has those of its paper (Chen et al. 2023, arXiv:2302.06675, Algorithm 2), and Prodigy those of prodigyopt.
 
 With `match_rms_adamw`, Muon's updates are as large as AdamW's, so that one `lr` serves both (Liu et al. 2025,
 arXiv:2502.16982).

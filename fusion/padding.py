@@ -24,8 +24,8 @@ from fusion.streams import preserved_generators, seed_generators
 from fusion.structure import FusionKey, describe, fusion_key
 from fusion.tensors import copied, duplicate, like, materialize, named_tensors, skeleton
 
-PADDABLE = (*ONE_PASS, "adamax", "lion", "nadam", "radam", "rmsprop")
-"""Optimizers that work element by element. In others, elements depend on each other or on their number."""
+PADDABLE = (*ONE_PASS, "adamax", "lion", "nadam", "prodigy", "radam", "rmsprop")
+"""Optimizers that work element by element, or by sums over all. In others, the number of elements counts."""
 
 _SPREAD = 0.1
 """Deviation of the noise on weights that are compared: a layer that begins at zero would hide what it reads."""

@@ -51,7 +51,7 @@ def _muon(infshape: InfShape, *, original: bool) -> float:
     return wanted * math.sqrt(max(target_rows, target_columns) / max(rows, columns))
 
 
-_ADAPTIVE = ("adam", "adamw", "adadelta", "adagrad", "adamax", "lion", "nadam", "radam", "rmsprop")
+_ADAPTIVE = ("adam", "adamw", "adadelta", "adagrad", "adamax", "lion", "nadam", "prodigy", "radam", "rmsprop")
 
 _RULES: dict[str, Callable[[InfShape], float]] = {
     **dict.fromkeys(("sgd", "asgd"), _sgd),
@@ -76,8 +76,13 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
 
     The fan-in of an `nn.Bilinear` is the product of its two inputs' sizes, as it reads all of their products.
 
-    Adaptive optimizers divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop and Lion.
+    Adaptive optimizers divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop, Lion and
+    Prodigy.
     Adadelta is adaptive while `eps` is far below the squared gradients, which its default of 1e-6 often is not.
+
+    Prodigy multiplies all rates by an estimate, which is the target's if it is of the weights over these multipliers.
+    To first order, the gradients' products with the way so far are how much the loss has fallen, at any width.
+    The absolute sum of the gradients of hidden weights grows with the width, and times 1 / m it does not.
 
     Adafactor's steps are also in proportion to the size of the weights, so its column needs hidden layers that do not
     begin at zero. Its learning rate is at most one over the root of the steps so far, whatever the multiplier.

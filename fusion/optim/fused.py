@@ -19,12 +19,13 @@ from fusion.hyperparameters import ONE_PASS
 from fusion.members import member_indices
 from fusion.optim import adafactor, muon, native
 from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.prodigy import ESTIMATES
 from fusion.optim.runs import Run
 from fusion.optim.segments import numbered, segments
 from fusion.optim.single import torch_optimizer
 from fusion.optim.state import OptimizerState
 from fusion.optim.unfused import go_on
-from fusion.optim.update_rules import RULE_OF, RULES, momentum_product
+from fusion.optim.update_rules import RULE_OF, RULES, learn_distance, momentum_product
 from fusion.optim.vectorized import Tile
 from fusion.rows import Layout, make_dense
 from fusion.structure import check_module
@@ -81,6 +82,7 @@ class FusedOptimizer(OptimizerState):
         present = [name for name in self.names if stacked[name].grad is not None]
         if not present:
             return
+        takes = self._learning(takes)
         self._count(present, takes)
         with self._left_alone(stacked, takes):
             self._step_apart(stacked, present, takes)
@@ -114,9 +116,21 @@ class FusedOptimizer(OptimizerState):
                 kept_of = ((key, rows.parts.get(name)) for key, rows in self._moments.items())
                 moments = {key: moment[k].clone() for key, moment in kept_of if moment is not None}
                 optimizer.state[parameters[name]] = _torch_state(hp.rule(name in self._matrices), hp, step, moments)
+        if hp.kind == "prodigy":
+            d, numerator, taken = self._estimates_K3[k].tolist()
+            for group in optimizer.param_groups:
+                group.update(zip(ESTIMATES, (d, numerator, int(taken))))
         # Torch's own checks also put each tensor on the device that this kind of optimizer needs.
         optimizer.load_state_dict(optimizer.state_dict())
         return optimizer
+
+    def _learning(self, takes: Tensor | None) -> Tensor | None:
+        """Have members under Prodigy leave out a step at a learning rate of 0, as prodigyopt does."""
+        if all(hp.kind != "prodigy" for hp in self.members):
+            return takes
+        idle = [hp.kind == "prodigy" for hp in self.members]
+        learn = ~(torch.tensor(idle, device=self.lr_factor_K.device) & (self.lr_factor_K == 0))
+        return learn if takes is None else learn & takes
 
     def _count(self, present: Sequence[str], takes: Tensor | None) -> None:
         """Count a step for parameters that have a gradient, in members that take the step."""
@@ -137,6 +151,9 @@ class FusedOptimizer(OptimizerState):
         """Undo a step for members that have no gradient of a parameter of which others have one."""
         without = {name: ks for name, ks in self.fused.unreached().items() if name in self._index}
         saved = {n: [t[ks] for t in (stacked[n], *self._moments_of(n))] for n, ks in without.items()}
+        for name, ks in without.items():
+            for moment in self._moments_of(name):
+                moment[ks] = 0  # counts in no sum over parameters
         yield
         for name, ks in without.items():
             for tensor, before in zip_longest((stacked[name], *self._moments_of(name)), saved[name]):
@@ -225,14 +242,28 @@ class FusedOptimizer(OptimizerState):
     def _step_rows(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
         flat = self.fused.flat(self.names)
         flat.gather({name: stacked[name] for name in self.names})
-        factor_K1 = self.lr_factor_K[:, None]
-        for tile in self._tiles_of(present, flat.values.layout):
-            moments = [self._moment(key) for key in tile.run.moments]
-            stored = [rows.blocks[tile.segment.block] for rows in (flat.values, flat.gradients, *moments)]
+        factor_K1, takes_K1 = self.lr_factor_K[:, None], None if takes is None else takes[:, None]
+        tiles = self._tiles_of(present, flat.values.layout)
+        moments = {run.start: [self._moment(key) for key in run.moments] for run in self._runs}
+
+        def update(tile: Tile, *, before: bool = False) -> Tensor | None:
+            both = (flat.values, flat.gradients, *moments[tile.run.start])
+            stored = [rows.blocks[tile.segment.block] for rows in both]
             steps_K1 = self.steps_KP.narrow(1, self._index[tile.segment.names[0]], 1)
-            one_pass = self.fused.updated_in_turn and tile.run.kind in ONE_PASS
-            update = tile.update_in_turn if one_pass and native.takes(stored) and tile.worth_a_call else tile.update
-            update(stored, steps_K1, factor_K1, None if takes is None else takes[:, None])
+            if self.fused.updated_in_turn and tile.run.kind in ONE_PASS and tile.worth_a_call and native.takes(stored):
+                tile.update_in_turn(stored, steps_K1, factor_K1, takes_K1)
+                return None
+            return tile.update(stored, steps_K1, factor_K1, takes_K1, before=before)
+
+        for run in self._runs:
+            if run.rule.before is not None:
+                own = slice(run.start, run.stop)
+                found = [sums for tile in tiles if tile.run is run and (sums := update(tile, before=True)) is not None]
+                taking = None if takes_K1 is None else takes_K1[own]
+                sums_R2 = torch.stack(found).sum(0, dtype=torch.float64)
+                learn_distance(run.members, run.vectors, self._estimates_K3[own], sums_R2, factor_K1[own], taking)
+        for tile in tiles:
+            update(tile)
         for name in present:
             # Tensors that autograd has kept for a backward pass have changed.
             increment_version(stacked[name])

@@ -23,6 +23,7 @@ from fusion.hyperparameters import (
     read,
 )
 from fusion.optim.lion import Lion
+from fusion.optim.prodigy import Prodigy
 
 __all__ = ["OPTIMIZERS", "Hyperparameters"]
 
@@ -37,12 +38,16 @@ class Hyperparameters:
         momentum: Momentum of SGD, Muon and RMSprop.
         dampening: Dampening of SGD: the gradient enters the momentum times `1 - dampening`.
         nesterov: Nesterov momentum of SGD and Muon; that of SGD needs momentum > 0 and dampening 0.
-        weight_decay: Taken off the weights by adamw, adafactor, lion and muon (decoupled), added to the gradient by the
-            others. None stands for the optimizer's default.
+        weight_decay: Taken off the weights by adamw, adafactor, lion, muon and prodigy (decoupled), added to the
+            gradient by the others. None stands for the optimizer's default.
         beta1: Decay rate of the first moment of Adam and its kin, and of the AdamW beside Muon. With Lion, the share of
             the momentum in the direction of a step.
         beta2: Decay rate of the second moment, likewise; with Lion, of the momentum.
         beta2_decay: Exponent of the step in the share of a new gradient in Adafactor's second moment.
+        d_coef: Multiplies Prodigy's estimate where it grows.
+        d0: Prodigy's first estimate.
+        use_bias_correction: Prodigy corrects the moments for their zeros at the beginning, as Adam does.
+        safeguard_warmup: Prodigy leaves the learning rate out of the estimate's denominator.
         alpha: Decay rate of RMSprop's second moment.
         eps: Added to the root of the second moment.
         independent_weight_decay: AdamW takes `weight_decay` times the schedule's factor off the weights, instead of
@@ -63,6 +68,10 @@ class Hyperparameters:
     beta1: float = KEYS["beta1"].defaults["adamw"]
     beta2: float = KEYS["beta2"].defaults["adamw"]
     beta2_decay: float = KEYS["beta2_decay"].defaults["adafactor"]
+    d_coef: float = KEYS["d_coef"].defaults["prodigy"]
+    d0: float = KEYS["d0"].defaults["prodigy"]
+    use_bias_correction: bool = KEYS["use_bias_correction"].defaults["prodigy"]
+    safeguard_warmup: bool = KEYS["safeguard_warmup"].defaults["prodigy"]
     alpha: float = KEYS["alpha"].defaults["rmsprop"]
     eps: float = KEYS["eps"].defaults["adamw"]
     independent_weight_decay: bool = KEYS["independent_weight_decay"].defaults["adamw"]
@@ -91,7 +100,7 @@ class Hyperparameters:
     @property
     def decouples(self) -> bool:
         """Return whether the weight decay is taken off the weights, instead of being added to the gradient."""
-        return self.kind in ("adafactor", "adamw", "lion", "muon")
+        return self.kind in ("adafactor", "adamw", "lion", "muon", "prodigy")
 
     def rule(self, matrix: bool) -> str:
         """Return the name of the rule that updates a parameter; multipliers are looked up by it.
@@ -112,7 +121,7 @@ class Hyperparameters:
 
     def as_torch(self, groups: list[dict[str, Any]], **more: Any) -> torch.optim.Optimizer:
         """Make torch's optimizer of a member that is vectorized; Muon is made by `MuonWithAdamW`."""
-        names = {"momentum", "dampening", "nesterov", "alpha", "beta2_decay", "eps"}
+        names = {"momentum", "dampening", "nesterov", "alpha", "beta2_decay", "eps"} | _OF_PRODIGY
         read_ = {name: getattr(self, name) for name in names if self.kind in KEYS[name].defaults}
         if self.kind in KEYS["beta1"].defaults:
             read_["betas"] = (self.beta1, self.beta2)
@@ -165,7 +174,8 @@ class Hyperparameters:
         return cls(kind, lr, options=tuple(given.items()))
 
 
-_TORCH = {cls.__name__.lower(): cls for cls in (*vars(torch.optim).values(), Lion) if isinstance(cls, type)}
+_OF_PRODIGY = {"d_coef", "d0", "use_bias_correction", "safeguard_warmup"}
+_TORCH = {cls.__name__.lower(): cls for cls in (*vars(torch.optim).values(), Lion, Prodigy) if isinstance(cls, type)}
 
 
 def _steps_alone(optimizer: torch.optim.Optimizer) -> bool:

@@ -22,7 +22,7 @@ class Run:
 
     Attributes:
         members: Their R hyperparameters.
-        vectors: Each hyperparameter that the rule reads, as [R, 1].
+        vectors: Each hyperparameter that the rule reads, as [R, 1], and what Prodigy has learned.
     """
 
     start: int
@@ -60,16 +60,22 @@ class Run:
         coupled_RG = decay_RG * (1 - self.vectors["decouples"]) if couples else None
         return self.rule.constants(self.members, self.vectors, coupled_RG)
 
-    def coefficients(self, lr_RG: Tensor, decay_RG: Tensor, steps_R1: Tensor, factor_R1: Tensor) -> Coefficients:
+    def coefficients(
+        self, lr_RG: Tensor, decay_RG: Tensor, steps_R1: Tensor, factor_R1: Tensor, *, before: bool = False
+    ) -> Coefficients:
         """Return the other coefficients, which change from step to step, in the same shapes.
 
         Args:
+            before: If True, those of the pass before the update.
             lr_RG: Learning rates without the schedule's factor.
             decay_RG: Weight decays that are decoupled, 0 for other members.
             steps_R1: Steps so far, the coming one included.
             factor_R1: The schedule's factor.
         """
         now = Now(lr_RG * factor_R1, decay_RG, steps_R1, factor_R1)
+        if before:
+            assert self.rule.before is not None
+            return self.rule.before[0](self.members, self.vectors, now)
         return self.rule.coefficients(self.members, self.vectors, now)
 
 

@@ -178,7 +178,8 @@ def _group(hp: Hyperparameters, lr: float, decay: float, params: list[nn.Paramet
     if hp.independent_weight_decay:
         # torch takes lr * weight_decay off, lr with the schedule in it: divided here, only the schedule is left.
         weight_decay = weight_decay / rate if rate > 0 else 0.0
-    return {"params": params, "lr": rate, "weight_decay": weight_decay}
+    group = {"params": params, "lr": rate, "weight_decay": weight_decay}
+    return {**group, "lr_factor": lr} if hp.kind == "prodigy" else group
 
 
 def _torch_optimizer(hp: Hyperparameters, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

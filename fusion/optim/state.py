@@ -21,6 +21,7 @@ from fusion.optim.adafactor import STATE
 from fusion.optim.muon import hidden_matrices
 from fusion.optim.native import Group
 from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.prodigy import ESTIMATES
 from fusion.optim.runs import runs_of
 from fusion.optim.segments import numbered
 from fusion.optim.single import Multipliers, check_multipliers, check_real
@@ -28,8 +29,8 @@ from fusion.optim.unfused import Apart
 from fusion.optim.vectorized import Tile
 from fusion.rows import Rows, layout_of
 
-_TABLES = ("steps_KP", "lr_factor_K", "_lr_multipliers_KP", "_decay_multipliers_KP")
-_STATE = ("state", "steps", "lr_factor", "schedule", "lr_multipliers", "weight_decay_multipliers")
+_TABLES = ("steps_KP", "lr_factor_K", "_estimates_K3", "_lr_multipliers_KP", "_decay_multipliers_KP")
+_STATE = ("state", "steps", "lr_factor", "estimates", "schedule", "lr_multipliers", "weight_decay_multipliers")
 
 
 class OptimizerState:
@@ -61,6 +62,7 @@ class OptimizerState:
         self._next = torch.zeros(1, dtype=torch.int64)
         self.steps_KP = torch.zeros(fused.K, len(self.names), dtype=torch.float64)
         self.lr_factor_K = torch.ones(fused.K, dtype=torch.float64)
+        self._estimates_K3 = torch.tensor([[hp.d0, 0.0, 0.0] for hp in self.members], dtype=torch.float64)
         self._lr_multipliers_KP = self._per_parameter("lr_multipliers", lr_multipliers)
         if own_lr_factors is not None:
             check_each("own_lr_factors", own_lr_factors, Mapping, fused.K)
@@ -191,6 +193,7 @@ class OptimizerState:
             "apart": [self._apart[k].state_dict() if k in self._apart else None for k in range(self.K)],
             "steps": self.steps_KP.clone(),
             "lr_factor": self.lr_factor_K.clone(),
+            "estimates": self._estimates_K3.clone(),
             "schedule": None if self._schedule_SK is None else (self._schedule_SK.clone(), self._next.clone()),
             "lr_multipliers": self._lr_multipliers_KP.clone(),
             "weight_decay_multipliers": self._decay_multipliers_KP.clone(),
@@ -233,6 +236,7 @@ class OptimizerState:
                 self._moment(key).parts[name].copy_(moment if members is None else member_rows(moment, chosen))
         self.steps_KP = state_dict["steps"][chosen]
         self.lr_factor_K = state_dict["lr_factor"][chosen]
+        self._estimates_K3 = state_dict["estimates"][chosen]
         self._schedule_SK = None
         if state_dict["schedule"] is not None:
             table_SK, at = state_dict["schedule"]
@@ -258,8 +262,7 @@ class OptimizerState:
         """Compute the values that stay the same from step to step."""
         self._runs = list(runs_of(self.members))
         self._matrices = matrices_of(self.fused, self.members)
-        decay_K = torch.tensor([hp.decay for hp in self.members], dtype=torch.float64)
-        lr_K = torch.tensor([hp.lr for hp in self.members], dtype=torch.float64)
+        lr_K, decay_K = torch.tensor([[hp.lr, hp.decay] for hp in self.members], dtype=torch.float64).T
         self._lr_KP = lr_K[:, None] * self._lr_multipliers_KP.cpu()
         self._decay_KP = decay_K[:, None] * self._decay_multipliers_KP.cpu()
         self._compare_histories()
@@ -271,8 +274,11 @@ class OptimizerState:
         self.steps_KP, self.lr_factor_K = self.steps_KP.to(device), self.lr_factor_K.to(device)
         if self._schedule_SK is not None:
             self._schedule_SK, self._next = self._schedule_SK.to(device), self._next.to(device)
+        self._estimates_K3 = self._estimates_K3.to(device)
         for run in self._runs:
             run.to(device)
+            # Views, so that a step writes into the table.
+            run.vectors |= zip(ESTIMATES, self._estimates_K3[run.start : run.stop].split(1, 1))
         self.changes += 1
         self._tiles: dict[Hashable, list[Tile]] = {}
         self._groups: dict[Hashable, list[Group]] = {}

@@ -37,6 +37,10 @@ class Now:
     factor_R1: Tensor  # noqa: N815
 
 
+Changing = Callable[[Sequence[Hyperparameters], Vectors, Now], Coefficients]
+"""Returns the coefficients of a step."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """One update rule.
@@ -49,14 +53,17 @@ class Rule:
             members, their vectors, and their coupled weight decays (None if no member has one).
         coefficients: Returns the others, in the same shapes.
         update: The rule; see `updates`. None if it does not work element by element.
+        before: Coefficients and function of a pass over all parameters before the update; None if it needs none. Its
+            sums of each member are what `learn_distance` takes.
     """
 
     kinds: tuple[str, ...]
     reads: tuple[str, ...]
     moments: Mapping[str, str]
     constants: Callable[[Sequence[Hyperparameters], Vectors, Tensor | None], Coefficients]
-    coefficients: Callable[[Sequence[Hyperparameters], Vectors, Now], Coefficients]
+    coefficients: Changing
     update: Callable[..., None] | None
+    before: tuple[Changing, Callable[..., Tensor]] | None = None
 
 
 def _sgd_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
@@ -135,6 +142,36 @@ def _lion_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now)
     return {"lr": now.lr_RG, "shrink": 1 - now.lr_RG * now.decay_RG if decays else None}
 
 
+def _prodigy_sums(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    d = rate = v["d"]
+    if any(hp.use_bias_correction or hp.safeguard_warmup for hp in members):
+        safe = d / (v["lr"] * now.factor_R1)
+        rate = torch.where(v["safeguard_warmup"] > 0, safe, _corrected(members, v))
+    return {
+        "first": (now.steps_R1 == 1).double(),
+        "momentum": v["beta1"],
+        "gain": d * (1 - v["beta1"]),
+        "square_keep": v["beta2"],
+        "square_gain": d * d * (1 - v["beta2"]),
+        "sum_keep": v["beta2"].sqrt(),
+        "sum_gain": d / v["d0"] * rate * now.lr_RG,
+    }
+
+
+def _prodigy_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    shrink = 1 - v["rate"] * now.lr_RG * now.decay_RG if any(hp.decay for hp in members) else None
+    return {"step_size": v["step"] * now.lr_RG, "eps": v["d"] * v["eps"], "shrink": shrink}
+
+
+def _corrected(members: Sequence[Hyperparameters], vectors: Vectors) -> Tensor:
+    """Return Prodigy's estimates [R, 1] as learning rates, with the moments' bias correction where it is asked for."""
+    if not any(hp.use_bias_correction for hp in members):
+        return vectors["d"]
+    after = vectors["k"] + 1
+    bias = (1 - vectors["beta2"] ** after).sqrt() / (1 - vectors["beta1"] ** after)
+    return vectors["d"] * torch.where(vectors["use_bias_correction"] > 0, bias, 1.0)
+
+
 def _rmsprop_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
     return {
         "one_minus_alpha": 1 - v["alpha"],
@@ -186,6 +223,15 @@ RULES = {
         ("lion",), ("beta1", "beta2"), {"first": "exp_avg"}, _lion_constants, _lion_coefficients, updates.lion
     ),
     "nadam": Rule(("nadam",), _BETAS, _ADAM, _adam_constants, _nadam_coefficients, updates.nadam),
+    "prodigy": Rule(
+        ("prodigy",),
+        ("lr", *_BETAS, "d_coef", "d0", "use_bias_correction", "safeguard_warmup"),
+        {**_ADAM, "sum": "s", "start": "p0"},
+        lambda members, vectors, decay_RG: {},
+        _prodigy_coefficients,
+        updates.prodigy,
+        (_prodigy_sums, updates.prodigy_sums),
+    ),
     "radam": Rule(("radam",), _BETAS, _ADAM, _adam_constants, _radam_coefficients, updates.radam),
     "rmsprop": Rule(
         ("rmsprop",),
@@ -225,3 +271,34 @@ def _log_products(size: int) -> Tensor:
     """Return the logarithms of the products of the first 0, 1, ..., `size` shares."""
     every = _warming(torch.arange(1, size + 1, dtype=torch.float64)).log().cumsum(0)
     return torch.cat([torch.zeros(1, dtype=torch.float64), every])
+
+
+def learn_distance(
+    members: Sequence[Hyperparameters],
+    vectors: dict[str, Tensor],
+    estimates_R3: Tensor,
+    sums_R2: Tensor,
+    factor_R1: Tensor,
+    takes_R1: Tensor | None,
+) -> None:
+    """Update Prodigy's estimates of R members, in place, and write down how far their weights move.
+
+    Args:
+        vectors: [R, 1] each: settings, and the columns of the estimates.
+        estimates_R3: The values of `ESTIMATES`.
+        sums_R2: Over all parameters, the gradients' products with the way so far, and the absolute weighted gradients.
+        factor_R1: The schedule's factor.
+        takes_R1: The members that take the step; all if None.
+    """
+    d, rate_R1 = vectors["d"], _corrected(members, vectors)
+    way_R1, size_R1 = sums_R2.split(1, 1)
+    weight_R1 = d / vectors["d0"] * rate_R1 * vectors["lr"] * factor_R1
+    numerator_R1 = vectors["beta2"].sqrt() * vectors["d_numerator"] + weight_R1 * way_R1
+    grown_R1 = torch.fmax(d, vectors["d_coef"] * numerator_R1 / size_R1)
+    moves_R1 = size_R1 != 0 if takes_R1 is None else (size_R1 != 0) & takes_R1
+    vectors["rate"] = rate_R1 * moves_R1
+    vectors["step"] = vectors["rate"]
+    if any(hp.beta1 == 0 for hp in members):  # whose moment is the gradient times the estimate
+        vectors["step"] = vectors["rate"] * torch.where(vectors["beta1"] == 0, grown_R1 / d, 1.0)
+    after_R3 = torch.cat([grown_R1, numerator_R1, vectors["k"] + 1], 1)
+    estimates_R3.copy_(torch.where(moves_R1, after_R3, estimates_R3))

@@ -17,6 +17,11 @@ _NEUTRAL = {
     "lr": 0.0,
     "momentum": 1.0,
     "gain": 0.0,
+    "first": 0.0,
+    "square_keep": 1.0,
+    "square_gain": 0.0,
+    "sum_keep": 1.0,
+    "sum_gain": 0.0,
     "step_size": 0.0,
     "eps": 1.0,
     "one_minus_alpha": 0.0,
@@ -165,6 +170,55 @@ def nadam(
     m.lerp_(g, one_minus_beta1)
     v.lerp_(g.square(), one_minus_beta2)
     p.sub_((g * of_gradient).addcmul_(m, of_moment).div_(v.sqrt().add_(eps)))
+
+
+def prodigy_sums(
+    p: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    s: Tensor,
+    start: Tensor,
+    *,
+    first: Tensor,
+    momentum: Tensor,
+    gain: Tensor,
+    square_keep: Tensor,
+    square_gain: Tensor,
+    sum_keep: Tensor,
+    sum_gain: Tensor,
+) -> Tensor:
+    """Update all that Prodigy keeps, and return sums [B, 2] from which it estimates its rate; see `learn_distance`.
+
+    `first` is 1 at the first step, from where `start` has the weights, then 0. The other coefficients multiply the
+    moments, the weighted sum of the gradients, and what joins them.
+    """
+    start.lerp_(p, first)
+    m.mul_(momentum).addcmul_(g, gain)
+    v.mul_(square_keep).addcmul_(g.square(), square_gain)
+    s.mul_(sum_keep).addcmul_(g, sum_gain)
+    return torch.stack([torch.linalg.vecdot(g, start - p), torch.linalg.vector_norm(s, 1, dim=1)], 1)
+
+
+def prodigy(
+    p: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    s: Tensor,
+    start: Tensor,
+    *,
+    step_size: Tensor,
+    eps: Tensor,
+    shrink: Tensor | None,
+) -> None:
+    """Prodigy (Mishchenko & Defazio 2024, Algorithm 4), after `prodigy_sums`: `p -= step_size m / (sqrt(v) + eps)`.
+
+    `shrink` multiplies the weights first, 1 - lr * weight_decay.
+    """
+    if shrink is not None:
+        p.mul_(shrink)
+    p.addcmul_(m / v.sqrt().add_(eps), step_size, value=-1)
 
 
 def radam(

@@ -6,7 +6,7 @@ segment has P parameters, in G groups of neighbours with equal multipliers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby, pairwise
 
 import torch
@@ -47,8 +47,14 @@ class Tile:
 
     @torch.no_grad()
     def update(
-        self, stored: Sequence[Tensor], steps_K1: Tensor, factor_K1: Tensor, takes_K1: Tensor | None = None
-    ) -> None:
+        self,
+        stored: Sequence[Tensor],
+        steps_K1: Tensor,
+        factor_K1: Tensor,
+        takes_K1: Tensor | None = None,
+        *,
+        before: bool = False,
+    ) -> Tensor | None:
         """Apply the rule of the run, in place.
 
         Args:
@@ -56,24 +62,26 @@ class Tile:
             steps_K1: Steps so far, the coming one included.
             factor_K1: The schedule's factor.
             takes_K1: True for members that take the step; all if None.
+            before: If True, do the rule's pass before the update, and return its sums [R, ...].
         """
         run, segment = self.run, self.segment
         stored = [torch.view_as_real(t).flatten(1) if t.is_complex() else t for t in stored]
         own = [_rows(t, run.start, run.stop) for t in (steps_K1, factor_K1)]
-        changing = run.coefficients(self._lr_RG, self._decoupled_RG, *own)
+        changing = run.coefficients(self._lr_RG, self._decoupled_RG, *own, before=before)
         coefficients = {**self._constants, **self._rounded(changing)}
         if takes_K1 is not None:
             coefficients = updates.for_those(_rows(takes_K1, run.start, run.stop), coefficients)
         start, stop = self._reals * segment.start, self._reals * segment.stop
         tensors = [_columns(_rows(t, run.start, run.stop), start, stop) for t in stored]
         R, n = tensors[0].shape
-        step = max(1, block(tensors[0].device) // max(1, n))
+        step, sums = max(1, block(tensors[0].device) // max(1, n)), []
         for start in range(0, R, step):
             stop = min(start + step, R)
             inside = {
                 name: None if c is None else self._wide(_rows(c, start, stop)) for name, c in coefficients.items()
             }
-            self._apply([_rows(t, start, stop) for t in tensors], inside)
+            sums.append(self._apply([_rows(t, start, stop) for t in tensors], inside, before))
+        return torch.cat([found for found in sums if found is not None]) if before else None
 
     @property
     def worth_a_call(self) -> bool:
@@ -115,14 +123,17 @@ class Tile:
         torch._foreach_copy_(wide.split(self._widths, 1), coefficient.split(1, 1))
         return wide
 
-    def _apply(self, stored: Sequence[Tensor], coefficients: Coefficients) -> None:
+    def _apply(self, stored: Sequence[Tensor], coefficients: Coefficients, before: bool) -> Tensor | None:
         """Apply the rule to some members, [B, n] each, in the precision of its coefficients."""
         tensors = [t if t.dtype == self._math else t.to(self._math) for t in stored]
-        assert self.run.rule.update is not None
-        self.run.rule.update(*tensors, **coefficients)
+        rule = self.run.rule
+        apply: Callable[..., Tensor | None] | None = rule.before[1] if before and rule.before else rule.update
+        assert apply is not None
+        sums = apply(*tensors, **coefficients)
         if stored[0].dtype != self._math:
             for target, value in zip([stored[0], *stored[2:]], [tensors[0], *tensors[2:]], strict=True):
                 target.copy_(value)
+        return sums
 
 
 def _rows(t: Tensor, start: int, stop: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_group, is_read, optimizer_name, own_arguments, read
 from fusion.optim import Hyperparameters
 from fusion.optim.lion import Lion
+from fusion.optim.prodigy import Prodigy
 from hydro_rasda.results.recipe_parts import Form
 from hydro_rasda.secret_masking import HIDDEN
 
@@ -126,7 +127,9 @@ def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> 
         return _muon_lines(config)
     lr = read(config, "lr")
     parts = {key.partition(".")[2]: literal(config[key]) for key in config if is_group(key)}
+    kind, options = optimizer_name(config), _options(config)
     if parts:
+        factor = f', "lr_factor": rate(name) / {lr!r}' if kind == "prodigy" else ""
         rates = ", ".join(f"{part!r}: {rate}" for part, rate in parts.items())
         lines = [
             f"rates = {{{rates}}}  # of parts of the model, by the longest of their names",
@@ -134,18 +137,17 @@ def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> 
             '    own = [part for part in rates if f"{name}.".startswith(f"{part}.")]',
             f"    return rates[max(own, key=len)] if own else {lr!r}",
             "named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]",
-            'groups = [{"params": [p], "lr": rate(name)} for name, p in named]',
+            f'groups = [{{"params": [p], "lr": rate(name){factor}}} for name, p in named]',
         ]
     else:
         lines = [f'groups = [{{"params": [p for p in model.parameters() if p.requires_grad], "lr": {lr!r}}}]']
-    kind, options = optimizer_name(config), _options(config)
     if options.pop("independent_weight_decay", False):
         lines += ["for group in groups:", f'    group["weight_decay"] = {options.pop("weight_decay")!r} / group["lr"]']
     if kind == OWN:
         called, told = arguments["optimizer"], [f"{name}=config[{name!r}]" for name in own_arguments(config)]
     else:
         called, told = (
-            "Lion" if kind == "lion" else f"torch.optim.{_CLASSES[kind].__name__}",
+            _WRITTEN[kind].__name__ if kind in _WRITTEN else f"torch.optim.{_CLASSES[kind].__name__}",
             [f"{name}={value!r}" for name, value in options.items()],
         )
     if kind in ("adam", "adamw"):
@@ -213,11 +215,12 @@ def hidden_matrices(model):
 
 def optimizer_class(config: Mapping[str, Any]) -> str:
     """Return the text of the class of an optimizer that torch does not have, or has for matrices alone."""
-    if optimizer_name(config) == "lion":
-        return re.sub("  # type: ignore.*", "", inspect.getsource(Lion))
-    return _MUON if optimizer_name(config) == "muon" else ""
+    if (name := optimizer_name(config)) in _WRITTEN:
+        return re.sub("  # type: ignore.*", "", inspect.getsource(_WRITTEN[name]))
+    return _MUON if name == "muon" else ""
 
 
+_WRITTEN: Mapping[str, type[torch.optim.Optimizer]] = {"lion": Lion, "prodigy": Prodigy}
 _CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if isinstance(value, type)}
 
 

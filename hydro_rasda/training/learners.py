@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fusion import GraphedStep, LossScale, lr_factor
 from fusion.hyperparameters import ONE_PASS, OWN, optimizer_name, own_arguments, read
 from fusion.optim import optimizer
+from fusion.optim.prodigy import ESTIMATES
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
@@ -285,11 +286,11 @@ class SingleLearner:
         if self._scale is not None:
             self._scale.load_state_dict(state["loss_scale"])
         own = self.optimizer.state_dict()["param_groups"]
-        if optimizer_name(self._config) == OWN:
-            # It may keep in its groups what later steps are taken by, as Prodigy does.
+        if (name := optimizer_name(self._config)) in (OWN, "prodigy"):
+            # It keeps in its groups what later steps are taken by.
             given = {"params", "lr", "weight_decay", *own_arguments(self._config)}
             own = [
-                {**was, **{k: v for k, v in g.items() if k in given}}
+                {**was, **{k: v for k, v in g.items() if (k in given if name == OWN else k not in ESTIMATES)}}
                 for g, was in zip(own, state["optimizer"]["param_groups"], strict=True)
             ]
         updated = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

@@ -31,6 +31,7 @@ _AUTO = {
     "Adagrad": "sqrt",
     "RMSprop": "sqrt",
     "Lion": "sqrt",
+    "Prodigy": "sqrt",
     **dict.fromkeys(("Muon", "MuonWithAdamW"), "sqrt"),
 }
 

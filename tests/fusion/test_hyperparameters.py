@@ -12,9 +12,10 @@ import torch
 import fusion
 from fusion.hyperparameters import KEYS, OPTIMIZERS, SCHEDULES, check, default, is_read, read
 from fusion.optim.lion import Lion
+from fusion.optim.prodigy import Prodigy
 from hydro_rasda import tune
 
-TORCH = {cls.__name__.lower(): cls for cls in (*vars(torch.optim).values(), Lion) if isinstance(cls, type)}
+TORCH = {cls.__name__.lower(): cls for cls in (*vars(torch.optim).values(), Lion, Prodigy) if isinstance(cls, type)}
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

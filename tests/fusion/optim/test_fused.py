@@ -58,6 +58,8 @@ MIXED: list[dict[str, Any]] = [
     {"optimizer": "muon", "lr": 0.02, "nesterov": False, "weight_decay": 0.0},
     {"optimizer": "lion", "lr": 0.01, "beta2": 0.9, "weight_decay": 0.3, "lr.second": 0.02},
     {"optimizer": "adafactor", "lr": 0.05, "weight_decay": 0.1, "lr.first": 0.02},
+    {"optimizer": "prodigy", "lr": 1.0, "d0": 0.03, "weight_decay": 0.1},
+    {"optimizer": "prodigy", "lr": 0.5, "d0": 0.04, "lr.first": 0.2, "beta1": 0.0, "safeguard_warmup": True},
     {"optimizer": noisy, "lr": 0.01, "alpha": 0.9},
     {"optimizer": Counting, "lr": 0.02},
 ]

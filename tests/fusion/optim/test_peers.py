@@ -25,6 +25,11 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
         {"optimizer": "lion", "lr": 0.01 * (1 + k), "beta1": 0.9 - 0.1 * k, "beta2": 0.8 + 0.05 * k, "weight_decay": k}
         for k in range(K)
     ],
+    "prodigy": [
+        {"optimizer": "prodigy", "lr": 1 - k / 5, "weight_decay": k, "beta1": beta1, "beta2": 0.9, "eps": 1e-3}
+        | {"d_coef": 1 + k, "d0": 1e-4, "use_bias_correction": k % 2 == 1, "safeguard_warmup": k > 1}
+        for k, beta1 in enumerate((0.9, 0.6, 0.3, 0.0))
+    ],
 }
 
 
@@ -73,11 +78,15 @@ def train_one(model: nn.Module, opt: torch.optim.Optimizer, lr: float, steps: Se
         opt.step()
 
 
+PEERS = {"lion": ("lion_pytorch", "Lion"), "prodigy": ("prodigyopt", "Prodigy")}
+
+
 def oracle(kind: str) -> Callable[[nn.Module, dict[str, Any]], torch.optim.Optimizer]:
     """Return a function that makes the optimizer which others wrote, for a model and a configuration."""
     own = {"adafactor": torch.optim.Adafactor}
-    if kind == "lion":
-        own["lion"] = pytest.importorskip("lion_pytorch", reason="lion-pytorch is not installed").Lion
+    if kind in PEERS:
+        package, name = PEERS[kind]
+        own[kind] = getattr(pytest.importorskip(package, reason=f"{package} is not installed"), name)
 
     def make(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
         settings = {name: value for name, value in config.items() if name not in ("optimizer", "beta1", "beta2")}
@@ -160,6 +169,68 @@ def test_a_step_that_is_left_out_changes_neither_weights_nor_state(kind: str) ->
             loss(model, (X, Y)).backward()
             its.step()
         assert_equal(fused.unfuse(k), model)
+
+
+def test_prodigy_rests_without_gradients_and_at_a_rate_of_zero() -> None:
+    """At the first step, too."""
+    configs = CONFIGS["prodigy"]
+    models = nets()
+    fused = fuse(models)
+    opt, own = fused_optimizer(fused, configs), [oracle("prodigy")(m, c) for m, c in zip(models, configs, strict=True)]
+    for of_loss, of_rate in [(0, 1), (1, 0), (1, 1), (1, 1), (0, 1), (1, 0), *[(1, 1)] * 6]:
+        opt.zero_grad()
+        opt.set_lr_factor(of_rate)
+        (of_loss * fused.map(loss, (X, Y))).sum().backward()
+        opt.step()
+        for model, its, config in zip(models, own, configs, strict=True):
+            its.zero_grad()
+            for group in its.param_groups:
+                group["lr"] = config["lr"] * of_rate
+            (of_loss * loss(model, (X, Y))).backward()
+            its.step()
+        for k, model in enumerate(models):
+            assert_equal(fused.unfuse(k), model)
+
+
+def test_prodigy_with_rates_by_parameter_is_prodigy_of_weights_over_them() -> None:
+    """`eps` is next to nothing: it is added to gradients, which are not those of the weights over their rates."""
+
+    class Scaled(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+            self.weights = nn.ParameterList(p.detach() / factors[name] for name, p in model.named_parameters())
+
+        def forward(self, x: Tensor) -> Tensor:
+            own = {name: w * factors[name] for name, w in zip(factors, self.weights, strict=True)}
+            logits: Tensor = torch.func.functional_call(self.model, own, x)
+            return logits
+
+    config: dict[str, Any] = {"optimizer": "prodigy", "lr": 0.7, "d0": 1e-3, "eps": 1e-30, "weight_decay": 0.1}
+    models = nets()[:2]
+    factors = {name: 2.0 ** (i % 5 - 2) for i, (name, _) in enumerate(models[0].named_parameters())}
+    own: dict[str, Any] = {
+        "lr_multipliers": {"prodigy": factors},
+        "weight_decay_multipliers": {"prodigy": {name: 1 / factor for name, factor in factors.items()}},
+    }
+    fused = fuse(models)
+    train(fused, fused_optimizer(fused, [config] * 2, **own), range(20))
+    for k, model in enumerate(models):
+        scaled, alone = Scaled(copy.deepcopy(model)), copy.deepcopy(model)
+        its = oracle("prodigy")(scaled.weights, config)
+        train_one(scaled, its, config["lr"], range(20))
+        opt = optimizer(alone, config, **own)
+        rates = [group["lr"] for group in opt.param_groups]
+        for step in range(20):
+            opt.zero_grad()
+            for group, rate in zip(opt.param_groups, rates, strict=True):
+                group["lr"] = rate * factor(step)
+            loss(alone, (X, Y)).backward()
+            opt.step()
+        assert its.param_groups[0]["d"] > 2e-3
+        for (name, factor_), weights in zip(factors.items(), scaled.weights, strict=True):
+            for ours in (fused.unfuse(k), alone):
+                torch.testing.assert_close(ours.get_parameter(name), weights * factor_, rtol=1e-9, atol=1e-11)
 
 
 def test_adafactor_refuses_complex_parameters_as_torch_does() -> None:

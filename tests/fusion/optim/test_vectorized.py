@@ -27,9 +27,10 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
     "adamax": [{"optimizer": "adamax", "lr": 0.01, "beta1": 0.3 * k, "weight_decay": 0.1 * k} for k in range(K)],
     "radam": [{"optimizer": "radam", "lr": 0.01, "beta2": 0.6 + 0.1 * k, "weight_decay": 0.1 * k} for k in range(K)],
     "lion": [{"optimizer": "lion", "lr": 0.01, "beta1": 0.3 * k, "weight_decay": 0.1 * k} for k in range(K)],
+    "prodigy": [{"optimizer": "prodigy", "lr": 1.0, "d0": 1e-3, "weight_decay": 0.1 * k} for k in range(K)],
     "nadam": [{"optimizer": "nadam", "lr": 0.01, "beta1": 0.3 * k, "weight_decay": 0.1 * k} for k in range(K)],
 }
-MOST = {"radam": 80, "nadam": 80}
+MOST = {"radam": 80, "nadam": 80, "prodigy": 120}
 """Operators of a step, 40 with other rules: most of theirs work on one number of each member."""
 # Adam divides by gradients, some of which are next to nothing.
 ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-12}
@@ -186,9 +187,9 @@ def test_members_are_updated_as_many_at_a_time_as_a_block_holds(monkeypatch: pyt
     taken: list[int] = []
     apply = Tile._apply
 
-    def noting(self: Tile, stored: Any, coefficients: Any) -> None:
+    def noting(self: Tile, stored: Any, *more: Any) -> None:
         taken.append(len(stored[0]))
-        apply(self, stored, coefficients)
+        apply(self, stored, *more)
 
     monkeypatch.setattr(Tile, "_apply", noting)
     monkeypatch.setattr(native, "takes", lambda tensors: False)

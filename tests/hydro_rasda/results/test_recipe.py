@@ -113,6 +113,19 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "rates by role": (mlp, {**ADAMW, "lr.embedding": 0.02, "lr.head": 0.001, "lr.0.bias": 0.004}, {}),
     "lion": (mlp, {**ADAMW, "optimizer": "lion", "lr": choice([1e-3, 3e-4]), "beta2": 0.95, "weight_decay": 0.1}, {}),
     "adafactor": (mlp, {**ADAMW, "optimizer": "adafactor", "lr": choice([0.05, 0.02]), "beta2_decay": -0.7}, {}),
+    "prodigy": (
+        in_parts,
+        {
+            **ADAMW,
+            "lr": choice([1.0, 0.5]),
+            "optimizer": "prodigy",
+            "d0": 1e-3,
+            "lr.head": 0.3,
+            "safeguard_warmup": True,
+        }
+        | {"shape": {"bias": True}},
+        {},
+    ),
     "independent decay": (mlp, {**ADAMW, "independent_weight_decay": True, "weight_decay": 1e-4}, {}),
     "shares of the training": (
         mlp,

@@ -44,6 +44,7 @@ def history_of(problem: Problem, config: Config, span: Span, **told: Any) -> His
         {"optimizer": "adamw"},
         {"optimizer": "sgd", "momentum": 0.9},
         {"optimizer": "adafactor"},
+        {"optimizer": "prodigy", "d0": 1e-3},
         {"optimizer": Counting},
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -99,6 +100,7 @@ CHECKED: dict[str, dict[str, Any]] = {
     },
     "lion": {"optimizer": "lion", "lr": 0.003},
     "adafactor": {"optimizer": "adafactor", "lr": 0.05},
+    "prodigy": {"optimizer": "prodigy", "lr": 1.0, "d0": 1e-4},
 }
 
 
@@ -121,10 +123,34 @@ def test_multipliers_keep_coordinates(model_fn: ModelFn, name: str, monkeypatch:
     assert found.passed, found.table()
 
 
-@pytest.mark.parametrize("name", ["match_rms_adamw", "lion", "adafactor"])
+@pytest.mark.parametrize("name", ["match_rms_adamw", "lion", "adafactor", "prodigy"])
 def test_without_them_hidden_layers_grow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = _coordinates(monkeypatch, deep, name, muls=False)
     assert {"2", "4"} <= {*found.growing}, found.table()
+
+
+@pytest.mark.parametrize("model_fn", [deep, transformer])
+def test_prodigys_estimate_is_the_targets_at_each_width(model_fn: ModelFn) -> None:
+    """With muP's factors alone: it estimates how far weights over these are from a solution."""
+
+    def estimate(ratio: float, seed: int, muls: bool) -> float:
+        torch.manual_seed(seed)
+        model, config = make_surrogate(model_fn, {}, ratio), {"optimizer": "prodigy", "lr": 1.0}
+        opt = optimizer(model, config, **(multipliers(OptimizerSettings(config), model, 1 / 2) if muls else {}))
+        for batch in random_batches(model_fn)[:1] * 20:
+            opt.zero_grad()
+            next_token(model, batch).backward()
+            opt.step()
+        found: float = opt.param_groups[0]["d"]
+        return found
+
+    target, narrow, plain = (
+        math.exp(sum(math.log(estimate(ratio, seed, muls)) for seed in range(3)) / 3)
+        for ratio, muls in ((1.0, True), (1 / 8, True), (1 / 8, False))
+    )
+    assert target > 1e-3
+    assert narrow == pytest.approx(target, rel=0.3)
+    assert plain > 2.5 * target
 
 
 def test_muon_by_the_table() -> None:

@@ -29,7 +29,7 @@ from tests.hydro_rasda.backends.ray.test_ddp import (
 )
 from tests.hydro_rasda.ranks import on_ranks
 
-NAMES = ("sgd", "adamw", "clipped", "lion")
+NAMES = ("sgd", "adamw", "clipped", "lion", "prodigy")
 MUON = {"optimizer": "muon", "lr": 0.02, "batch_size": 8}
 CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}, "muon": MUON}
 
