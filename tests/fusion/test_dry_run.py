@@ -105,11 +105,12 @@ def test_module_and_line_are_named(build: Any, module: str, code: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
 @pytest.mark.parametrize("build", [case[0] for case in OBSTACLES], ids=["branch", "item", "custom"])
-def test_one_by_one_gives_the_same_result_through_the_same_calls(build: Any) -> None:
+@pytest.mark.parametrize("setting", [{}, {"optimizer": "prodigy", "d0": 0.01}], ids=["adamw", "prodigy"])
+def test_one_by_one_gives_the_same_result_through_the_same_calls(build: Any, setting: dict[str, Any]) -> None:
     torch.manual_seed(1)
     models = [build().double() for _ in range(4)]
     batch = (X.double(), Y)
-    configs: list[dict[str, Any]] = [{"lr": 0.01 * (k + 1)} for k in range(4)]
+    configs: list[dict[str, Any]] = [{"lr": 0.01 * (k + 1), **setting} for k in range(4)]
     fused = fuse(models)
     dry_run(fused, loss, batch)
     opt = fused_optimizer(fused, configs)
