@@ -31,7 +31,7 @@ from benchmarks.transfer_quality import study_environment, write_page
 from benchmarks.transfer_tasks import Config, Task, cifar_images, digits, loss_of, shakespeare_tokens, windows
 from fusion import fuse, fused_optimizer, lr_factor
 from fusion.optim import OPTIMIZERS, optimizer
-from surrogate import compare_rankings, lr_multipliers, make_surrogate
+from surrogate import compare_rankings, lr_multipliers, make_surrogate, weight_decay_multipliers
 
 BLOCKS = 4
 BATCH = 32
@@ -40,16 +40,16 @@ EMBEDDING = (1.0, 4.0, 16.0)
 """Multipliers of the embedding's learning rate that are tried at full size (arXiv:2605.21486)."""
 
 DECAYS: dict[str, Callable[[float, float], float]] = {
-    "product": lambda rate, width: 1 / rate,
     "root": lambda rate, width: 1 / math.sqrt(rate),
     "decay": lambda rate, width: 1.0,
     "inverse": lambda rate, width: 1 / (rate * width),
 }
-"""Rules for the decay of a surrogate: (factor of the learning rate, width ratio) -> factor of the weight decay.
+"""Other rules for the decay of a surrogate: (factor of the learning rate, width ratio) -> factor of the weight decay.
 
-Learning rate x weight decay is equal at all widths ("product", arXiv:2510.19093), or in proportion to 1 / width
-("inverse", arXiv:2512.05620). The weight decay is in proportion to the root of the width where the learning rate is to
-1 / width ("root", arXiv:2510.15262), or equal at all widths ("decay", as AdamW does with muP's learning rates).
+By the library's own rule ("product", arXiv:2510.19093), learning rate x weight decay is equal at all widths. By
+"inverse" (arXiv:2512.05620), it is in proportion to 1 / width. The weight decay is in proportion to the root of the
+width where the learning rate is to 1 / width ("root", arXiv:2510.15262), or equal at all widths ("decay", as AdamW does
+with muP's learning rates).
 """
 
 Build = Callable[[float, float, float], nn.Module]
@@ -207,7 +207,9 @@ def train_narrow(
         models.append(make_surrogate(lambda _, ratio: build(ratio, size[1], factor), config, size[0]))
     kinds = (*OPTIMIZERS, "muon.original")
     rates = {kind: lr_multipliers(models[0], kind) for kind in kinds if kind != "own"}
-    decays = {kind: {name: DECAYS[decay](rate, size[0]) for name, rate in of.items()} for kind, of in rates.items()}
+    decays = {kind: weight_decay_multipliers(models[0], kind) for kind in rates}
+    if decay != "product":
+        decays = {kind: {name: DECAYS[decay](rate, size[0]) for name, rate in of.items()} for kind, of in rates.items()}
     fused = fuse(models)
     settings = [{"weight_decay": 0.0, **config} for config in configs]
     made = fused_optimizer(fused, settings, lr_multipliers=rates, weight_decay_multipliers=decays)
@@ -290,7 +292,7 @@ def decay_study(task: Task, build: Build, count: int, seed: int) -> dict[str, An
     rows = [
         compared(train_narrow(task, build, configs, (width, 1.0), decay=rule), width, rule)
         for width in (1 / 4, 1 / 8)
-        for rule in DECAYS
+        for rule in ("product", *DECAYS)
     ]
     rows.append(compared([train_wide(task, config, 500 + i) for i, config in enumerate(configs)], 1.0, "other seeds"))
     return {"wide_scores": wide, "seconds": seconds, "spread": spread, "rows": rows, "configs": configs}

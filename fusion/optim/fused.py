@@ -126,10 +126,10 @@ class FusedOptimizer(OptimizerState):
 
     def _learning(self, takes: Tensor | None) -> Tensor | None:
         """Have members under Prodigy leave out a step at a learning rate of 0, as prodigyopt does."""
-        if all(hp.kind != "prodigy" for hp in self.members):
+        under_prodigy = [hp.kind == "prodigy" for hp in self.members]
+        if not any(under_prodigy):
             return takes
-        idle = [hp.kind == "prodigy" for hp in self.members]
-        learn = ~(torch.tensor(idle, device=self.lr_factor_K.device) & (self.lr_factor_K == 0))
+        learn = ~(torch.tensor(under_prodigy, device=self.lr_factor_K.device) & (self.lr_factor_K == 0))
         return learn if takes is None else learn & takes
 
     def _count(self, present: Sequence[str], takes: Tensor | None) -> None:
@@ -170,8 +170,8 @@ class FusedOptimizer(OptimizerState):
         for run in self._runs:
             for group in self._groups_of(run, present, stacked):
                 i = group.column
-                grads = [self._tensors(run, name, stacked)[1] for name in group.names]
-                gradients = native.views_of([[grad[run.start : run.stop].contiguous() for grad in grads]])
+                grads = [_gradient(stacked[name])[run.start : run.stop].contiguous() for name in group.names]
+                gradients = native.views_of([grads])
                 for k, hp, (parameters, *moments), (own,) in zip(
                     range(run.start, run.stop), run.members, group.views, gradients
                 ):
@@ -235,9 +235,8 @@ class FusedOptimizer(OptimizerState):
     def _tensors(self, run: Run, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
         """Return a parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""
         parameter = stacked[name]
-        assert parameter.grad is not None
         kept_of = (self._moment(key).parts.get(name) for key in run.moments)
-        return [parameter, parameter.grad, *(moment for moment in kept_of if moment is not None)]
+        return [parameter, _gradient(parameter), *(moment for moment in kept_of if moment is not None)]
 
     def _step_rows(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
         flat = self.fused.flat(self.names)
@@ -297,6 +296,11 @@ class FusedOptimizer(OptimizerState):
 
 _WHOLE = ("adafactor", "muon")
 """Optimizers of which some parameters are updated as a whole."""
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def _torch_state(rule: str, hp: Hyperparameters, step: float, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
