@@ -266,6 +266,7 @@ def _race(
         return len(ratios) >= _MIN_ROUNDS and (spent or is_clear(ratios, best))
 
     while not enough():
+        alone()  # The group's step has taken the cache; in a training, a trial alone finds its own tensors there.
         times.append(_seconds(alone, device))
         ratios.append(times[-1] * width / _seconds(fused, device))
     return statistics.median(ratios), times
