@@ -24,6 +24,7 @@ from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 from hydro_rasda.trial import Trial
+from surrogate import lr_multipliers
 from tests.hydro_rasda.ranks import on_ranks
 
 CPU, STEPS, PER_EPOCH = torch.device("cpu"), 20, 5
@@ -111,6 +112,78 @@ def by_the_book(asked: Problem, trial: Trial, factors: float, objectives: Object
     return model
 
 
+Made = tuple[dict[str, Any], type[torch.optim.Optimizer], dict[str, Any]]
+"""Settings of a part's optimizer as keys, and the optimizer of torch's with its arguments."""
+
+
+def amsgrad(params: Any, lr: float, beta2: float = 0.999) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=lr, betas=(0.9, beta2), amsgrad=True)
+
+
+ADAM: Made = {"optimizer": "adam", "lr": 1e-2, "beta1": 0.5}, torch.optim.Adam, {"betas": (0.5, 0.999)}
+ADAMW: Made = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.3}, torch.optim.AdamW, {"weight_decay": 0.3}
+RMSPROP: Made = {"optimizer": "rmsprop", "lr": 3e-3, "alpha": 0.9}, torch.optim.RMSprop, {"alpha": 0.9}
+ADAMAX: Made = {"optimizer": "adamax", "lr": 1e-2, "eps": 1e-6}, torch.optim.Adamax, {"eps": 1e-6}
+ADAGRAD: Made = {"optimizer": "adagrad", "lr": 1e-2}, torch.optim.Adagrad, {}
+OWN: Made = (
+    {"optimizer": amsgrad, "lr": 3e-3, "beta2": 0.99},
+    torch.optim.Adam,
+    {"betas": (0.9, 0.99), "amsgrad": True},
+)
+SGD: Made = (
+    {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
+    torch.optim.SGD,
+    {"momentum": 0.9, "nesterov": True},
+)
+PAIRS: list[tuple[Made, Made, dict[str, Any]]] = [
+    (ADAM, RMSPROP, {"schedule": "cosine"}),
+    (ADAMW, SGD, {"schedule": "linear", "warmup_epochs": 1.0, "grad_clip": 0.1}),
+    (ADAM, SGD, {"grad_clip": 0.2}),
+    (SGD, ADAM, {}),
+    (ADAMAX, ADAGRAD, {}),
+    (ADAGRAD, OWN, {"schedule": "wsd"}),
+    (OWN, ADAMW, {}),
+]
+"""Optimizers of generator and discriminator, and keys of the whole model."""
+
+
+def of_pair(generators: Made, discriminators: Made, more: dict[str, Any]) -> dict[str, Any]:
+    parts = {"generator": generators[0], "discriminator": discriminators[0]}
+    return {"lr": 1.0, **more, **{f"{key}.{part}": value for part, own in parts.items() for key, value in own.items()}}
+
+
+OWN_TRIALS = [Trial(number, of_pair(*pair)) for number, pair in enumerate(PAIRS)]
+
+
+def with_two_optimizers(asked: Problem, number: int, width: float) -> nn.Module:
+    """Train a GAN as tutorials do: two optimizers of torch's, which step in turn, and a loop around them."""
+    model, (generators, discriminators, config) = asked.surrogate(OWN_TRIALS[number]), PAIRS[number]
+    optimizers, rates = {}, {}
+    for part, (keys, kind, arguments) in (("generator", generators), ("discriminator", discriminators)):
+        name = keys["optimizer"] if isinstance(keys["optimizer"], str) else "adam"
+        factors = dict.fromkeys(dict(model.named_parameters()), 1.0) if width == 1 else lr_multipliers(model, name)
+        decay = arguments.get("weight_decay", 0.0)
+        groups = [
+            {"params": [p], "lr": keys["lr"] * factors[of], "weight_decay": decay / factors[of]}
+            for of, p in model.named_parameters()
+            if of.startswith(part)
+        ]
+        optimizers[part] = kind(groups, lr=1.0, **arguments)
+        rates[part] = [group["lr"] for group in groups]
+    model.train()
+    torch.manual_seed(number)
+    for i, batch in enumerate(batches()):
+        for part, objective in PARTS.items():
+            for group, rate in zip(optimizers[part].param_groups, rates[part]):
+                group["lr"] = rate * lr_factor(config, i / PER_EPOCH, 4, PER_EPOCH)
+            optimizers[part].zero_grad()
+            objective(model, batch)["loss"].backward()
+            if "grad_clip" in config:
+                nn.utils.clip_grad_norm_(getattr(model, part).parameters(), config["grad_clip"])
+            optimizers[part].step()
+    return model
+
+
 def share(batch: tuple[Tensor]) -> Share:
     return Share(batch, len(batch[0]), 1.0)
 
@@ -141,17 +214,49 @@ def test_fused_parts_equal_loops_with_an_optimizer_each(width: float, one_by_one
         assert_same(learner.fused.unfuse(k), by_the_book(asked, trial, width))
 
 
-def test_fused_parts_go_on_after_keep_copy_concat_and_load() -> None:
+@pytest.mark.parametrize("width", [1.0, 0.125])
+def test_optimizers_of_parts_equal_two_of_torchs_in_turn(width: float) -> None:
+    asked = problem(width)
+    learner = fused_learner(asked, OWN_TRIALS)
+    for i, batch in enumerate(batches()):
+        learner.step(share(batch), i / PER_EPOCH, PER_EPOCH)
+    for k in range(len(PAIRS)):
+        assert_same(learner.fused.unfuse(k), with_two_optimizers(asked, k, width))
+
+
+@pytest.mark.parametrize("number", range(len(PAIRS)))
+def test_optimizers_of_parts_go_on_at_full_size(number: int) -> None:
+    """Fused, then alone, then alone from a checkpoint: as two optimizers of torch's all along."""
+    asked, (trial, config) = problem(), (OWN_TRIALS[number], OWN_TRIALS[number].config)
+    fused = fused_learner(asked, OWN_TRIALS)
+    for i, batch in enumerate(batches()[:6]):
+        fused.step(share(batch), i / PER_EPOCH, PER_EPOCH)
+    before = fused.member_state(number)
+    learners = [SingleLearner(asked.target(trial), config, asked.objective, 4) for _ in range(2)]
+    learners[0].load(before)
+    learners[0].train_mode(True)
+    for i, batch in enumerate(batches()[6:], 6):
+        if i == 12:
+            learners[1].load(learners[0].state())
+            learners[1].train_mode(True)
+        for learner in (fused, learners[i >= 12]):
+            learner.seed([i] * (len(PAIRS) if learner is fused else 1))
+            learner.step(share(batch), i / PER_EPOCH, PER_EPOCH)
+    assert_same(learners[1].model, fused.fused.unfuse(number))
+
+
+@pytest.mark.parametrize("trials", [TRIALS, OWN_TRIALS[:6]])
+def test_fused_parts_go_on_after_keep_copy_concat_and_load(trials: Sequence[Trial]) -> None:
     """Members that were dropped, copied over, joined and loaded train as if nothing had been done to them."""
     asked = problem()
-    wanted = fused_learner(asked, TRIALS)
-    some, others = fused_learner(asked, TRIALS[:3]), fused_learner(asked, TRIALS[3:])
+    wanted = fused_learner(asked, trials)
+    some, others = fused_learner(asked, trials[:3]), fused_learner(asked, trials[3:])
     for i, batch in enumerate(batches()):
         if i == 8:
             some.keep([2, 1, 1])
             some.copy({2: 0})
             some.concat(others)
-            fresh = fused_learner(asked, [TRIALS[1], TRIALS[2], TRIALS[5]])
+            fresh = fused_learner(asked, [trials[1], trials[2], trials[5]])
             fresh.load(some.state(), positions=[1, 2, 5])
             some = fresh
         if i % PER_EPOCH == 0 or i == 8:
