@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +15,14 @@ from torch.nn import functional as F
 
 from fusion import lr_factor
 from fusion.optim import optimizer
-from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
+from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform, tune, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Batch, Shard, Share, make_batches
 from hydro_rasda.objective import as_objective
 from hydro_rasda.objective_parts import joined
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import Problem
+from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
@@ -281,6 +284,44 @@ def test_parts_at_full_size_equal_loops_with_an_optimizer_each(trial: Trial) -> 
     assert all(parameter.requires_grad for parameter in learner.model.parameters())
 
 
+class DQN(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 2)).double()
+        self.target = copy.deepcopy(self.online)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.steps: Tensor
+
+
+def follow(model: Any, batch: Batch) -> Mapping[str, Tensor]:
+    """Update the target a little in each step, and wholly in each seventh."""
+    (state,) = batch
+    with torch.no_grad():
+        goal = state[:, 0] + 0.9 * model.target(state + 0.1).max(1).values
+        if model.training:
+            model.steps += 1
+            for slow, fast in zip(model.target.parameters(), model.online.parameters()):
+                slow += 0.05 * (fast - slow)
+                slow.copy_(torch.where(model.steps % 7 == 0, fast, slow))
+    return {"loss": F.smooth_l1_loss(model.online(state)[:, 1], goal), "size": goal.mean()}
+
+
+def test_a_target_network_follows_in_each_fused_member() -> None:
+    asked = replace(problem(objective=follow), model_fn=lambda config, width_ratio=1.0: DQN(int(32 * width_ratio)))
+    trials = [Trial(k, {"lr": 0.003 * (k + 1), "weight_decay": 0.1}) for k in range(3)]
+    learner = fused_learner(asked, trials)
+    for batch in batches():
+        learner.step(share(batch), 0.0, PER_EPOCH)
+    for k, trial in enumerate(trials):
+        model = asked.surrogate(trial)
+        taking = torch.optim.AdamW(model.get_submodule("online").parameters(), trial.config["lr"], weight_decay=0.1)
+        for batch in batches():
+            model.zero_grad()
+            follow(model, batch)["loss"].backward()
+            taking.step()
+        assert_same(learner.fused.unfuse(k), model)
+
+
 def critic(model: Any, batch: Batch) -> Mapping[str, Tensor]:
     (x,) = batch
     error = (model.discriminator(x) - x.prod(1, keepdim=True)).square().mean(1)
@@ -333,9 +374,11 @@ def small(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
     return GAN(int(32 * width_ratio))
 
 
-def asking(objective: Any, **more: Any) -> Any:
+SPACE = {"lr": loguniform(1e-3, 1e-2), "lr.discriminator": loguniform(1e-3, 1e-2), "batch_size": 16}
+
+
+def asking(objective: Any, space: Mapping[str, Any] = SPACE, **more: Any) -> Any:
     given: dict[str, Any] = {"metric": "val_generator_size", "num_samples": 4, "max_t": 4, "progress": False, **more}
-    space = {"lr": loguniform(1e-3, 1e-2), "lr.discriminator": loguniform(1e-3, 1e-2), "batch_size": 16}
     return tune(small, space, train_data=(X,), val_data=(X,), objective=objective, **given)
 
 
@@ -348,10 +391,46 @@ def test_tune_trains_a_gan(tmp_path: Any) -> None:
     assert math.isfinite(result.best_metric)
     assert result.best_trial is not None
     assert {"val_discriminator_loss", "train_generator_size"} <= set(result.trials[result.best_trial].history[-1])
-    with pytest.raises(ValueError, match="its objective has parts, which take turns"):
-        result.recipe()
+    assert "for turn in objective:" in result.recipe()
     with pytest.raises(ValueError, match="objective"):
         asking({**PARTS, "generator": doubled}, storage_path=str(tmp_path), precision="bf16", name=result.path.name)
+
+
+def test_tune_trains_parts_by_optimizers_of_their_own(tmp_path: Any) -> None:
+    by = choice([{"optimizer.discriminator": choice(["adam", "rmsprop", own_sgd])}, {"weight_decay.generator": 0.1}])
+    result = asking(PARTS, {**SPACE, "by": by}, storage_path=str(tmp_path), num_samples=8)
+    assert math.isfinite(result.best_metric)
+    assert {(trial.error, trial.unread) for trial in result.trials} == {(None, ())}
+    if not callable(result.best_config.get("optimizer.discriminator")):
+        assert "optimizers.append(optimizer)" in result.recipe()
+
+
+def test_trials_in_which_the_same_parts_have_optimizers_are_one_group() -> None:
+    own = [{}, {"lr.generator": 0.1}, {"optimizer.generator": "sgd"}, {"beta1.generator": 0.5}]
+    kinds = find_kinds(problem(0.5), [Trial(k, {"lr": 0.1, **more}) for k, more in enumerate(own)], 0).value
+    assert len(kinds) == 4
+    assert kinds[0] == kinds[1] != kinds[2] == kinds[3]
+
+
+def own_sgd(params: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=lr, momentum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            {"optimizer.critic": "sgd"},
+            r"`optimizer\.critic` is 'sgd', .* the model are \['discriminator', 'gen",
+        ),
+        ({"optimizer.generator": "sgd", "beta1.generator": 0.5}, "of 'generator', sgd, does not read it"),
+        ({"beta1.generator": uniform(0.5, 1.5)}, r"`space\['beta1.generator'\]` is .*, but must be in \[0, 1\)"),
+        ({"optimizer": {"generator": "sgd"}}, "the key `optimizer.PART` gives"),
+    ],
+)
+def test_optimizers_of_parts_that_cannot_be_are_refused(tmp_path: Any, more: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        asking(PARTS, {**SPACE, **more}, storage_path=str(tmp_path))
 
 
 def nothing(model: Any, batch: Batch) -> Mapping[str, Tensor]:
