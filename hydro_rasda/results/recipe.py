@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusion.hyperparameters import OPTIMIZERS, SCHEDULES, read
@@ -58,7 +58,7 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
     return written(
         Recipe(
             title=title,
-            config=_as_asked(_by_parameter(problem, number, found.config), number),
+            config=_as_asked(_by_parameter(problem, number, found.config, asked.get("model", ())), number),
             trial=number,
             epochs=int(found.kept_epoch),
             settings=settings,
@@ -102,10 +102,14 @@ def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> No
         raise _cannot(number, "it went on from another trial's weights, or its hyperparameters changed in training")
 
 
-def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration whose learning rates by role are those of parameters; ValueError if none tells which."""
+def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+    """Return a configuration whose learning rates by role are those of parameters; ValueError if none tells which.
+
+    Args:
+        names: Of the parameters of one of the run's models: a key that names a part of it is that part's.
+    """
     if isinstance(problem.model_fn, Gone):
-        if not asked_roles(config, ()):
+        if not asked_roles(config, names):
             return config
         why = "its model alone tells which parameters have learning rates by role"
         raise _cannot(number, f"{why}; the result that `tune` returned has it")
