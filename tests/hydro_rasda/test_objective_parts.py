@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -115,7 +115,7 @@ def by_the_book(asked: Problem, trial: Trial, factors: float, objectives: Object
     return model
 
 
-Made = tuple[dict[str, Any], type[torch.optim.Optimizer], dict[str, Any]]
+Made = tuple[dict[str, Any], Callable[..., torch.optim.Optimizer], dict[str, Any]]
 """Settings of a part's optimizer as keys, and the optimizer of torch's with its arguments."""
 
 
@@ -374,7 +374,7 @@ def small(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
     return GAN(int(32 * width_ratio))
 
 
-SPACE = {"lr": loguniform(1e-3, 1e-2), "lr.discriminator": loguniform(1e-3, 1e-2), "batch_size": 16}
+SPACE: dict[str, Any] = {"lr": loguniform(1e-3, 1e-2), "lr.discriminator": loguniform(1e-3, 1e-2), "batch_size": 16}
 
 
 def asking(objective: Any, space: Mapping[str, Any] = SPACE, **more: Any) -> Any:

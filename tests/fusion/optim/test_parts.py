@@ -36,6 +36,10 @@ def loss(model: Any, batch: Any) -> Tensor:
     return F.mse_loss(model(X), Y)
 
 
+def group(module: nn.Module, lr: float) -> dict[str, Any]:
+    return {"params": module.parameters(), "lr": lr}
+
+
 Optimizers = Callable[[Model], list[torch.optim.Optimizer]]
 CASES: list[tuple[dict[str, Any], Optimizers]] = [
     (
@@ -49,19 +53,13 @@ CASES: list[tuple[dict[str, Any], Optimizers]] = [
         {"lr": 0.01, "weight_decay.head": 0.3, "lr.head.last": 0.1},
         lambda m: [
             torch.optim.AdamW(m.body.parameters(), 0.01),
-            torch.optim.AdamW(
-                [{"params": m.head["first"].parameters()}, {"params": m.head["last"].parameters(), "lr": 0.1}],
-                0.01,
-                weight_decay=0.3,
-            ),
+            torch.optim.AdamW([group(m.head["first"], 0.01), group(m.head["last"], 0.1)], weight_decay=0.3),
         ],
     ),
     (
         {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "optimizer.head": "adagrad", "lr.body.2": 0.05},
         lambda m: [
-            torch.optim.SGD(
-                [{"params": m.body[0].parameters()}, {"params": m.body[2].parameters(), "lr": 0.05}], 0.1, momentum=0.9
-            ),
+            torch.optim.SGD([group(m.body[0], 0.1), group(m.body[2], 0.05)], momentum=0.9),
             torch.optim.Adagrad(m.head.parameters(), 0.1),
         ],
     ),
