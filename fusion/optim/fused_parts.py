@@ -15,7 +15,7 @@ from fusion.optim.state import OptimizerState
 
 
 class FusedByPart(FusedOptimizer):
-    """One `FusedOptimizer` for each part of a model. What is done to it is done to all of them, which hold the state.
+    """One `FusedOptimizer` for each part of a model. Each method calls the method of all of them, which hold the state.
 
     Args:
         parts: By name of the part; they update different parameters of one model.

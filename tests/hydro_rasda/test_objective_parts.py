@@ -341,7 +341,7 @@ def by_learner(rank: int, world: int, parts: int) -> dict[str, Tensor]:
     torch.manual_seed(0)
     shard, model = Shard(rank, world), GAN(8)
     model.generator[1] = nn.Identity()
-    config = {"lr": 0.01, "grad_clip": 0.3, "accumulate": parts}
+    config = {"lr": 0.01, "grad_clip": 0.3, "accumulate": parts, "optimizer.generator": "rmsprop"}
     objective = as_objective(WEIGHED, F.cross_entropy)
     learner = SingleLearner(model, config, objective, 4, shard)
     learner.train_mode(True)
@@ -406,7 +406,8 @@ def test_tune_trains_parts_by_optimizers_of_their_own(tmp_path: Any) -> None:
 
 
 def test_trials_in_which_the_same_parts_have_optimizers_are_one_group() -> None:
-    own = [{}, {"lr.generator": 0.1}, {"optimizer.generator": "sgd"}, {"beta1.generator": 0.5}]
+    same, others = [{}, {"lr.generator": 0.1}], [{"optimizer.generator": "sgd"}, {"beta1.generator": 0.5}]
+    own: list[dict[str, Any]] = [*same, *others]
     kinds = find_kinds(problem(0.5), [Trial(k, {"lr": 0.1, **more}) for k, more in enumerate(own)], 0).value
     assert len(kinds) == 4
     assert kinds[0] == kinds[1] != kinds[2] == kinds[3]
