@@ -406,8 +406,7 @@ def test_tune_trains_parts_by_optimizers_of_their_own(tmp_path: Any) -> None:
 
 
 def test_trials_in_which_the_same_parts_have_optimizers_are_one_group() -> None:
-    same, others = [{}, {"lr.generator": 0.1}], [{"optimizer.generator": "sgd"}, {"beta1.generator": 0.5}]
-    own: list[dict[str, Any]] = [*same, *others]
+    own: list[dict[str, Any]] = [{}, {"lr.generator": 0.1}, {"optimizer.generator": "sgd"}, {"beta1.generator": 0.5}]
     kinds = find_kinds(problem(0.5), [Trial(k, {"lr": 0.1, **more}) for k, more in enumerate(own)], 0).value
     assert len(kinds) == 4
     assert kinds[0] == kinds[1] != kinds[2] == kinds[3]
