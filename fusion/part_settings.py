@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from fusion.checks import plain, require
+from fusion.checks import check_mapping, plain, require
 from fusion.hyperparameters import KEYS, check, is_read, optimizer_name, own_arguments, read
 
 _BESIDE_MUON = "lr.adamw"
@@ -160,6 +160,7 @@ def checked_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: if a key's value breaks its rule, or the part's optimizer does not read the key.
     """
+    check_mapping("config", config)
     configs = configs_of_parts(config)
     # Which keys are read depends on the optimizers, so these are checked first.
     for name in sorted(filter(is_of_part, config), key=lambda name: split_key(name)[0] != "optimizer"):
