@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,8 +107,6 @@ def _of_optimizer(kind: type, holds: Callable[[Any], bool], rule: str, **default
 _ADAMS = ("adam", "adamw", "adamax", "nadam", "prodigy", "radam", "muon")
 
 
-_GROUP = "lr."
-_BESIDE_MUON = "lr.adamw"
 _EPOCHS = "a finite number of epochs >= 0"
 
 KEYS: Mapping[str, Key] = {
@@ -116,7 +114,8 @@ KEYS: Mapping[str, Key] = {
         _name_of,
         _optimizer,
         f"one of {', '.join(OPTIMIZERS)}, or a function of (params, lr) that makes a torch optimizer; lbfgs needs a "
-        "closure, sparseadam sparse gradients, and rprop follows no learning rate",
+        "closure, sparseadam sparse gradients, and rprop follows no learning rate; the key `optimizer.PART` gives a "
+        "part of the model its own",
         "optimizer",
         "adamw",
     ),
@@ -288,51 +287,8 @@ def own_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(config[name]) for name in named if name in config and name != "lr"}
 
 
-def is_group(name: str) -> bool:
-    """Return whether a key gives a part of the model a learning rate of its own: `lr.PREFIX`; see `lr_factors`."""
-    return name.startswith(_GROUP)
-
-
-def lr_factors(config: Mapping[str, Any], names: Iterable[str], matrices: Container[str] = ()) -> dict[str, float]:
-    """Return the factors of `lr` for parameters that have a learning rate of their own.
-
-    The key `lr.PREFIX` is the learning rate of all parameters below that part of the model. If several prefixes fit,
-    the longest counts. With the optimizer muon, `lr.adamw` is that of all other parameters that AdamW updates.
-
-    Args:
-        names: Of the model's parameters.
-        matrices: Names of the parameters that Muon updates.
-
-    Raises:
-        ValueError: if no parameter has a prefix, or a learning rate breaks its rule.
-
-    >>> lr_factors({"lr": 0.5, "lr.head": 1.0}, ["body.weight", "head.weight", "header.weight"])
-    {'head.weight': 2.0}
-    """
-    rates = _group_rates(config)
-    beside = {_BESIDE_MUON} & rates.keys() if optimizer_name(config) == "muon" else set[str]()
-    found: dict[str, str] = {}
-    for name in names if rates else ():
-        parts = name.split(".")
-        prefixes = [_GROUP + ".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-        prefixes += [key for key in beside if name not in matrices]
-        if (own := next((prefix for prefix in prefixes if prefix in rates), None)) is not None:
-            found[name] = own
-    for name, rate in rates.items():
-        rule = "left out: no parameter's name begins with that part, or all of those have one of their own"
-        require(name in found.values(), name, rate, rule)
-    return {name: rates[own] / read(config, "lr") for name, own in found.items()}
-
-
-def _group_rates(config: Mapping[str, Any]) -> dict[str, float]:
-    rates = {name: plain(config[name]) for name in config if is_group(name)}
-    for name, rate in rates.items():
-        require(KEYS["lr"].holds(rate), name, rate, KEYS["lr"].rule)
-    return rates
-
-
 def check(config: Mapping[str, Any]) -> None:
-    """Check every key that is read in a configuration.
+    """Check every key that is read in a configuration; `part_settings.check_settings` also checks those of parts.
 
     Raises:
         ValueError: if a value breaks its rule. If sgd has `nesterov` without momentum or with dampening. If a warm-up
@@ -341,7 +297,6 @@ def check(config: Mapping[str, Any]) -> None:
     for name in KEYS:
         if name in config and is_read(name, config):
             read(config, name)
-    _group_rates(config)
     if is_read("dampening", config) and read(config, "nesterov"):
         momentum, dampening = read(config, "momentum"), read(config, "dampening")
         rule = f"False unless `momentum` is > 0 and `dampening` 0: they are {momentum} and {dampening}"

@@ -20,6 +20,7 @@ from fusion.hyperparameters import ONE_PASS
 from fusion.model import Objective
 from fusion.optim.adafactor import STATE
 from fusion.optim.optimizer_config import Hyperparameters
+from fusion.part_settings import configs_of_parts
 from fusion.streams import preserved_generators, seed_generators
 from fusion.structure import FusionKey, describe, fusion_key
 from fusion.tensors import copied, duplicate, like, materialize, named_tensors, skeleton
@@ -126,11 +127,17 @@ def resized_state(state: Mapping[str, Any], template: nn.Module) -> dict[str, An
     for key, tensor in state["model"].items():
         kind, _, name = key.partition(".")
         model[key] = resized(tensor, shapes[name], first=kind == "own")
+    return {**state, "model": model, "optimizer": _resized_optimizer(state["optimizer"], shapes)}
+
+
+def _resized_optimizer(state: Mapping[str, Any], shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
+    if "parts" in state:
+        return {"parts": {part: _resized_optimizer(of, shapes) for part, of in state["parts"].items()}}
     moments = {
         name: {key: resized(moment, _moment_shape(key, shapes[name]), first=1) for key, moment in of.items()}
-        for name, of in state["optimizer"]["state"].items()
+        for name, of in state["state"].items()
     }
-    return {**state, "model": model, "optimizer": {**state["optimizer"], "state": moments}}
+    return {**state, "state": moments}
 
 
 def _moment_shape(key: str, shape: torch.Size) -> torch.Size:
@@ -142,9 +149,9 @@ def _moment_shape(key: str, shape: torch.Size) -> torch.Size:
 
 
 def keeps_zeros(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration's optimizer leaves zeros without gradients as they are, and all else as alone."""
-    hp = Hyperparameters.from_config(config)
-    return hp.make is None and hp.kind in PADDABLE
+    """Return whether a configuration's optimizers leave zeros without gradients as they are, and all else as alone."""
+    hps = [Hyperparameters.from_config(own) for own in configs_of_parts(config).values()]
+    return all(hp.make is None and hp.kind in PADDABLE for hp in hps)
 
 
 def pads_exactly(module: nn.Module, wider: nn.Module, objective: Objective, batch: Any) -> bool:

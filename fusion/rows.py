@@ -23,28 +23,29 @@ such as a first layer whose input all share, copies them first. For large tensor
 
 
 class Block(NamedTuple):
-    """The content of one [K, N]: tensors of one type, or the tensor `alone`, which has rows of its own."""
+    """The content of one [K, N]: tensors of one type, or of one part of the model, or one that is `alone`."""
 
     dtype: torch.dtype
     alone: str = ""
+    part: str = ""
 
 
 Layout = Mapping[Block, Mapping[str, torch.Size]]
 """Content of the rows of each block, in order: name -> shape of one member's tensor."""
 
 
-def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """Return the layout of tensors [K, ...].
+def layout_of(tensors: Mapping[str, Tensor], parts: Mapping[str, str] = {}) -> Layout:
+    """Return the layout of tensors [K, ...]; those of different parts of the model have rows of their own.
 
     >>> layout_of({"weight": torch.zeros(5, 4, 3), "bias": torch.zeros(5, 4)})
-    {Block(dtype=torch.float32, alone=''): {'weight': torch.Size([4, 3]), 'bias': torch.Size([4])}}
+    {Block(dtype=torch.float32, alone='', part=''): {'weight': torch.Size([4, 3]), 'bias': torch.Size([4])}}
     """
     layout: dict[Block, dict[str, torch.Size]] = {}
     for name, tensor in tensors.items():
         shape = tensor.shape[1:]
         # A tensor of pairs can be viewed as complex numbers; none of these may begin inside a pair.
         alone = (tensor.device.type == "cpu" and shape.numel() >= LARGE) or shape[-1:] == (2,)
-        layout.setdefault(Block(tensor.dtype, name if alone else ""), {})[name] = shape
+        layout.setdefault(Block(tensor.dtype, name if alone else "", parts.get(name, "")), {})[name] = shape
     return layout
 
 
@@ -106,8 +107,8 @@ class FlatParameters:
         gradients: Their gradients, as of the last `gather`.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        layout = layout_of(parameters)
+    def __init__(self, parameters: Mapping[str, nn.Parameter], parts: Mapping[str, str] = {}) -> None:
+        layout = layout_of(parameters, parts)
         self.values = Rows.of(layout, parameters)
         self.gradients = Rows(layout, {block: torch.zeros_like(rows) for block, rows in self.values.blocks.items()})
         for name, part in self.values.parts.items():
@@ -125,8 +126,14 @@ class FlatParameters:
         )
 
     def gather(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Copy the gradients into the rows and make them views of these; a missing gradient becomes zeros there."""
+        """Copy the gradients into the rows and make them views of these; a missing gradient becomes zeros there.
+
+        Args:
+            parameters: All, or all of some parts of the model.
+        """
         for block, names in self.gradients.layout.items():
+            if not names.keys() <= parameters.keys():
+                continue
             parts = [self.gradients.parts[name] for name in names]
             grads = [parameters[name].grad for name in names]
             if all(grad is part for grad, part in zip(grads, parts)):

@@ -42,6 +42,7 @@ class StackedTensors(nn.Module):
     Attributes:
         own: The tensors that differ between members, [K, ...] each.
         changes: Number of times that tensors replaced others.
+        parts: Parameter name -> part of the model, of those that `flat` puts in rows of their part.
     """
 
     _members: list[Shell]
@@ -54,6 +55,7 @@ class StackedTensors(nn.Module):
         self.own, self.common = own, common
         self.changes = 0
         self._flat: FlatParameters | None = None
+        self.parts: Mapping[str, str] = {}
 
     @property
     def K(self) -> int:  # noqa: N802
@@ -127,9 +129,14 @@ class StackedTensors(nn.Module):
         stacked = self.stacked
         wanted = {name: stacked[name] for name in names}
         if self._flat is None or not self._flat.holds(wanted):
-            self._flat = FlatParameters(wanted)
+            self._flat = FlatParameters(wanted, self.parts)
             self.changes += 1
         return self._flat
+
+    def set_parts(self, parts: Mapping[str, str]) -> None:
+        """Say which part of the model each parameter is of, where parts have optimizers of their own."""
+        if parts != self.parts:
+            self.parts, self._flat = dict(parts), None
 
     def diverged(self) -> list[int]:
         """Return the members that have an infinite or NaN value in a parameter or floating-point buffer.

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fusion.compare import check_copy
-from fusion.hyperparameters import OWN, lr_factors, optimizer_name
 from fusion.optim import optimizer
-from fusion.optim.muon import hidden_matrices
 from fusion.tensors import duplicate, has_samples
 from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
@@ -184,7 +182,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         _survey(problem, trial, target, found)
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, calls[0]) if calls else None
     narrow, tried = None, replace(problem, example_input=example)
-    _try_rates(tried, trial, target)
+    _try_optimizer(tried, trial, target)
     if not pretrained:
         narrow = _try_surrogate(tried, trial)
         _try_copy(tried, trial, parts[0])
@@ -243,27 +241,15 @@ def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
     return same > PRETRAINED_SHARE * total
 
 
-def _try_rates(problem: Problem, trial: Trial, target: nn.Module) -> None:
-    """Check learning rates of parts of the model, and a user's function that makes the optimizer."""
+def _try_optimizer(problem: Problem, trial: Trial, target: nn.Module) -> None:
+    """Make the optimizer: learning rates and optimizers of parts of the model, and functions that make one."""
     try:
         problem.note_roles(target, trial)
-        roles = roles_of(target)
-        config = by_parameter(trial.config, roles)
-        matrices = hidden_matrices(target) if optimizer_name(config) == "muon" else ()
-        lr_factors(config, roles, matrices)
-    except ValueError as error:
-        raise misfit(str(error), error) from error
-    if optimizer_name(config) == OWN:
-        _try_optimizer(config, target)
-
-
-def _try_optimizer(config: Mapping[str, Any], target: nn.Module) -> None:
-    try:
-        optimizer(target, config)
+        optimizer(target, by_parameter(trial.config, roles_of(target)))
     except ValueError as error:
         raise misfit(str(error), error) from error
     except Exception as error:
-        told = f"`optimizer` is {config['optimizer']!r}, which fails for the model's parameters"
+        told = f"`optimizer` is {trial.config.get('optimizer')!r}, which fails for the model's parameters"
         raise misfit(f"{told} with {type(error).__name__}: {error}", error) from error
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fusion.hyperparameters import is_group
+from fusion.part_settings import is_rate
 from hydro_rasda.checks import require
 from surrogate import parameter_roles
 from surrogate.widths import PLAN_ATTRIBUTE
@@ -55,7 +55,7 @@ def by_parameter(config: Mapping[str, Any], roles: Roles) -> Mapping[str, Any]:
     asked = asked_roles(config, roles)
     if not asked:
         return config
-    own = {key for key in config if is_group(key) and key not in asked}
+    own = {key for key in config if is_rate(key) and key not in asked}
     free = {name: role for name, role in roles.items() if own.isdisjoint(f"lr.{part}" for part in _parts(name))}
     rates: dict[str, Any] = {}
     for key, role in asked.items():

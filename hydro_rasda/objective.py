@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion.hyperparameters import KEYS, is_group, is_read
+from fusion.hyperparameters import KEYS, is_read
+from fusion.part_settings import is_of_part
 from fusion.width.microbatch import WEIGHT, is_weight
 from hydro_rasda.data import Batch
 from hydro_rasda.loss_weight import IGNORED, LossCalls
@@ -82,7 +83,7 @@ def give_config(model: nn.Module, config: Mapping[str, Any]) -> None:
 
 def steering(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of a configuration, what an objective may read: all but what the library reads itself."""
-    ours = {key for key in config if is_group(key) or (key in KEYS and is_read(key, config))}
+    ours = {key for key in config if is_of_part(key) or (key in KEYS and is_read(key, config))}
     return {key: copy.deepcopy(value) for key, value in config.items() if key not in ours}
 
 

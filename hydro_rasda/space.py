@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fusion.hyperparameters import ALIASES, KEYS, check, is_group, is_read, read, warmup_epochs
+from fusion.hyperparameters import ALIASES, KEYS, is_read, read, warmup_epochs
+from fusion.part_settings import check_settings, configs_of_parts, keys_of, split_key
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.branches import check_branches, is_branching, leaves, reachable
 from hydro_rasda.checks import in_order, require
@@ -78,13 +79,14 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
         rule = f"a space with at most {MOST_TRIALS} points in its grid, for each of `num_samples`"
         require(points <= MOST_TRIALS, "space", f"a grid of {points} trials", rule)
     for name, values in reachable(space).items():
-        key = KEYS["lr"] if is_group(name) else KEYS.get(name)
-        if key is not None and (is_group(name) or _can_be_read(name, space)):
+        own, part = split_key(name)
+        if own in KEYS and _can_be_read(own, space, part):
+            key = KEYS[own]
             for value in values:
                 extremes = _extremes(value)
                 require(all(map(key.holds, extremes)), f"space[{name!r}]", _Shown(value), key.rule)
                 for extreme in extremes if strategy == "fsdp" else ():
-                    check_unsplit(f"space[{name!r}]", name, key.kind(extreme), _Shown(value))
+                    check_unsplit(f"space[{name!r}]", own, key.kind(extreme), _Shown(value))
 
 
 def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
@@ -93,10 +95,10 @@ def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
     rule = "a space with the key 'lr', the learning rate" + (f": rename {alias!r}" if alias else "")
     require("lr" in config, "space", sorted(config), rule)
     try:
-        check(config)
-        if strategy == "fsdp":
+        check_settings(config)
+        for own in configs_of_parts(config).values() if strategy == "fsdp" else ():
             for key in UNSPLIT:
-                check_unsplit(key, key, read(config, key))
+                check_unsplit(key, key, read(own, key))
     except ValueError as error:
         raise ValueError(f"`space` gives a configuration in which {error}") from None
 
@@ -170,12 +172,11 @@ def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
 
     Left out are keys of schedules; and, where a function makes an optimizer, its keys but for `lr`.
     """
-    optimizers = _reached("optimizer", space)
-    named = "optimizer" not in reachable(space) or (bool(optimizers) and all(isinstance(of, str) for of in optimizers))
-    readers = {"training loop", "optimizer"} if named else {"training loop"}
     found: dict[str, Range | tuple[float, ...]] = {}
     for name, values in reachable(space).items():
-        if name != "lr" and name in KEYS and KEYS[name].reader not in readers:
+        key, part = split_key(name)
+        readers = {"training loop", "optimizer"} if _has_named_optimizer(space, part) else {"training loop"}
+        if key != "lr" and key in KEYS and KEYS[key].reader not in readers:
             continue
         ranges = [_range(value) for value in values]
         (one, *others) = ranges
@@ -184,6 +185,13 @@ def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
     rule = "one with a float that population based training can change, such as lr=loguniform(1e-4, 1)"
     require(bool(found), "space", dict(space), rule)
     return found
+
+
+def _has_named_optimizer(space: Mapping[str, Any], part: str) -> bool:
+    """Return whether no function can make the optimizer of a part of the model; "" is the whole."""
+    names = [name for name in keys_of("optimizer", part) if name in reachable(space)]
+    optimizers = _reached(names[0], space) if names else []
+    return not names or (bool(optimizers) and all(isinstance(of, str) for of in optimizers))
 
 
 def _range(domain: Any) -> Range | tuple[float, ...] | None:
@@ -211,12 +219,13 @@ def _is_domain(value: object) -> bool:
     return is_a(value, "Domain") or is_grid(value)
 
 
-def _can_be_read(name: str, space: Mapping[str, Any]) -> bool:
+def _can_be_read(name: str, space: Mapping[str, Any], part: str = "") -> bool:
     """Return whether the library reads a key in some configuration of the space; without sampling, it may not."""
     key = KEYS[name]
     if key.under is None:
         return True
-    return any(value in tuple(key.defaults) for value in _reached(key.under, space) or [KEYS[key.under].default])
+    reached = [*filter(None, (_reached(under, space) for under in keys_of(key.under, part))), [KEYS[key.under].default]]
+    return any(value in tuple(key.defaults) for value in reached[0])
 
 
 def _reached(name: str, space: Mapping[str, Any]) -> list[Any]:

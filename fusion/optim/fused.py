@@ -44,6 +44,7 @@ class FusedOptimizer(OptimizerState):
         fused: The model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
         members: K hyperparameters.
         own_lr_factors: For each member, parameter name -> further factor of its learning rate.
+        names: Of the parameters to update, if another optimizer updates the others; see `FusedByPart`.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 
     Attributes:
@@ -106,7 +107,8 @@ class FusedOptimizer(OptimizerState):
         check_module(module)
         hp = self.members[k]
         lr, decay = self._multipliers_of(k)
-        parameters, steps = dict(module.named_parameters()), self.steps_KP[k].tolist()
+        own, steps = set(self.names), self.steps_KP[k].tolist()
+        parameters = {name: p for name, p in module.named_parameters() if name in own}
         optimizer = torch_optimizer(parameters, hp, lr, decay, self._matrices)
         if not hp.is_vectorized:
             go_on(optimizer, parameters, self._apart_of(k).state_dict())
@@ -239,7 +241,7 @@ class FusedOptimizer(OptimizerState):
         return [parameter, _gradient(parameter), *(moment for moment in kept_of if moment is not None)]
 
     def _step_rows(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
-        flat = self.fused.flat(self.names)
+        flat = self.fused.flat(self.fused.parts or self.names)
         flat.gather({name: stacked[name] for name in self.names})
         factor_K1, takes_K1 = self.lr_factor_K[:, None], None if takes is None else takes[:, None]
         tiles = self._tiles_of(present, flat.values.layout)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from fusion.checks import check_each, require
-from fusion.hyperparameters import lr_factors
 from fusion.members import member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim.fused import FusedOptimizer
+from fusion.optim.fused_parts import FusedByPart
+from fusion.optim.muon import matrices_of
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.single import Multipliers
-from fusion.optim.state import matrices_of
+from fusion.part_settings import checked_parts, lr_factors, names_of_parts, own_parts
 
+Result = TypeVar("Result")
 PerMember = float | Sequence[float] | Tensor
 """One number for all members, or one for each: [K]."""
 
@@ -30,25 +32,31 @@ def fused_optimizer(
     """Make one optimizer for members whose configurations may name different ones.
 
     Args:
-        configs: K configurations, with the keys of `Hyperparameters.from_config`; parts of a model may have learning
-            rates of their own, see `fusion.hyperparameters.lr_factors`. Keep members of one optimizer side by side:
-            each run of them is one update.
+        configs: K configurations, with the keys of `Hyperparameters.from_config`. Parts of a model may have learning
+            rates (`lr.PART`) and optimizers (`optimizer.PART`, `beta1.PART`) of their own, see
+            `fusion.part_settings`; the same parts have optimizers of their own in all members. Keep members of one
+            optimizer side by side: each run of them is one update.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 
     Raises:
-        ValueError: for an unknown optimizer, parameter name, or a value out of range; the member is named.
+        ValueError: for an unknown optimizer, part, parameter name, or a value out of range; the member is named. If
+            members have optimizers of their own for different parts.
     """
     check_fused(fused)
     check_each("configs", configs, Mapping, fused.K)
-    members = [member(k, config) for k, config in enumerate(configs)]
-    learning, matrices = [name for name, p in fused.stacked.items() if p.requires_grad], matrices_of(fused, members)
-    return FusedOptimizer(
-        fused,
-        members,
-        [lr_factors(config, learning, matrices) for config in configs],
-        lr_multipliers=lr_multipliers,
-        weight_decay_multipliers=weight_decay_multipliers,
-    )
+    given = [_of_member(k, checked_parts, config) for k, config in enumerate(configs)]
+    parts = own_parts(configs[0])
+    for k, config in enumerate(configs):
+        rule = f"of optimizers for the same parts as `configs[0]`, {parts}"
+        require(own_parts(config) == parts, f"configs[{k}]", config, rule)
+    learning = [name for name, p in fused.stacked.items() if p.requires_grad]
+    names = names_of_parts(configs[0], learning) if parts else {"": None}
+    members = {part: [member(k, of[part]) for k, of in enumerate(given)] for part in names}
+    matrices = frozenset[str]().union(*(matrices_of(fused, members[part], names[part]) for part in names))
+    own = [lr_factors(config, learning, matrices) for config in configs]
+    both = {"lr_multipliers": lr_multipliers, "weight_decay_multipliers": weight_decay_multipliers}
+    made = {part: FusedOptimizer(fused, members[part], own, names=of, **both) for part, of in names.items()}
+    return FusedByPart(made) if parts else made[""]
 
 
 class FusedSGD(FusedOptimizer):
@@ -144,8 +152,12 @@ class FusedAdamW(_FusedAdam):
 
 def member(k: int, config: Mapping[str, Any]) -> Hyperparameters:
     """Return one member's hyperparameters; an error names the member."""
+    return _of_member(k, Hyperparameters.from_config, config)
+
+
+def _of_member(k: int, read: Callable[[Mapping[str, Any]], Result], config: Mapping[str, Any]) -> Result:
     try:
-        return Hyperparameters.from_config(config)
+        return read(config)
     except ValueError as error:
         raise ValueError(f"`configs[{k}]`: {error}") from None
 

@@ -7,13 +7,14 @@ orthogonalized at once, as one batch of products.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fusion.checks import require
+from fusion.model import FusedModel
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.runs import Run
 
@@ -26,7 +27,11 @@ MARK = "use_muon"
 """Name of the attribute by which a parameter says, True or False, whether Muon updates it."""
 
 
-def hidden_matrices(module: nn.Module, marks: Mapping[str, Mapping[str, Any]] | None = None) -> frozenset[str]:
+def hidden_matrices(
+    module: nn.Module,
+    marks: Mapping[str, Mapping[str, Any]] | None = None,
+    among: Collection[str] | None = None,
+) -> frozenset[str]:
     """Name the parameters that Muon updates.
 
     These are the real 2-D parameters that learn, without those of embeddings and of the last module that has one. That
@@ -35,6 +40,7 @@ def hidden_matrices(module: nn.Module, marks: Mapping[str, Mapping[str, Any]] | 
     Args:
         module: A model; only shapes count.
         marks: Attributes of parameters by the parameters' names; if None, those that the parameters have.
+        among: Names of the only parameters to look at; None for all.
 
     Raises:
         ValueError: if Muon would update no parameter, or `use_muon` is set on a parameter that is no real matrix.
@@ -42,6 +48,8 @@ def hidden_matrices(module: nn.Module, marks: Mapping[str, Mapping[str, Any]] | 
     named = {id(p): name for name, p in module.named_parameters()}
     marks = {name: vars(p) for name, p in module.named_parameters()} if marks is None else marks
     fits = {name for name, p in module.named_parameters() if p.dim() == 2 and p.is_floating_point() and p.requires_grad}
+    if among is not None:
+        marks, fits = {name: of for name, of in marks.items() if name in among}, fits & set(among)
     found, readout = set[str](), set[str]()
     for part in module.modules():
         own = {named[id(p)] for p in part.parameters(recurse=False)} & fits
@@ -59,6 +67,19 @@ def hidden_matrices(module: nn.Module, marks: Mapping[str, Mapping[str, Any]] | 
     rule = f"another one for a model without hidden 2-D parameters; `{MARK} = True` on a parameter makes it one"
     require(bool(chosen), "optimizer", "muon", rule)
     return chosen
+
+
+def matrices_of(
+    fused: FusedModel, members: Sequence[Hyperparameters], among: Collection[str] | None = None
+) -> frozenset[str]:
+    """Return the names of the parameters that Muon updates, among some; none if it is no member's optimizer.
+
+    Raises:
+        ValueError: as of `hidden_matrices`.
+    """
+    if all(hp.kind != "muon" for hp in members):
+        return frozenset()
+    return hidden_matrices(fused.template, fused.marks, among)
 
 
 def update(

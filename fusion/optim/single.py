@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fusion.checks import check_mapping, is_number, require
-from fusion.hyperparameters import RULES, lr_factors
+from fusion.hyperparameters import RULES
 from fusion.optim.muon import MARK, MuonWithAdamW, hidden_matrices
 from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.parts import ByPart
+from fusion.part_settings import checked_parts, lr_factors, names_of_parts, own_parts
 from fusion.structure import check_module
 
 Multipliers = Mapping[str, Mapping[str, float]]
@@ -28,30 +30,36 @@ def optimizer(
 
     Args:
         module: Its parameters that need gradients are optimized.
-        config: See `Hyperparameters.from_config`; parts of the model may have learning rates of their own, see
-            `fusion.hyperparameters.lr_factors`.
+        config: See `Hyperparameters.from_config`; parts of the model may have learning rates and optimizers of their
+            own, see `fusion.part_settings`.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 
     Returns:
-        An optimizer with one group for each pair of factors; multiply every group's `lr` to follow a
-        schedule.
+        An optimizer with one group for each pair of factors, or a `ByPart` of several; multiply every group's `lr` to
+        follow a schedule.
 
     Raises:
-        ValueError: for an unknown optimizer, parameter name, or a value out of range.
+        ValueError: for an unknown optimizer, part, parameter name, or a value out of range.
     """
     check_module(module)
-    hp = Hyperparameters.from_config(config)
+    configs = checked_parts(config)
     both = {"lr_multipliers": lr_multipliers, "weight_decay_multipliers": weight_decay_multipliers}
     for name, multipliers in both.items():
         check_multipliers(name, multipliers, dict(module.named_parameters()))
-    matrices = hidden_matrices(module) if hp.kind == "muon" else frozenset[str]()
     named = dict(module.named_parameters())
-    lr, decay = (
-        {name: (given or {}).get(hp.rule(name in matrices), {}).get(name, 1.0) for name in named}
-        for given in both.values()
-    )
-    own = lr_factors(config, (name for name, p in named.items() if p.requires_grad), matrices)
-    return torch_optimizer(named, hp, {name: lr[name] * own.get(name, 1.0) for name in named}, decay, matrices)
+    learning, parts = [name for name, p in named.items() if p.requires_grad], own_parts(config)
+    names = names_of_parts(config, learning) if parts else {"": [*named]}
+    hps = {part: Hyperparameters.from_config(configs[part]) for part in names}
+    among = {part: of if parts else None for part, of in names.items() if hps[part].kind == "muon"}
+    matrices = frozenset[str]().union(*(hidden_matrices(module, None, of) for of in among.values()))
+    own = lr_factors(config, learning, matrices)
+    made = {}
+    for part, of in names.items():
+        rules = {name: hps[part].rule(name in matrices) for name in of}
+        lr, decay = ({n: (m or {}).get(rules[n], {}).get(n, 1.0) for n in of} for m in both.values())
+        lr = {name: lr[name] * own.get(name, 1.0) for name in of}
+        made[part] = torch_optimizer({name: named[name] for name in of}, hps[part], lr, decay, matrices)
+    return ByPart(made) if parts else made[""]
 
 
 def made_recordable(optimizer: torch.optim.Optimizer) -> None:
@@ -93,10 +101,10 @@ def step_if(takes: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """Call `optimizer.step()` if `takes`, a boolean on its device, is True; else change nothing, not even step counts.
 
     The one-pass kernels read `takes` on the device, by the protocol of `torch.amp.GradScaler`. The host reads it if
-    there are no such kernels, and for the first step of SGD with dampening.
+    there are no such kernels, for several optimizers, and for the first step of SGD with dampening.
     """
     first = not optimizer.state and any(group.get("dampening") for group in optimizer.param_groups)
-    if not first and all(group.get("fused") for group in optimizer.param_groups):
+    if not (first or isinstance(optimizer, ByPart)) and all(group.get("fused") for group in optimizer.param_groups):
         optimizer.found_inf = (~takes).float().reshape(())  # type: ignore[attr-defined]
         try:
             optimizer.step()

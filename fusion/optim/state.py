@@ -18,7 +18,7 @@ from fusion.hyperparameters import RULES
 from fusion.members import copy_rows, member_indices, member_pairs, member_rows, member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim.adafactor import STATE
-from fusion.optim.muon import hidden_matrices
+from fusion.optim.muon import matrices_of
 from fusion.optim.native import Group
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.prodigy import ESTIMATES
@@ -42,6 +42,7 @@ class OptimizerState:
         members: Sequence[Hyperparameters],
         own_lr_factors: Sequence[Mapping[str, float]] | None = None,
         *,
+        names: Sequence[str] | None = None,
         lr_multipliers: Multipliers | None = None,
         weight_decay_multipliers: Multipliers | None = None,
     ) -> None:
@@ -49,14 +50,15 @@ class OptimizerState:
         check_each("members", members, Hyperparameters, fused.K)
         self.fused = fused
         self.members = list(members)
-        self.names = [name for name, p in fused.stacked.items() if p.requires_grad]
+        self.names = [n for n, p in fused.stacked.items() if p.requires_grad and (names is None or n in names)]
+        self._among = None if names is None else frozenset(names)
         if not self.names:
             raise ValueError("`fused` has no stacked parameter that needs gradients")
-        check_real({hp.kind for hp in self.members}, fused.stacked)
+        check_real({hp.kind for hp in self.members}, {name: fused.stacked[name] for name in self.names})
         self._index = {name: i for i, name in enumerate(self.names)}
         self._moments: dict[str, Rows] = {}
         self._apart: dict[int, Apart] = {}
-        self._matrices = matrices_of(fused, self.members)
+        self._matrices = matrices_of(fused, self.members, self._among)
         self.changes = 0
         self._schedule_SK: Tensor | None = None
         self._next = torch.zeros(1, dtype=torch.int64)
@@ -261,7 +263,7 @@ class OptimizerState:
     def _tabulate(self) -> None:
         """Compute the values that stay the same from step to step."""
         self._runs = list(runs_of(self.members))
-        self._matrices = matrices_of(self.fused, self.members)
+        self._matrices = matrices_of(self.fused, self.members, self._among)
         lr_K, decay_K = torch.tensor([[hp.lr, hp.decay] for hp in self.members], dtype=torch.float64).T
         self._lr_KP = lr_K[:, None] * self._lr_multipliers_KP.cpu()
         self._decay_KP = decay_K[:, None] * self._decay_multipliers_KP.cpu()
@@ -314,22 +316,11 @@ class OptimizerState:
             }
             shaped = {name: tensor for name, tensor in like.items() if tensor is not None}
             device = self.fused.stacked[self.names[0]].device
-            self._moments[key] = Rows.zeros(layout_of(shaped), self.K, device)
+            self._moments[key] = Rows.zeros(layout_of(shaped, self.fused.parts), self.K, device)
         return self._moments[key]
 
     def _moments_of(self, name: str) -> list[Tensor]:
         return [rows.parts[name] for rows in self._moments.values() if name in rows.parts]
-
-
-def matrices_of(fused: FusedModel, members: Sequence[Hyperparameters]) -> frozenset[str]:
-    """Return the names of the parameters that Muon updates; none if it is no member's optimizer.
-
-    Raises:
-        ValueError: as of `hidden_matrices`.
-    """
-    if all(hp.kind != "muon" for hp in members):
-        return frozenset()
-    return hidden_matrices(fused.template, fused.marks)
 
 
 def _changed(before: Hyperparameters, after: Hyperparameters) -> list[str]:

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusion.hyperparameters import KEYS, KINDS, optimizer_name, read
+from fusion.hyperparameters import KEYS, KINDS, read
+from fusion.part_settings import configs_of_parts, is_of_part, optimizer_names
 from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.cache import is_count, is_positive, recall, remember
@@ -96,15 +97,16 @@ def at_most(known: Mapping[int, float], members: int) -> float:
 
 def kind_of_group(kind: str, trials: Sequence[Trial]) -> str:
     """Equal for groups of as many members that take as much: their models', and their optimizers'."""
-    kinds = {optimizer_name(trial.config) for trial in trials}
+    kinds = {name for trial in trials for name in optimizer_names(trial.config)}
     return "+".join([kind, *(name for name in KINDS if name in kinds)])
 
 
 def kind_of_target(trial: Trial) -> str:
     """Equal for full-size models that take as much, as far as can be told without building them."""
     config = trial.config
-    shapes = {name: value for name, value in config.items() if name not in KEYS}
-    return digest(content((shapes, read(config, "optimizer"), trial.batch_size)))[:12]
+    shapes = {name: value for name, value in config.items() if name not in KEYS and not is_of_part(name)}
+    optimizers = [(part, read(own, "optimizer")) for part, own in configs_of_parts(config).items()]
+    return digest(content((shapes, optimizers, trial.batch_size)))[:12]
 
 
 def _sound(kept: Any) -> defaultdict[str, Bytes]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusion.hyperparameters import OPTIMIZERS, SCHEDULES, read
+from fusion.part_settings import split_key
 from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.console import show
 from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of
@@ -39,8 +40,6 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
         raise _cannot(number, f"an earlier version made the run, and did not write down {', '.join(unknown)}")
     if getattr(objective, "optimizer_settings", None) is not None:
         raise _cannot(number, "its objective says by itself how parameters are updated (`optimizer_settings`)")
-    if isinstance(objective, ByPart):
-        raise _cannot(number, "its objective has parts, which take turns in each step")
     models, refit = problem.settings.models("target"), problem.settings.race.refit
     if models > 1 and not (refit and (number == record.best_trial or not problem.settings.folds)):
         raise _cannot(
@@ -59,14 +58,15 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
     return written(
         Recipe(
             title=title,
-            config=_as_asked(_by_parameter(problem, number, found.config), number),
+            config=_as_asked(_by_parameter(problem, number, found.config, asked.get("model", ())), number),
             trial=number,
             epochs=int(found.kept_epoch),
             settings=settings,
             averaged_from=swept if averages else None,
             data=_form(str(asked.get("train_data", ""))),
             objective="objective" in asked.get("digests", {}),
-            configured=objective.configured if isinstance(objective, (Supervised, Written)) else None,
+            by_part=bool(asked.get("parts")),
+            configured=objective.configured if isinstance(objective, (Supervised, Written, ByPart)) else None,
             width="unknown" if isinstance(problem.model_fn, Gone) else width_form(problem.model_fn),
             copied=problem.copied,
         )
@@ -102,10 +102,14 @@ def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> No
         raise _cannot(number, "it went on from another trial's weights, or its hyperparameters changed in training")
 
 
-def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration whose learning rates by role are those of parameters; ValueError if none tells which."""
+def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+    """Return a configuration whose learning rates by role are those of parameters; ValueError if none tells which.
+
+    Args:
+        names: Of the parameters of one of the run's models: a key that names a part of it is that part's.
+    """
     if isinstance(problem.model_fn, Gone):
-        if not asked_roles(config, ()):
+        if not asked_roles(config, names):
             return config
         why = "its model alone tells which parameters have learning rates by role"
         raise _cannot(number, f"{why}; the result that `tune` returned has it")
@@ -114,7 +118,8 @@ def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any]) -> M
 
 def _as_asked(config: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     """Return the configuration; ValueError if its optimizer or schedule is a function, known by name alone."""
-    for key, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+    of_parts = [(key, OPTIMIZERS) for key in config if split_key(key)[0] == "optimizer"]
+    for key, known in (*of_parts, ("schedule", SCHEDULES)):
         named = config.get(key)
         if isinstance(named, str) and named not in known:
             why = f"`{key}` is a function, of which a loaded run knows the name alone ({named})"

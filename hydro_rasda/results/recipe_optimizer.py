@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_group, is_read, optimizer_name, own_arguments, read
+from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_read, optimizer_name, own_arguments, read
 from fusion.optim import Hyperparameters
 from fusion.optim.lion import Lion
 from fusion.optim.prodigy import Prodigy
+from fusion.part_settings import configs_of_parts, is_rate, keys_of, optimizer_names
 from hydro_rasda.results.recipe_parts import Form
 from hydro_rasda.secret_masking import HIDDEN
 
@@ -123,11 +124,34 @@ def literal(value: Any) -> str | None:
 
 def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> list[str]:
     """Return the lines that make the optimizer; `arguments` names values that cannot be written down."""
-    if optimizer_name(config) == "muon":
-        return _muon_lines(config)
-    lr = read(config, "lr")
-    parts = {key.partition(".")[2]: literal(config[key]) for key in config if is_group(key)}
-    kind, options = optimizer_name(config), _options(config)
+    base = ['base = [group["lr"] for group in optimizer.param_groups]'] if moves(config) else []
+    configs, rates = configs_of_parts(config), {key: config[key] for key in config if is_rate(key)}
+    if len(configs) == 1:
+        return [*_lines_of({**configs[""], **rates}, config, arguments), *base]
+    lines = [
+        f"parts = {[part for part in configs if part]!r}  # of the model, with optimizers of their own",
+        "def part_of(name):",
+        '    own = [part for part in parts if f"{name}.".startswith(f"{part}.")]',
+        '    return max(own, key=len, default="")',
+        "optimizers = []",
+    ]
+    for part, own in configs.items():
+        lines.append(f"if any(p.requires_grad and part_of(name) == {part!r} for name, p in model.named_parameters()):")
+        of_part = _lines_of({**own, **rates}, config, arguments, part)
+        lines += indented([*of_part, "optimizers.append(optimizer)"])
+    return [*lines, "optimizer = Several(optimizers)", *base]
+
+
+def _lines_of(
+    own: Mapping[str, Any], config: Mapping[str, Any], arguments: Mapping[str, str], part: str | None = None
+) -> list[str]:
+    """Return the lines that make the optimizer of a part of the model from its settings; None is the whole model."""
+    if optimizer_name(own) == "muon":
+        return _muon_lines(own, part)
+    lr = read(own, "lr")
+    parts = {key.partition(".")[2]: literal(own[key]) for key in own if is_rate(key)}
+    kind, options = optimizer_name(own), _options(own)
+    among = "" if part is None else f" and part_of(name) == {part!r}"
     if parts:
         factor = f', "lr_factor": rate(name) / {lr!r}' if kind == "prodigy" else ""
         rates = ", ".join(f"{part!r}: {rate}" for part, rate in parts.items())
@@ -136,15 +160,18 @@ def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> 
             "def rate(name):",
             '    own = [part for part in rates if f"{name}.".startswith(f"{part}.")]',
             f"    return rates[max(own, key=len)] if own else {lr!r}",
-            "named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]",
+            f"named = [(name, p) for name, p in model.named_parameters() if p.requires_grad{among}]",
             f'groups = [{{"params": [p], "lr": rate(name){factor}}} for name, p in named]',
         ]
     else:
-        lines = [f'groups = [{{"params": [p for p in model.parameters() if p.requires_grad], "lr": {lr!r}}}]']
+        named = "p in model.parameters()" if part is None else "name, p in model.named_parameters()"
+        lines = [f'groups = [{{"params": [p for {named} if p.requires_grad{among}], "lr": {lr!r}}}]']
     if options.pop("independent_weight_decay", False):
         lines += ["for group in groups:", f'    group["weight_decay"] = {options.pop("weight_decay")!r} / group["lr"]']
     if kind == OWN:
-        called, told = arguments["optimizer"], [f"{name}=config[{name!r}]" for name in own_arguments(config)]
+        keys = {name: next(filter(config.__contains__, keys_of(name, part or ""))) for name in own_arguments(own)}
+        called = arguments[next(filter(config.__contains__, keys_of("optimizer", part or "")))]
+        told = [f"{name}=config[{key!r}]" for name, key in keys.items()]
     else:
         called, told = (
             _WRITTEN[kind].__name__ if kind in _WRITTEN else f"torch.optim.{_CLASSES[kind].__name__}",
@@ -152,31 +179,48 @@ def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> 
         )
     if kind in ("adam", "adamw"):
         told.append('fused=device.type in ("cpu", "cuda")')
-    lines += [f"optimizer = {called}(", *indented(f"{argument}," for argument in ("groups", f"lr={lr!r}", *told)), ")"]
-    return [*lines, *_base_rates(config)]
+    return [*lines, f"optimizer = {called}(", *indented(f"{of}," for of in ("groups", f"lr={lr!r}", *told)), ")"]
 
 
-def _base_rates(config: Mapping[str, Any]) -> list[str]:
-    return ['base = [group["lr"] for group in optimizer.param_groups]'] if moves(config) else []
-
-
-def _muon_lines(config: Mapping[str, Any]) -> list[str]:
-    own = {"lr": read(config, "lr"), **{key: config[key] for key in config if is_group(key)}, **_options(config)}
+def _muon_lines(config: Mapping[str, Any], part: str | None) -> list[str]:
+    own = {"lr": read(config, "lr"), **{key: config[key] for key in config if is_rate(key)}, **_options(config)}
     settings = indented(f"{name!r}: {value!r}," for name, value in own.items())
-    return ["optimizer = MuonWithAdamW(model, **{", *settings, "})", *_base_rates(config)]
+    if part is None:
+        return ["optimizer = MuonWithAdamW(model, **{", *settings, "})"]
+    among = f"among = [name for name, p in model.named_parameters() if part_of(name) == {part!r}]"
+    return [among, "optimizer = MuonWithAdamW(model, among=among, **{", *settings, "})"]
+
+
+_SEVERAL = '''
+class Several:
+    """Optimizers of different parts of the model, as one."""
+
+    def __init__(self, optimizers):
+        self.optimizers = optimizers
+        self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+
+    def zero_grad(self):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+'''
 
 
 _MUON = '''
 class MuonWithAdamW:
     """torch's Muon for hidden matrices, its AdamW for the other parameters, as one optimizer."""
 
-    def __init__(self, model, lr, momentum, nesterov, weight_decay, adjust_lr_fn, betas, eps, **rates):
-        matrices = hidden_matrices(model)
+    def __init__(self, model, lr, momentum, nesterov, weight_decay, adjust_lr_fn, betas, eps, among=None, **rates):
+        learning = [(n, p) for n, p in model.named_parameters() if p.requires_grad and (among is None or n in among)]
+        matrices = hidden_matrices(model, dict(learning))
         self.parts = []
         for by_muon in (True, False):
             groups = []
-            for name, p in model.named_parameters():
-                if p.requires_grad and (name in matrices) == by_muon:
+            for name, p in learning:
+                if (name in matrices) == by_muon:
                     path = f"lr.{name}"
                     own = [part for part in rates if f"{path}.".startswith(f"{part}.")]
                     rate = lr if by_muon else rates.get("lr.adamw", lr)
@@ -197,10 +241,10 @@ class MuonWithAdamW:
             part.step()
 
 
-def hidden_matrices(model):
+def hidden_matrices(model, learning):
     """Names of real 2-D parameters, but for those of embeddings and of the last module that has one."""
     names = {id(p): name for name, p in model.named_parameters()}
-    fits = {n for n, p in model.named_parameters() if p.dim() == 2 and p.is_floating_point() and p.requires_grad}
+    fits = {name for name, p in learning.items() if p.dim() == 2 and p.is_floating_point()}
     found, apart, last = set(), set(), set()
     for part in model.modules():
         own = {names[id(p)] for p in part.parameters(recurse=False)} & fits
@@ -208,16 +252,17 @@ def hidden_matrices(model):
             apart |= own
         elif own:
             found, last = found | own, own
-    asked = {n: p.use_muon for n, p in model.named_parameters() if hasattr(p, "use_muon")}
+    asked = {name: p.use_muon for name, p in learning.items() if hasattr(p, "use_muon")}
     return {n for n in found | set(asked) if asked.get(n, n not in apart | last)}
 '''
 
 
-def optimizer_class(config: Mapping[str, Any]) -> str:
-    """Return the text of the class of an optimizer that torch does not have, or has for matrices alone."""
-    if (name := optimizer_name(config)) in _WRITTEN:
-        return re.sub("  # type: ignore.*", "", inspect.getsource(_WRITTEN[name]))
-    return _MUON if name == "muon" else ""
+def optimizer_classes(config: Mapping[str, Any]) -> list[str]:
+    """Return the texts of classes of optimizers that torch does not have, or has for matrices alone."""
+    names = optimizer_names(config)
+    written = [inspect.getsource(of) for name, of in _WRITTEN.items() if name in names]
+    texts = [re.sub("  # type: ignore.*", "", text) for text in written]
+    return [*texts, *([_MUON] if "muon" in names else []), *([_SEVERAL] if len(names) > 1 else [])]
 
 
 _WRITTEN: Mapping[str, type[torch.optim.Optimizer]] = {"lion": Lion, "prodigy": Prodigy}

@@ -17,7 +17,7 @@ from hydro_rasda.console import one_line
 from hydro_rasda.results.recipe_optimizer import (
     indented,
     literal,
-    optimizer_class,
+    optimizer_classes,
     optimizer_lines,
     rates,
     schedule_text,
@@ -36,6 +36,7 @@ class Recipe:
         trial: The trial's number, from which seeds follow.
         averaged_from: The epoch from which weights are averaged; None if they are not.
         objective: True if an objective of the user's makes the loss; False if a `loss_fn` does.
+        by_part: True if there is an objective for each part of the model, which take turns in each step.
         configured: True if the objective or `loss_fn` also takes the configuration; None if only the function can tell.
         width: How the model function takes the width ratio; "unknown" if only the function can tell.
         copied: True if the model function may return a module that it keeps, so that the loop trains a copy.
@@ -49,6 +50,7 @@ class Recipe:
     averaged_from: int | None
     data: Form
     objective: bool
+    by_part: bool
     configured: bool | None
     width: WidthForm | Literal["unknown"] | None
     copied: bool
@@ -65,7 +67,7 @@ def written(recipe: Recipe) -> str:
         _constants(recipe, arguments),
         _train(recipe, arguments),
         *schedule_text(recipe.config),
-        *([text] if (text := optimizer_class(recipe.config)) else []),
+        *optimizer_classes(recipe.config),
         *(PARTS if read(recipe.config, "accumulate") > 1 else []),
         DATA[recipe.data],
         *(ROWS if recipe.data != "loaders" else []),
@@ -130,6 +132,7 @@ def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
         *_TF32.get(recipe.settings.precision, []),
         'seed_all(derived(SEED, "weights", TRIAL))',
         f"model = {_model(recipe)}.to(device)",
+        *(_OTHERS if recipe.by_part else []),
         *optimizer_lines(config, arguments),
         *(["scaler = torch.amp.GradScaler(device.type)"] if recipe.settings.precision == "fp16" else []),
         *BEFORE[recipe.data],
@@ -147,6 +150,8 @@ def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
 
 def _docstring(recipe: Recipe, arguments: Mapping[str, str]) -> list[str]:
     objective = 'objective: `objective(model, batch) -> {"loss": ..., ...}`, the objective of the run.'
+    if recipe.by_part:
+        objective = "objective: The objectives of the run by part of the model, in the order of their turns."
     return [
         '"""Train the model from the initial weights that its seed draws; returns it in evaluation mode.',
         "",
@@ -171,12 +176,24 @@ def _asks(recipe: Recipe) -> list[str]:
     lines = []
     for name, argument, value, unknown in (
         ("model_fn", "width_ratio", "1.0", recipe.width == "unknown"),
-        (recipe.loss, "config", "config", recipe.configured is None),
+        (recipe.loss, "config", "config", recipe.configured is None and not recipe.by_part),
     ):
         if unknown:
             lines.append(f'if "{argument}" in inspect.signature({name}).parameters:')
             lines.append(f"    {name} = functools.partial({name}, {argument}={value})")
-    return lines
+    return [*lines, *(_CONFIGURED if recipe.by_part and recipe.configured is not False else [])]
+
+
+_CONFIGURED = [
+    "for turn, own in objective.items():",
+    '    if "config" in inspect.signature(own).parameters:',
+    "        objective = {**objective, turn: functools.partial(own, config=config)}",
+]
+_OTHERS = [
+    "# While the objective of a part learns, the other parts are frozen.",
+    "own = {turn: {id(p) for p in model.get_submodule(turn).parameters()} for turn in objective}",
+    "others = {turn: [p for p in model.parameters() if p.requires_grad and id(p) not in own[turn]] for turn in own}",
+]
 
 
 def _model(recipe: Recipe) -> str:
@@ -194,7 +211,9 @@ def _step(recipe: Recipe) -> list[str]:
     parts = read(config, "accumulate") > 1
     batch = "part" if parts else "batch"
     told = ", config=config" if recipe.configured else ""
-    if recipe.objective:
+    if recipe.by_part:
+        loss = [f'loss = objective[turn](model, {batch})["loss"]']
+    elif recipe.objective:
         loss = [f'loss = objective(model, {batch}{told})["loss"]']
     else:
         loss = [f"inputs, target = {batch}", f"loss = loss_fn(model(inputs), target{told})"]
@@ -212,7 +231,11 @@ def _step(recipe: Recipe) -> list[str]:
         lines += ["scaler.unscale_(optimizer)"] if scaled else []
         lines.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), {max_norm!r})")
     update = ["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]
-    return ["optimizer.zero_grad()", *lines, *update]
+    if not recipe.by_part:
+        return ["optimizer.zero_grad()", *lines, *update]
+    frozen = ["for p in others[turn]:", "    p.requires_grad_(False)"]
+    whole = ["optimizer.zero_grad()", *frozen, *lines, "for p in others[turn]:", "    p.requires_grad_()", *update]
+    return ["for turn in objective:", *indented(whole)]
 
 
 _AVERAGES = [

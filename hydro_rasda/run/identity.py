@@ -16,6 +16,8 @@ import torch
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data
 from hydro_rasda.identity_settings import determining
+from hydro_rasda.objective_parts import ByPart
+from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.fingerprint import Content, content, data_digest, digest, unchanged
 from hydro_rasda.schedulers.named_rules import HALVING
@@ -68,6 +70,7 @@ class Identity:
         """Return the content of the run's `run.json`, by which a later call recognizes it."""
         # A value that a call of the functions changed, such as a counter, is no part of them.
         stayed = {name: unchanged(self._before[name], content(function)) for name, function in self._functions.items()}
+        objective = as_given(problem.objective)
         digests = {name: digest(found) for name, found in (self._made | stayed).items()}
         return {
             **determining(settings),
@@ -75,6 +78,7 @@ class Identity:
             "train_data": problem.train_data.describe(),
             "val_data": problem.val_data.describe() if problem.folds is None else problem.folds.words,
             "model": model,
+            **({"parts": [*objective.parts]} if isinstance(objective, ByPart) else {}),
             "python": platform.python_version(),
             "environment": environment(),
             "digests": digests | {name: data_digest(given, batch_size) for name, given in data.items()},

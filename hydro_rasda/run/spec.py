@@ -27,7 +27,7 @@ _WORDS = {
     "train_data": _OF_DATA,
     "val_data": _OF_DATA,
 }
-_NO_DIFFERENCE = ("digests", "environment", "python", "train_data", "val_data", "folds", "refit")
+_NO_DIFFERENCE = ("digests", "environment", "python", "train_data", "val_data", "folds", "refit", "parts")
 """Keys that are compared by their digests, or that are noted without being a part of the run."""
 
 

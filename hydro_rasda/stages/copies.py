@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusion.hyperparameters import KEYS, is_group
+from fusion.hyperparameters import KEYS
+from fusion.part_settings import is_of_part
 from hydro_rasda.run.events import TrialConfigured
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, SweepState
@@ -52,7 +53,7 @@ def _check_structure(run: Run, dispatcher: Dispatcher, number: int, move: Contin
         values: dict[str, set[str]] = {}
         for trial, kind in dispatcher.kinds.items():
             values.setdefault(kind, set()).add(repr(run.trials[trial].config.get(key)))
-        if key not in KEYS and not is_group(key) and all(len(of_kind) == 1 for of_kind in values.values()):
+        if key not in KEYS and not is_of_part(key) and all(len(of_kind) == 1 for of_kind in values.values()):
             raise ValueError(
                 f"`sweep.rule` changes `{key}` of trial {number} to {move.changes[key]!r}, but trials that differ in "
                 "it have models of different structures: leave it out of what the rule explores"

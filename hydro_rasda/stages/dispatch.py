@@ -11,8 +11,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from fusion.hyperparameters import KINDS, optimizer_name
+from fusion.hyperparameters import KINDS
 from fusion.padding import keeps_zeros
+from fusion.part_settings import optimizer_names
 from hydro_rasda.contracts import Devices, Group, GroupTask, Span, Widths, group_key
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
@@ -20,7 +21,7 @@ from hydro_rasda.stages.next_groups import Waiting, joining_pays, next_groups
 from hydro_rasda.stages.width_padding import find_wider, form
 from hydro_rasda.trial import Trial
 
-_Place = tuple[int, int]
+_Place = tuple[tuple[int, ...], int]
 
 
 class Dispatcher:
@@ -82,7 +83,7 @@ class Dispatcher:
         return True
 
     def _place(self, number: int) -> _Place:
-        return KINDS.index(optimizer_name(self._run.trials[number].config)), number
+        return tuple(map(KINDS.index, optimizer_names(self._run.trials[number].config))), number
 
     def __bool__(self) -> bool:
         """Tell whether any trial may begin."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,6 +13,7 @@ from torch import nn
 from fusion import fusion_key
 from fusion.hyperparameters import read
 from fusion.padding import PADDABLE, form_of
+from fusion.part_settings import own_parts
 from hydro_rasda.config_access import Notes, Reads, all_of, leaves
 from hydro_rasda.contracts import evenly
 from hydro_rasda.objective import reads_config, steering
@@ -115,7 +116,7 @@ class _Kind:
 class _Seen:
     """Configurations that decide alike about the model, and its digest; empty where models were of several kinds."""
 
-    batch_size: int
+    settings: tuple[Hashable, ...]
     reads: Reads
     notes: Notes
     digest: str
@@ -146,8 +147,8 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
     then, and its trials train each by itself.
     """
     try:
-        own, batch_size = all_of(trial.config), trial.batch_size
-        alike = next((one for one in seen if one.batch_size == batch_size and one.reads <= own), None)
+        own, settings = all_of(trial.config), (trial.batch_size, own_parts(trial.config))
+        alike = next((one for one in seen if one.settings == settings and one.reads <= own), None)
         if alike is not None and alike.digest and alike.times >= ALIKE:
             return _Kind(alike.digest, unread=unread_of(alike.notes, trial.config))
         surrogate, notes = build_noting(problem, trial)
@@ -161,16 +162,18 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
         alike.digest = digest if alike.digest == digest else ""
         alike.times += 1
     elif notes is not None and reads is not None and len(seen) < MOST:
-        seen.append(_Seen(batch_size, reads, notes, digest))
+        seen.append(_Seen(settings, reads, notes, digest))
     return _Kind(digest, unread=unread_of(notes, trial.config))
 
 
 def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
     """Return a digest of all that trials of one group share, after one of the part that they share beside widths."""
+    # Fused members have optimizers of their own for the same parts.
     # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
     scales = multipliers(settings, surrogate, problem.settings.sweep.surrogate)
-    key, also = fusion_key(surrogate), (trial.batch_size, read(settings.config, "accumulate"))
+    key = fusion_key(surrogate)
+    also = (trial.batch_size, read(settings.config, "accumulate"), *own_parts(settings.config))
     # Those of optimizers whose members are never padded may depend on shapes.
     some = {name: {kind: of for kind, of in kinds.items() if kind in PADDABLE} for name, kinds in scales.items()}
     parts = (form_of(key), *also, repr(some)), (key, *also, repr(scales))

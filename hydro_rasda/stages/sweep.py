@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from fusion.hyperparameters import check
+from fusion.part_settings import check_settings
 from hydro_rasda.config_access import paths
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.processes.child_count import usable_children
@@ -168,7 +168,7 @@ class _Sweep:
         else:
             if first_rung is not None:
                 warn_of_chance(run, *first_rung)
-            moves = checked_moves(self._rule, self._rule.decide(state), state, check)
+            moves = checked_moves(self._rule, self._rule.decide(state), state, check_settings)
             if moves:
                 run.record(key, Unit([[number, *plain_move(move)] for number, move in moves.items()]))
         self._carry_out(moves, recalled)

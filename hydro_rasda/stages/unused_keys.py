@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from fusion.hyperparameters import ALIASES, KEYS, is_group, is_read, own_arguments
+from fusion.hyperparameters import ALIASES, KEYS, is_read, own_arguments
+from fusion.part_settings import configs_of_parts, is_of_part
 from fusion.warn import warn
 from hydro_rasda.config_access import Notes, paths
 from hydro_rasda.problem import Problem
@@ -37,8 +38,9 @@ def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
     if notes is None:
         return {}
     unread = [path for path in paths(config) if path not in notes.read]
-    ours = own_arguments(config).keys() | {name for name in KEYS if is_read(name, config)}
-    left = [path for path in unread if not (is_group(path) or path in ours)]
+    configs = configs_of_parts(config).values()
+    ours = {key for own in configs for key in (*own_arguments(own), *(name for name in KEYS if is_read(name, own)))}
+    left = [path for path in unread if not (is_of_part(path) or path in ours)]
     known = (notes.asked | KEYS.keys()) - set(paths(config)) if left else ()
     return {path: ALIASES[path] if ALIASES.get(path) in known else _closest(path, known) for path in left}
 

@@ -24,6 +24,7 @@ import fusion
 from fusion import FusionWarning
 from fusion.hyperparameters import OWN, optimizer_name, read
 from fusion.optim import OPTIMIZERS
+from fusion.part_settings import configs_of_parts
 from fusion.warn import warn
 from fusion.width.memory import usable_memory
 from fusion.width.plan import best_width
@@ -147,8 +148,9 @@ def _peak(measured: Measured, width: int) -> float:
 
 def _updates(trials: Sequence[Trial]) -> str:
     """Name the work of a step of these trials besides the model's: optimizers and clipping."""
-    kinds = {optimizer_name(trial.config) for trial in trials}
-    own = {digest(content(read(trial.config, "optimizer"))) for trial in trials if optimizer_name(trial.config) == OWN}
+    named = [(optimizer_name(own), own) for trial in trials for own in configs_of_parts(trial.config).values()]
+    kinds = {name for name, _ in named}
+    own = {digest(content(read(config, "optimizer"))) for name, config in named if name == OWN}
     clipped = any(read(trial.config, "grad_clip") for trial in trials)
     return "+".join([kind for kind in OPTIMIZERS if kind in kinds] + sorted(own) + ["clipped"] * clipped)
 

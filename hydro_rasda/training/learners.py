@@ -16,8 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from fusion import GraphedStep, LossScale, lr_factor
 from fusion.hyperparameters import ONE_PASS, OWN, optimizer_name, own_arguments, read
 from fusion.optim import optimizer
+from fusion.optim.parts import PART
 from fusion.optim.prodigy import ESTIMATES
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
+from fusion.part_settings import configs_of_parts, own_parts
 from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
 from hydro_rasda.config import UNSPLIT, Mode, check_unsplit
@@ -105,8 +107,9 @@ class SingleLearner:
         self._joint: DistributedDataParallel | Joint | None = None
         if self.sharded:
             # Again, as an objective's own `optimizer_settings` may say so, too.
-            for key in UNSPLIT:
-                check_unsplit(key, key, read(settings.config, key))
+            for own in configs_of_parts(settings.config).values():
+                for key in UNSPLIT:
+                    check_unsplit(key, key, read(own, key))
             self._joint = Joint(model, objective)
             split(self._joint, shard.world, next(model.parameters()).device)
         elif shard.world > 1:
@@ -116,7 +119,7 @@ class SingleLearner:
         if self._joint is not None:
             average_statistics(self._joint, lambda: self._weight)
         self.optimizer = optimizer(model, settings.config, **multipliers(settings, model, 1))
-        of_ours = optimizer_name(settings.config) in ONE_PASS
+        of_ours = optimizer_name(settings.config) in ONE_PASS and not own_parts(settings.config)
         if scale is not None and of_ours:
             let_skip(self.optimizer)
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
@@ -285,14 +288,9 @@ class SingleLearner:
             self._average.load({**average, "means": self._split_like(average["means"], named)})
         if self._scale is not None:
             self._scale.load_state_dict(state["loss_scale"])
-        own = self.optimizer.state_dict()["param_groups"]
-        if (name := optimizer_name(self._config)) in (OWN, "prodigy"):
-            # It keeps in its groups what later steps are taken by.
-            given = {"params", "lr", "weight_decay", *own_arguments(self._config)}
-            own = [
-                {**was, **{k: v for k, v in g.items() if (k in given if name == OWN else k not in ESTIMATES)}}
-                for g, was in zip(own, state["optimizer"]["param_groups"], strict=True)
-            ]
+        groups, configs = self.optimizer.state_dict()["param_groups"], configs_of_parts(self._config)
+        before = state["optimizer"]["param_groups"]
+        own = [_continued(g, was, configs[g.get(PART, "")]) for g, was in zip(groups, before, strict=True)]
         updated = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         moments = {
             i: self._split_like(of, dict.fromkeys(of, updated[i])) for i, of in state["optimizer"]["state"].items()
@@ -315,6 +313,14 @@ def evaluate_parts(
         return scalars(metrics)
 
     return evaluate(means, batch, parts) | {name: torch.cat(of, dim) for name, of in collected.items()}
+
+
+def _continued(group: Mapping[str, Any], before: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an optimizer's group with what it had learned: some keep in their groups what later steps are taken by."""
+    if (name := optimizer_name(config)) == OWN:
+        given = {"params", "lr", "weight_decay", *own_arguments(config)}
+        return {**before, **{key: value for key, value in group.items() if key in given}}
+    return {**group, **{key: before[key] for key in ESTIMATES}} if name == "prodigy" else group
 
 
 def _is_dense(model: nn.Module) -> bool:

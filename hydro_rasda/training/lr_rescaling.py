@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from fusion.optim.parts import ByPart
 from hydro_rasda.checks import check_function, check_int, is_number, require
 
 Rule = str | Callable[[float], float]
@@ -45,7 +46,7 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
         growth: Workers now over workers at the start.
         rule: "linear", "sqrt", "none", a function of `growth`, or "auto": linear for SGD, ASGD, Adam and AdamW, sqrt
             for other adaptive optimizers. "paper" is linear for SGD and ASGD, sqrt for all adaptive ones.
-        optimizer: Decides what "auto" and "paper" mean.
+        optimizer: Decides what "auto" and "paper" mean; of several for parts of a model, the most careful one.
 
     Raises:
         ValueError: If `growth` is no finite number >= 0, if `optimizer` is not torch's, if `rule` is unknown, or if
@@ -53,6 +54,8 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
     """
     require(is_number(growth) and growth >= 0, "growth", growth, "a finite number >= 0")
     require(isinstance(optimizer, Optimizer), "optimizer", optimizer, "one of torch's optimizers")
+    if isinstance(optimizer, ByPart):
+        return min((lr_factor(growth, rule, part) for part in optimizer.parts.values()), key=lambda of: abs(of - 1))
     if not isinstance(rule, str):
         told = f"'auto', 'paper', one of {sorted(RULES)}, or a function of the growth"
         check_function("rule", rule, 1, rule=told)

@@ -10,6 +10,7 @@ from torch import nn
 
 from fusion.hyperparameters import MUON_ORIGINAL, OWN, RULES, optimizer_name
 from fusion.optim import OPTIMIZERS, Hyperparameters
+from fusion.part_settings import configs_of_parts
 from hydro_rasda.checks import require
 from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of
 from hydro_rasda.objective import Objective, OptimizerSettings
@@ -48,9 +49,11 @@ def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float
 
 def check_rule(config: Mapping[str, Any]) -> None:
     """Raise ValueError for an optimizer that no rule is known for by which learning rates change with the width."""
-    if optimizer_name(config) == OWN and Hyperparameters.from_config(config).kind == OWN:
-        rule = "of a class of torch.optim that has a name here: for others nobody knows how learning rates of narrow "
-        require(False, "optimizer", config["optimizer"], f"{rule}surrogates transfer; or set `sweep.surrogate=1`")
+    for part, own in configs_of_parts(config).items():
+        if optimizer_name(own) == OWN and Hyperparameters.from_config(own).kind == OWN:
+            rule = "of a class of torch.optim that has a name here: for others nobody knows how learning rates of "
+            rule += "narrow surrogates transfer; or set `sweep.surrogate=1`"
+            require(False, f"optimizer.{part}" if part else "optimizer", own["optimizer"], rule)
 
 
 def _product(factors: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,17 +15,19 @@ from torch.nn import functional as F
 
 from fusion import lr_factor
 from fusion.optim import optimizer
-from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
+from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform, tune, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Batch, Shard, Share, make_batches
 from hydro_rasda.objective import as_objective
 from hydro_rasda.objective_parts import joined
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import Problem
+from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 from hydro_rasda.trial import Trial
+from surrogate import lr_multipliers
 from tests.hydro_rasda.ranks import on_ranks
 
 CPU, STEPS, PER_EPOCH = torch.device("cpu"), 20, 5
@@ -111,6 +115,78 @@ def by_the_book(asked: Problem, trial: Trial, factors: float, objectives: Object
     return model
 
 
+Made = tuple[dict[str, Any], Callable[..., torch.optim.Optimizer], dict[str, Any]]
+"""Settings of a part's optimizer as keys, and the optimizer of torch's with its arguments."""
+
+
+def amsgrad(params: Any, lr: float, beta2: float = 0.999) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=lr, betas=(0.9, beta2), amsgrad=True)
+
+
+ADAM: Made = {"optimizer": "adam", "lr": 1e-2, "beta1": 0.5}, torch.optim.Adam, {"betas": (0.5, 0.999)}
+ADAMW: Made = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.3}, torch.optim.AdamW, {"weight_decay": 0.3}
+RMSPROP: Made = {"optimizer": "rmsprop", "lr": 3e-3, "alpha": 0.9}, torch.optim.RMSprop, {"alpha": 0.9}
+ADAMAX: Made = {"optimizer": "adamax", "lr": 1e-2, "eps": 1e-6}, torch.optim.Adamax, {"eps": 1e-6}
+ADAGRAD: Made = {"optimizer": "adagrad", "lr": 1e-2}, torch.optim.Adagrad, {}
+OWN: Made = (
+    {"optimizer": amsgrad, "lr": 3e-3, "beta2": 0.99},
+    torch.optim.Adam,
+    {"betas": (0.9, 0.99), "amsgrad": True},
+)
+SGD: Made = (
+    {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
+    torch.optim.SGD,
+    {"momentum": 0.9, "nesterov": True},
+)
+PAIRS: list[tuple[Made, Made, dict[str, Any]]] = [
+    (ADAM, RMSPROP, {"schedule": "cosine"}),
+    (ADAMW, SGD, {"schedule": "linear", "warmup_epochs": 1.0, "grad_clip": 0.1}),
+    (ADAM, SGD, {"grad_clip": 0.2}),
+    (SGD, ADAM, {}),
+    (ADAMAX, ADAGRAD, {}),
+    (ADAGRAD, OWN, {"schedule": "wsd"}),
+    (OWN, ADAMW, {}),
+]
+"""Optimizers of generator and discriminator, and keys of the whole model."""
+
+
+def of_pair(generators: Made, discriminators: Made, more: dict[str, Any]) -> dict[str, Any]:
+    parts = {"generator": generators[0], "discriminator": discriminators[0]}
+    return {"lr": 1.0, **more, **{f"{key}.{part}": value for part, own in parts.items() for key, value in own.items()}}
+
+
+OWN_TRIALS = [Trial(number, of_pair(*pair)) for number, pair in enumerate(PAIRS)]
+
+
+def with_two_optimizers(asked: Problem, number: int, width: float) -> nn.Module:
+    """Train a GAN as tutorials do: two optimizers of torch's, which step in turn, and a loop around them."""
+    model, (generators, discriminators, config) = asked.surrogate(OWN_TRIALS[number]), PAIRS[number]
+    optimizers, rates = {}, {}
+    for part, (keys, kind, arguments) in (("generator", generators), ("discriminator", discriminators)):
+        name = keys["optimizer"] if isinstance(keys["optimizer"], str) else "adam"
+        factors = dict.fromkeys(dict(model.named_parameters()), 1.0) if width == 1 else lr_multipliers(model, name)
+        decay = arguments.get("weight_decay", 0.0)
+        groups = [
+            {"params": [p], "lr": keys["lr"] * factors[of], "weight_decay": decay / factors[of]}
+            for of, p in model.named_parameters()
+            if of.startswith(part)
+        ]
+        optimizers[part] = kind(groups, lr=1.0, **arguments)
+        rates[part] = [group["lr"] for group in groups]
+    model.train()
+    torch.manual_seed(number)
+    for i, batch in enumerate(batches()):
+        for part, objective in PARTS.items():
+            for group, rate in zip(optimizers[part].param_groups, rates[part]):
+                group["lr"] = rate * lr_factor(config, i / PER_EPOCH, 4, PER_EPOCH)
+            optimizers[part].zero_grad()
+            objective(model, batch)["loss"].backward()
+            if "grad_clip" in config:
+                nn.utils.clip_grad_norm_(getattr(model, part).parameters(), config["grad_clip"])
+            optimizers[part].step()
+    return model
+
+
 def share(batch: tuple[Tensor]) -> Share:
     return Share(batch, len(batch[0]), 1.0)
 
@@ -141,17 +217,49 @@ def test_fused_parts_equal_loops_with_an_optimizer_each(width: float, one_by_one
         assert_same(learner.fused.unfuse(k), by_the_book(asked, trial, width))
 
 
-def test_fused_parts_go_on_after_keep_copy_concat_and_load() -> None:
+@pytest.mark.parametrize("width", [1.0, 0.125])
+def test_optimizers_of_parts_equal_two_of_torchs_in_turn(width: float) -> None:
+    asked = problem(width)
+    learner = fused_learner(asked, OWN_TRIALS)
+    for i, batch in enumerate(batches()):
+        learner.step(share(batch), i / PER_EPOCH, PER_EPOCH)
+    for k in range(len(PAIRS)):
+        assert_same(learner.fused.unfuse(k), with_two_optimizers(asked, k, width))
+
+
+@pytest.mark.parametrize("number", range(len(PAIRS)))
+def test_optimizers_of_parts_go_on_at_full_size(number: int) -> None:
+    """Fused, then alone, then alone from a checkpoint: as two optimizers of torch's all along."""
+    asked, (trial, config) = problem(), (OWN_TRIALS[number], OWN_TRIALS[number].config)
+    fused = fused_learner(asked, OWN_TRIALS)
+    for i, batch in enumerate(batches()[:6]):
+        fused.step(share(batch), i / PER_EPOCH, PER_EPOCH)
+    before = fused.member_state(number)
+    learners = [SingleLearner(asked.target(trial), config, asked.objective, 4) for _ in range(2)]
+    learners[0].load(before)
+    learners[0].train_mode(True)
+    for i, batch in enumerate(batches()[6:], 6):
+        if i == 12:
+            learners[1].load(learners[0].state())
+            learners[1].train_mode(True)
+        for learner in (fused, learners[i >= 12]):
+            learner.seed([i] * (len(PAIRS) if learner is fused else 1))
+            learner.step(share(batch), i / PER_EPOCH, PER_EPOCH)
+    assert_same(learners[1].model, fused.fused.unfuse(number))
+
+
+@pytest.mark.parametrize("trials", [TRIALS, OWN_TRIALS[:6]])
+def test_fused_parts_go_on_after_keep_copy_concat_and_load(trials: Sequence[Trial]) -> None:
     """Members that were dropped, copied over, joined and loaded train as if nothing had been done to them."""
     asked = problem()
-    wanted = fused_learner(asked, TRIALS)
-    some, others = fused_learner(asked, TRIALS[:3]), fused_learner(asked, TRIALS[3:])
+    wanted = fused_learner(asked, trials)
+    some, others = fused_learner(asked, trials[:3]), fused_learner(asked, trials[3:])
     for i, batch in enumerate(batches()):
         if i == 8:
             some.keep([2, 1, 1])
             some.copy({2: 0})
             some.concat(others)
-            fresh = fused_learner(asked, [TRIALS[1], TRIALS[2], TRIALS[5]])
+            fresh = fused_learner(asked, [trials[1], trials[2], trials[5]])
             fresh.load(some.state(), positions=[1, 2, 5])
             some = fresh
         if i % PER_EPOCH == 0 or i == 8:
@@ -176,6 +284,44 @@ def test_parts_at_full_size_equal_loops_with_an_optimizer_each(trial: Trial) -> 
     assert all(parameter.requires_grad for parameter in learner.model.parameters())
 
 
+class DQN(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 2)).double()
+        self.target = copy.deepcopy(self.online)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.steps: Tensor
+
+
+def follow(model: Any, batch: Batch) -> Mapping[str, Tensor]:
+    """Update the target a little in each step, and wholly in each seventh."""
+    (state,) = batch
+    with torch.no_grad():
+        goal = state[:, 0] + 0.9 * model.target(state + 0.1).max(1).values
+        if model.training:
+            model.steps += 1
+            for slow, fast in zip(model.target.parameters(), model.online.parameters()):
+                slow += 0.05 * (fast - slow)
+                slow.copy_(torch.where(model.steps % 7 == 0, fast, slow))
+    return {"loss": F.smooth_l1_loss(model.online(state)[:, 1], goal), "size": goal.mean()}
+
+
+def test_a_target_network_follows_in_each_fused_member() -> None:
+    asked = replace(problem(objective=follow), model_fn=lambda config, width_ratio=1.0: DQN(int(32 * width_ratio)))
+    trials = [Trial(k, {"lr": 0.003 * (k + 1), "weight_decay": 0.1}) for k in range(3)]
+    learner = fused_learner(asked, trials)
+    for batch in batches():
+        learner.step(share(batch), 0.0, PER_EPOCH)
+    for k, trial in enumerate(trials):
+        model = asked.surrogate(trial)
+        taking = torch.optim.AdamW(model.get_submodule("online").parameters(), trial.config["lr"], weight_decay=0.1)
+        for batch in batches():
+            model.zero_grad()
+            follow(model, batch)["loss"].backward()
+            taking.step()
+        assert_same(learner.fused.unfuse(k), model)
+
+
 def critic(model: Any, batch: Batch) -> Mapping[str, Tensor]:
     (x,) = batch
     error = (model.discriminator(x) - x.prod(1, keepdim=True)).square().mean(1)
@@ -195,7 +341,7 @@ def by_learner(rank: int, world: int, parts: int) -> dict[str, Tensor]:
     torch.manual_seed(0)
     shard, model = Shard(rank, world), GAN(8)
     model.generator[1] = nn.Identity()
-    config = {"lr": 0.01, "grad_clip": 0.3, "accumulate": parts}
+    config = {"lr": 0.01, "grad_clip": 0.3, "accumulate": parts, "optimizer.generator": "rmsprop"}
     objective = as_objective(WEIGHED, F.cross_entropy)
     learner = SingleLearner(model, config, objective, 4, shard)
     learner.train_mode(True)
@@ -228,9 +374,11 @@ def small(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
     return GAN(int(32 * width_ratio))
 
 
-def asking(objective: Any, **more: Any) -> Any:
+SPACE: dict[str, Any] = {"lr": loguniform(1e-3, 1e-2), "lr.discriminator": loguniform(1e-3, 1e-2), "batch_size": 16}
+
+
+def asking(objective: Any, space: Mapping[str, Any] = SPACE, **more: Any) -> Any:
     given: dict[str, Any] = {"metric": "val_generator_size", "num_samples": 4, "max_t": 4, "progress": False, **more}
-    space = {"lr": loguniform(1e-3, 1e-2), "lr.discriminator": loguniform(1e-3, 1e-2), "batch_size": 16}
     return tune(small, space, train_data=(X,), val_data=(X,), objective=objective, **given)
 
 
@@ -243,10 +391,46 @@ def test_tune_trains_a_gan(tmp_path: Any) -> None:
     assert math.isfinite(result.best_metric)
     assert result.best_trial is not None
     assert {"val_discriminator_loss", "train_generator_size"} <= set(result.trials[result.best_trial].history[-1])
-    with pytest.raises(ValueError, match="its objective has parts, which take turns"):
-        result.recipe()
+    assert "for turn in objective:" in result.recipe()
     with pytest.raises(ValueError, match="objective"):
         asking({**PARTS, "generator": doubled}, storage_path=str(tmp_path), precision="bf16", name=result.path.name)
+
+
+def test_tune_trains_parts_by_optimizers_of_their_own(tmp_path: Any) -> None:
+    by = choice([{"optimizer.discriminator": choice(["adam", "rmsprop", own_sgd])}, {"weight_decay.generator": 0.1}])
+    result = asking(PARTS, {**SPACE, "by": by}, storage_path=str(tmp_path), num_samples=8)
+    assert math.isfinite(result.best_metric)
+    assert {(trial.error, trial.unread) for trial in result.trials} == {(None, ())}
+    if not callable(result.best_config.get("optimizer.discriminator")):
+        assert "optimizers.append(optimizer)" in result.recipe()
+
+
+def test_trials_in_which_the_same_parts_have_optimizers_are_one_group() -> None:
+    own: list[dict[str, Any]] = [{}, {"lr.generator": 0.1}, {"optimizer.generator": "sgd"}, {"beta1.generator": 0.5}]
+    kinds = find_kinds(problem(0.5), [Trial(k, {"lr": 0.1, **more}) for k, more in enumerate(own)], 0).value
+    assert len(kinds) == 4
+    assert kinds[0] == kinds[1] != kinds[2] == kinds[3]
+
+
+def own_sgd(params: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=lr, momentum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            {"optimizer.critic": "sgd"},
+            r"`optimizer\.critic` is 'sgd', .* the model are \['discriminator', 'gen",
+        ),
+        ({"optimizer.generator": "sgd", "beta1.generator": 0.5}, "of 'generator', sgd, does not read it"),
+        ({"beta1.generator": uniform(0.5, 1.5)}, r"`space\['beta1.generator'\]` is .*, but must be in \[0, 1\)"),
+        ({"optimizer": {"generator": "sgd"}}, "the key `optimizer.PART` gives"),
+    ],
+)
+def test_optimizers_of_parts_that_cannot_be_are_refused(tmp_path: Any, more: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        asking(PARTS, {**SPACE, **more}, storage_path=str(tmp_path))
 
 
 def nothing(model: Any, batch: Batch) -> Mapping[str, Tensor]:

@@ -68,6 +68,20 @@ def in_parts(config: Config, width_ratio: float) -> nn.Module:
     return Configured(int(32 * width_ratio), config["shape"]["bias"])
 
 
+class Deeper(Configured):
+    def __init__(self, width: int) -> None:
+        super().__init__(width, True)
+        self.middle = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.middle(self.body(x).relu()))
+        return y
+
+
+def deeper(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    return Deeper(int(32 * width_ratio))
+
+
 def own_optimizer(params: Any, lr: float, amsgrad: bool = False) -> torch.optim.Optimizer:
     return torch.optim.Adam(params, lr=lr, amsgrad=amsgrad)
 
@@ -108,6 +122,19 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         in_parts,
         {**ADAMW, "lr.head": 0.001, "lr.head.bias": 0.02, "shape": {"bias": True}, "optimizer": "rmsprop"},
         {"race": RaceConfig(ema=0)},
+    ),
+    "optimizers of parts": (
+        deeper,
+        {**ADAMW, "lr.head.bias": 0.02, "optimizer.head": "sgd", "momentum.head": 0.9, "lr.head": 0.1}
+        | {"beta1.middle": 0.5, "independent_weight_decay.middle": True, "weight_decay.middle": 1e-4}
+        | {"optimizer.middle.0": "adagrad", "schedule": "cosine"},
+        {},
+    ),
+    "muon and prodigy of parts": (
+        deeper,
+        {**ADAMW, "optimizer.middle": "muon", "lr.adamw": 0.003, "optimizer.head": "prodigy", "lr.head": 1.0}
+        | {"d0.head": 1e-3},
+        {},
     ),
     "muon": (mlp, {**ADAMW, "optimizer": "muon", "lr.adamw": 0.003, "schedule": "cosine", "beta2": 0.95}, {}),
     "rates by role": (mlp, {**ADAMW, "lr.embedding": 0.02, "lr.head": 0.001, "lr.0.bias": 0.004}, {}),
@@ -156,6 +183,38 @@ def test_it_trains_what_was_handed_back(name: str, quick: Quick, digits: tuple[P
             load(result.path).recipe()
     elif model_fn is not in_parts:  # of which a loaded run does not know that it takes a second argument
         assert_same(again(load(result.path).recipe(), model_fn, digits[0]), result, rtol)
+
+
+def of_body(model: Any, batch: Pair, config: Config) -> dict[str, Tensor]:
+    x, y = batch
+    return {"loss": F.cross_entropy(model(x), y, label_smoothing=config["smoothing"])}
+
+
+def of_head(model: Any, batch: Pair) -> dict[str, Tensor]:
+    x, y = batch
+    return {"loss": F.multi_margin_loss(model(x + 0.1 * torch.randn_like(x)), y)}
+
+
+@pytest.mark.parametrize(
+    ("more", "arguments"),
+    [
+        ({"optimizer.head": "rmsprop", "lr.head": 0.003, "schedule": "linear", "grad_clip": 0.5, "accumulate": 2}, {}),
+        ({"optimizer.head": own_optimizer, "amsgrad": False}, {}),
+        ({"optimizer.head": "sgd", "lr.head": 0.1, "grad_clip": 0.5}, {"precision": "fp16"}),
+    ],
+)
+@pytest.mark.usefixtures("one_process")
+def test_parts_take_turns(more: Config, arguments: Any, quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    objective = {"head": of_head, "body": of_body}
+    given = {"optimizer_head": own_optimizer} if callable(more.get("optimizer.head")) else {}
+    result = quick(model_fn=deeper, space={**ADAMW, "smoothing": 0.1, **more}, objective=objective, **arguments)
+    rtol = 1e-4 if arguments else 0.0
+    assert_same(again(result.recipe(), deeper, digits[0], objective, **given), result, rtol)
+    if given:
+        with pytest.raises(ValueError, match=r"`optimizer\.head` is a function, of"):
+            load(result.path).recipe()
+    else:
+        assert_same(again(load(result.path).recipe(), deeper, digits[0], objective), result, rtol)
 
 
 @pytest.mark.usefixtures("one_process")

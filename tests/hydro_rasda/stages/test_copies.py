@@ -260,5 +260,9 @@ def test_a_population_explores_ranges_and_lists_of_floats() -> None:
     assert explored({**space, "optimizer": choice(["sgd", "rmsprop"])}).keys() == found.keys()
     of_a_function = explored({**space, "optimizer": lambda params, lr: torch.optim.SGD(params, lr)})
     assert of_a_function.keys() == {"lr", "lr.head", "dropout"}
+    of_a_part = {"optimizer.head": choice(["adam", "sgd"]), "beta1.head": uniform(0.0, 0.9)}
+    assert explored({**space, **of_a_part}).keys() == {*found, "beta1.head"}
+    own = {**of_a_part, "optimizer.head": lambda params, lr: torch.optim.SGD(params, lr)}
+    assert explored({**space, **own}).keys() == found.keys()
     branches = {"by": choice([{"lr": loguniform(1e-3, 0.3)}, {"lr": loguniform(1e-3, 0.3), "p": uniform(0.0, 1.0)}])}
     assert explored(branches).keys() == {"lr", "p"}

@@ -10,6 +10,7 @@ from fusion import lr_factor as schedule_factor
 from fusion.optim import Hyperparameters
 from fusion.optim.lion import Lion
 from fusion.optim.muon import MuonWithAdamW
+from fusion.optim.parts import ByPart
 from hydro_rasda import RaceConfig
 from hydro_rasda.training.lr_rescaling import RescaledLR, lr_factor
 
@@ -48,6 +49,9 @@ def test_linear_where_that_was_measured_and_root_for_other_adaptive_ones() -> No
     muon = MuonWithAdamW([{"params": matrix(), "lr": 0.1, "use_muon": True}], MUON)
     assert lr_factor(2, "auto", muon) == math.sqrt(2)
     assert lr_factor(2, "paper", torch.optim.Muon(matrix())) == math.sqrt(2)
+    parts = ByPart({"a": SGD(parameter(), lr=0.1), "b": torch.optim.RMSprop(parameter())})
+    assert lr_factor(4, "auto", parts) == 2
+    assert lrs_of_steps(parts, 1) == [0.1]
     assert lr_factor(9, "none", SGD(parameter(), lr=0.1)) == 1
     assert lr_factor(9, "sqrt", SGD(parameter(), lr=0.1)) == 3
     assert lr_factor(9, lambda growth: growth + 1, Adam(parameter())) == 10

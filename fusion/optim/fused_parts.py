@@ -1,0 +1,106 @@
+"""Optimizers of K members as one, each for a part of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusion.checks import check_mapping, require
+from fusion.optim.fused import FusedOptimizer
+from fusion.optim.parts import ByPart
+from fusion.optim.state import OptimizerState
+
+
+class FusedByPart(FusedOptimizer):
+    """One `FusedOptimizer` for each part of a model. Each method calls the method of all of them, which hold the state.
+
+    Args:
+        parts: By name of the part; they update different parameters of one model.
+    """
+
+    def __init__(self, parts: Mapping[str, FusedOptimizer]) -> None:
+        self.parts = dict(parts)
+        (first, *_) = self.parts.values()
+        self.fused, self.members = first.fused, first.members
+        self.names = [name for part in self.parts.values() for name in part.names]
+        self.fused.set_parts({name: part for part, of in self.parts.items() for name in of.names})
+
+    @property
+    def K(self) -> int:  # noqa: N802
+        """Return the number of members."""
+        return next(iter(self.parts.values())).K
+
+    @property
+    def changes(self) -> int:  # type: ignore[override]
+        """Return the number of times that tensors of any part replaced others."""
+        return sum(part.changes for part in self.parts.values())
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Return whether no part's `step` waits for the host."""
+        return all(part.can_be_recorded for part in self.parts.values())
+
+    def step(self, takes: Tensor | None = None) -> None:
+        """Update every parameter that has a gradient."""
+        for part in self.parts.values():
+            part.step(takes)
+
+    def set_lr_factor(self, factor: float | Sequence[float] | Tensor) -> None:
+        """Multiply the learning rates of all parts by `factor`: a number, or [K]."""
+        for part in self.parts.values():
+            part.set_lr_factor(factor)
+
+    def schedule(self, factors: Sequence[Sequence[float]]) -> None:
+        """Set the factors of the coming S steps of all parts at once, [S, K]."""
+        for part in self.parts.values():
+            part.schedule(factors)
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Drop all members but those at `indices`, in that order."""
+        for part in self.parts.values():
+            part.keep(indices)
+
+    def copy(self, sources: Mapping[int, int]) -> None:
+        """Make members copies of others, in place."""
+        for part in self.parts.values():
+            part.copy(sources)
+
+    def take_hyperparameters(self, other: OptimizerState) -> None:
+        """Go on with the hyperparameters and learning rate multipliers of another optimizer of the same parts."""
+        for name, part in self._like(other).items():
+            self.parts[name].take_hyperparameters(part)
+
+    def concat(self, other: OptimizerState) -> None:
+        """Append the members of another optimizer of the same parts, with their state."""
+        for name, part in self._like(other).items():
+            self.parts[name].concat(part)
+
+    def _like(self, other: OptimizerState) -> Mapping[str, FusedOptimizer]:
+        parts = other.parts if isinstance(other, FusedByPart) else {}
+        require(parts.keys() == self.parts.keys(), "other", [*parts], f"an optimizer of the parts {[*self.parts]}")
+        return parts
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that `load_state_dict` restores, by part."""
+        return {"parts": {name: part.state_dict() for name, part in self.parts.items()}}
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        *,
+        members: Sequence[int] | None = None,
+        hyperparameters: bool = True,
+    ) -> None:
+        """Restore the result of `state_dict`; arguments are those of `FusedOptimizer`."""
+        check_mapping("state_dict", state_dict, "parts")
+        saved = state_dict["parts"]
+        require(saved.keys() == self.parts.keys(), "state_dict", [*saved], f"of the parts {[*self.parts]}")
+        for name, part in self.parts.items():
+            part.load_state_dict(saved[name], members=members, hyperparameters=hyperparameters)
+
+    def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
+        """Return member `k`'s optimizer, in the same state: one of torch's own for each part."""
+        return ByPart({name: part.unfuse(k, module) for name, part in self.parts.items()})
