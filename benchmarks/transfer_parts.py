@@ -260,6 +260,16 @@ def full_size(task: Task, configs: Sequence[Config]) -> tuple[list[float], float
     return wide, seconds, spread
 
 
+def of_blocks(task: Task, build: Build, blocks: int) -> tuple[Task, Build]:
+    """Return the same task with a model of so many blocks."""
+
+    def deep(width_ratio: float, depth_ratio: float, factor: float) -> nn.Module:
+        return build(width_ratio, depth_ratio * blocks / BLOCKS, factor)
+
+    name = f"{task.name}, {blocks} blocks"
+    return dataclasses.replace(task, name=name, model_fn=lambda config, ratio: deep(ratio, 1.0, 1.0)), deep
+
+
 def study(task: Task, build: Build, kind: str, count: int, seed: int) -> dict[str, Any]:
     """Compare surrogates of all sizes with the full-size model, over one set of configurations."""
     configs = sample(kind, count, seed)
@@ -321,16 +331,19 @@ def main() -> None:
     parser.add_argument("--configs", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0, help="of the configurations; 0 also tries the embedding's rate")
     parser.add_argument("--decay", action="store_true", help="compare rules for the weight decay of surrogates")
+    parser.add_argument("--blocks", type=int, default=BLOCKS, help="of the full-size model")
     arguments = parser.parse_args()
     task, build = load(arguments.task, arguments.data)
+    if arguments.blocks != BLOCKS:
+        task, build = of_blocks(task, build, arguments.blocks)
     kind, count, seed = "decay" if arguments.decay else arguments.optimizer, arguments.configs, arguments.seed
     named = {"task": task.name, "optimizer": kind, "seed": seed, "environment": study_environment()}
     found = decay_study(task, build, count, seed) if arguments.decay else study(task, build, kind, count, seed)
     result = named | found
-    path = arguments.out / "transfer_parts" / f"{task.name}-{kind}-{seed}.json"
+    path = arguments.out / "transfer_parts" / f"{task.name.replace(', ', '-').replace(' ', '-')}-{kind}-{seed}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
-    if kind == "adamw" and seed == 0:
+    if kind == "adamw" and seed == 0 and arguments.blocks == BLOCKS:
         result["embedding"] = embedding_rates(task)
         path.write_text(json.dumps(result, indent=1) + "\n")
     write_page(arguments.out)

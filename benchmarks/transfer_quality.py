@@ -263,13 +263,13 @@ def _embedding(tried: dict[str, list[dict[str, Any]]]) -> str:
 
 _PARTS_HEAD = """## Muon, rates by part, and depth
 
-Residual models of four blocks: an MLP 256 wide (digits), a transformer 64 wide (shakespeare), a CNN of 32 channels
-(CIFAR-10). 24 configurations for each seed, 2 to 6 epochs, a linear decay, batches of 32. AdamW has learning rates of
-embedding and head between 1/8 and 8 times `lr`. Muon has an `lr.adamw` between these. All surrogates of a row train as
-one fused model. The column *branches* is the factor of residual branches: x2 at half the depth is CompleteP's rule. The
-column *price* is CPU time over that of the full-size models. Regrets are in nats of validation loss. The last column is
-the place of the full-size model's best configuration in the surrogates' ranking, for each seed. Rerun: `python -m
-benchmarks.transfer_parts <task>`.
+Residual models of four blocks, or of eight: an MLP 256 wide (digits), a transformer 64 wide (shakespeare), a CNN of 32
+channels (CIFAR-10). 24 configurations for each seed, 2 to 6 epochs, a linear decay, batches of 32. AdamW has learning
+rates of embedding and head between 1/8 and 8 times `lr`. Muon has an `lr.adamw` between these. All surrogates of a row
+train as one fused model. The column *branches* is the factor of residual branches: x2 at half the depth is CompleteP's
+rule. The column *price* is CPU time over that of the full-size models. Regrets are in nats of validation loss. The last
+column is the place of the full-size model's best configuration in the surrogates' ranking, for each seed. Rerun:
+`python -m benchmarks.transfer_parts <task>`.
 """
 
 _EMBEDDING_HEAD = """### The embedding's learning rate at full size
