@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.claims.claim import Claim
-from benchmarks.replay.calibration import races
 from benchmarks.replay.table import Table, recorded
-from benchmarks.replay.yardsticks import AGAIN, RESAMPLES, RULES, TODAY, Row, Rows, halves, mean, rows
+from benchmarks.replay.yardsticks import AGAIN, RESAMPLES, RULES, TODAY, Row, Rows, halves, mean, races, rows
 from benchmarks.vs_asha.report import of_today, read
 from benchmarks.vs_asha.statistics import BASELINE, overall
 from benchmarks.vs_asha.words import machine
@@ -32,6 +32,14 @@ ABLATIONS = (
     "no last look",
     f'{TODAY}, `keep="last"`',
 )
+
+REPLAY = "replay.md"
+ASKED = {
+    "Hyperband sweeps": "Hyperband",
+    "median stopping sweeps": "median stopping",
+    "no stopping in the sweep": "no stopping",
+}
+"""The rules that the page of the replay compares with halving, by their names there."""
 
 
 def held_out(folder: Path, resamples: int = RESAMPLES) -> list[Claim]:
@@ -139,3 +147,17 @@ def _live(folder: Path) -> list[Claim]:
         measured = f"{one.not_worse} of {one.runs} runs; trained again {one.again_not_worse} of {one.again}"
         claims.append(claim(f"... on {task}", measured))
     return claims
+
+
+def in_the_replay(folder: Path) -> list[Claim]:
+    """Rules of the sweep against halving, on the tasks that chose no rule."""
+    page = (folder / REPLAY).read_text() if (folder / REPLAY).exists() else ""
+    _, _, second = page.partition("**The second half**")
+    rows = {cells[0]: cells[2:] for line in second.splitlines() if len(cells := re.split(r" *\| *", line)[1:-1]) == 6}
+    found = []
+    for name, title in ASKED.items() if TODAY in rows else ():
+        (cost, _, handed, again), (own, _, own_handed, own_again) = rows[name], rows[TODAY]
+        measured = f"{cost} full trainings, no worse than ASHA in {handed} (trained again {again})"
+        measured += f"; halving {own}, {own_handed} ({own_again})"
+        found.append(Claim(f"{title} in the sweep, replayed", measured, "", None, "", REPLAY))
+    return found
