@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 import hydro_rasda
 import hydro_rasda.bubbles
-from benchmarks.result_files import Row, environment, options, read, save, versions
+from benchmarks.result_files import Row, columns, environment, options, read, save, texts, versions
 
 FILE = "bubbles.json"
 WIDTH, TOKENS, LENGTH, EXAMPLES = 256, 64, 128, 4
@@ -244,39 +244,21 @@ def wholly_in_bubbles() -> Row:
 
 def page(result: dict[str, Any]) -> str:
     """The tables."""
-    lines = [
-        "# Trials in the bubbles of a pipeline",
-        "",
-        "`python -m benchmarks.bubbles 4`, `8`, `sweep`, each a part by itself. A model in 2 stages (2 layers of",
-        f"width {WIDTH} each, micro-batches of {EXAMPLES} x {LENGTH} tokens), on 2 processes of one thread over gloo,",
-        f"1F1B. {PAIRS} pairs of a median step with guests and one without, {RUN} steps of each in turn, within one",
-        "run; guests are fused groups of 16 MLPs. *Bubbles*: where the host waits for its neighbour, as a share of its",
-        "time; in theory 1/(m+1), for m micro-batches. *Used*: CPU time of guests, as a share of those; control steps",
-        "and short waits stay empty.",
-        "",
-        "| micro-batches | host's step | bubbles | in theory | used | host slower by (median, pairs) | same losses |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for key, part in sorted(result.items()):
-        if key == "sweep":
-            continue
+    rows = []
+    for part in (part for key, part in sorted(result.items()) if key != "sweep"):
         pairs = ", ".join(f"{100 * (pair - 1):+.1f}" for pair in part["pairs"])
-        lines.append(
-            f"| {part['micro_batches']} | {1e3 * part['step_seconds']:.0f} ms | {part['bubble_share']:.0%} | "
-            f"{1 / (part['micro_batches'] + 1):.0%} | {part['used']:.0%} | "
-            f"{100 * (median(part['pairs']) - 1):+.1f} % ({pairs}) | "
-            f"{'yes' if part['identical'] else 'no'}, {part['compared_losses']} |"
-        )
+        shares = f"{part['bubble_share']:.0%}", f"{1 / (part['micro_batches'] + 1):.0%}", f"{part['used']:.0%}"
+        slower = f"{100 * (median(part['pairs']) - 1):+.1f} % ({pairs})"
+        same = f"{'yes' if part['identical'] else 'no'}, {part['compared_losses']}"
+        rows.append([part["micro_batches"], f"{1e3 * part['step_seconds']:.0f} ms", *shares, slower, same])
+    names = ["micro-batches", "host's step", "bubbles", "in theory", "used", "host slower by (median, pairs)"]
+    told = texts("bubbles")
+    parts = [told["head"], columns([*names, "same losses"], rows)]
     if sweep := result.get("sweep"):
-        lines += [
-            "",
-            f"A sweep of {sweep['trials']} trials wholly in bubbles took {sweep['bubbles_seconds']:.0f} s, alone on "
-            f"both cores {sweep['alone_seconds']:.0f} s; the same answer and curves to the last digit: "
-            f"{'yes' if sweep['identical'] else 'no'}.",
-        ]
-    lines += ["", "Machines:", ""]
-    lines += [f"- {key}: {part['environment']}" for key, part in sorted(result.items())]
-    return "\n".join(lines) + "\n"
+        alike = "yes" if sweep["identical"] else "no"
+        parts.append(told["sweep"].format(**sweep, alike=alike))
+    machines = [f"- {key}: {part['environment']}" for key, part in sorted(result.items())]
+    return "\n\n".join([*parts, "Machines:", "\n".join(machines)]) + "\n"
 
 
 def main() -> None:

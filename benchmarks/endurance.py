@@ -31,7 +31,7 @@ import psutil
 import torch
 from torch import nn
 
-from benchmarks.result_files import environment, options, read, save, versions
+from benchmarks.result_files import columns, environment, options, read, save, texts, versions
 from hydro_rasda import RaceConfig, RayBackend, SweepConfig, TuneResult, choice, load, loguniform, tune, uniform
 
 _OF_RAY = (
@@ -275,27 +275,13 @@ MEASURES = {
 
 def markdown(result: dict[str, Any]) -> str:
     """The table."""
-    about = result["environment"]
+    about, rows = result["environment"], []
     where = f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['versions']['torch']}."
-    told = (
-        "The aims are 100 searches, 10,000 trials and 100 kills over both backends. A row with less than it was asked "
-        "for ran out of time. Processes and checkpoints left behind are counted 15 seconds after a driver has ended. "
-        "Ray's own agents, and its workers that had no work yet, are counted after two minutes. In the first 30 kills "
-        "on Ray, the count did not know workers that were still starting: it has six of them, one of unknown name."
-    )
-    lines = [
-        "# Endurance",
-        "",
-        f"{where} {told}",
-        "",
-        "| what | asked for | done | found | when, and by |",
-        "|" + "---|" * 5,
-    ]
     for name, row in result["rows"].items():
         words = _kills_in_words if "kills" in row["found"] else _growth_in_words
-        done, found = words(row["found"])
-        lines.append(f"| {name} | {row['asked']:,} | {done} | {found} | {row['date']}, `{row['command']}` |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, row["asked"], *words(row["found"]), f"{row['date']}, `{row['command']}`"])
+    drawn = columns(["what", "asked for", "done", "found", "when, and by"], rows)
+    return f"# Endurance\n\n{where} {texts('endurance')['head']}\n\n{drawn}\n"
 
 
 def _kills_in_words(found: Found) -> tuple[str, str]:

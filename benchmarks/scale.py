@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from benchmarks.ray_stand_in import StandInController
-from benchmarks.result_files import environment, options, read, save, versions
+from benchmarks.result_files import columns, environment, options, read, save, texts, versions
 from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Group, GroupTask, Span, Widths
@@ -260,29 +260,17 @@ def measured(row: Row) -> dict[str, Any]:
 
 def markdown(result: dict[str, Any]) -> str:
     """The result as a table, misses included."""
-    machine = result["environment"]
+    machine, rows = result["environment"], []
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    lines = [
-        "# Ten times the size",
-        "",
-        f"{machine['cpu']}, where a row names no other, {machine['cores']} cores, Python {machine['python']}, "
-        f"{versions}. Medians of a few runs, each with its date and the load average at its start: under load, times "
-        "are longer than on a quiet machine, counts are not. *Before* is the code that the work on these rows began "
-        "with, measured by the same functions "
-        "(`benchmarks/scale.py`). Rerun: `python -m benchmarks.scale [row ...]`.",
-        "",
-        "| row | what | before | now | to reach | | measured (load) |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    where = f"{machine['cpu']}, where a row names no other, {machine['cores']} cores, Python {machine['python']}, "
     for name, row in ROWS.items():
         before, now = (result[column].get(name) for column in ("before", "now"))
         target = "" if row.target is None else f"{row.target:g} {row.unit}"
         verdict = {True: "met", False: "**missed**", None: ""}[row.met(now["number"]) if now else None]
         when = ", ".join(_when(cell, machine["cpu"]) for cell in (before, now) if cell)
-        lines.append(
-            f"| `{name}` | {row.what} | {shown(before, row)} | {shown(now, row)} | {target} | {verdict} | {when} |"
-        )
-    return "\n".join(lines) + "\n"
+        rows.append([f"`{name}`", row.what, shown(before, row), shown(now, row), target, verdict, when])
+    drawn = columns(["row", "what", "before", "now", "to reach", "", "measured (load)"], rows)
+    return f"# Ten times the size\n\n{where}{versions}. {texts('scale')['head']}\n\n{drawn}\n"
 
 
 def _when(cell: dict[str, Any], cpu: str) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.result_files import Row, cpu_model, environment, options, texts
+from benchmarks.result_files import Row, columns, cpu_model, environment, options, texts
 from benchmarks.transfer_tasks import TASKS, Config, Task, load_task, loss_of, score_of
 from fusion import lr_factor
 from surrogate import compare_rankings, make_surrogate
@@ -170,21 +170,17 @@ def write_page(folder: Path) -> None:
 
 def _table(result: dict[str, Any]) -> str:
     environment, unit = result["environment"], "points" if result["score"] == "accuracy" else "nats"
-    lines = [
-        f"## {result['task']}: {len(result['configs'])} configurations, {result['epochs']} epoch(s) of "
-        f"{result['train_samples']} samples; spread between seeds {result['seed_spread']:.3g} {unit}",
-        "",
-        f"{environment['date']}, {environment['machine']}, Python {environment['python']}, torch "
-        f"{environment['torch']}; {result['seconds']} s.",
-        "",
-        "| width ratio | | rho | regret@1 | regret@2 | regret@3 | verdict |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in result["rows"]:
         scheme = {"reseed": "full width, other seeds"}.get(row["scheme"], row["scheme"])
-        regrets = " | ".join(f"{row['regret'][str(k)]:.3g}" for k in (1, 2, 3))
-        lines.append(f"| {row['width_ratio']:g} | {scheme} | {row['rho']:.3f} | {regrets} | {row['verdict']} |")
-    return "\n".join(lines)
+        regrets = [f"{row['regret'][str(k)]:.3g}" for k in (1, 2, 3)]
+        rows.append([f"{row['width_ratio']:g}", scheme, f"{row['rho']:.3f}", *regrets, row["verdict"]])
+    title = f"## {result['task']}: {len(result['configs'])} configurations, {result['epochs']} epoch(s) of "
+    title += f"{result['train_samples']} samples; spread between seeds {result['seed_spread']:.3g} {unit}"
+    where = f"{environment['date']}, {environment['machine']}, Python {environment['python']}, torch "
+    where += f"{environment['torch']}; {result['seconds']} s."
+    names = ["width ratio", "", "rho", "regret@1", "regret@2", "regret@3", "verdict"]
+    return "\n\n".join([title, where, columns(names, rows)])
 
 
 if __name__ == "__main__":

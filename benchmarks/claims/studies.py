@@ -11,7 +11,7 @@ from benchmarks.claims.claim import Claim, machine_of, of_source, waiting
 from benchmarks.fusion_cases import CASES
 from benchmarks.packing import ENOUGH, PAPERS_DECISIONS
 from benchmarks.packing_virtual import NEIGHBOUR
-from benchmarks.result_files import read
+from benchmarks.result_files import Row, read
 
 
 def as_published(folder: Path) -> list[Claim]:
@@ -25,15 +25,8 @@ def as_published(folder: Path) -> list[Claim]:
         what = f"RASDA's speed-up over ASHA in virtual time: {row['application']}, one number fitted"
         found.append(claim(what, f"{row['ratio']:.2f}", f"{row['paper']:.2f} within 15 %", row["within_15_percent"]))
     events = sorted(row["events"] / row["cpu_s"] * 60e-6 for row in result["throughput"])
-    return [
-        *found,
-        claim(
-            "Events of the simulator in a minute, from where half are decisions to where few are",
-            f"{events[0]:.1f} to {events[-1]:.1f} million",
-            "a million",
-            events[0] >= 1,
-        ),
-    ]
+    what = "Events of the simulator in a minute, from where half are decisions to where few are"
+    return [*found, claim(what, f"{events[0]:.1f} to {events[-1]:.1f} million", "a million", events[0] >= 1)]
 
 
 def really_run(folder: Path) -> list[Claim]:
@@ -146,7 +139,6 @@ def _packing_decisions(part: Any) -> list[Claim]:
     found = []
     for row in part["rows"] if part else []:
         jobs, gpus, measured = row["jobs"], row["GPUs"], row["policies"]
-        where = f"{machine_of(part['environment'])}; load {part['environment']['load']}"
         papers = PAPERS_DECISIONS.get((jobs, gpus), {}).get(packing.PAPERS)
         unknown, known = measured[packing.BLIND], measured[packing.OURS]
         seconds, share = (papers[0] / 2000, papers[1]) if papers else (1.0, 0.0)
@@ -158,7 +150,7 @@ def _packing_decisions(part: Any) -> list[Claim]:
         ]
         met = unknown["seconds"] < seconds and round(unknown["occupancy"], 2) >= share
         name = f"Packing, a decision of ours: {jobs:,} jobs on {gpus:,} GPUs, by shares alone"
-        found.append(Claim(name, "; ".join(shown).strip(), target, met, where, "packing.md"))
+        found.append(Claim(name, "; ".join(shown).strip(), target, met, _under_load(part), "packing.md"))
     return found
 
 
@@ -188,7 +180,7 @@ def _packing_run(part: Any) -> list[Claim]:
     rows = part["rows"]
     ratios = [row["ratio"] for row in rows]
     killed = sum(row["packed"]["killed"] for row in rows)
-    where = f"{machine_of(part['environment'])}; load {part['environment']['load']}; {len(rows)} pairs"
+    where = f"{_under_load(part)}; {len(rows)} pairs"
     shown = f"{median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}], {killed} killed for memory"
     name += f": {rows[0]['jobs']} small trainings on {rows[0]['cores']:g} cores over one at a time"
     met = median(ratios) >= 1.3 and not killed
@@ -201,7 +193,7 @@ def _packing_tune(place: str, part: Any) -> Claim:
         return waiting(f"{name}: several at a time over one", target, "packing.md")
     rows = part["rows"]
     ratios, one = [row["ratio"] for row in rows], rows[0][packing_live.ONE]
-    where = f"{machine_of(part['environment'])}; load {part['environment']['load']}; {len(rows)} pairs"
+    where = f"{_under_load(part)}; {len(rows)} pairs"
     what = f"{one['trials']} trials that cannot be fused, several at a time on the {one['device']} over one"
     shown = f"{median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}]"
     return Claim(f"{name}: {what}", shown, target, median(ratios) >= ENOUGH, where, "packing.md")
@@ -209,25 +201,29 @@ def _packing_tune(place: str, part: Any) -> Claim:
 
 def in_bubbles(folder: Path) -> list[Claim]:
     """Rows of what guests cost a host and what they use, by micro-batches, and of the sweep in bubbles alone."""
-    result, found = read(folder / bubbles.FILE) or {}, list[Claim]()
+    result, found, claim = read(folder / bubbles.FILE) or {}, list[Claim](), of_source("bubbles.md")
     for part in (result[key] for key in ("4", "8") if key in result):
-        where = f"{machine_of(part['environment'])}; load {part['environment']['load']}"
+        where = _under_load(part)
         name = f"Bubbles of a pipeline, 2 stages on 2 cores, 1F1B with {part['micro_batches']} micro-batches"
         slower, pairs = median(part["pairs"]) - 1, [100 * (pair - 1) for pair in part["pairs"]]
         shown = f"{100 * slower:+.1f} % [{min(pairs):+.1f}, {max(pairs):+.1f}], losses the same: {part['identical']}"
         met = slower <= bubbles.SLOWDOWN and part["identical"]
         target = f"<= {bubbles.SLOWDOWN:.0%}, the same losses"
-        found.append(Claim(f"{name}: host slower by", shown, target, met, where, "bubbles.md"))
-        met = part["used"] >= bubbles.USED
+        found.append(claim(f"{name}: host slower by", shown, target, met, where))
+        used = part["used"]
         found.append(
-            Claim(f"{name}: used by guests", f"{part['used']:.0%}", f"{bubbles.USED:.0%}", met, where, "bubbles.md")
+            claim(f"{name}: used by guests", f"{used:.0%}", f"{bubbles.USED:.0%}", used >= bubbles.USED, where)
         )
     name, target = "A sweep of 64 trials wholly in bubbles: the answer of the same sweep alone", "to the last digit"
     if sweep := result.get("sweep"):
-        where = f"{machine_of(sweep['environment'])}; load {sweep['environment']['load']}"
+        where = _under_load(sweep)
         shown = f"{'the same' if sweep['identical'] else 'another'}, in {sweep['bubbles_seconds']:.0f} s for "
         shown += f"{sweep['alone_seconds']:.0f} s"
-        found.append(Claim(name, shown, target, sweep["identical"], where, "bubbles.md"))
+        found.append(claim(name, shown, target, sweep["identical"], where))
     elif result:
         found.append(waiting(name, target, "bubbles.md"))
     return found
+
+
+def _under_load(part: Row) -> str:
+    return f"{machine_of(part['environment'])}; load {part['environment']['load']}"
