@@ -7,7 +7,7 @@ FLOP/s and bytes/s, and what the same card reaches in a large matrix product and
 and outputs are counted as bytes: what caches save and what kernels reread is not in them.
 
 What the result file has of the same device and torch is kept, case by case and precision by precision, so that a run
-that was cut short goes on where it was (`--again` measures anew).
+that was cut short goes on where it was.
 """
 
 from __future__ import annotations
@@ -201,7 +201,6 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(TARGETS))
     parser.add_argument("--precisions", nargs="+", default=["tf32", "bf16"], choices=["fp32", "tf32", "bf16"])
     parser.add_argument("--device", default="cuda", help="cpu runs the same code, for a check of it")
-    parser.add_argument("--again", action="store_true", help="measure also what the result file has")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     missing = device.type == "cuda" and not torch.cuda.is_available()
@@ -209,7 +208,7 @@ def main() -> None:
     device_name = "no GPU" if missing else name
     where = environment("torch", device=device_name, seed=SEED, batch=BATCH, widths=arguments.widths, targets=TARGETS)
     path = arguments.out / "fusion_cuda.json"
-    before = None if arguments.again else read(path)
+    before = read(path)
     if before is None or any(before["environment"].get(key) != where[key] for key in ("device", "torch", "widths")):
         before = {"ceilings": {}, "rows": []}
     result: dict[str, Any] = {**before, "environment": where}

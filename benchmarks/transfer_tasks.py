@@ -134,17 +134,17 @@ def windows(tokens: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 class CharTransformer(nn.Module):
-    """A causal language model over characters: tokens [N, T] -> logits [N, T, vocabulary]; heads of 16."""
+    """A causal language model over characters: tokens [N, T] -> logits [N, T, vocabulary]. A head keeps its size."""
 
     mask: Tensor
 
-    def __init__(self, vocabulary: int, width: int, layers: int = 2) -> None:
+    def __init__(self, vocabulary: int, width: int, layers: int = 2, head: int = 16) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(0.02 * torch.randn(CONTEXT, width))
         blocks = [
             nn.TransformerEncoderLayer(
-                width, width // 16, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+                width, width // head, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
             )
             for _ in range(layers)
         ]

@@ -31,6 +31,7 @@ TASKS: dict[str, Callable[[Path, bool], Task]] = {
     "wide_table": tabular.wide_table,
     "few_rows": tabular.few_rows,
     "spoken_digits": small_images.spoken_digits,
+    "wide_transformer": text.wide_transformer,
     "wide_lstm": text.wide_lstm,
     "wide_residual": small_images.wide_residual,
 }
@@ -41,7 +42,7 @@ _CIFAR10, _SHAKESPEARE = "cifar10/cifar10_jpeg.npz", "tinyshakespeare/input.txt"
 NEEDS = {
     **dict.fromkeys(("cifar10", "cifar10_resnet18", "depthwise", "augmented", "wide_residual"), _CIFAR10),
     **dict.fromkeys(("shakespeare", "recurrent", "shakespeare_gpt", "gated_recurrent"), _SHAKESPEARE),
-    **dict.fromkeys(("two_layers", "wide_lstm"), _SHAKESPEARE),
+    **dict.fromkeys(("two_layers", "wide_transformer", "wide_lstm"), _SHAKESPEARE),
     "spoken_digits": small_images.SPOKEN_DIGITS,
 }
 """The file that a task reads from the folder of data sets, where it reads one."""

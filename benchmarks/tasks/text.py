@@ -74,14 +74,26 @@ def two_layers(data: Path, reduced: bool) -> Task:
     )
 
 
-def wide_lstm(data: Path, reduced: bool) -> Task:
-    """The same, an LSTM of two layers, 768 wide; 1,000 windows to train on."""
+def wide_transformer(data: Path, reduced: bool) -> Task:
+    """Characters of tiny shakespeare in windows of 32; a transformer of 4 layers, 512 wide, heads of 64."""
     tokens, vocabulary = shakespeare_tokens(data)
     return replace(
         gated_recurrent(data, reduced),
+        name="wide_transformer",
+        model_fn=lambda config, ratio: CharTransformer(vocabulary, int(512 * ratio), layers=4, head=64),
+        train=windows(tokens, 0, 300 if reduced else 1000),
+        lr=(1e-4, 1e-2),
+    )
+
+
+def wide_lstm(data: Path, reduced: bool) -> Task:
+    """The same, an LSTM of two layers, 768 wide."""
+    _, vocabulary = shakespeare_tokens(data)
+    return replace(
+        wide_transformer(data, reduced),
         name="wide_lstm",
         model_fn=lambda config, ratio: CharLSTM(vocabulary, int(768 * ratio), layers=2),
-        train=windows(tokens, 0, 300 if reduced else 1000),
+        lr=(1e-4, 1e-1),
     )
 
 

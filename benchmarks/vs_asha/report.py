@@ -51,6 +51,7 @@ TASK_NAMES = {
     "wide_table": "MLP 40-1024-1024-4, drawn classes, 48 trials",
     "few_rows": "MLP 10-512-512-1, 100 rows, 48 trials",
     "spoken_digits": "residual depthwise CNN, width 64, GroupNorm, spoken digits, 48 trials",
+    "wide_transformer": "character transformer, 4 layers, width 512, tiny shakespeare, 48 trials",
     "wide_lstm": "LSTM of two layers, width 768, tiny shakespeare, 48 trials",
     "wide_residual": "residual CNN 128-256-512 with GroupNorm, CIFAR-10 at 16x16, 48 trials",
 }
@@ -77,7 +78,7 @@ TARGETS = {
     **dict.fromkeys(("recurrent", "cifar10", "shakespeare", "turbulence"), Target(4, 3)),
     **dict.fromkeys(("depthwise", "augmented", "label_noise", "denoising"), Target(4, 3.5)),
     **dict.fromkeys(("gated_recurrent", "two_layers", "wide_table", "few_rows", "spoken_digits"), Target(4, 3.5)),
-    **dict.fromkeys(("wide_lstm", "wide_residual"), Target(8, 2.2)),
+    **dict.fromkeys(("wide_transformer", "wide_lstm", "wide_residual"), Target(8, 2.2)),
     **dict.fromkeys(ON_GPU, Target(20, 2)),
 }
 
