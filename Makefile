@@ -29,7 +29,7 @@ bench: $(VENV)/.test
 # Goes on where it was: `make bench-gpu MINUTES=8` again and again does the same as once with 30.
 MINUTES ?= 30
 bench-gpu: $(VENV)/.test
-	$(BIN)/python -m benchmarks.bench_gpu --minutes $(MINUTES)
+	$(BIN)/python -m benchmarks.bench --gpu --minutes $(MINUTES)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -1,9 +1,15 @@
-"""A short version of every benchmark, about ten minutes on 2 cores; then `RESULTS.md` is drawn again.
+"""Every benchmark by one command; then `RESULTS.md` is drawn again.
 
-    python -m benchmarks.bench
+    python -m benchmarks.bench                      a short version of each, about ten minutes on 2 cores
+    python -m benchmarks.bench --gpu --minutes 30   all that waits for a GPU; goes on where it was
 
-Its result files go to `results/quick/`, which git ignores; what they say goes to `results/quick.json`, a section of its
-own of `RESULTS.md`. The full results are left as they are.
+Result files of the short version go to `results/quick/`, which git ignores. Its claims go to `results/quick.json`, a
+section of `RESULTS.md`. The full results are left as they are.
+
+On a GPU, each piece takes 8 minutes at most and is done once a device: `results/gpu.json` says which are, when and on
+what. A call ends after its minutes, and the next one begins the piece again that it was at (`--again` forgets all).
+Result files are those of each benchmark, with hardware and date. Without a GPU a stand-in runs to the end: the same
+code on small cases on the CPU, into `results/quick/gpu/`, which git ignores.
 """
 
 from __future__ import annotations
@@ -11,23 +17,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.result_files import DEFAULT_DATA, RESULTS
+from benchmarks.result_files import DEFAULT_DATA, RESULTS, read
 from benchmarks.results_page import QUICK, claims
 from benchmarks.results_page import main as write_page
 
+PIECE_SECONDS = 480.0
+
 
 class Step(NamedTuple):
-    """A benchmark in short.
+    """A benchmark in short, or in part.
 
     Attributes:
+        command: Module and options; `{out}` is the folder of results.
         needs: A file below the folder of data sets, without which it is left out; "" where it needs none.
     """
 
@@ -46,6 +56,32 @@ STEPS = (
     Step("packing --quick --out {out}"),
     Step("scale imports traces dispatch scheduler simulator events examples_read --out {out}"),
 )
+_TASKS = {"cifar10_resnet18": "cifar10/cifar10_jpeg.npz", "shakespeare_gpt": "tinyshakespeare/input.txt"}
+ON_GPU = (
+    *(
+        Step(f"fusion_cuda --cases {case} --precisions {precision} --out {{out}}")
+        for case in ("mlp", "transformer", "resnet18")
+        for precision in ("tf32", "bf16")
+    ),
+    *(
+        Step(f"vs_asha --tasks {task} --methods {method} --seeds 0 --out {{out}}/vs_asha", needs)
+        for task, needs in _TASKS.items()
+        for method in ("tune", "ray_asha")
+    ),
+)
+"""Those that say most in the least time come first."""
+STAND_IN = (
+    Step("fusion_cuda --device cpu --cases mlp --precisions fp32 --widths 1 8 --out {out}"),
+    Step("vs_asha --quick --tasks digits --methods tune ray_asha --seeds 0 --data {out} --out {out}/vs_asha"),
+)
+"""The same code where there is no GPU."""
+
+
+def _how(step: Step, data: Path, out: Path) -> dict[str, Any]:
+    """Return what `subprocess` is to be told of a step."""
+    module, *options = step.command.format(out=out).split()
+    environment = {**os.environ, "HYDRO_RASDA_DATA": str(data.resolve())}
+    return {"args": [sys.executable, "-m", f"benchmarks.{module}", *options], "env": environment}
 
 
 def run(steps: Sequence[Step], data: Path, out: Path) -> list[str]:
@@ -56,21 +92,99 @@ def run(steps: Sequence[Step], data: Path, out: Path) -> list[str]:
             left_out.append(f"`{step.command.split(' --')[0]}`, {step.needs} is missing")
             print(f"left out: {left_out[-1]}; HYDRO_RASDA_DATA says where data sets are", flush=True)
             continue
-        module, *options = step.command.format(out=out).split()
         began = time.perf_counter()
-        environment = {**os.environ, "HYDRO_RASDA_DATA": str(data.resolve())}
-        subprocess.run([sys.executable, "-m", f"benchmarks.{module}", *options], check=True, env=environment)
+        subprocess.run(**_how(step, data, out), check=True)
         print(f"{time.perf_counter() - began:.0f} s: {step.command}", flush=True)
     return left_out
 
 
+def resume(
+    steps: Sequence[Step],
+    device: str,
+    log: Path,
+    do: Callable[[Step], str],
+    may_begin: Callable[[], bool],
+    missing: Callable[[str], bool],
+) -> list[str]:
+    """Do what is not done yet.
+
+    Args:
+        device: What they run on; on another one they are done anew.
+        do: Does a step, and says how that ended; "" where it is to be done again.
+
+    Returns:
+        Commands that wait for the next call.
+    """
+    done, waiting = read(log, {}), []
+    for step in steps:
+        if done.get(step.command, {}).get("device") == device:
+            continue
+        began, ended = time.monotonic(), ""
+        if may_begin():
+            ended = f"left out: {step.needs} is missing" if step.needs and missing(step.needs) else do(step)
+        if not ended:
+            waiting.append(step.command)
+            continue
+        date, seconds = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), round(time.monotonic() - began)
+        done[step.command] = {"device": device, "date": date, "seconds": seconds, "ended": ended}
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(json.dumps(done, indent=1) + "\n")
+        print(f"{seconds} s: {step.command}: {ended}", flush=True)
+    return waiting
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """End a benchmark and its own processes; as by Ctrl-C, so that Ray's end, too."""
+    os.killpg(child.pid, signal.SIGINT)
+    try:
+        child.wait(30)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _on_gpu(data: Path, minutes: float, again: bool) -> None:
+    import torch
+
+    gpus, ends = torch.cuda.device_count(), time.monotonic() + 60 * minutes
+    out = RESULTS if gpus else RESULTS / "quick" / "gpu"
+    if again or not gpus:
+        (out / "gpu.json").unlink(missing_ok=True)
+    if not gpus:
+        print("There is no GPU: a stand-in runs on the CPU, to show that everything does. Its numbers say nothing.")
+
+    def do(step: Step) -> str:
+        seconds = max(1.0, min(PIECE_SECONDS, ends - time.monotonic()))
+        child = subprocess.Popen(**_how(step, data, out), start_new_session=True)
+        try:
+            status = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            _stop(child)  # what it has written so far stays
+            return f"cut short after {seconds:.0f} s" if seconds >= PIECE_SECONDS else ""
+        return "done" if status == 0 else f"failed with status {status}"
+
+    device = f"{gpus} x {torch.cuda.get_device_name()}" if gpus else "no GPU"
+    steps, log = ON_GPU if gpus else STAND_IN, out / "gpu.json"
+    waiting = resume(steps, device, log, do, lambda: time.monotonic() < ends, lambda name: not (data / name).exists())
+    if gpus:
+        write_page()
+    if waiting:
+        print(f"waiting for the next call: {', '.join(waiting)}")
+
+
 def main() -> None:
-    """Run everything in short and rewrite the page."""
+    """Run everything and rewrite the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    data = parser.parse_args().data
+    parser.add_argument("--gpu", action="store_true", help="all that waits for a GPU")
+    parser.add_argument("--minutes", type=float, default=30.0, help="on a GPU, after which nothing begins or goes on")
+    parser.add_argument("--again", action="store_true", help="on a GPU, do also what is done")
+    given = parser.parse_args()
+    if given.gpu:
+        _on_gpu(given.data, given.minutes, given.again)
+        return
     load, began = os.getloadavg()[0], time.perf_counter()
-    left_out = run(STEPS, data, RESULTS / "quick")
+    left_out = run(STEPS, given.data, RESULTS / "quick")
     summary = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "minutes": round((time.perf_counter() - began) / 60, 1),

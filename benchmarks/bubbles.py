@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import socket
 import subprocess
 import sys
@@ -26,14 +27,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
 import hydro_rasda
 import hydro_rasda.bubbles
-from benchmarks.bubbles_sweep import tune
-from benchmarks.result_files import Row, environment, options, read, save, versions
+from benchmarks.result_files import Row, columns, environment, options, read, save, texts, versions
 
 FILE = "bubbles.json"
 WIDTH, TOKENS, LENGTH, EXAMPLES = 256, 64, 128, 4
@@ -140,12 +141,49 @@ def ranks(target: Callable[..., None], *arguments: Any) -> list[Any]:
     return started
 
 
+def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
+    """An MLP of 8 x 8 pixels."""
+    width = round(512 * width_ratio)
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def tune(folder: str | Path, name: str, **arguments: Any) -> hydro_rasda.TuneResult:
+    """The sweep: classifiers of digits, two groups of 16 at a time."""
+    digits = load_digits()
+    x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    torch.set_num_threads(2)
+    defaults: dict[str, Any] = {
+        "space": {
+            "lr": hydro_rasda.loguniform(1e-3, 1.0),
+            "momentum": hydro_rasda.uniform(0.5, 0.95),
+            "optimizer": "sgd",
+            "batch_size": 64,
+        },
+        "train_data": (x[:1200], y[:1200]),
+        "val_data": (x[1200:1500], y[1200:1500]),
+        "num_samples": 64,
+        "max_t": 9,
+        "sweep": hydro_rasda.SweepConfig(fusion=16),
+        "race": hydro_rasda.RaceConfig(top_k=2),
+        "full_trainings": 1,
+        "progress": False,
+    }
+    return hydro_rasda.tune(model_fn, storage_path=folder, name=name, **{**defaults, **arguments})
+
+
+def for_ever(source: str, folder: str) -> None:
+    """Sweep in the bubbles of the hosts that come to `source`, in a process that takes what nobody else needs."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    rungs = hydro_rasda.SweepConfig(grace_period=3000, fusion=16)
+    tune(folder, "sweep", max_t=9000, sweep=rungs, backend=hydro_rasda.bubbles.BubbleBackend(source))
+
+
 def slowdown(micro_batches: int) -> Row:
     """What guests cost a host, and what they get."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "benchmarks.bubbles_sweep", str(folder / "s"), str(folder)]
-        tuner = subprocess.Popen(command)
+        code = f"from benchmarks.bubbles import for_ever; for_ever({str(folder / 's')!r}, {name!r})"
+        tuner = subprocess.Popen([sys.executable, "-c", code])
         try:
             for process in ranks(compared, micro_batches, folder / "s", folder):
                 process.join()
@@ -206,39 +244,21 @@ def wholly_in_bubbles() -> Row:
 
 def page(result: dict[str, Any]) -> str:
     """The tables."""
-    lines = [
-        "# Trials in the bubbles of a pipeline",
-        "",
-        "`python -m benchmarks.bubbles 4`, `8`, `sweep`, each a part by itself. A model in 2 stages (2 layers of",
-        f"width {WIDTH} each, micro-batches of {EXAMPLES} x {LENGTH} tokens), on 2 processes of one thread over gloo,",
-        f"1F1B. {PAIRS} pairs of a median step with guests and one without, {RUN} steps of each in turn, within one",
-        "run; guests are fused groups of 16 MLPs. *Bubbles*: where the host waits for its neighbour, as a share of its",
-        "time; in theory 1/(m+1), for m micro-batches. *Used*: CPU time of guests, as a share of those; control steps",
-        "and short waits stay empty.",
-        "",
-        "| micro-batches | host's step | bubbles | in theory | used | host slower by (median, pairs) | same losses |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for key, part in sorted(result.items()):
-        if key == "sweep":
-            continue
+    rows = []
+    for part in (part for key, part in sorted(result.items()) if key != "sweep"):
         pairs = ", ".join(f"{100 * (pair - 1):+.1f}" for pair in part["pairs"])
-        lines.append(
-            f"| {part['micro_batches']} | {1e3 * part['step_seconds']:.0f} ms | {part['bubble_share']:.0%} | "
-            f"{1 / (part['micro_batches'] + 1):.0%} | {part['used']:.0%} | "
-            f"{100 * (median(part['pairs']) - 1):+.1f} % ({pairs}) | "
-            f"{'yes' if part['identical'] else 'no'}, {part['compared_losses']} |"
-        )
+        shares = f"{part['bubble_share']:.0%}", f"{1 / (part['micro_batches'] + 1):.0%}", f"{part['used']:.0%}"
+        slower = f"{100 * (median(part['pairs']) - 1):+.1f} % ({pairs})"
+        same = f"{'yes' if part['identical'] else 'no'}, {part['compared_losses']}"
+        rows.append([part["micro_batches"], f"{1e3 * part['step_seconds']:.0f} ms", *shares, slower, same])
+    names = ["micro-batches", "host's step", "bubbles", "in theory", "used", "host slower by (median, pairs)"]
+    told = texts("bubbles")
+    parts = [told["head"], columns([*names, "same losses"], rows)]
     if sweep := result.get("sweep"):
-        lines += [
-            "",
-            f"A sweep of {sweep['trials']} trials wholly in bubbles took {sweep['bubbles_seconds']:.0f} s, alone on "
-            f"both cores {sweep['alone_seconds']:.0f} s; the same answer and curves to the last digit: "
-            f"{'yes' if sweep['identical'] else 'no'}.",
-        ]
-    lines += ["", "Machines:", ""]
-    lines += [f"- {key}: {part['environment']}" for key, part in sorted(result.items())]
-    return "\n".join(lines) + "\n"
+        alike = "yes" if sweep["identical"] else "no"
+        parts.append(told["sweep"].format(**sweep, alike=alike))
+    machines = [f"- {key}: {part['environment']}" for key, part in sorted(result.items())]
+    return "\n\n".join([*parts, "Machines:", "\n".join(machines)]) + "\n"
 
 
 def main() -> None:
@@ -258,4 +278,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks.bubbles import main as importable  # guests look for the model by its module's name
+
+    importable()

@@ -16,12 +16,13 @@ import argparse
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,9 +31,76 @@ import psutil
 import torch
 from torch import nn
 
-from benchmarks.process_group import ProcessGroup, count_alive
-from benchmarks.result_files import environment, options, read, save, versions
+from benchmarks.result_files import columns, environment, options, read, save, texts, versions
 from hydro_rasda import RaceConfig, RayBackend, SweepConfig, TuneResult, choice, load, loguniform, tune, uniform
+
+_OF_RAY = (
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
+    "ray/_private/workers/default_worker.py",
+    "ray/_private/runtime_env/agent/main.py",
+    "ray/dashboard/agent.py",
+)
+"""In the commands of Ray's own processes: of agents, and of those that are still starting, and have no other name."""
+
+
+class ProcessGroup:
+    """The processes of a run: its driver, those that it forked, and on Ray actors, fork servers and ranks."""
+
+    def __init__(self, driver: psutil.Process) -> None:
+        self._driver = driver
+        self._seen: set[psutil.Process] = set()
+        self.agents: set[psutil.Process] = set()
+        """Of Ray's own, which look for the processes that they serve now and then, and end half a minute after them;
+        and workers that Ray has started and that have not taken work yet, which look once they are ready."""
+
+    def note(self) -> dict[str, list[psutil.Process]]:
+        """Those that there are now, by what they are."""
+        found: dict[str, list[psutil.Process]] = {"driver": [self._driver], "child": [], "actor": [], "rank": []}
+        others = self._driver.children(recursive=True) if self._driver.is_running() else []
+        pids = {str(other.pid) for other in others}
+        for other in psutil.process_iter(["cmdline"]):
+            words = other.info["cmdline"] or [""]
+            if "hydro_rasda.backends.ray.fork_server" in words and words[-1] in pids:
+                found["rank"].append(other)  # forked of the fork server, or that itself
+        for other in others:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words = other.cmdline() or [""]
+                if any(word.strip().endswith(_OF_RAY) for word in words):  # not raylet, which only names them
+                    self.agents.add(other)
+                elif words[0].startswith("ray::") and "IDLE" not in words[0]:
+                    found["actor"].append(other)
+                elif words == self._driver.cmdline():
+                    found["child"].append(other)
+        self._seen |= {self._driver, *others, *found["rank"]}
+        return found
+
+    def kill_one(self, rng: random.Random) -> str:
+        """Kill one of them; what it was."""
+        found = {kind: those for kind, those in self.note().items() if those}
+        kind = rng.choice(sorted(found))
+        try:
+            rng.choice(found[kind]).send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            return "none, as it had ended"
+        return kind
+
+    def left(self) -> int:
+        """How many of those that were seen still live seconds after the driver has ended."""
+        return count_alive(self._seen - self.agents, 15)
+
+
+def count_alive(processes: Iterable[psutil.Process], seconds: float) -> int:
+    """How many of these there are after so long; which, is printed."""
+    _, late = psutil.wait_procs(processes, timeout=seconds)
+    alive = 0
+    for other in late:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if other.status() != psutil.STATUS_ZOMBIE:
+                alive += other.is_running()
+                print(f"left after {seconds:g} s: {' '.join(other.cmdline())[:200]}", file=sys.stderr)
+    return alive
+
 
 FILE = "endurance.json"
 Found = dict[str, Any]
@@ -207,27 +275,13 @@ MEASURES = {
 
 def markdown(result: dict[str, Any]) -> str:
     """The table."""
-    about = result["environment"]
+    about, rows = result["environment"], []
     where = f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['versions']['torch']}."
-    told = (
-        "The aims are 100 searches, 10,000 trials and 100 kills over both backends. A row with less than it was asked "
-        "for ran out of time. Processes and checkpoints left behind are counted 15 seconds after a driver has ended. "
-        "Ray's own agents, and its workers that had no work yet, are counted after two minutes. In the first 30 kills "
-        "on Ray, the count did not know workers that were still starting: it has six of them, one of unknown name."
-    )
-    lines = [
-        "# Endurance",
-        "",
-        f"{where} {told}",
-        "",
-        "| what | asked for | done | found | when, and by |",
-        "|" + "---|" * 5,
-    ]
     for name, row in result["rows"].items():
         words = _kills_in_words if "kills" in row["found"] else _growth_in_words
-        done, found = words(row["found"])
-        lines.append(f"| {name} | {row['asked']:,} | {done} | {found} | {row['date']}, `{row['command']}` |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, row["asked"], *words(row["found"]), f"{row['date']}, `{row['command']}`"])
+    drawn = columns(["what", "asked for", "done", "found", "when, and by"], rows)
+    return f"# Endurance\n\n{where} {texts('endurance')['head']}\n\n{drawn}\n"
 
 
 def _kills_in_words(found: Found) -> tuple[str, str]:

@@ -7,7 +7,7 @@ FLOP/s and bytes/s, and what the same card reaches in a large matrix product and
 and outputs are counted as bytes: what caches save and what kernels reread is not in them.
 
 What the result file has of the same device and torch is kept, case by case and precision by precision, so that a run
-that was cut short goes on where it was (`--again` measures anew).
+that was cut short goes on where it was.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from benchmarks.fusion_cases import CASES, SGD, Case, classify, images, resnet18
-from benchmarks.result_files import environment, options, read, save
+from benchmarks.result_files import Row, columns, environment, options, read, save
 from fusion import FusedModel, GraphedStep, fuse, fused_optimizer
 from fusion.optim import optimizer
 
@@ -51,36 +51,23 @@ class Step:
         (self.graph or self.learn)(self.batch)
 
 
-@dataclass
-class Row:
-    """One case at one K: seconds per step, of all members; `gain` is full width alone over one trial of K."""
+class WorkCounter(TorchDispatchMode):
+    """Sum up the FLOP of all operators, and the sizes of their inputs and outputs.
 
-    case: str
-    precision: str
-    how: str
-    K: int
-    seconds: float
-    gain: float
-    flops_per_second: float
-    bytes_per_second: float
-    peak_bytes: int
-    setup_seconds: float
-    error: str = ""
-
-
-class ByteCounter(TorchDispatchMode):
-    """Sums the sizes of all operators' inputs and outputs."""
+    Torch's `FlopCounterMode` follows modules as well, which it cannot below `torch.func.vmap`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = 0
+        self.flops = self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.is_view:
-            return result
-        tensors = (t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor))
-        self.bytes += sum(t.nbytes for t in tensors)
+        if (formula := flop_registry.get(func._overloadpacket)) is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=result)
+        if not func.is_view:
+            tensors = (t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor))
+            self.bytes += sum(t.nbytes for t in tensors)
         return result
 
 
@@ -92,34 +79,38 @@ def cases() -> list[tuple[Case, Case]]:
 
 
 def measure(narrow: Case, wide: Case, widths: Sequence[int], precision: str, device: torch.device) -> list[Row]:
-    """The full-width model alone, then K fused, in each way of running a step."""
+    """The full-width model alone, then K fused, in each way of running a step.
+
+    Seconds are per step, of all members; `gain` is full width alone over one trial of K.
+    """
     batch = _to(narrow.batch(torch.Generator().manual_seed(SEED)), device)
     alone = _row(wide, 1, precision, "eager", device, batch, fused=False)
-    rows = [replace(alone, case=f"{narrow.name}, full width alone", gain=1.0)]
+    rows = [{**alone, "case": f"{narrow.name}, full width alone", "gain": 1.0}]
     for K in widths:
         for how in HOW if device.type == "cuda" else ("eager",):
             row = _row(narrow, K, precision, how, device, batch, fused=True)
-            rows.append(replace(row, gain=alone.seconds / (row.seconds / K) if row.seconds else 0.0))
+            rows.append({**row, "gain": alone["seconds"] / (row["seconds"] / K) if row["seconds"] else 0.0})
     return rows
 
 
 def _row(case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, *, fused: bool) -> Row:
-    start = time.perf_counter()
-    row = Row(case.name, precision, how, K, 0.0, 0.0, 0.0, 0.0, 0, 0.0)
+    start, numbers = time.perf_counter(), ("seconds", "gain", "flops_per_second", "bytes_per_second", "peak_bytes")
+    row: Row = {"case": case.name, "precision": precision, "how": how, "K": K}
+    row |= dict.fromkeys((*numbers, "setup_seconds"), 0.0) | {"error": ""}
     try:
         step = _step(case, K, precision, how, device, batch, fused=fused)
         for _ in range(WARM_UP):
             _synchronized(step, device)
         if step.graph is not None and not step.graph.recorded:
-            return replace(row, error=f"not recorded: {step.graph.refusal}")
+            return {**row, "error": f"not recorded: {step.graph.refusal}"}
     except Exception as error:  # a width or a mode that the card refuses is a result, and the rest still counts
-        return replace(row, error=f"{type(error).__name__}: {error}".splitlines()[0][:200])
-    row.setup_seconds = time.perf_counter() - start
-    row.seconds = _median_seconds(step, device)
+        return {**row, "error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+    row["setup_seconds"] = time.perf_counter() - start
+    row["seconds"] = seconds = _median_seconds(step, device)
     if device.type == "cuda":
-        row.peak_bytes = torch.cuda.max_memory_allocated(device)
+        row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
     flops, moved = _work(_step(case, K, precision, "eager", device, batch, fused=fused))
-    return replace(row, flops_per_second=flops / row.seconds, bytes_per_second=moved / row.seconds)
+    return {**row, "flops_per_second": flops / seconds, "bytes_per_second": moved / seconds}
 
 
 def _step(case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, *, fused: bool) -> Step:
@@ -145,13 +136,12 @@ def _step(case: Case, K: int, precision: str, how: str, device: torch.device, ba
 def _work(step: Callable[[], None]) -> tuple[int, int]:
     """FLOP and bytes of one step, after a first one that makes the optimizer's state."""
     step()
-    flops = FlopCounterMode(display=False)
-    with flops, ByteCounter() as moved:
+    with WorkCounter() as counted:
         step()
-    return flops.get_total_flops(), moved.bytes
+    return counted.flops, counted.bytes
 
 
-def _synchronized(step: Callable[[], None], device: torch.device) -> float:
+def _synchronized(step: Callable[[], Any], device: torch.device) -> float:
     start = time.perf_counter()
     step()
     if device.type == "cuda":
@@ -159,7 +149,7 @@ def _synchronized(step: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _median_seconds(step: Callable[[], None], device: torch.device, repeats: int = 10) -> float:
+def _median_seconds(step: Callable[[], Any], device: torch.device, repeats: int = 10) -> float:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for _ in range(3):
@@ -176,49 +166,32 @@ def ceilings(device: torch.device, size: int = 8192) -> dict[str, float]:
     found = {}
     for name, dtype in (("fp32 or TF32", torch.float32), ("bf16", torch.bfloat16)):
         a = torch.randn(size, size, device=device, dtype=dtype)
-        found[f"FLOP/s, {name}"] = 2 * size**3 / _median_seconds(partial(_product, a), device)
+        found[f"FLOP/s, {name}"] = 2 * size**3 / _median_seconds(partial(torch.mm, a, a), device)
     block = torch.empty(2**28, device=device)
     target = torch.empty_like(block)
-    found["bytes/s, copy"] = 2 * block.nbytes / _median_seconds(partial(_copy, target, block), device)
+    found["bytes/s, copy"] = 2 * block.nbytes / _median_seconds(partial(target.copy_, block), device)
     return found
 
 
-def _product(a: Tensor) -> None:
-    torch.mm(a, a)
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    target.copy_(source)
-
-
-def render(result: dict[str, Any]) -> str:
+def render(result: Row) -> str:
     """The result as Markdown."""
-    env = result["environment"]
-    lines = [
+    env, rows = result["environment"], []
+    parts = [
         "# Fused trials on a GPU",
-        "",
         f"{env['date']}; {env['device']}; Python {env['python']}, torch {env['torch']}.",
-        "",
     ]
     if not result["rows"]:
-        return "\n".join([*lines, "**Not run: no GPU was at hand.** To run: `make bench-gpu`.", ""])
-    lines += [f"- measured ceiling, {name}: {value:.3g}" for name, value in result["ceilings"].items()]
-    lines += [
-        "",
-        "| case | precision | step | K | ms per trial | gain | FLOP/s | bytes/s | peak GiB | set-up s |",
-        "|" + "---|" * 10,
-    ]
+        return "\n\n".join([*parts, "**Not run: no GPU was at hand.** To run: `make bench-gpu`."]) + "\n"
     for row in result["rows"]:
-        if row["error"]:
-            lines.append(
-                f"| {row['case']} | {row['precision']} | {row['how']} | {row['K']} | {row['error']} | | | | | |"
-            )
-            continue
-        speeds = f"{row['flops_per_second']:.3g} | {row['bytes_per_second']:.3g}"
-        cells = f"{1e3 * row['seconds'] / row['K']:.3f} | {row['gain']:.1f} | {speeds}"
-        costs = f"{row['peak_bytes'] / 2**30:.2f} | {row['setup_seconds']:.1f}"
-        lines.append(f"| {row['case']} | {row['precision']} | {row['how']} | {row['K']} | {cells} | {costs} |")
-    return "\n".join([*lines, ""])
+        cells = [row["case"], row["precision"], row["how"], row["K"]]
+        numbers = [f"{1e3 * row['seconds'] / row['K']:.3f}", f"{row['gain']:.1f}"]
+        numbers += [f"{row['flops_per_second']:.3g}", f"{row['bytes_per_second']:.3g}"]
+        numbers += [f"{row['peak_bytes'] / 2**30:.2f}", f"{row['setup_seconds']:.1f}"]
+        rows.append([*cells, *([row["error"], *[""] * 5] if row["error"] else numbers)])
+    names = ["case", "precision", "step", "K", "ms per trial", "gain", "FLOP/s", "bytes/s", "peak GiB", "set-up s"]
+    if measured := result["ceilings"]:
+        parts.append("\n".join(f"- measured ceiling, {name}: {value:.3g}" for name, value in measured.items()))
+    return "\n\n".join([*parts, columns(names, rows)]) + "\n"
 
 
 def main() -> None:
@@ -228,7 +201,6 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(TARGETS))
     parser.add_argument("--precisions", nargs="+", default=["tf32", "bf16"], choices=["fp32", "tf32", "bf16"])
     parser.add_argument("--device", default="cuda", help="cpu runs the same code, for a check of it")
-    parser.add_argument("--again", action="store_true", help="measure also what the result file has")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     missing = device.type == "cuda" and not torch.cuda.is_available()
@@ -236,7 +208,7 @@ def main() -> None:
     device_name = "no GPU" if missing else name
     where = environment("torch", device=device_name, seed=SEED, batch=BATCH, widths=arguments.widths, targets=TARGETS)
     path = arguments.out / "fusion_cuda.json"
-    before = None if arguments.again else read(path)
+    before = read(path)
     if before is None or any(before["environment"].get(key) != where[key] for key in ("device", "torch", "widths")):
         before = {"ceilings": {}, "rows": []}
     result: dict[str, Any] = {**before, "environment": where}
@@ -252,7 +224,7 @@ def main() -> None:
         for narrow, wide in (pair for pair in cases() if pair[0].name in arguments.cases):
             if any((row["case"], row["precision"]) == (narrow.name, precision) for row in result["rows"]):
                 continue
-            result["rows"] += [asdict(row) for row in measure(narrow, wide, arguments.widths, precision, device)]
+            result["rows"] += measure(narrow, wide, arguments.widths, precision, device)
             save(path, result, render(result))
 
 

@@ -13,24 +13,21 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.fusion_cases import CASES, Case
-from benchmarks.result_files import environment, options, save
+from benchmarks.result_files import Row, columns, environment, options, read, save, texts
 from fusion import fuse, fused_optimizer, plan_fusion
 from fusion.optim import optimizer
-from fusion.width import FusionPlan, keep_freed_memory
+from fusion.width import keep_freed_memory
 
+FILE = "fusion_throughput.json"
 SEED = 0
 MIN_PAIRS = 5
-IN_JAX = ("mlp", "transformer", "conv")
 # Each trial, and each group, takes its steps in a row, as it would in training: its weights are then in cache.
 STEPS = 5
 COLUMNS = [
@@ -42,71 +39,37 @@ COLUMNS = [
     "to reach at 32",
     "ms alone",
     "ms fused",
-    "pairs",
-    "load",
-    "JAX",
 ]
+COLUMNS += ["pairs", "load", "JAX"]
 
 Pass = Callable[[], None]
 
 
-@dataclass
-class Row:
-    """A case at a number of trials: the plan, and medians over pairs; times in milliseconds per trial and step."""
-
-    case: str
-    trials: int
-    groups: list[int]
-    planned: dict[int, float]
-    pairs: int
-    speedup: float
-    quartiles: tuple[float, float]
-    ms_alone: float
-    ms_fused: float
-    cpu_speedup: float
-    cpu_quartiles: tuple[float, float]
-    load: float
-    jax: str = "not measured"
-    ratios: list[float] = field(default_factory=list, repr=False)
-
-
-def measure(case: Case, trials: int, seconds: float, jax: str | None) -> Row:
-    """Plan the groups, then time pairs of passes for about `seconds`."""
+def measure(case: Case, trials: int, seconds: float, jax: str) -> Row:
+    """Plan the groups, then time pairs of passes for about `seconds`: medians, and milliseconds per trial and step."""
     modules, configs = case.trials(trials, SEED)
     batch = case.batch(torch.Generator().manual_seed(SEED))
     plan = plan_fusion(modules, configs, case.loss, batch, max_width=64, seconds=seconds / 5)
     sizes = plan.groups(trials)
-    pairs = list(_pairs(case, modules, configs, batch, sizes))
-    alone, fused = _race(pairs, seconds)
-    ratios = [a.wall / f.wall for a, f in zip(alone, fused)]
-    cpu_ratios = [a.cpu / f.cpu for a, f in zip(alone, fused)]
+    alone, fused = _race(list(_pairs(case, modules, configs, batch, sizes)), seconds)
+    ratios, cpu_ratios = ([a[clock] / f[clock] for a, f in zip(alone, fused)] for clock in range(2))
     at = [sizes[i % len(sizes)] * STEPS for i in range(len(ratios))]
-    return Row(
-        case=case.name,
-        trials=trials,
-        groups=sizes,
-        planned=_speedups(plan),
-        pairs=len(ratios),
-        speedup=statistics.median(ratios),
-        quartiles=quartiles(ratios),
-        ms_alone=1e3 * statistics.median(t.wall / n for t, n in zip(alone, at)),
-        ms_fused=1e3 * statistics.median(t.wall / n for t, n in zip(fused, at)),
-        cpu_speedup=statistics.median(cpu_ratios),
-        cpu_quartiles=quartiles(cpu_ratios),
-        load=os.getloadavg()[0],
-        jax=jax_speedup(case, trials, alone, at, jax),
-        ratios=[round(r, 3) for r in ratios],
-    )
-
-
-def _speedups(plan: FusionPlan) -> dict[int, float]:
-    return {K: round(rate / plan.throughput[1], 2) for K, rate in plan.throughput.items()}
-
-
-def quartiles(ratios: Sequence[float]) -> tuple[float, float]:
-    """The first and the third."""
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return low, high
+    return {
+        "case": case.name,
+        "trials": trials,
+        "groups": sizes,
+        "planned": {K: round(rate / plan.throughput[1], 2) for K, rate in plan.throughput.items()},
+        "pairs": len(ratios),
+        "speedup": statistics.median(ratios),
+        "quartiles": statistics.quantiles(ratios, n=4)[::2],
+        "ms_alone": 1e3 * statistics.median(t.wall / n for t, n in zip(alone, at)),
+        "ms_fused": 1e3 * statistics.median(t.wall / n for t, n in zip(fused, at)),
+        "cpu_speedup": statistics.median(cpu_ratios),
+        "cpu_quartiles": statistics.quantiles(cpu_ratios, n=4)[::2],
+        "load": os.getloadavg()[0],
+        "jax": jax,
+        "ratios": [round(r, 3) for r in ratios],
+    }
 
 
 def _pairs(
@@ -173,62 +136,30 @@ def timed(run: Pass) -> Times:
     return Times(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def jax_speedup(case: Case, trials: int, alone: Sequence[Times], at: Sequence[int], python: str | None) -> str:
-    """What `jax.jit(jax.vmap(...))` makes of all trials at once, against the same eager torch.
-
-    Args:
-        python: An interpreter with JAX, which runs `fusion_jax.py` on as many cores as torch has threads.
-    """
-    if case.name not in IN_JAX:
-        return "not written"
-    if python is None:
-        return "not measured"
-    script = [Path(__file__).parent / "fusion_jax.py", case.name, str(trials), "--threads", torch.get_num_threads()]
-    done = subprocess.run([python, *map(str, script)], capture_output=True, text=True, check=True)
-    alone_per_trial = statistics.median(t.wall / n for t, n in zip(alone, at))
-    return f"{alone_per_trial * trials / float(done.stdout):.2f}"
-
-
-def render(result: dict[str, Any]) -> str:
+def render(result: Row) -> str:
     """The result as Markdown."""
-    env, rows = result["environment"], result["rows"]
-    lines = [
-        "# Fused trials against one after another, CPU",
-        "",
-        f"{env['date']}; {env['cpu']}, {env['cores']} cores, {env['threads']} threads; "
-        f"Python {env['python']}, torch {env['torch']}; seed {env['seed']}.",
-        "",
-        "Speedup: median over pairs of (time of a group's trials one after another) / (time of the group fused), "
-        "whole steps, in groups of the planner's choice; quartiles in brackets. JAX: the time one after another over "
-        "that of `jax.jit(jax.vmap(...))` of all trials in a process of its own. Load: of the machine while measured, "
-        f"1-minute average; above {env['threads']} other work ran beside it.",
-        "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + "---|" * len(COLUMNS),
-    ]
-    cases = {case.name: case for case in CASES}
-    for row in rows:
+    env, rows, cases = result["environment"], [], {case.name: case for case in CASES}
+    for row in result["rows"]:
         case, groups = cases[row["case"]], row["groups"]
         cells = [case.title, row["trials"], f"{len(groups)} of {max(groups)}"]
-        cells += [spread(row["speedup"], row["quartiles"]), spread(row["cpu_speedup"], row["cpu_quartiles"])]
-        cells += [case.target if row["trials"] == 32 else "", f"{row['ms_alone']:.2f}", f"{row['ms_fused']:.2f}"]
-        cells += [row["pairs"], f"{row['load']:.1f}", row["jax"]]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", "Speedup by width, as the planner measured it:", ""]
-    for row in rows:
-        planned = ", ".join(f"{width}: {speedup}" for width, speedup in row["planned"].items())
-        lines.append(f"- {row['case']}, {row['trials']} trials: {planned}")
-    return "\n".join([*lines, "", *result.get("notes", [])]).rstrip() + "\n"
-
-
-def spread(median: float, quartiles: Sequence[float]) -> str:
-    """A median with its quartiles."""
-    return f"{median:.2f} [{quartiles[0]:.2f}, {quartiles[1]:.2f}]"
+        for clock in ("", "cpu_"):
+            low, high = row[f"{clock}quartiles"]
+            cells.append(f"{row[f'{clock}speedup']:.2f} [{low:.2f}, {high:.2f}]")
+        cells += [str(case.target) if row["trials"] == 32 else "", f"{row['ms_alone']:.2f}", f"{row['ms_fused']:.2f}"]
+        rows.append([*cells, row["pairs"], f"{row['load']:.1f}", row["jax"]])
+    planned = []
+    for row in result["rows"]:
+        speedups = ", ".join(f"{width}: {speedup}" for width, speedup in row["planned"].items())
+        planned.append(f"- {row['case']}, {row['trials']} trials: {speedups}")
+    where = f"{env['date']}; {env['cpu']}, {env['cores']} cores, {env['threads']} threads; "
+    where += f"Python {env['python']}, torch {env['torch']}; seed {env['seed']}."
+    told = texts("fusion_throughput")["head"].replace("{threads}", str(env["threads"]))
+    parts = ["# Fused trials against one after another, CPU", where, told, columns(COLUMNS, rows)]
+    return "\n\n".join([*parts, "Speedup by width, as the planner measured it:", "\n".join(planned)]) + "\n"
 
 
 def _write(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
     order = [case.name for case in CASES]
-    ordered = sorted(rows, key=lambda row: (order.index(row.case), row.trials))
     where = environment(
         "torch",
         threads=arguments.threads,
@@ -236,11 +167,12 @@ def _write(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
         steps_in_a_row=STEPS,
         keep_freed_memory=True,
         OMP_WAIT_POLICY=os.environ.get("OMP_WAIT_POLICY", "default"),
-        arguments={name: value for name, value in vars(arguments).items() if name not in ("out", "jax")},
+        arguments={name: value for name, value in vars(arguments).items() if name != "out"},
         cases={case.name: case.config for case in CASES},
     )
-    result = {"environment": where, "rows": [asdict(row) for row in ordered]}
-    save(arguments.out / "fusion_throughput.json", result, render(result))
+    ordered = sorted(rows, key=lambda row: (order.index(row["case"]), row["trials"]))
+    result = {"environment": where, "rows": ordered}
+    save(arguments.out / FILE, result, render(result))
 
 
 def main() -> None:
@@ -250,14 +182,15 @@ def main() -> None:
     parser.add_argument("--trials", nargs="+", type=int, default=[32, 8, 1, 128])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each row")
-    parser.add_argument("--jax", metavar="PYTHON", help="an interpreter with JAX, to train the same models there")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
+    earlier = read(arguments.out / FILE, {"rows": []})["rows"]
+    by_jax = {(row["case"], row["trials"]): row["jax"] for row in earlier}  # it is not measured again
     rows: list[Row] = []
     for trials in arguments.trials:
         for case in (case for case in CASES if case.name in arguments.cases):
-            rows.append(measure(case, trials, arguments.seconds, arguments.jax))
+            rows.append(measure(case, trials, arguments.seconds, by_jax.get((case.name, trials), "not measured")))
             print(rows[-1], flush=True)
             _write(rows, arguments)
 

@@ -3,8 +3,7 @@
     python -m benchmarks.packing [decisions] [makespan] [run] [tune-local] [tune-ray] [--quick] [--out FOLDER]
 
 Parts that are named are measured again, by default the first two; the others stay as they were measured. It rewrites
-`packing.{json,md}` in `benchmarks/results`, or in another folder. The
-others need the machine to themselves.
+`packing.{json,md}` in `benchmarks/results`, or in another folder. The others need the machine to themselves.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from scipy.sparse import csr_array, eye_array, kron
 
 from benchmarks import packing_live
 from benchmarks import packing_virtual as profiles
-from benchmarks.packing_page import markdown
+from benchmarks.packing_live import ONE, PLACES, SEVERAL
 from benchmarks.packing_virtual import Machine, simulate_packing
-from benchmarks.result_files import Row, environment, options, read, save, versions
+from benchmarks.result_files import Row, columns, environment, options, read, save, spread, table, texts, versions
 from hydro_rasda.schedulers import (
     FastestTogether,
     Interference,
@@ -198,6 +197,109 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results[part] = {"environment": about, "rows": PARTS[part](given.quick)}
     save(file, results, markdown(results))
     print(f"wrote {given.out / 'packing.md'}")
+
+
+_FOUR, _SIXTEEN = (0.129, 0.163, 0.135, 0.171, 181.6e3), (0.264, 0.298, 0.319, 0.332, 212.8e3)
+PAPERS_DECISIONS = {
+    of: dict(zip(("FF", "FFD", "WF", "WFD", "HiGHS"), zip(ms, shares)))
+    for of, ms, shares in (
+        ((96, 4), _FOUR, (0.88, 0.97, 0.91, 0.98, 0.99)),
+        ((384, 16), _SIXTEEN, (0.97, 0.98, 0.97, 1.0, 1.0)),
+    )
+}
+"""By jobs and GPUs and policy, HyperSack's milliseconds and occupancy; its solver was OR-Tools' in place of HiGHS."""
+
+
+def markdown(results: Row) -> str:
+    """The tables, with what they say."""
+    told = texts("packing")
+    parts = [told["head"]]
+    if "decisions" in results:
+        part = results["decisions"]
+        parts += ["## Decisions", told["decisions"], _where(part), _decisions(part)]
+    if "makespan" in results:
+        rows, where = results["makespan"]["rows"], _where(results["makespan"])
+        parts += ["## Makespan over one job a GPU", told["makespan"], where, table(_makespans(rows))]
+        parts += ["Share of the devices' compute that is asked for while jobs wait, at most all of it:"]
+        parts += [table([{**_named(row), **row["busy"]} for row in rows])]
+        parts += ["## Every assumption", told["assumptions"]]
+    if "run" in results:
+        rows = results["run"]["rows"]
+        parts += ["## Really run", told["run"], _where(results["run"]), _runs(rows)]
+    if there := [results[name] for name in (f"tune-{place}" for place in PLACES) if name in results]:
+        parts += ["## Inside `tune`", told["tune"]]
+        for part in there:
+            parts += [_where(part), _tuned(part["rows"]), _median(part["rows"])]
+        if not any(row[ONE]["device"] == "GPU" for part in there for row in part["rows"]):
+            parts += ["On a GPU (two processes with half of it each, and one) it is ready, but has not been run."]
+    return "\n\n".join(parts) + "\n"
+
+
+def _where(part: Row) -> str:
+    about = part["environment"]
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    option = f" Option: `{about['option']}`." if about["option"] else ""
+    load = f"load at the start {about['load']}"
+    return f"{about['date']}, {about['cpu']}, {about['cores']} cores, {versions}; {load}.{option}"
+
+
+def _decisions(part: Row) -> str:
+    found = []
+    for row in part["rows"]:
+        papers = PAPERS_DECISIONS.get((row["jobs"], row["GPUs"]), {})
+        for name, measured in row["policies"].items():
+            ms, share = papers.get(name, ("", ""))
+            ours = [name, measured["seconds"] * 1000, f"{measured['occupancy']:.1%}"]
+            found.append([row["jobs"], row["GPUs"], *ours, ms, share if share == "" else f"{share:.0%}"])
+    names = ["jobs", "GPUs", "policy", "ms", "occupancy", "HyperSack's ms", "HyperSack's occupancy"]
+    return columns(names, found)
+
+
+def _named(row: Row) -> Row:
+    return {"system": row["system"], "neighbour at most": f"{row['neighbour']:.0%}"}
+
+
+def _makespans(rows: list[Row]) -> list[Row]:
+    found = []
+    for row in rows:
+        low, middle, high = row["ours_over_WFD"]
+        first = {**_named(row), "unpacked, minutes": row["unpacked_minutes"], "HyperSack": row["paper"]}
+        last = {"perfect": row["at_most"], "ours over WFD [quartiles]": f"{middle:.3f} [{low:.3f}, {high:.3f}]"}
+        found.append({**first, **row["shorter"], **last})
+    return found
+
+
+def _runs(rows: list[Row]) -> str:
+    found = []
+    for row in rows:
+        seconds = [row["one at a time"]["seconds"], row["packed"]["seconds"], row["ratio"]]
+        ended = [row["packed"][how] for how in ("killed", "started_again", "failed")]
+        found.append([row["pair"], row["jobs"], *seconds, *ended])
+    names = ["pair", "jobs", "one at a time, s", "packed, s", "times as fast"]
+    return columns([*names, "killed for memory", "started again", "failed"], found)
+
+
+def _tuned(rows: list[Row]) -> str:
+    found = []
+    for row in rows:
+        one, several = row[ONE], row[SEVERAL]
+        where = [row["pair"], row["place"], one["device"], one["trials"], f"{one['epochs']} and {several['epochs']}"]
+        seconds = [one["seconds"], several["seconds"], row["ratio"], one["failed"] + several["failed"]]
+        found.append([*where, *seconds, f"{one['loss']:.4f} and {several['loss']:.4f}", one["best"] == several["best"]])
+    names = ["pair", "backend", "device", "trials", "epochs", "one at a time, s", "several, s", "times as fast"]
+    return columns([*names, "failed", "loss of the best", "the same trial"], found)
+
+
+def _median(rows: list[Row]) -> str:
+    """The median ratio, and whether it is enough."""
+    ratios = [row["ratio"] for row in rows]
+    verdict = "met" if median(ratios) >= ENOUGH else "**missed**"
+    shown = f"{spread(ratios)} times as fast; {ENOUGH} or more: {verdict}."
+    return f"`{rows[0]['place']}`, median of {len(ratios)}: {shown}"
+
+
+ENOUGH = 1.3
+"""So many times as fast several at a time are to be as one, as HyperSack's packing is to be on two cores."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Jobs that share devices in virtual time: what a packing policy makes of profiles like HyperSack's.
 
-Its slides state some numbers; `ORIGINS` has what is assumed beside that.
+Its slides state some numbers; the page (`pages/packing.txt`) has what is assumed beside that.
 """
 
 from __future__ import annotations
@@ -153,23 +153,6 @@ H100_SPEED = 126 / 102
 
 A100_SPEED = 4 / 6 * (126 / 49.5 - H100_SPEED)
 """Of a job alone on an A100 of the second system: 49.5 minutes on 4 H100 and 6 A100."""
-
-ORIGINS = (
-    ("share of an A100 that a job keeps busy alone", "22 to 50 %, six models evenly spaced", "slides"),
-    ("the same by batch size (64, 128, 256, 512)", "times 0.9, 0.97, 1.03, 1.1; within 22 to 50 %", "assumed"),
-    ("mean seconds of a job alone", f"{SECONDS:.1f}", "slides: 384 jobs, 4 A100, 2.1 h"),
-    ("seconds by model; by batch size", "lognormal, 0.5 and 0.2; times 1.3, 1.1, 0.9, 0.8", "assumed"),
-    ("seconds within a kind", "lognormal, 0.05", "assumed"),
-    ("memory", "1.5, 2.5, 4, 7 GB by batch size, times 1 to 2 by model; 40 GB a GPU", "assumed"),
-    ("slowdown by each neighbour, beyond what shares explain", "0 to 6 %, by pair of kinds", "assumed"),
-    ("H100: speed alone; room over an A100", f"{H100_SPEED:.2f}; {ROOM:.2f}", "fitted to the slides' 4 H100"),
-    (
-        "A100 beside them: speed alone; room",
-        f"{A100_SPEED:.2f}; {ROOM:.2f}",
-        "fitted to the slides' 4 H100 + 6 A100, unpacked; room as for the H100, on whose system they are",
-    ),
-)
-"""Assumptions, each with its value and its source."""
 
 
 @dataclass(frozen=True)

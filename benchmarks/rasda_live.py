@@ -1,6 +1,6 @@
 """RASDA really run: 40 trials on 8 slots of Ray Tune, against Ray's ASHA and the paper's rule.
 
-    python -m benchmarks.rasda_live [--seeds 0 1 2 3 4] [--trials 40] [--minutes 12]
+    python -m benchmarks.rasda_live
 
 Trials are small trainings (a CNN on digits, AdamW), the same configurations for each rule, one rule after another
 within a seed, on one Ray session. It goes on where it was, and rewrites `rasda_live.{json,md}` in `benchmarks/results`,
@@ -196,15 +196,9 @@ def markdown(results: Row) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Runs what is missing and writes the results."""
-    parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--trials", type=int, default=TRIALS)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no seed after so long")
-    given = parser.parse_args(arguments)
-    until = time.monotonic() + 60 * given.minutes
-    path = given.out / FILE
+    path = options(__doc__).parse_args().out / FILE
     fresh: Row = {"environment": environment("torch", "ray"), "rows": []}
     results = read(path, fresh)
     x, y = shuffled_digits()
@@ -213,13 +207,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         # The fork servers start once in a session; what they cost then is no search's.
         search(PAPER, 2, 0, data)
-        for seed in given.seeds:
-            done = {(row["rule"], row["seed"], row["trials"]) for row in results["rows"]}
-            if all((rule, seed, given.trials) in done for rule in RULES) or time.monotonic() > until:
-                continue
+        for seed in sorted({*SEEDS} - {row["seed"] for row in results["rows"]}):
             rows = []
             for rule in RULES:
-                rows.append(search(rule, given.trials, seed, data))
+                rows.append(search(rule, TRIALS, seed, data))
                 print(*(f"{name} {value}" for name, value in rows[-1].items()), sep="  ", flush=True)
             results["rows"] += rows
             save(path, results, markdown(results))

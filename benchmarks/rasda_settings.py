@@ -5,12 +5,18 @@ The paper is Aach et al., "Resource-Adaptive Successive Doubling for Hyperparame
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from statistics import mean
+from typing import Any
 
-from benchmarks.lcbench import lcbench, lcbench_tasks
+import numpy as np
+
+from benchmarks.result_files import DEFAULT_DATA
+from benchmarks.transfer_tasks import existing
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 from hydro_rasda.simulator import (
     AnyPlan,
@@ -25,6 +31,7 @@ from hydro_rasda.simulator import (
     simulate,
 )
 from hydro_rasda.simulator.cost import slowest
+from hydro_rasda.simulator.workload import Floats
 
 GB = 1e9
 
@@ -86,48 +93,6 @@ class Assumptions:
     curves: str = "lcbench"
 
 
-ORIGINS: tuple[tuple[str, str, str], ...] = (
-    ("trials, GPUs, GPUs of a new trial, milestones, rf = sf = 2", "see the tables", "paper, secs. 4 and 5.3, fig. 7"),
-    (
-        "epoch on a new trial's GPUs",
-        "ASHA's run time / max_t: 791 s (CV), 289 s (AM), 487 s (CFD)",
-        "paper, tables 2-4 (ASHA's column alone; RASDA's is predicted)",
-    ),
-    ("GPUs of a node", "4", "paper, sec. 5.1"),
-    ("InfiniBand links of a node", "2 (JURECA: CV, AM), 4 (JUWELS Booster: CFD, fig. 4)", "paper, sec. 5.1"),
-    ("bandwidth of a link", "25 GB/s", "datasheet: HDR InfiniBand, 200 Gbit/s"),
-    ("bandwidth of a GPU in its node", "300 GB/s in each direction", "datasheet: A100, NVLink 3"),
-    ("latency of a message", "5 us", "assumed; see the sensitivities"),
-    ("CV: samples, local batch", "1,281,167 and 128", "paper, secs. 4.1 and 5.3 (256 on 2 GPUs)"),
-    ("CV: parameters", "25.6 million, float32", "ResNet-50, He et al. (2016)"),
-    ("AM: parameters", "28.3 million, float32", "Swin-T, Liu et al. (2021); the paper varies the size"),
-    ("AM, CFD: samples", "20,000", "assumed (the paper gives bytes); sets the number of all-reduces"),
-    ("AM, CFD: local batch", "8", "paper, sec. 5.3 for AM (64 on 8 GPUs); assumed for CFD"),
-    ("CFD: parameters", "1 million, float32", "assumed: an autoencoder of 8 convolutions"),
-    ("CFD: training data", "4.8 TB", "paper, sec. 4.3"),
-    ("restart", "60 s from the grant of GPUs to the first step", "assumed; see the sensitivities"),
-    ("checkpoint", "2 s, at milestones", "assumed; the paper checkpoints every 5 epochs"),
-    ("jitter of a step, noise of an epoch", "2 %, 2 %", "assumed; see the sensitivities"),
-    ("overlap of all-reduce and compute", "half of the compute", "assumed; DDP overlaps with the backward pass"),
-    ("cost of a trial", "the same for all", "assumed; see the sensitivities (AM and CFD vary the model's size)"),
-    (
-        "learning curves",
-        "validation cross-entropy of LCBench, a task a seed, all 34 by turns",
-        "YAHPO Gym; the paper's own curves are not public. They decide who survives, not what an epoch takes",
-    ),
-    (
-        "serial share of an epoch",
-        "one number for all applications, see above",
-        "fitted to the three ratios together: validation, data loader, everything else that does not scale",
-    ),
-    (
-        "placement",
-        "this library's: deepest rung first, reservation, backfill",
-        "the paper's Ray 2.8 ResourceChangingScheduler is not modelled",
-    ),
-)
-
-
 def cost_model(app: Application, a: Assumptions) -> CostModel:
     """An application under assumptions; its epoch on `app.workers` GPUs takes ASHA's run time / max_t."""
     epoch = app.asha_seconds / app.max_t
@@ -146,26 +111,14 @@ def cost_model(app: Application, a: Assumptions) -> CostModel:
     )
 
 
-def asha(app: Application, grace: int = 5, rf: int = 2) -> AnyPlan:
+def asha(app: Application) -> AnyPlan:
     """The paper's baseline."""
-    return Plan(FixedWorkers(AsyncSuccessiveHalving(app.max_t, min(grace, app.max_t), rf), app.workers))
+    return Plan(FixedWorkers(AsyncSuccessiveHalving(app.max_t, 5, 2), app.workers))
 
 
-def rasda(app: Application, grace: int = 5, rf: int = 2, sf: int = 2) -> AnyPlan:
+def rasda(app: Application, grace: int = 5) -> AnyPlan:
     """The paper's algorithm; no trial gets more GPUs than there are."""
-    return Plan(RASDA(app.max_t, min(grace, app.max_t), rf, sf, app.workers, max(app.gpus, app.workers)))
-
-
-def scaled(app: Application, gpus: int, trials: int | None = None, max_t: int | None = None) -> Application:
-    """The same application, epoch for epoch, in a run of another size."""
-    epochs = max_t or app.max_t
-    return replace(
-        app,
-        gpus=gpus,
-        trials=trials or app.trials * gpus // app.gpus,
-        max_t=epochs,
-        asha_seconds=app.asha_seconds / app.max_t * epochs,
-    )
+    return Plan(RASDA(app.max_t, grace, 2, 2, app.workers, app.gpus))
 
 
 def cluster(app: Application) -> Cluster:
@@ -184,18 +137,70 @@ def curves(kind: str, trials: int, epochs: int, seed: int, work_spread: float = 
     return Workload(table.scores[:, :epochs], parametric.work, table.mode)
 
 
-def run(
-    app: Application, plan: AnyPlan, a: Assumptions, seeds: Iterable[int], machine: Cluster | None = None
-) -> list[Outcome]:
+def run(app: Application, plan: AnyPlan, a: Assumptions, seeds: Iterable[int]) -> list[Outcome]:
     """One outcome a seed."""
-    cost = cost_model(app, a)
-    where = machine or cluster(app)
-    return [
-        simulate(plan, curves(a.curves, app.trials, app.max_t, seed, a.work_spread), where, cost, seed)
-        for seed in seeds
-    ]
+    cost, machine = cost_model(app, a), cluster(app)
+    workloads = {seed: curves(a.curves, app.trials, app.max_t, seed, a.work_spread) for seed in seeds}
+    return [simulate(plan, workload, machine, cost, seed) for seed, workload in workloads.items()]
 
 
 def seconds(outcomes: Iterable[Outcome]) -> float:
     """Mean run time, as in the paper's tables."""
     return mean(o.seconds for o in outcomes)
+
+
+LCBENCH = Path(DEFAULT_DATA) / "lcbench"
+EPOCHS = 52
+_TIME, _VAL_CROSS_ENTROPY = 0, 2
+_INPUTS = ("epoch", "batch_size", "learning_rate", "momentum", "weight_decay", "num_layers", "max_units", "max_dropout")
+
+
+def lcbench_tasks() -> tuple[str, ...]:
+    """The OpenML task ids of LCBench's 34 data sets."""
+    return tuple(_space()["OpenML_task_id"]["choices"])
+
+
+def lcbench(task: str, trials: int, seed: int) -> Workload:
+    """Validation cross-entropy of random configurations of LCBench's own space over 52 epochs.
+
+    Zimmer et al., "Auto-PyTorch Tabular" (2021), trained 2,000 configurations of a funnel-shaped MLP on each of 34 data
+    sets; Pfisterer et al., "YAHPO Gym" (2022), fitted a network to their curves, wall time included: an ONNX model.
+
+    Args:
+        task: OpenML task id, such as "3945".
+
+    Returns:
+        Curves [N, 52], to be minimized; `work` is the mean seconds of an epoch over those of the median trial.
+    """
+    import onnxruntime
+
+    space, rng = _space(), np.random.default_rng(seed)
+    configs = {name: _sample(space[name], trials, rng) for name in _INPUTS if name != "epoch"}
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    model = str(existing(LCBENCH / "model.onnx"))
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    epochs = np.tile(np.arange(1, EPOCHS + 1), trials)
+    columns = [epochs if name == "epoch" else np.repeat(configs[name], EPOCHS) for name in _INPUTS]
+    code = json.loads(existing(LCBENCH / "encoding.json").read_text())["OpenML_task_id"][task]
+    inputs = {
+        "x_cat": np.full((trials * EPOCHS, 1), code, dtype=np.int32),
+        "x_cont": np.stack(columns, axis=1).astype(np.float32),
+    }
+    outputs = np.asarray(session.run(None, inputs)[0], dtype=np.float64).reshape(trials, EPOCHS, -1)
+    seconds = np.maximum(outputs[:, -1, _TIME], 1e-3) / EPOCHS
+    return Workload(outputs[:, :, _VAL_CROSS_ENTROPY], seconds / np.median(seconds), "min")
+
+
+def _space() -> dict[str, dict[str, Any]]:
+    text = existing(LCBENCH / "config_space.json").read_text()
+    return {h["name"]: h for h in json.loads(text)["hyperparameters"]}
+
+
+def _sample(domain: dict[str, Any], trials: int, rng: np.random.Generator) -> Floats:
+    low, high = domain["lower"], domain["upper"]
+    if domain["log"]:
+        values: Floats = np.exp(rng.uniform(np.log(low), np.log(high), trials))
+    else:
+        values = rng.uniform(low, high, trials)
+    return values.round() if domain["type"] == "uniform_int" else values

@@ -8,7 +8,6 @@ it. Warm is `hydro_rasda.elastic`. The result goes to
 `benchmarks/results/ray_overhead.json` and, as a table, to `ray_overhead.md` beside it.
 """
 
-import argparse
 import os
 import platform
 import shutil
@@ -28,7 +27,7 @@ from ray import tune
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import nn
 
-from benchmarks.result_files import RESULTS, cpu_model, save
+from benchmarks.result_files import columns, cpu_model, options, save, texts
 from hydro_rasda import RASDAScheduler, Worker, elastic
 
 SIZES = (1, 2, 4, 8)
@@ -144,9 +143,9 @@ def fit(trainable: Any, folder: str, scheduler: RASDAScheduler, trials: int, con
 
 def main() -> None:
     """Measures, prints and writes the result files."""
-    parser = argparse.ArgumentParser(description="What Ray costs a trial.")
+    parser = options(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    given = parser.parse_args()
     makers: dict[str, Callable[[RASDAScheduler], Any]] = {"cold": lambda s: cold, "warm": lambda s: elastic(warm, s)}
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in makers}
     loads = [os.getloadavg()[0]]
@@ -156,7 +155,7 @@ def main() -> None:
     folder = tempfile.mkdtemp(prefix="ray-overhead-")
     # The fork servers start once in a session; what they cost then is not a resize's.
     start(makers["warm"], folder)
-    for _ in range(repeats):
+    for _ in range(given.repeats):
         for measure in (resize, start):
             for name, make in makers.items():
                 for what, took in measure(make, folder).items():
@@ -164,7 +163,7 @@ def main() -> None:
                     loads.append(os.getloadavg()[0])
                     print(f"{name:5} {what:16} {took:6.2f} s   load {loads[-1]:.1f}", flush=True)
             result = summary(seconds, loads)
-            save(RESULTS / "ray_overhead.json", result, markdown(result))
+            save(given.out / "ray_overhead.json", result, markdown(result))
     ray.shutdown()
     shutil.rmtree(folder)
 
@@ -193,32 +192,21 @@ def summary(seconds: dict[str, dict[str, list[float]]], loads: list[float]) -> d
 
 def markdown(result: dict[str, Any]) -> str:
     """The result as a table, misses included."""
-    load, machine = result["load average"], result["machine"]
+    load, machine, rows = result["load average"], result["machine"], []
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-    lines = [
-        "# What Ray costs a trial",
-        "",
-        f"{result['date'][:10]}, {machine['processor']}, {machine['cores']} cores under "
-        f"{result['configuration']['logical CPUs']} logical CPUs, {versions}. Load average {load['start']} at the "
-        f"start, {load['least']} to {load['most']} during the run, which loads the machine itself.",
-        "",
-        "*n->m*: seconds from the report at which a trial on n workers was paused to its next report, on m. *32 short "
-        "trials*: seconds for all of them, on 8 slots. *Cold* is plain Ray Tune with actors that import torch, *warm* "
-        "is `elastic`; medians, with the least and the most in brackets. The ratio is the median over the repeats, "
-        "which measure cold and warm in turn. Rerun: `python -m benchmarks.ray_overhead`.",
-        "",
-        *([f"**Other work was running: at the start the load average was above {QUIET}.**", ""] * busy(result)),
-        "| | repeats | cold, s | warm, s | cold / warm | target, s | |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    where = f"{result['date'][:10]}, {machine['processor']}, {machine['cores']} cores under "
+    where += f"{result['configuration']['logical CPUs']} logical CPUs, {versions}. Load average {load['start']} at the "
+    where += f"start, {load['least']} to {load['most']} during the run, which loads the machine itself."
     for what, ratio in result["median of cold / warm"].items():
         cold, warm = (result["seconds"][name][what] for name in ("cold", "warm"))
         target = result["targets, seconds"][what]
         missed = median(warm) - target
         verdict = "met" if missed <= 0 else f"missed by {missed:.1f} s"
-        cells = [what, str(len(warm)), _spread(cold), _spread(warm), f"{ratio:.1f}", f"{target:g}", verdict]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([what, len(warm), _spread(cold), _spread(warm), f"{ratio:.1f}", f"{target:g}", verdict])
+    parts = ["# What Ray costs a trial", where, texts("ray_overhead")["head"]]
+    parts += [f"**Other work was running: at the start the load average was above {QUIET}.**"] * busy(result)
+    drawn = columns(["", "repeats", "cold, s", "warm, s", "cold / warm", "target, s", ""], rows)
+    return "\n\n".join([*parts, drawn]) + "\n"
 
 
 def busy(result: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
@@ -79,6 +80,12 @@ def save_lines(path: Path, result: Row, many: str) -> None:
     partial = path.with_suffix(".tmp")
     partial.write_text(f'{head[:-2]},\n "{many}": [\n  {lines}\n ]\n}}\n')
     partial.replace(path)
+
+
+def texts(page: str) -> dict[str, str]:
+    """The texts of a page by name: in `pages/PAGE.txt`, each stands below its name in brackets."""
+    parts = re.split(r"^\[(.+)\]\n", (Path(__file__).parent / "pages" / f"{page}.txt").read_text(), flags=re.M)
+    return {name: text.strip() for name, text in zip(parts[1::2], parts[2::2])}
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import rasda_beyond
-from benchmarks.claims import fusion, held_out, rasda, rules, shared_devices, tune
-from benchmarks.claims.claim import Claim
+from benchmarks.claims import held_out, studies, tune
+from benchmarks.claims.claim import Claim, settled
 from benchmarks.result_files import RESULTS, read
 
 PAGE = Path(__file__).parent / "RESULTS.md"
@@ -23,17 +22,17 @@ QUICK = "quick.json"
 
 SUBJECTS: dict[str, tuple[Callable[[Path], list[Claim]], ...]] = {
     "Tasks that chose no rule": (held_out.held_out,),
-    "`tune` against Ray Tune's ASHA": (tune.against_asha, tune.against_peers, tune.over_folds, tune.replayed),
-    "Rules and schedules of the sweep": (rules.in_the_replay, rules.of_a_population, rules.of_schedules),
-    "Spaces and several metrics": (rules.several_metrics, rules.by_structure),
-    "Fusion": (fusion.throughput, fusion.compiled, fusion.on_a_gpu),
-    "Surrogates": (fusion.ranking,),
-    "RASDA in virtual time": (rasda.as_published, rasda.beyond_the_paper),
-    "Larger batches": (rasda.growing_batches,),
-    "RASDA and Ray, really run": (rasda.really_run, rasda.on_ray),
+    "`tune` against Ray Tune's ASHA": (tune.against_asha, tune.against_peers, settled("folds"), tune.replayed),
+    "Rules and schedules of the sweep": (held_out.in_the_replay, settled("searchers", "population", "schedules_live")),
+    "Spaces and several metrics": (settled("front", "structures"),),
+    "Fusion": (studies.throughput, settled("compiled_steps"), studies.on_a_gpu),
+    "Surrogates": (studies.ranking,),
+    "RASDA in virtual time": (studies.as_published, settled("rasda_scaling", "rasda_beyond")),
+    "Larger batches": (settled("large_batch"),),
+    "RASDA and Ray, really run": (studies.really_run, studies.on_ray),
     "Cost of the library itself": (tune.own_cost,),
-    "Packing": (shared_devices.packed,),
-    "Bubbles of a pipeline": (shared_devices.in_bubbles,),
+    "Packing": (studies.packed,),
+    "Bubbles of a pipeline": (studies.in_bubbles,),
 }
 """The subjects of the page, from the top, and the results of each."""
 
@@ -50,7 +49,7 @@ def by_subject(folder: Path) -> dict[str, list[Claim]]:
     return {subject: [claim for part in parts for claim in part(folder)] for subject, parts in SUBJECTS.items()}
 
 
-PICTURES = {rasda_beyond.PICTURE: "RASDA and its neighbours in virtual time: GPUs held, run times, GPU hours"}
+PICTURES = {"rasda_beyond.png": "RASDA and its neighbours in virtual time: GPUs held, run times, GPU hours"}
 """Figures of the folder of results that the page shows."""
 
 

@@ -1,23 +1,216 @@
 """What a search ten times as large costs: each row of the table before and after the work on it.
 
-    python -m benchmarks.scale [row ...] [--before]
+    python -m benchmarks.scale [row ...]
 
-Rows that are named are measured again, all of them by default; the others stay as they were measured. `--before`
-writes the column of the code that a later one is compared with. Result files: `results/scale.json` and, as a table,
-`scale.md`; then `python -m benchmarks.results_page` draws `RESULTS.md` again.
+Rows that are named are measured again, all of them by default; the others stay as they were measured. "Before" is the
+column of the code before this work. Result files: `results/scale.json` and, as a table, `scale.md`; then `python -m
+benchmarks.results_page` draws `RESULTS.md` again. Each row has a function, which takes its sizes and returns numbers.
+Where a time would drown in noise, it counts instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
+from unittest import mock
 
-from benchmarks import scale_rows as measure
-from benchmarks.result_files import environment, options, read, save, versions
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from benchmarks.ray_stand_in import StandInController
+from benchmarks.result_files import columns, environment, options, read, save, texts, versions
+from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import Group, GroupTask, Span, Widths
+from hydro_rasda.data import Shard, make_batches
+from hydro_rasda.objective import supervised
+from hydro_rasda.problem import Problem
+from hydro_rasda.processes.child_count import ONE_PROCESS
+from hydro_rasda.schedulers import RASDA
+from hydro_rasda.simulator import Cluster, CostModel, Plan, power_law, simulate
+from hydro_rasda.stages.next_groups import Waiting, next_groups
+from hydro_rasda.training.fused import train_group
+from hydro_rasda.trial import Trial
 
 FILE = "scale.json"
 VERSIONS = versions("torch", "ray", "numpy")
+Numbers = dict[str, float]
+
+CPU = torch.device("cpu")
+
+
+_BEYOND_TORCH = ("import torch", "import torch; import hydro_rasda; hydro_rasda.tune")
+_PAGE = Path(__file__).parents[1] / "docs" / "start.md"
+
+
+def imports(repeats: int = 7) -> Numbers:
+    """CPU seconds of `from hydro_rasda import tune` in a process that has imported torch."""
+    pairs = [[_cpu_of(code) for code in _BEYOND_TORCH] for _ in range(repeats + 1)]
+    return {"s of CPU": median(with_tune - torch_alone for torch_alone, with_tune in pairs[1:])}
+
+
+def script(repeats: int = 3) -> Numbers:
+    """CPU seconds of the program on the first page of the guides, from `python` to its end."""
+    return {"s of CPU": median([_cpu_of(first_program()) for _ in range(repeats + 1)][1:])}
+
+
+def first_program() -> str:
+    """The first program of the guides."""
+    return _PAGE.read_text().split("```python\n")[1].split("```")[0]
+
+
+def _cpu_of(code: str) -> float:
+    """CPU seconds of a process and its children; the first of several may compile what it imports."""
+    import resource
+
+    keeps = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**keeps, "OMP_NUM_THREADS": "1", "HYDRO_RASDA_CACHE": folder}
+        command = [sys.executable, "-c", code]
+        subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def traces(trials: int) -> Numbers:
+    """Symbolic traces that `tune` makes of a model without a width argument, all of whose trials have one structure."""
+    from torch.fx.experimental import symbolic_shapes
+
+    init = symbolic_shapes.ShapeEnv.__init__
+    with (
+        mock.patch.object(symbolic_shapes.ShapeEnv, "__init__", autospec=True, side_effect=init) as made,
+        mock.patch.dict(os.environ, {ONE_PROCESS: "1"}),  # where it can be counted
+    ):
+        _tune(_no_width_argument, trials, sweep=SweepConfig(surrogate=0.5, fusion=8))
+    return {"traces": made.call_count}
+
+
+def _no_width_argument(config: Mapping[str, Any]) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+
+
+def dispatch(waiting: int, each: int = 4, repeats: int = 3) -> Numbers:
+    """CPU milliseconds in which a device of 8 cores gets its next groups, where so many trials of each kind wait."""
+    widths, count = Widths(4, 2, {1: 100.0, 4: 250.0}), waiting // each
+    # Made anew each time, as by a dispatch: they remember what they were asked.
+    asked = [
+        {f"kind-{k}": Waiting(range(k, waiting, count), widths, steps=10.0 + k) for k in range(count)}
+        for _ in range(repeats)
+    ]
+    return {"ms": 1e3 * median(_cpu_seconds(partial(next_groups, kinds, cores=8)) for kinds in asked)}
+
+
+def _tune(model_fn: Any, trials: int, **settings: Any) -> None:
+    """A search whose data are one batch."""
+    x, y = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+    with tempfile.TemporaryDirectory() as folder:
+        given: dict[str, Any] = {
+            "max_t": 2,
+            "race": RaceConfig(top_k=2),
+            "sweep": SweepConfig(fusion=8),
+            "storage_path": folder,
+            "name": "run",
+            "progress": False,
+        }
+        space = {"lr": loguniform(1e-3, 1e-1), "batch_size": 8}
+        tune(model_fn, space, train_data=(x, y), val_data=(x, y), num_samples=trials, **(given | settings))
+
+
+def resume(members: int, kept: int, repeats: int = 3) -> Numbers:
+    """CPU seconds that members of a fused group take to go on from its checkpoint, and that they take from scratch.
+
+    One step of a model of 20 layers, so that nearly all of the time is that of building and loading it.
+    """
+    trials = {number: Trial(number, {"lr": 0.1, "batch_size": 4}) for number in range(members)}
+    first = _group_task(range(members), 0)
+    whole = train_group(_problem(_deep), trials, first, lambda key: {})
+    saved = {first.key: {"parts": whole.checkpoint}}
+    few = range(kept)
+    again, anew = [], []
+    for _ in range(repeats):
+        again.append(_cpu_seconds(lambda: train_group(_problem(_deep), trials, _group_task(few, 1), saved.__getitem__)))
+        anew.append(_cpu_seconds(lambda: train_group(_problem(_deep), trials, _group_task(few, 0), saved.__getitem__)))
+    return {"s": median(again), "s from scratch": median(anew)}
+
+
+def _group_task(members: range, start: int) -> GroupTask:
+    sources = ("from-0",) if start else ()
+    return GroupTask(f"from-{start}", (Group("kind", tuple(members), fused=True),), sources, Span(start, start + 1))
+
+
+def _deep(config: Mapping[str, Any]) -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(16, 16), nn.LayerNorm(16), nn.ReLU())))
+
+
+def _problem(model_fn: Any) -> Problem:
+    data = (torch.zeros(4, 16), torch.zeros(4, dtype=torch.int64))
+    batches = make_batches(data, "train_data", CPU, 0)
+    return Problem(
+        model_fn=model_fn,
+        objective=supervised(),
+        train_data=batches,
+        val_data=batches,
+        settings=TuneConfig(sweep=SweepConfig(surrogate=1), max_t=2),
+        device=CPU,
+    )
+
+
+def examples_read(ranks: int, examples: int) -> Numbers:
+    """Examples that all ranks together read in an epoch of a Dataset, over those that it has."""
+
+    class Counted(Dataset):
+        read = 0
+
+        def __len__(self) -> int:
+            return examples
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            Counted.read += 1
+            return torch.zeros(1), 0
+
+    batches = make_batches(Counted(), "train_data", CPU, 0)
+    for rank in range(ranks):
+        for _ in batches.shares(32, 0, Shard(rank, ranks)):
+            pass
+    return {"times": Counted.read / examples}
+
+
+def scheduler(trials: int) -> Numbers:
+    """CPU seconds of `RASDAScheduler` itself, without Ray's own, over a search on 64 workers."""
+    from hydro_rasda import RASDAScheduler
+
+    rule = RASDAScheduler(max_t=8, metric="loss", mode="min")
+    scores = np.random.default_rng(0).random((trials, 8)).tolist()
+    nodes = [{"Alive": True, "Resources": {"CPU": 64.0}}]
+    with tempfile.TemporaryDirectory() as folder, mock.patch("ray.nodes", return_value=nodes):
+        return {"s": _cpu_seconds(lambda: StandInController(rule, scores, folder).run())}
+
+
+def simulator(gpus: int, trials: int, max_t: int = 81, repeats: int = 3) -> Numbers:
+    """Microseconds of CPU time for each event of a simulated search, half of which are decisions; events a minute."""
+    plan = Plan(RASDA(max_t, 1))
+    workload, cluster = power_law(trials, max_t, 0), Cluster.uniform(gpus)
+    cost = CostModel(step_seconds=0.1, steps=100, restart_seconds=10.0, epoch_noise=0.05)
+    events = simulate(plan, workload, cluster, cost).events
+    spent = median(_cpu_seconds(lambda: simulate(plan, workload, cluster, cost)) for _ in range(repeats))
+    return {"us": 1e6 * spent / events, "million a minute": 60e-6 * events / spent}
+
+
+def _cpu_seconds(work: Any) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
 
 
 class Row(NamedTuple):
@@ -26,15 +219,13 @@ class Row(NamedTuple):
     Attributes:
         measure: Gives numbers; `unit` is one of them.
         target: To reach; None where the number is only shown.
-        earlier: Whether the column "before" is worth its time: what grows quadratically is left out where it is large.
     """
 
     what: str
-    measure: Callable[[], measure.Numbers]
+    measure: Callable[[], Numbers]
     unit: str
     target: float | None
     more: bool = False
-    earlier: bool = True
 
     def met(self, number: float) -> bool | None:
         """Whether a number reaches the target; None where there is none."""
@@ -43,23 +234,20 @@ class Row(NamedTuple):
         return number >= self.target if self.more else number <= self.target
 
 
-_LARGE = partial(measure.simulator, 12_500, 25_000, repeats=1)
-_READ = partial(measure.examples_read, 4, 1024)
+_LARGE, _READ = partial(simulator, 12_500, 25_000, repeats=1), "examples that 4 ranks read, over those of a Dataset"
 
 ROWS = {
-    "imports": Row("`from hydro_rasda import tune`, beyond `import torch`", measure.imports, "s of CPU", 0.3),
-    "script": Row("the first program of the guides, from `python` to its end", measure.script, "s of CPU", None),
-    "traces": Row("`tune`, 9 trials of a model without a width argument", partial(measure.traces, 9), "traces", 1),
-    "dispatch": Row("the next groups of a device, 2,000 trials waiting", partial(measure.dispatch, 2000), "ms", 5),
-    "scheduler": Row("`RASDAScheduler` alone, 400 trials", partial(measure.scheduler, 400), "s", 0.4),
-    "scheduler_large": Row("... 10,000 trials", partial(measure.scheduler, 10_000), "s", 10, earlier=False),
-    "resume": Row("8 of a group of 256 go on from its checkpoint", partial(measure.resume, 256, 8), "s", 0.5),
-    "simulator": Row("simulator, 1,250 GPUs: an event", partial(measure.simulator, 1250, 2500), "us", 40),
-    "simulator_large": Row("... 12,500 GPUs", _LARGE, "us", 40, earlier=False),
-    "events": Row("... 256 GPUs: events", partial(measure.simulator, 256, 2000), "million a minute", 3, more=True),
-    "examples_read": Row(
-        "examples that 4 ranks read, over those of a Dataset", partial(measure.examples_read, 4, 1024), "times", 1
-    ),
+    "imports": Row("`from hydro_rasda import tune`, beyond `import torch`", imports, "s of CPU", 0.3),
+    "script": Row("the first program of the guides, from `python` to its end", script, "s of CPU", None),
+    "traces": Row("`tune`, 9 trials of a model without a width argument", partial(traces, 9), "traces", 1),
+    "dispatch": Row("the next groups of a device, 2,000 trials waiting", partial(dispatch, 2000), "ms", 5),
+    "scheduler": Row("`RASDAScheduler` alone, 400 trials", partial(scheduler, 400), "s", 0.4),
+    "scheduler_large": Row("... 10,000 trials", partial(scheduler, 10_000), "s", 10),
+    "resume": Row("8 of a group of 256 go on from its checkpoint", partial(resume, 256, 8), "s", 0.5),
+    "simulator": Row("simulator, 1,250 GPUs: an event", partial(simulator, 1250, 2500), "us", 40),
+    "simulator_large": Row("... 12,500 GPUs", _LARGE, "us", 40),
+    "events": Row("... 256 GPUs: events", partial(simulator, 256, 2000), "million a minute", 3, more=True),
+    "examples_read": Row(_READ, partial(examples_read, 4, 1024), "times", 1),
 }
 
 
@@ -72,29 +260,17 @@ def measured(row: Row) -> dict[str, Any]:
 
 def markdown(result: dict[str, Any]) -> str:
     """The result as a table, misses included."""
-    machine = result["environment"]
+    machine, rows = result["environment"], []
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    lines = [
-        "# Ten times the size",
-        "",
-        f"{machine['cpu']}, where a row names no other, {machine['cores']} cores, Python {machine['python']}, "
-        f"{versions}. Medians of a few runs, each with its date and the load average at its start: under load, times "
-        "are longer than on a quiet machine, counts are not. *Before* is the code that the work on these rows began "
-        "with, measured by the same functions "
-        "(`benchmarks/scale_rows.py`). Rerun: `python -m benchmarks.scale [row ...]`.",
-        "",
-        "| row | what | before | now | to reach | | measured (load) |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    where = f"{machine['cpu']}, where a row names no other, {machine['cores']} cores, Python {machine['python']}, "
     for name, row in ROWS.items():
         before, now = (result[column].get(name) for column in ("before", "now"))
         target = "" if row.target is None else f"{row.target:g} {row.unit}"
         verdict = {True: "met", False: "**missed**", None: ""}[row.met(now["number"]) if now else None]
         when = ", ".join(_when(cell, machine["cpu"]) for cell in (before, now) if cell)
-        lines.append(
-            f"| `{name}` | {row.what} | {shown(before, row)} | {shown(now, row)} | {target} | {verdict} | {when} |"
-        )
-    return "\n".join(lines) + "\n"
+        rows.append([f"`{name}`", row.what, shown(before, row), shown(now, row), target, verdict, when])
+    drawn = columns(["row", "what", "before", "now", "to reach", "", "measured (load)"], rows)
+    return f"# Ten times the size\n\n{where}{versions}. {texts('scale')['head']}\n\n{drawn}\n"
 
 
 def _when(cell: dict[str, Any], cpu: str) -> str:
@@ -114,17 +290,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write the result files."""
     parser = options(__doc__)
     parser.add_argument("rows", nargs="*", metavar="row", help=", ".join(ROWS))
-    parser.add_argument("--before", action="store_true", help="write the column of the code before")
     given = parser.parse_args(arguments)
     unknown = set(given.rows) - ROWS.keys()
     if unknown:
         parser.error(f"`row` is {min(unknown)!r}, but must be one of {', '.join(ROWS)}")
-    for name in given.rows or [name for name, row in ROWS.items() if row.earlier or not given.before]:
+    for name in given.rows or ROWS:
         cell = measured(ROWS[name])
         print(f"{name}: {shown(cell, ROWS[name])}   load {cell['load']}", flush=True)
         # Read anew for each row: a measurement beside this one may have written another.
         result = {"environment": environment(versions=VERSIONS), **read(given.out / FILE, {"before": {}, "now": {}})}
-        result["before" if given.before else "now"][name] = cell
+        result["now"][name] = cell
         save(given.out / FILE, result, markdown(result))
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.result_files import Row, cpu_model, environment, options
+from benchmarks.result_files import Row, columns, cpu_model, environment, options, texts
 from benchmarks.transfer_tasks import TASKS, Config, Task, load_task, loss_of, score_of
 from fusion import lr_factor
 from surrogate import compare_rankings, make_surrogate
@@ -164,136 +164,23 @@ def write_page(folder: Path) -> None:
     """Render what is there of all tasks as `transfer_quality.md`, followed by `transfer_notes.md`."""
     found = [folder / f"transfer_{name}.json" for name in ("digits", "cifar10", "shakespeare")]
     tables = [_table(json.loads(path.read_text())) for path in found if path.exists()]
-    tables += _parts(folder)
     notes = [path.read_text() for path in folder.glob("transfer_notes.md")]
-    (folder / "transfer_quality.md").write_text("\n\n".join([_HEAD, *tables, *notes]))
-
-
-_HEAD = """# Do narrow models rank hyperparameters like the wide one?
-
-Random configurations (batch size, learning rate, momentum or beta1, schedule) are trained at full width as ordinary
-models. At narrow widths, they are trained as muP surrogates and as plain narrow models. The column *rho* is Spearman's
-rank correlation of the final validation scores with the full width's. The column *regret@k* compares the best of the
-narrow model's top k with the best configuration of all, both at full width. It is in points of accuracy, or in nats of
-loss. *Other seeds*: the full width against itself under other seeds, which no narrow model can be expected to beat. The
-spread is the standard deviation of the best configuration's full-size score over 5 seeds. Configurations and all scores
-are in `transfer_<task>.json`, scatter plots in `transfer_<task>.png`. Rerun: `python -m benchmarks.transfer_quality
-<task>`."""
+    (folder / "transfer_quality.md").write_text("\n\n".join([texts("transfer_quality")["head"], *tables, *notes]))
 
 
 def _table(result: dict[str, Any]) -> str:
     environment, unit = result["environment"], "points" if result["score"] == "accuracy" else "nats"
-    lines = [
-        f"## {result['task']}: {len(result['configs'])} configurations, {result['epochs']} epoch(s) of "
-        f"{result['train_samples']} samples; spread between seeds {result['seed_spread']:.3g} {unit}",
-        "",
-        f"{environment['date']}, {environment['machine']}, Python {environment['python']}, torch "
-        f"{environment['torch']}; {result['seconds']} s.",
-        "",
-        "| width ratio | | rho | regret@1 | regret@2 | regret@3 | verdict |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in result["rows"]:
         scheme = {"reseed": "full width, other seeds"}.get(row["scheme"], row["scheme"])
-        regrets = " | ".join(f"{row['regret'][str(k)]:.3g}" for k in (1, 2, 3))
-        lines.append(f"| {row['width_ratio']:g} | {scheme} | {row['rho']:.3f} | {regrets} | {row['verdict']} |")
-    return "\n".join(lines)
-
-
-def _parts(folder: Path) -> list[str]:
-    """Render the studies of `benchmarks.transfer_parts`: means over their seeds, as three tables."""
-    found = [json.loads(path.read_text()) for path in sorted((folder / "transfer_parts").glob("*.json"))]
-    results = [result for result in found if result["optimizer"] != "decay"]
-    if not results:
-        return []
-    of: dict[tuple[str, str, float, float, float], list[dict[str, Any]]] = {}
-    for result in results:
-        for row in result["rows"]:
-            key = result["task"], result["optimizer"], row["width"], row["depth"], row["factor"]
-            of.setdefault(key, []).append(row)
-    lines = [
-        _PARTS_HEAD,
-        f"{results[0]['environment']['date']}, {results[0]['environment']['machine']}.",
-        "",
-        "| task | optimizer | seeds | width | depth | branches | price | rho | regret@1 | regret@4 | best at place |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (task, kind, width, depth, factor), rows in of.items():
-        price, rho = (statistics.mean(row[name] for row in rows) for name in ("cost", "rho"))
-        regrets = " | ".join(f"{statistics.mean(row['regret'][k] for row in rows):.3f}" for k in (0, 1))
-        places = ", ".join(str(row["place"]) for row in rows)
-        sizes = f"{width:g} | {depth:g} | x{factor:g}"
-        lines.append(f"| {task} | {kind} | {len(rows)} | {sizes} | {price:.3f} | {rho:.2f} | {regrets} | {places} |")
-    tried = {result["task"]: result["embedding"] for result in results if "embedding" in result}
-    decays = [result for result in found if result["optimizer"] == "decay"]
-    return ["\n".join(lines), *([_embedding(tried)] if tried else []), *([_decays(decays)] if decays else [])]
-
-
-def _decays(results: list[dict[str, Any]]) -> str:
-    of: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
-    for result in results:
-        for row in result["rows"]:
-            of.setdefault((result["task"], row["width"], row["rule"]), []).append(row)
-    lines = [
-        _DECAYS_HEAD,
-        "| task | seeds | width | rule | rho | regret@1 | regret@4 | best at place | decay of the best, in octaves |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (task, width, rule), rows in of.items():
-        rho, higher = (statistics.mean(row[name] for row in rows) for name in ("rho", "higher"))
-        regrets = " | ".join(f"{statistics.mean(row['regret'][k] for row in rows):.3f}" for k in (0, 1))
-        places = ", ".join(str(row["place"]) for row in rows)
-        lines.append(
-            f"| {task} | {len(rows)} | {width:g} | {rule} | {rho:.2f} | {regrets} | {places} | {higher:+.1f} |"
-        )
-    return "\n".join(lines)
-
-
-def _embedding(tried: dict[str, list[dict[str, Any]]]) -> str:
-    multipliers = [row["multiplier"] for row in next(iter(tried.values()))]
-    lines = [
-        _EMBEDDING_HEAD,
-        f"| task | {' | '.join(f'x{multiplier:g}' for multiplier in multipliers)} |",
-        "|---|" + "---|" * len(multipliers),
-    ]
-    for task, rows in tried.items():
-        lines.append(f"| {task} | {' | '.join(format(min(row['losses']), '.3f') for row in rows)} |")
-    return "\n".join(lines)
-
-
-_PARTS_HEAD = """## Muon, rates by part, and depth
-
-Residual models of four blocks, or of eight: an MLP 256 wide (digits), a transformer 64 wide (shakespeare), a CNN of 32
-channels (CIFAR-10). 24 configurations for each seed, 2 to 6 epochs, a linear decay, batches of 32. AdamW has learning
-rates of embedding and head between 1/8 and 8 times `lr`. Muon has an `lr.adamw` between these. All surrogates of a row
-train as one fused model. The column *branches* is the factor of residual branches: x2 at half the depth is CompleteP's
-rule. The column *price* is CPU time over that of the full-size models. Regrets are in nats of validation loss. The last
-column is the place of the full-size model's best configuration in the surrogates' ranking, for each seed. Rerun:
-`python -m benchmarks.transfer_parts <task>`.
-"""
-
-_EMBEDDING_HEAD = """### The embedding's learning rate at full size
-
-Best validation loss in nats over four learning rates of AdamW, for three multipliers of the embedding's rate.
-"""
-
-_DECAYS_HEAD = """### Weight decay of surrogates
-
-24 configurations of AdamW for each seed, with weight decays from 1/16 to 8, on a quarter of the data for four times the
-epochs, so that models overfit. A rule gives the factor of a surrogate's weight decay at width ratio m. Hidden matrices
-have 1/m times the learning rate there, all other parameters the same:
-
-| rule | source | hidden matrices | others |
-|---|---|---|---|
-| product | learning rate x weight decay is equal at all widths (arXiv:2510.19093); the default | m | 1 |
-| root | weight decay in proportion to the root of the width (arXiv:2510.15262) | sqrt(m) | 1 |
-| decay | weight decay is equal at all widths (AdamW's own, under muP) | 1 | 1 |
-| inverse | learning rate x weight decay in proportion to 1 / width (arXiv:2512.05620) | 1 | 1/m |
-
-The last column says how many octaves higher the weight decays of the surrogates' best six configurations are than those
-of the full-size model's best six. *Other seeds* is full size against itself. Regrets are in nats. Rerun: `python -m
-benchmarks.transfer_parts <task> --decay`.
-"""
+        regrets = [f"{row['regret'][str(k)]:.3g}" for k in (1, 2, 3)]
+        rows.append([f"{row['width_ratio']:g}", scheme, f"{row['rho']:.3f}", *regrets, row["verdict"]])
+    title = f"## {result['task']}: {len(result['configs'])} configurations, {result['epochs']} epoch(s) of "
+    title += f"{result['train_samples']} samples; spread between seeds {result['seed_spread']:.3g} {unit}"
+    where = f"{environment['date']}, {environment['machine']}, Python {environment['python']}, torch "
+    where += f"{environment['torch']}; {result['seconds']} s."
+    names = ["width ratio", "", "rho", "regret@1", "regret@2", "regret@3", "verdict"]
+    return "\n\n".join([title, where, columns(names, rows)])
 
 
 if __name__ == "__main__":

@@ -38,18 +38,12 @@ REPORT = {
 
 def rasda_paper(path: Path) -> None:
     """Draw RASDA's experiments in virtual time."""
-    from benchmarks import rasda_paper, rasda_report, rasda_settings
+    from benchmarks import rasda_paper, rasda_settings
+    from benchmarks.result_files import read
 
     results = json.loads(path.with_suffix(".json").read_text())
     assumptions = rasda_settings.Assumptions(**results["assumptions"])
-    rasda_report.plot(results, rasda_paper.timeline(assumptions), path)
-
-
-def rasda_beyond(path: Path) -> None:
-    """Draw RASDA and its neighbours."""
-    from benchmarks import rasda_beyond
-
-    rasda_beyond.plot(json.loads(path.with_suffix(".json").read_text()), path)
+    rasda_paper.plot(results, read(rasda_paper.SCALING)["fig4"], rasda_paper.timeline(assumptions), path)
 
 
 def replay(path: Path) -> None:
@@ -83,12 +77,13 @@ def idea_picture(path: Path) -> None:
 PICTURES: dict[str, Callable[[Path], None]] = {
     **{f"docs/idea-{name}.svg": idea_picture for name in idea.SCHEMES},
     "benchmarks/results/rasda_paper.png": rasda_paper,
-    "benchmarks/results/rasda_beyond.png": rasda_beyond,
     "benchmarks/results/replay.png": replay,
     **{f"benchmarks/results/transfer_{task}.png": transfer for task in ("cifar10", "digits", "shakespeare")},
     "benchmarks/results/vs_asha.png": vs_asha,
 }
 """All pictures but those of the report, with what draws each."""
+SETTLED = ("benchmarks/results/rasda_beyond.png",)
+"""Pictures of studies that are over; their pages name the commit at which their scripts stand."""
 
 
 def draw_report(names: Sequence[str]) -> None:

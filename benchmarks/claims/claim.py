@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from benchmarks.result_files import read
 
 
 class Claim(NamedTuple):
@@ -41,3 +44,13 @@ def of_source(source: str, where: str = "") -> Callable[..., Claim]:
         return Claim(what, measured, target, met, where, source)
 
     return claim
+
+
+def settled(*studies: str) -> Callable[[Path], list[Claim]]:
+    """Return the maker of the lines of studies that are over; their pages name the commit at which a script stands."""
+
+    def claims(folder: Path) -> list[Claim]:
+        lines = read(folder / "settled.json", {})
+        return [Claim(*line) for study in studies for line in lines.get(study, [])]
+
+    return claims

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.claims.claim import Claim
-from benchmarks.replay.calibration import races
-from benchmarks.replay.table import Table, recorded
-from benchmarks.replay.yardsticks import AGAIN, RESAMPLES, RULES, TODAY, Row, Rows, halves, mean, rows
+from benchmarks.claims.claim import Claim, of_source
+from benchmarks.replay.table import recorded
+from benchmarks.replay.yardsticks import AGAIN, RESAMPLES, RULES, TODAY, Row, Rows, halves, mean, races, rows
 from benchmarks.vs_asha.report import of_today, read
 from benchmarks.vs_asha.statistics import BASELINE, overall
 from benchmarks.vs_asha.words import machine
@@ -33,6 +33,14 @@ ABLATIONS = (
     f'{TODAY}, `keep="last"`',
 )
 
+REPLAY = "replay.md"
+ASKED = {
+    "Hyperband sweeps": "Hyperband",
+    "median stopping sweeps": "median stopping",
+    "no stopping in the sweep": "no stopping",
+}
+"""The rules that the page of the replay compares with halving, by their names there."""
+
 
 def held_out(folder: Path, resamples: int = RESAMPLES) -> list[Claim]:
     """Return the claims on the second half of the tasks: replayed, then really run."""
@@ -45,11 +53,8 @@ def _replayed(folder: Path, resamples: int) -> list[Claim]:
         return []
     found = rows(tables, {name: rule for name, rule in RULES.items() if name in ABLATIONS}, resamples)
     today, again = mean(found[TODAY].values()), mean(found[AGAIN].values())
-    where, source = f"recorded trainings of {len(tables)} tasks; {_searches(tables, resamples)} searches", "replay.md"
-
-    def claim(what: str, measured: str, target: str = "", met: bool | None = None) -> Claim:
-        return Claim(what, measured, target, met, where, source)
-
+    searches = sum(resamples * len(table.about.seeds) for table in tables.values())
+    claim = of_source(REPLAY, f"recorded trainings of {len(tables)} tasks; {searches} searches")
     claims = []
     for what, share in (
         ("The model handed back tests no worse than ASHA's by more than a seed's spread (replayed)", "handed"),
@@ -63,26 +68,17 @@ def _replayed(folder: Path, resamples: int) -> list[Claim]:
     costs = [row.cost for row in found[TODAY].values()]
     measured = f"{today.cost:.1f}, by task {min(costs):.1f} to {max(costs):.1f}; ASHA {again.cost:.1f}"
     claims.append(claim("... cost in full trainings", measured, f"at most {COST}", max(costs) <= COST))
-    claims.append(_calibration(tables, resamples, where))
+    sure = [race for table in tables.values() for race in races(table, resamples) if race.probability >= SURE]
+    stated, best = (sum(values) / len(sure) for values in ([r.probability for r in sure], [r.best for r in sure]))
+    what = f"... stated probabilities of at least {SURE:g} that the winner is the best of its finalists"
+    measured = f"{stated:.2f} in the mean; it was the best in {best:.0%}"
+    claims.append(claim(what, measured, "within 5 points", abs(stated - best) <= 0.05))
     claims += [
         claim(f"... with one thing changed: {name.removeprefix(TODAY + ', ')}", _ablation(found, name))
         for name in ABLATIONS[1:]
         if name in found
     ]
     return claims
-
-
-def _calibration(tables: Mapping[str, Table], resamples: int, where: str) -> Claim:
-    sure = [race for table in tables.values() for race in races(table, resamples) if race.probability >= SURE]
-    stated, best = (sum(values) / len(sure) for values in ([r.probability for r in sure], [r.best for r in sure]))
-    return Claim(
-        f"... stated probabilities of at least {SURE:g} that the winner is the best of its finalists",
-        f"{stated:.2f} in the mean; it was the best in {best:.0%}",
-        "within 5 points",
-        abs(stated - best) <= 0.05,
-        where,
-        "replay.md",
-    )
 
 
 def _ablation(found: Rows, name: str) -> str:
@@ -99,10 +95,6 @@ def _tasks(behind: Sequence[str]) -> tuple[str, str, bool]:
     return ", ".join(behind) or "none", "none", not behind
 
 
-def _searches(tables: Mapping[str, Table], resamples: int) -> int:
-    return sum(resamples * len(table.about.seeds) for table in tables.values())
-
-
 def _live(folder: Path) -> list[Claim]:
     tables = halves(recorded(folder / "replay"))[1]
     tasks = {task: methods for task, methods in of_today(read(folder / "vs_asha")).items() if task in tables}
@@ -112,25 +104,14 @@ def _live(folder: Path) -> list[Claim]:
     before = sum("last_look" not in cell["settings"] for methods in tasks.values() for cell in methods["tune"])
     how = f"really run, {before} of them without the last look" if before else "really run"
     where = machine([cell for methods in tasks.values() for name in (BASELINE, "tune") for cell in methods[name]])
-
-    def claim(what: str, measured: str, target: str = "", met: bool | None = None) -> Claim:
-        return Claim(what, measured, target, met, where, "vs_asha.md")
-
-    claims = []
-    for what, count, runs, by_itself in (
-        (
-            f"The model handed back tests no worse than Ray Tune's ASHA's by more than a seed's spread ({how})",
-            found.not_worse,
-            found.runs,
-            chance.not_worse / chance.runs,
-        ),
-        (
-            "... its configuration, trained again plainly from other seeds",
-            found.again_not_worse,
-            found.again,
-            chance.again_not_worse / chance.again,
-        ),
+    claim, claims = of_source("vs_asha.md", where), []
+    handed = f"The model handed back tests no worse than Ray Tune's ASHA's by more than a seed's spread ({how})"
+    again = "... its configuration, trained again plainly from other seeds"
+    for what, (count, runs), (chances, of) in (
+        (handed, (found.not_worse, found.runs), (chance.not_worse, chance.runs)),
+        (again, (found.again_not_worse, found.again), (chance.again_not_worse, chance.again)),
     ):
+        by_itself = chances / of
         measured = f"{count} of {runs} runs; ASHA with another seed {by_itself:.0%}"
         claims.append(claim(what, measured, f"{AHEAD:.0%} more often", count / runs >= by_itself + AHEAD))
     claims.append(claim("... tasks on which the model handed back is worse by more in the mean", *_tasks(found.lost)))
@@ -139,3 +120,17 @@ def _live(folder: Path) -> list[Claim]:
         measured = f"{one.not_worse} of {one.runs} runs; trained again {one.again_not_worse} of {one.again}"
         claims.append(claim(f"... on {task}", measured))
     return claims
+
+
+def in_the_replay(folder: Path) -> list[Claim]:
+    """Rules of the sweep against halving, on the tasks that chose no rule."""
+    page = (folder / REPLAY).read_text() if (folder / REPLAY).exists() else ""
+    _, _, second = page.partition("**The second half**")
+    rows = {cells[0]: cells[2:] for line in second.splitlines() if len(cells := re.split(r" *\| *", line)[1:-1]) == 6}
+    found = []
+    for name, title in ASKED.items() if TODAY in rows else ():
+        (cost, _, handed, again), (own, _, own_handed, own_again) = rows[name], rows[TODAY]
+        measured = f"{cost} full trainings, no worse than ASHA in {handed} (trained again {again})"
+        measured += f"; halving {own}, {own_handed} ({own_again})"
+        found.append(Claim(f"{title} in the sweep, replayed", measured, "", None, "", REPLAY))
+    return found

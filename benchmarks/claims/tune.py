@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 
-from benchmarks import folds, peers, scale
+from benchmarks import peers, scale
 from benchmarks.claims.claim import Claim, machine_of, of_source, waiting
 from benchmarks.replay import policies
 from benchmarks.replay.live import agreement_with_live
@@ -76,36 +75,6 @@ def against_peers(folder: Path) -> list[Claim]:
         where = machine_of(result["environment"])
         found.append(Claim(what, measured, "more than half", 2 * won[0] > len(rows), where, "peers.md"))
     return found
-
-
-def over_folds(folder: Path) -> list[Claim]:
-    """`tune` over folds: its test scores against ASHA's, and its time against cross-validation one after another."""
-    found = []
-    rows = [*folds.compared(folds.read(folder / "folds"), folder)]
-    for row in rows:
-        if row["method"] == folds.PLAIN:
-            continue
-        alone = " (ASHA's training examples alone)" if row["method"] == "tune_on_train" else ""
-        what = f"{TASK_NAMES[row['task']]}, `val_data` of {folds.FOLDS} folds{alone}"
-        where = machine_of(row["environment"])
-        share = row["not_worse"] / row["runs"]
-        measured = f"{row['not_worse']} of {row['runs']} runs test no worse than ASHA by more than a seed's spread"
-        measured += f"; better in {row['better']}; median {row['test']:.3g} against {row['base']:.3g}"
-        met = share >= folds.TARGET_SHARE
-        found.append(Claim(what, measured, f"{folds.TARGET_SHARE:.0%} of runs", met, where, _FOLDS))
-        if alone:
-            continue
-        name, target = f"... {_FASTER}", f"{folds.TARGET_SPEEDUP:g}x"
-        if speed := row["speedups"]:
-            told = f"{median(speed):.3g}x [{speed[0]:.3g}, {speed[-1]:.3g}], {len(speed)} seeds; {row['wall']:.3g} s"
-            found.append(Claim(name, told, target, median(speed) >= folds.TARGET_SPEEDUP, where, _FOLDS))
-        else:
-            found.append(waiting(name, target, _FOLDS, where))
-    return found
-
-
-_FOLDS = "folds.md"
-_FASTER = "the same against cross-validation of all configurations one after another"
 
 
 def _overall(tasks: Cells, source: str) -> list[Claim]:

@@ -19,36 +19,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.replay import anytime, calibration, live, yardsticks
+from benchmarks.replay import anytime, live, yardsticks
 from benchmarks.replay.table import FOLDER, Table, recorded, sample_folder
-from benchmarks.result_files import DEFAULT_DATA
+from benchmarks.result_files import DEFAULT_DATA, texts
 from benchmarks.tasks.load import ON_GPU, TASKS, load_task
 
 WIDTHS = (1 / 8, 1.0, 1 / 4, 1 / 2)
 NOTES = "replay_notes.md"
-YARDSTICKS = (
-    "Each rule in 50 searches of random three quarters of a task's configurations, with each seed, against ASHA on the "
-    "same configurations. `handed back`: how often the model that a search hands back tests worse by no more than a "
-    "standard deviation between seeds. It has the averaged weights of the epoch that `tune` keeps; ASHA's has those of "
-    "the last epoch. `trained again`: the same of the winner's configuration, trained again with the other seeds to "
-    "its last epoch, without averages. `cost`: median, in full trainings, by CPU seconds of one thread; mean over "
-    "tasks."
-)
-CALIBRATION = (
-    "The probability that `TuneResult` states of its winner, and how often that was the best of the finalists, had all "
-    "of them gone on."
-)
-ANYTIME = (
-    "Regret if a search were stopped: that of the configuration in training at full width that validated best so far. "
-    "Each counts by the averaged weights of its best epoch. As long as nothing has been trained at full "
-    "width, a run counts as 10 behind, the most that any does."
-)
-LIVE = (
-    "These are the searches that [were run live](vs_asha.md) and whose configurations are recorded, each with its own "
-    "weights and orders of examples. Columns count how often a policy reaches the validation score of Ray's ASHA in "
-    "that run. They also count how often its test score is at most a standard deviation between seeds behind. "
-    "`cost`: mean over tasks, in full trainings, by CPU seconds of one thread."
-)
 
 
 def overview(tables: Mapping[str, Table]) -> str:
@@ -70,14 +47,14 @@ def write(folder: Path = FOLDER) -> Path:
     parts = ["# Replay", "", f"Drawn by `python -m benchmarks.replay write`; [what to read from it]({NOTES}).", ""]
     parts += [f"Recorded with: {', '.join(sorted(environments))}.", "", overview(tables), ""]
     searches = live.setups(folder)
-    sections = (
-        ("Both yardsticks", YARDSTICKS, yardsticks.page(tables)),
-        ("Stated probabilities", CALIBRATION, calibration.page(tables)),
-        ("Anytime", ANYTIME, anytime.page(tables, path.with_suffix(".png"))),
-        ("The live searches, replayed", LIVE, "\n\n".join([live.page(searches), live.agreements(searches)])),
+    found = (
+        yardsticks.page(tables),
+        yardsticks.probabilities(tables),
+        anytime.page(tables, path.with_suffix(".png")),
+        "\n\n".join([live.page(searches), live.agreements(searches)]),
     )
-    for title, told, found in sections:
-        parts += [f"## {title}", "", told, "", found.strip(), ""]
+    for (title, told), drawn in zip(texts("replay").items(), found, strict=True):
+        parts += [f"## {title}", "", told, "", drawn.strip(), ""]
     path.write_text("\n".join(parts).rstrip() + "\n")
     return path
 

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, at_random, one_epoch, swept, today
-from benchmarks.replay.searchers import Searched
-from benchmarks.replay.table import Table
-from benchmarks.replay.truth import Floats, Ints, complete_seeds, seed_spread
+from benchmarks.replay.table import Floats, Ints, Table, complete_seeds, seed_spread
 from benchmarks.replay.yardsticks import RESAMPLES, draws, halves
 
 if TYPE_CHECKING:
@@ -48,9 +46,6 @@ METHODS = {
     "Hyperband in the sweep": Method(Tune(rule="hyperband"), "#009E73"),
     "median stopping in the sweep": Method(Tune(rule="median"), "#009E73", "--"),
     "no stopping in the sweep": Method(Tune(rule="none"), "#009E73", ":"),
-    "half of the sample, uniform points": Method(Searched("random"), "#E69F00", ":"),
-    "half of the sample, Sobol points": Method(Searched("qmc"), "#E69F00"),
-    "half of the sample, TPE": Method(Searched("tpe"), "#E69F00", "--"),
     "Hydro: the best surrogate's alone": Method(swept(1), "#0072B2", "--"),
     "one epoch each, two to the end": Method(one_epoch(2), "#CC79A7"),
     "two at random": Method(at_random(2), "#7F7F7F", "--"),

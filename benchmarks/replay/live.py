@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, swept, today
-from benchmarks.replay.table import FOLDER, Table, recorded, sample_folder
-from benchmarks.replay.truth import goodness
+from benchmarks.replay.table import FOLDER, Table, goodness, recorded, sample_folder
 from benchmarks.vs_asha.report import Cells, read
 from benchmarks.vs_asha.statistics import BASELINE, as_good, ended, maximizes, paired, seed_spread
 from hydro_rasda.schedulers import agreement

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from benchmarks.replay.table import Table
-from benchmarks.replay.truth import Floats, after_cooldown, goodness
+from benchmarks.replay.table import Floats, Table, after_cooldown, goodness
 from hydro_rasda.schedulers import (
     AsyncSuccessiveHalving,
     Decision,

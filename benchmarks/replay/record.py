@@ -1,27 +1,226 @@
-"""Recording the replay table: cell by cell, so that a run that is killed loses one group of configurations at most."""
+"""Recording the replay table: configurations of one batch size at one width, fused, scored after every epoch.
+
+Initial weights, order of examples, muP multipliers and schedule are those of `tune`'s sweep for the same run seed, at
+full width those of its full-size stage. The models of these tasks draw no random numbers in training. Recording goes
+group by group, so that a run that is killed loses one group at most.
+"""
 
 from __future__ import annotations
 
+import copy
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from benchmarks.replay.table import About, Config, Table, branches_of, empty, load, save, widened
-from benchmarks.replay.training import fastest_group, groups, train
+from benchmarks.replay.table import SPLITS, About, Table, branches_of, empty, load, save, widened
 from benchmarks.result_files import environment
-from benchmarks.tasks.task import Task
-from benchmarks.vs_asha.search import configurations
+from benchmarks.tasks.task import Batch, Config, Task, objective
+from benchmarks.vs_asha.search import configurations, seeds
+from benchmarks.vs_asha.training import EVAL_BATCH_FACTOR
+from fusion import FusedModel, FusedOptimizer, fuse, fused_optimizer, lr_factor, plan_fusion
+from fusion.optim import OPTIMIZERS
+from hydro_rasda.config import RaceConfig
+from hydro_rasda.training.weight_average import Average
+from surrogate import lr_multipliers, make_surrogate, weight_decay_multipliers
 
+JUDGED = 2 * len(SPLITS)
+"""A score and a loss for each split."""
 SAMPLED_WITH = 0
 """The run seed whose configurations are recorded, with every seed of training, unless another one is asked for."""
 MOST = 16
 """A group's most members, so that little is lost where recording stops."""
 
 
-def record(task: Task, widths: Sequence[float], seeds: Sequence[int], folder: Path, sample: int = SAMPLED_WITH) -> None:
+@dataclass(frozen=True)
+class Curves:
+    """What training a group gave.
+
+    Attributes:
+        scores: [config, epoch, metric] of `METRICS`, its last six for each share of steps over which weights are
+            averaged; NaN from the epoch on in which the training loss was not finite.
+        seconds: CPU seconds of one member's training with one evaluation after each epoch.
+        cooled: [config, branch, metric] of `COOLED`; NaN where the training had no finite loss before.
+    """
+
+    scores: NDArray[np.float32]
+    seconds: float
+    cooled: NDArray[np.float32]
+
+
+def build(task: Task, number: int, config: Config, width: float, seed: int) -> nn.Module:
+    """A trial's model with its initial weights: muP's relative to the full width below it, else the model itself."""
+    torch.manual_seed(seeds(task, number, seed).weights)
+    return task.model_fn(config, 1.0) if width == 1 else make_surrogate(task.model_fn, config, width)
+
+
+def multipliers(module: nn.Module, width: float) -> dict[str, dict[str, dict[str, float]]]:
+    """muP's factors for each optimizer, as `fused_optimizer` takes them; none at full width."""
+    if width == 1:
+        return {}
+    return {
+        "lr_multipliers": {name: lr_multipliers(module, name) for name in OPTIMIZERS},
+        "weight_decay_multipliers": {name: weight_decay_multipliers(module, name) for name in OPTIMIZERS},
+    }
+
+
+def fastest_group(task: Task, configs: Mapping[int, Config], width: float) -> int:
+    """How many configurations of one batch size train fastest as one on this machine, by a short measurement."""
+    modules = [build(task, number, config, width, 0) for number, config in configs.items()]
+    batch = tuple(part[: next(iter(configs.values()))["batch_size"]] for part in task.train)
+    measure = objective(task.kind)
+    plan = plan_fusion(
+        modules,
+        list(configs.values()),
+        lambda model, batch: measure(model, batch)["loss"],
+        batch,
+        seconds=0.5,
+        multipliers=multipliers(modules[0], width),
+    )
+    return plan.width
+
+
+def train(
+    task: Task,
+    configs: Mapping[int, Config],
+    width: float,
+    seed: int,
+    shares: Sequence[float] = (RaceConfig.ema,),
+    branches: Sequence[tuple[int, float]] = (),
+) -> Curves:
+    """Train configurations of one batch size to the end, as one model.
+
+    Args:
+        seed: Of the run: initial weights and the order of examples follow from it.
+        shares: Of all steps, over which weights are averaged besides.
+        branches: Cooldowns to try on the way, see `About.branches`; the training goes on as if there were none.
+    """
+    modules = [build(task, number, config, width, seed) for number, config in configs.items()]
+    fused = fuse(modules)
+    update = fused_optimizer(fused, list(configs.values()), **multipliers(modules[0], width))
+    examples = _judged_examples(task)
+    size = next(iter(configs.values()))["batch_size"]
+    steps = math.ceil(len(task.train[0]) / size)
+    averages = [Average(lambda: _averaged_tensors(fused)) for _ in shares]
+    scores = np.full((len(configs), task.max_t, 1 + JUDGED * (1 + len(shares))), np.nan, np.float32)
+    cooled = np.full((len(configs), len(branches), JUDGED), np.nan, np.float32)
+    seconds, shuffles = 0.0, seeds(task, min(configs), seed).shuffles
+    for epoch, shuffle in enumerate(shuffles):
+        began = time.process_time()
+        fused.train()
+        order = _order(task, shuffle)
+        total = torch.zeros(len(configs), dtype=torch.float64)
+        for place, chunk in enumerate(order.split(size)):
+            factors = [lr_factor(c, epoch + place / steps, task.max_t, steps) for c in configs.values()]
+            losses = _step(task, fused, update, chunk, factors)
+            for share, average in zip(shares, averages):
+                average.update(share * steps * task.max_t)
+            total += losses.double() * len(chunk)
+        judged = [judge(task, fused, examples, size)]
+        seconds += time.process_time() - began
+        for average in averages:
+            with average.in_place():
+                judged.append(judge(task, fused, examples, size))
+        going = total.isfinite()
+        if not going.any():
+            break
+        row = torch.cat([total[:, None] / len(order), *judged], 1)
+        scores[:, epoch] = torch.where(going[:, None], row, math.nan).numpy()
+        for branch, (after, share) in enumerate(branches):
+            if after == epoch + 1:
+                batches = _order(task, shuffles[after]).split(size)[: max(1, round(share * after * steps))]
+                rates = [lr_factor(c, after, task.max_t, steps) for c in configs.values()]
+                with _left_untouched(fused, update):
+                    fused.train()
+                    for place, chunk in enumerate(batches):
+                        _step(task, fused, update, chunk, [rate * (1 - place / len(batches)) for rate in rates])
+                    row = judge(task, fused, examples, size)
+                cooled[:, branch] = torch.where(going[:, None], row, math.nan).numpy()
+    return Curves(scores, seconds / len(configs), cooled)
+
+
+def _order(task: Task, shuffle: int) -> Tensor:
+    return torch.randperm(len(task.train[0]), generator=torch.Generator().manual_seed(shuffle))
+
+
+def _step(task: Task, fused: FusedModel, update: FusedOptimizer, chunk: Tensor, factors: Sequence[float]) -> Tensor:
+    """Learn from the examples of these numbers, with each learning rate times its factor; losses [K] before that."""
+    update.set_lr_factor(factors)
+    losses: Tensor = fused.map(objective(task.kind), tuple(part[chunk] for part in task.train))["loss"]
+    update.zero_grad()
+    losses.sum().backward()
+    update.step()
+    return losses.detach()
+
+
+@contextmanager
+def _left_untouched(fused: FusedModel, update: FusedOptimizer) -> Iterator[None]:
+    """Have models and optimizers be afterwards what they were before."""
+    tensors = {**fused.stacked, **fused.stacked_buffers}
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    state = copy.deepcopy(update.state_dict())
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in {**fused.stacked, **fused.stacked_buffers}.items():
+                tensor.copy_(before[name])
+        update.load_state_dict(state)
+
+
+def _averaged_tensors(fused: FusedModel) -> dict[str, Tensor]:
+    tensors = {**fused.stacked, **fused.stacked_buffers}
+    return {name: value for name, value in tensors.items() if value.is_floating_point()}
+
+
+def judge(task: Task, fused: FusedModel, examples: Batch, batch_size: int) -> Tensor:
+    """Scores, then losses, of the three splits: [K, 6], as `METRICS` orders them."""
+
+    def measure(model: nn.Module, batch: Batch) -> Tensor:
+        inputs, target, weights = batch
+        output = model(inputs)
+        if task.kind == "field":
+            errors = (output - target).square()
+        else:
+            errors = F.cross_entropy(output.movedim(-1, 1), target, reduction="none")
+        losses = errors.reshape(len(target), -1).mean(1)
+        scores = (output.argmax(-1) == target).to(losses.dtype) if task.kind == "class" else losses
+        return torch.cat([part @ weights for part in (scores, losses)])
+
+    total = torch.zeros(fused.K, JUDGED, dtype=torch.float64)
+    fused.eval()
+    with torch.no_grad():
+        for batch in zip(*(part.split(EVAL_BATCH_FACTOR * batch_size) for part in examples)):
+            total += fused.map(measure, batch).double()
+    return total
+
+
+def _judged_examples(task: Task) -> Batch:
+    """Training examples, as many as validate, then the held ones; weights [N, 3] that make sums each split's mean."""
+    *held, weights = task.held
+    count = min(int((weights[:, 0] > 0).sum()), len(task.train[0]))
+    splits = torch.zeros(count + len(weights), 1 + weights.shape[1])
+    splits[:count, 0] = 1 / count
+    splits[count:, 1:] = weights / len(weights)
+    return (*(torch.cat([mine[:count], other]) for mine, other in zip(task.train, held)), splits)
+
+
+def groups(configs: Sequence[Config], numbers: Sequence[int], most: Mapping[int, int]) -> Iterator[list[int]]:
+    """Numbers of configurations of one batch size each, in groups of at most `most[batch size]`."""
+    for size in sorted({configs[n]["batch_size"] for n in numbers}):
+        of_size = [n for n in numbers if configs[n]["batch_size"] == size]
+        yield from (of_size[i : i + most[size]] for i in range(0, len(of_size), most[size]))
+
+
+def record(task: Task, widths: Sequence[float], of: Sequence[int], folder: Path, sample: int = SAMPLED_WITH) -> None:
     """Train what the table in `folder` lacks, width by width and seed by seed, and write it after each group.
 
     One process at a time may record a task. CPU seconds are those of one thread.
@@ -32,14 +231,12 @@ def record(task: Task, widths: Sequence[float], seeds: Sequence[int], folder: Pa
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        _extend(task, opened(task, widths, seeds, folder, sample), widths, seeds, folder)
+        _extend(task, opened(task, widths, of, folder, sample), widths, of, folder)
     finally:
         torch.set_num_threads(threads)
 
 
-def opened(
-    task: Task, widths: Sequence[float], seeds: Sequence[int], folder: Path, sample: int = SAMPLED_WITH
-) -> Table:
+def opened(task: Task, widths: Sequence[float], of: Sequence[int], folder: Path, sample: int = SAMPLED_WITH) -> Table:
     """The task's table as it is recorded so far, with room for these widths and seeds.
 
     Raises:
@@ -53,13 +250,13 @@ def opened(
         table = empty(About(task.name, task.mode, task.max_t, configs, [], [], branches=branches))
     if (table.about.configs, table.about.max_t) != (configs, task.max_t):
         raise ValueError(f"the table of {task.name} in {folder} is of other configurations; record into another folder")
-    return widened(table, widths, seeds, environment("torch", threads=1, load=None))
+    return widened(table, widths, of, environment("torch", threads=1, load=None))
 
 
-def _extend(task: Task, table: Table, widths: Sequence[float], seeds: Sequence[int], folder: Path) -> None:
+def _extend(task: Task, table: Table, widths: Sequence[float], of: Sequence[int], folder: Path) -> None:
     about, began = table.about, time.perf_counter()
     for width in widths:
-        places = {seed: (about.widths.index(width), about.seeds.index(seed)) for seed in seeds}
+        places = {seed: (about.widths.index(width), about.seeds.index(seed)) for seed in of}
         missing = {seed: np.flatnonzero(~table.recorded[at]).tolist() for seed, at in places.items()}
         most = _fastest_groups(task, about.configs, width) if any(missing.values()) else {}
         for seed, at in places.items():

@@ -9,15 +9,17 @@ Tasks fall into two halves, those of `FIRST` and the others. Each half chooses a
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, swept, today
-from benchmarks.replay.searchers import Searched
-from benchmarks.replay.table import Table
-from benchmarks.replay.truth import Ints, Keep, complete_seeds, goodness, seed_spread, subsets, truth
+from benchmarks.replay.policies import RACE_FACTOR, Policy, Search, Tables, Tune, asha, swept, today
+from benchmarks.replay.table import Ints, Keep, Table, complete_seeds, goodness, seed_spread, subsets, truth
+from hydro_rasda.schedulers import Race, chances
 
 SHARE, RESAMPLES = 0.75, 50
 AGAIN = "ASHA, another sample"
@@ -52,12 +54,6 @@ RULES: dict[str, Policy] = {
     "six finalists": Tune(finalists=6),
     "the best surrogate's alone (Hydro)": swept(1),
 }
-SEARCHERS: dict[str, Policy] = {
-    "half of the configurations, by uniform points": Searched("random"),
-    "half of the configurations, by Sobol points": Searched("qmc"),
-    "half of the configurations, by TPE": Searched("tpe"),
-}
-"""Ways to choose configurations; each half chooses among `RULES` alone."""
 
 
 @dataclass(frozen=True)
@@ -199,9 +195,7 @@ Rows = dict[str, dict[str, Row]]
 """By rule, then by task."""
 
 
-def rows(
-    tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES | SEARCHERS, resamples: int = RESAMPLES
-) -> Rows:
+def rows(tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES, resamples: int = RESAMPLES) -> Rows:
     """Each rule on each task that has what it looks at; ASHA with another sample besides."""
     found: Rows = {AGAIN: {}, **{name: {} for name in rules}, TODAY_LAST: {}}
     for task, table in tables.items():
@@ -277,3 +271,46 @@ def _by_task(found: Rows) -> Iterator[str]:
 
 def _share(value: float) -> str:
     return f"{value:.0%}"
+
+
+EDGES = (0.0, 0.6, 0.8, 0.95, 1.0)
+
+
+class Stated(NamedTuple):
+    """A race that is over.
+
+    Attributes:
+        probability: That its winner would be the best of all finalists, had all gone on.
+    """
+
+    probability: float
+    best: bool
+
+
+def races(table: Table, resamples: int = RESAMPLES) -> Iterator[Stated]:
+    """Today's races; those with a finalist that diverges are left out."""
+    tables = Tables(table)
+    for draw in draws(table, resamples):
+        search = Search(tables, draw.seed, draw.subset.tolist())
+        winner = today(search)
+        finalists = today.sweep(search)
+        ends = {n: float(tables.scores[1.0, "own"][draw.seed, n, -1]) for n in finalists}
+        if all(map(math.isfinite, ends.values())):
+            stops = today.stops_of(search)
+            full = {n: {at: search.look(1.0, n, at) for at in stops if at <= search.reached(n)} for n in finalists}
+            found = Race(search.max_t, "max", RACE_FACTOR, today.full_trainings).expected_ends(full)
+            yield Stated(chances(found, "max")[winner], ends[winner] >= max(ends.values()))
+
+
+def probabilities(tables: Mapping[str, Table], resamples: int = RESAMPLES) -> str:
+    """By half and range of probabilities: how many races, what was stated in the mean, and how often it held."""
+    lines = ["| half | stated between | races | stated, mean | winner is the best |", f"|{'---|' * 5}"]
+    for name, half in zip(("first", "second"), halves(tables)):
+        found = [race for table in half.values() for race in races(table, resamples)]
+        for low, high in (*itertools.pairwise(EDGES), (EDGES[0], EDGES[-1])):
+            there = [race for race in found if low < race.probability <= high]
+            if there:
+                stated = sum(race.probability for race in there) / len(there)
+                best = sum(race.best for race in there) / len(there)
+                lines.append(f"| {name} | {low:g} and {high:g} | {len(there)} | {stated:.2f} | {best:.2f} |")
+    return "\n".join(lines)

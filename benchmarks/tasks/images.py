@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.fusion_cases import resnet18
-from benchmarks.tasks.task import GPU_TRIALS, Config, Task, held
+from benchmarks.tasks.task import GPU_TRIALS, SGD, Config, Task, held, sizes
 from benchmarks.transfer_tasks import cifar_images
 
 
 def digits(data: Path, reduced: bool) -> Task:
     """scikit-learn's 8x8 digits, an MLP 64-256-256-10; 1,197 to train on, 300 to validate, 300 to test."""
     x, y = shuffled_digits()
-    return Task(
-        name="digits",
-        model_fn=_mlp,
-        kind="class",
-        train=(x[600:], y[600:]),
-        held=held((x[:300], y[:300]), (x[300:600], y[300:600])),
-        lr=(1e-3, 1.0),
-        batch_sizes=(32, 64),
-        optimizer="sgd",
-        num_samples=64,
-        max_t=27,
-        reduced=False,
-    )
+    parts = held((x[:300], y[:300]), (x[300:600], y[300:600]))
+    return Task("digits", _mlp, "class", (x[600:], y[600:]), parts, num_samples=64, max_t=27, **SGD)
 
 
 def shuffled_digits() -> tuple[Tensor, Tensor]:
@@ -48,37 +36,17 @@ def _mlp(config: Config, width_ratio: float) -> nn.Module:
     return nn.Sequential(*(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)))
 
 
-def _images(
-    name: str,
-    model_fn: Callable[[Config, float], nn.Module],
-    *,
-    trials: int,
-    max_t: int,
-    choices: Mapping[str, Sequence[Any]] = MappingProxyType({}),
-) -> Task:
+def _images(name: str, model_fn: Callable[[Config, float], nn.Module], **more: Any) -> Task:
     """Digits as images; 597 to train on, 600 to validate, 600 to test."""
     x, y = shuffled_digits()
-    sizes = [597, 600, 600]
-    train, validation, test = zip(x.view(-1, 1, 8, 8).split(sizes), y.split(sizes))
-    return Task(
-        name=name,
-        model_fn=model_fn,
-        kind="class",
-        train=train,
-        held=held(validation, test),
-        lr=(1e-3, 1.0),
-        batch_sizes=(32, 64),
-        optimizer="sgd",
-        choices=choices,
-        num_samples=trials,
-        max_t=max_t,
-        reduced=False,
-    )
+    each = [597, 600, 600]
+    train, validation, test = zip(x.view(-1, 1, 8, 8).split(each), y.split(each))
+    return Task(name, model_fn, "class", train, held(validation, test), **SGD, **more)
 
 
 def residual(data: Path, reduced: bool) -> Task:
     """Digits, a residual CNN of 32 and 64 channels with GroupNorm."""
-    return _images("residual", lambda config, ratio: ResidualCNN(int(32 * ratio)), trials=48, max_t=9)
+    return _images("residual", lambda config, ratio: ResidualCNN(int(32 * ratio)))
 
 
 class ResidualCNN(nn.Module):
@@ -124,7 +92,7 @@ class Residual(nn.Module):
 
 def warm_up(data: Path, reduced: bool) -> Task:
     """Digits, a CNN of 32 and 64 channels without a norm, learning rates with a warm-up; 16 trials only."""
-    return _images("warm_up", plain_cnn, trials=16, max_t=12, choices={"warmup_epochs": [0, 1, 2, 4]})
+    return _images("warm_up", plain_cnn, num_samples=16, max_t=12, choices={"warmup_epochs": [0, 1, 2, 4]})
 
 
 def plain_cnn(config: Config, width_ratio: float) -> nn.Module:
@@ -142,25 +110,26 @@ def cifar10(data: Path, reduced: bool) -> Task:
     size = 2000 if reduced else 10_000
     return Task(
         name="cifar10",
-        model_fn=_cnn,
+        model_fn=normalized_cnn,
         kind="class",
         train=cifar_images(data, "train", 0, size),
         held=held(cifar_images(data, "train", 10_000, 11_000), cifar_images(data, "test", 0, 1000)),
-        lr=(1e-3, 1.0),
         batch_sizes=(64, 128),
-        optimizer="sgd",
-        num_samples=12 if reduced else 48,
-        max_t=3 if reduced else 9,
-        reduced=reduced,
+        **SGD,
+        **sizes(reduced, 48),
     )
 
 
-def _cnn(config: Config, width_ratio: float) -> nn.Module:
+def normalized_cnn(config: Config, width_ratio: float, pools: int = 3) -> nn.Module:
+    """Images [N, 3, H, W] -> logits [N, 10]; 32, 64 and 128 channels with BatchNorm, pooled after the first so many."""
     widths = [3, *(int(width * width_ratio) for width in (32, 64, 128))]
     blocks = [
         layer
-        for i, o in pairwise(widths)
-        for layer in (nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU(), nn.MaxPool2d(2))
+        for place, (i, o) in enumerate(pairwise(widths))
+        for layer in (
+            *(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU()),
+            *([nn.MaxPool2d(2)] if place < pools else []),
+        )
     ]
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
 
@@ -175,13 +144,10 @@ def cifar10_resnet18(data: Path, reduced: bool) -> Task:
         kind="class",
         train=cifar_images(data, "train", 0, size),
         held=held((x[:half], y[:half]), (x[half:], y[half:])),
-        lr=(1e-3, 1.0),
         batch_sizes=(128, 256),
-        optimizer="sgd",
-        num_samples=12 if reduced else GPU_TRIALS,
-        max_t=3 if reduced else 9,
-        reduced=reduced,
         device="cuda",
+        **SGD,
+        **sizes(reduced, GPU_TRIALS),
     )
 
 
@@ -206,12 +172,8 @@ def turbulence(data: Path, reduced: bool) -> Task:
         kind="field",
         train=(train, train),
         held=held((validation, validation), (test, test)),
-        lr=(1e-4, 1e-1),
         batch_sizes=(16, 32),
-        optimizer="adamw",
-        num_samples=12 if reduced else 64,
-        max_t=3 if reduced else 9,
-        reduced=reduced,
+        **sizes(reduced, 64),
     )
 
 

@@ -24,7 +24,6 @@ TASKS: dict[str, Callable[[Path, bool], Task]] = {
     "shakespeare_gpt": text.shakespeare_gpt,
     "depthwise": small_images.depthwise,
     "augmented": small_images.augmented,
-    "vision_transformer": small_images.vision_transformer,
     "label_noise": small_images.label_noise,
     "denoising": small_images.denoising,
     "gated_recurrent": text.gated_recurrent,
@@ -41,19 +40,10 @@ ON_GPU = ("cifar10_resnet18", "shakespeare_gpt")
 
 _CIFAR10, _SHAKESPEARE = "cifar10/cifar10_jpeg.npz", "tinyshakespeare/input.txt"
 NEEDS = {
-    "recurrent": _SHAKESPEARE,
-    "cifar10": _CIFAR10,
-    "shakespeare": _SHAKESPEARE,
-    "cifar10_resnet18": _CIFAR10,
-    "shakespeare_gpt": _SHAKESPEARE,
-    "depthwise": _CIFAR10,
-    "augmented": _CIFAR10,
-    "gated_recurrent": _SHAKESPEARE,
-    "two_layers": _SHAKESPEARE,
+    **dict.fromkeys(("cifar10", "cifar10_resnet18", "depthwise", "augmented", "wide_residual"), _CIFAR10),
+    **dict.fromkeys(("shakespeare", "recurrent", "shakespeare_gpt", "gated_recurrent"), _SHAKESPEARE),
+    **dict.fromkeys(("two_layers", "wide_transformer", "wide_lstm"), _SHAKESPEARE),
     "spoken_digits": small_images.SPOKEN_DIGITS,
-    "wide_transformer": _SHAKESPEARE,
-    "wide_lstm": _SHAKESPEARE,
-    "wide_residual": _CIFAR10,
 }
 """The file that a task reads from the folder of data sets, where it reads one."""
 

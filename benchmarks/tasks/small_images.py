@@ -1,22 +1,22 @@
-"""Tasks on small images and spectrograms: normalized depthwise networks, a vision transformer, noise, augmentation."""
+"""Tasks on small images and spectrograms: normalized depthwise networks, noise, augmentation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.tasks.images import Residual, plain_cnn, shuffled_digits
-from benchmarks.tasks.task import Batch, Config, Task, held
+from benchmarks.tasks.images import Residual, normalized_cnn, plain_cnn, shuffled_digits
+from benchmarks.tasks.task import SGD, Batch, Config, Task, held
 from benchmarks.transfer_tasks import cifar_images, existing
 
 SPOKEN_DIGITS = "spoken_digits/spoken_digits.npz"
+SCHEDULES = {"schedule": ["constant", "cosine", "linear"]}
 
 
 class DepthwiseCNN(nn.Module):
@@ -42,6 +42,10 @@ class DepthwiseCNN(nn.Module):
         return logits
 
 
+def _depthwise(channels: int) -> Callable[[Config, float], nn.Module]:
+    return lambda config, ratio: DepthwiseCNN(channels, int(64 * ratio))
+
+
 def spoken_digits(data: Path, reduced: bool) -> Task:
     """3,000 spoken digits as spectrograms, a residual depthwise CNN of 64 channels; 2,000 to train on.
 
@@ -52,31 +56,15 @@ def spoken_digits(data: Path, reduced: bool) -> Task:
     x = (x - x.mean()) / x.std()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     train, validation, test = zip(x[order].split([2000, 500, 500]), y[order].split([2000, 500, 500]))
-    return Task(
-        name="spoken_digits",
-        model_fn=lambda config, ratio: DepthwiseCNN(1, int(64 * ratio)),
-        kind="token",
-        train=train,
-        held=held(validation, test),
-        lr=(1e-4, 1e-1),
-        batch_sizes=(32, 64),
-        optimizer="sgd",
-        choices={"optimizer": ["adamw", "sgd"]},
-        num_samples=48,
-        max_t=9,
-        reduced=False,
-    )
+    either = {"optimizer": ["adamw", "sgd"]}
+    model_fn = _depthwise(1)
+    return Task("spoken_digits", model_fn, "token", train, held(validation, test), optimizer="sgd", choices=either)
 
 
 def depthwise(data: Path, reduced: bool) -> Task:
     """CIFAR-10 at 16x16 pixels, a residual depthwise CNN of 64 channels; 2,000 images to train on, by the loss."""
-    return _images(
-        "depthwise",
-        lambda config, ratio: DepthwiseCNN(3, int(64 * ratio)),
-        _small_cifar(data, 2000),
-        lr=(1e-4, 3e-2),
-        choices={"schedule": ["constant", "cosine", "linear"]},
-    )
+    parts = _small_cifar(data, 2000)
+    return Task("depthwise", _depthwise(3), "token", *parts, lr=(1e-4, 3e-2), choices=SCHEDULES)
 
 
 def wide_residual(data: Path, reduced: bool) -> Task:
@@ -91,80 +79,29 @@ def wide_residual(data: Path, reduced: bool) -> Task:
             *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(third, 10)),
         )
 
-    schedules = {"schedule": ["constant", "cosine", "linear"]}
-    return _images(
-        "wide_residual", model_fn, _small_cifar(data, 2000), optimizer="sgd", lr=(1e-3, 1.0), choices=schedules
-    )
+    return Task("wide_residual", model_fn, "token", *_small_cifar(data, 2000), choices=SCHEDULES, **SGD)
 
 
 def augmented(data: Path, reduced: bool) -> Task:
     """CIFAR-10 at 16x16 pixels, 500 images flipped and shifted to 2,000, a CNN 32-64-128 with BatchNorm."""
-    (x, y), validation, test = _small_cifar(data, 500)
+    (x, y), others = _small_cifar(data, 500)
     x = torch.cat([x, x.flip(-1), F.pad(x, (2, 0, 2, 0))[..., :-2, :-2], F.pad(x, (0, 2, 0, 2))[..., 2:, 2:].flip(-1)])
-    parts = [(x, y.repeat(4)), validation, test]
-    return _images("augmented", _cnn, parts, optimizer="sgd", lr=(1e-3, 1.0))
-
-
-def _cnn(config: Config, width_ratio: float) -> nn.Module:
-    first, second, third = (int(width * width_ratio) for width in (32, 64, 128))
-    return nn.Sequential(
-        *(nn.Conv2d(3, first, 3, padding=1), nn.BatchNorm2d(first), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(first, second, 3, padding=1), nn.BatchNorm2d(second), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(second, third, 3, padding=1), nn.BatchNorm2d(third), nn.ReLU()),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(third, 10)),
-    )
-
-
-class VisionTransformer(nn.Module):
-    """Digits [N, 1, 8, 8] -> logits [N, 10]: 16 patches of 2x2, two pre-norm blocks, heads of 16."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(1, width, 2, stride=2)
-        self.position = nn.Parameter(0.02 * torch.randn(16, width))
-        blocks = [
-            nn.TransformerEncoderLayer(
-                width, width // 16, 2 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-            )
-            for _ in range(2)
-        ]
-        self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.LayerNorm(width)
-        self.readout = nn.Linear(width, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
-        tokens = self.patches(images).flatten(2).transpose(1, 2) + self.position
-        logits: Tensor = self.readout(self.norm(self.blocks(tokens)).mean(1))
-        return logits
-
-
-def vision_transformer(data: Path, reduced: bool) -> Task:
-    """Digits as images, a transformer 128 wide over patches, learning rates with a warm-up; 797 to train on."""
-    return _images(
-        "vision_transformer",
-        lambda config, ratio: VisionTransformer(int(128 * ratio)),
-        _digits(797),
-        max_t=12,
-        lr=(1e-4, 3e-2),
-        choices={"schedule": ["constant", "cosine", "linear"], "warmup_epochs": [0, 1, 2]},
-    )
+    return Task("augmented", partial(normalized_cnn, pools=2), "token", (x, y.repeat(4)), others, **SGD)
 
 
 def label_noise(data: Path, reduced: bool) -> Task:
     """Digits as images, 3 in 10 labels to learn from drawn at random; a CNN of 32 and 64 channels, by the loss."""
-    (x, y), validation, test = _digits(797)
+    (x, y), validation, test = _digits()
     drawn = torch.Generator().manual_seed(1)
     noisy = torch.where(torch.rand(len(y), generator=drawn) < 0.3, torch.randint(10, y.shape, generator=drawn), y)
-
-    parts = [(x, noisy), validation, test]
-    return _images("label_noise", plain_cnn, parts, max_t=18, choices={"weight_decay": [0.0, 1e-2, 1e-1]})
+    decays, parts = {"weight_decay": [0.0, 1e-2, 1e-1]}, held(validation, test)
+    return Task("label_noise", plain_cnn, "token", (x, noisy), parts, max_t=18, choices=decays)
 
 
 def denoising(data: Path, reduced: bool) -> Task:
     """Digits behind noise, an autoencoder 64-512-512-16-512-512-64 of linear layers; 797 to train on."""
     noise = torch.Generator().manual_seed(2)
-    parts = [((x + 0.4 * torch.randn(x.shape, generator=noise)).flatten(1), x.flatten(1)) for x, _ in _digits(797)]
+    parts = [((x + 0.4 * torch.randn(x.shape, generator=noise)).flatten(1), x.flatten(1)) for x, _ in _digits()]
 
     def model_fn(config: Config, ratio: float) -> nn.Module:
         # The code says how much is compressed: it is no width.
@@ -173,47 +110,20 @@ def denoising(data: Path, reduced: bool) -> Task:
         hidden = [layer for i, o in sizes for layer in (nn.Linear(i, o), nn.GELU())]
         return nn.Sequential(*hidden, nn.Linear(width, 64))
 
-    return _images("denoising", model_fn, parts, kind="field", max_t=18)
+    train, validation, test = parts
+    return Task("denoising", model_fn, "field", train, held(validation, test), max_t=18)
 
 
-def _digits(count: int) -> list[Batch]:
-    """Digits [N, 1, 8, 8] with labels: so many to train on, 500 to validate, 500 to test."""
+def _digits() -> list[Batch]:
+    """Digits [N, 1, 8, 8] with labels: 797 to train on, 500 to validate, 500 to test."""
     x, y = shuffled_digits()
-    sizes = [count, 500, len(x) - count - 500]
+    sizes = [797, 500, 500]
     return list(zip(x.view(-1, 1, 8, 8).split(sizes), y.split(sizes)))
 
 
-def _small_cifar(data: Path, count: int) -> list[Batch]:
+def _small_cifar(data: Path, count: int) -> tuple[Batch, Batch]:
     """CIFAR-10 at 16x16 pixels: so many images to train on, 1,000 to validate, 1,000 to test."""
     x, y = cifar_images(data, "train", 0, count)
     held_x, held_y = cifar_images(data, "test", 0, 2000)
     half = F.avg_pool2d(held_x, 2)
-    return [(F.avg_pool2d(x, 2), y), (half[:1000], held_y[:1000]), (half[1000:], held_y[1000:])]
-
-
-def _images(
-    name: str,
-    model_fn: Callable[[Config, float], nn.Module],
-    parts: Sequence[Batch],
-    *,
-    kind: Literal["token", "field"] = "token",
-    max_t: int = 9,
-    lr: tuple[float, float] = (1e-4, 1e-1),
-    optimizer: Literal["sgd", "adamw"] = "adamw",
-    choices: Mapping[str, Sequence[Any]] = MappingProxyType({}),
-) -> Task:
-    train, validation, test = parts
-    return Task(
-        name=name,
-        model_fn=model_fn,
-        kind=kind,
-        train=train,
-        held=held(validation, test),
-        lr=lr,
-        batch_sizes=(32, 64),
-        optimizer=optimizer,
-        choices=choices,
-        num_samples=48,
-        max_t=max_t,
-        reduced=False,
-    )
+    return (F.avg_pool2d(x, 2), y), held((half[:1000], held_y[:1000]), (half[1000:], held_y[1000:]))

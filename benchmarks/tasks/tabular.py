@@ -125,16 +125,5 @@ def _tabular(
         hidden = (nn.Linear(w, w), nn.ReLU(), nn.Linear(w, outputs))
         return nn.Sequential(nn.Linear(inputs, w), nn.ReLU(), *hidden)
 
-    return of(
-        name=name,
-        model_fn=mlp,
-        kind=kind,
-        train=train,
-        held=held(validation, test),
-        lr=(1e-4, 1e-1),
-        batch_sizes=(16, 32),
-        optimizer="adamw",
-        num_samples=trials,
-        max_t=27,
-        reduced=False,
-    )
+    given = {"batch_sizes": (16, 32), "num_samples": trials, "max_t": 27}
+    return of(name, mlp, kind, train, held(validation, test), **given)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 Config = dict[str, Any]
 Batch = tuple[Tensor, ...]
 
+SGD: Mapping[str, Any] = {"optimizer": "sgd", "lr": (1e-3, 1.0)}
 GPU_TRIALS = 256
 """With 64 trials and 9 epochs ASHA costs about 16 full trainings: nothing that ends with one is 20 times as fast."""
 
@@ -44,12 +45,12 @@ class Task:
     kind: Literal["class", "token", "field"]
     train: Batch
     held: Batch
-    lr: tuple[float, float]
-    batch_sizes: tuple[int, ...]
-    optimizer: Literal["sgd", "adamw"]
-    num_samples: int
-    max_t: int
-    reduced: bool
+    lr: tuple[float, float] = (1e-4, 1e-1)
+    batch_sizes: tuple[int, ...] = (32, 64)
+    optimizer: Literal["sgd", "adamw"] = "adamw"
+    num_samples: int = 48
+    max_t: int = 9
+    reduced: bool = False
     device: str = "cpu"
     split: int = 0
     choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -100,6 +101,11 @@ def objective(kind: str) -> Callable[[nn.Module, Batch], Mapping[str, Tensor]]:
         return {"loss": losses.mean(), "score": score, "test": test}
 
     return measure
+
+
+def sizes(reduced: bool, trials: int) -> dict[str, Any]:
+    """Return the trials and epochs of a task that has a reduced version."""
+    return {"num_samples": 12 if reduced else trials, "max_t": 3 if reduced else 9, "reduced": reduced}
 
 
 def held(validation: Batch, test: Batch) -> Batch:

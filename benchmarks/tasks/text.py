@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from benchmarks.tasks.task import GPU_TRIALS, Task, held
+from benchmarks.tasks.task import GPU_TRIALS, Task, held, sizes
 from benchmarks.transfer_tasks import CharTransformer, shakespeare_tokens, windows
 
 
@@ -20,12 +20,8 @@ def shakespeare(data: Path, reduced: bool) -> Task:
         kind="token",
         train=windows(tokens, 0, 300 if reduced else 1000),
         held=held(windows(tokens, 1_000_000, 100), windows(tokens, 1_050_000, 100)),
-        lr=(1e-4, 1e-1),
         batch_sizes=(16, 32),
-        optimizer="adamw",
-        num_samples=12 if reduced else 64,
-        max_t=3 if reduced else 9,
-        reduced=reduced,
+        **sizes(reduced, 64),
     )
 
 
@@ -65,7 +61,6 @@ def gated_recurrent(data: Path, reduced: bool) -> Task:
         model_fn=lambda config, ratio: CharLSTM(vocabulary, int(192 * ratio), cell=nn.GRU),
         train=windows(tokens, 0, 500),
         choices={"schedule": ["constant", "cosine", "linear"]},
-        num_samples=48,
     )
 
 

@@ -11,12 +11,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
-from benchmarks.tasks.task import Task
-from benchmarks.tasks.tuned import tuned
+from benchmarks.tasks.task import Task, objective
 from benchmarks.vs_asha.ray import ray_asha
 from benchmarks.vs_asha.search import (
     GRACE_PERIOD,
@@ -28,8 +28,32 @@ from benchmarks.vs_asha.search import (
     seeds,
 )
 from benchmarks.vs_asha.training import build, train
-from hydro_rasda import LocalBackend, RaceConfig, SweepConfig
+from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, TuneResult, tune
 from hydro_rasda.schedulers import AsyncSuccessiveHalving, Decision
+
+
+def tuned(task: Task, folder: str | Path, space: Mapping[str, Any] | None = None, **settings: Any) -> TuneResult:
+    """Search by the validation score, without progress.
+
+    Args:
+        folder: The run is its folder "run".
+        settings: Further arguments of `tune`, and others than the task's `num_samples` and `max_t`.
+    """
+    given = {"num_samples": task.num_samples, "max_t": task.max_t, **settings}
+    return tune(
+        task.model_fn,
+        task.space() if space is None else space,
+        train_data=task.train,
+        val_data=task.held,
+        objective=objective(task.kind),
+        metric="val_score",
+        mode=task.mode,
+        storage_path=folder,
+        name="run",
+        progress=False,
+        **given,
+    )
+
 
 TOP_K = 4
 WIDTH_RATIO = 1 / 8

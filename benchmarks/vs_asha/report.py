@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.result_files import texts
 from benchmarks.tasks.load import ON_GPU
 from benchmarks.tasks.tabular import SPLITS
 from benchmarks.vs_asha.figure import plot
@@ -43,7 +44,6 @@ TASK_NAMES = {
     "shakespeare_gpt": "character transformer, 6 layers, width 384, tiny shakespeare",
     "depthwise": "residual depthwise CNN, width 64, GroupNorm, CIFAR-10 at 16x16, 48 trials",
     "augmented": "CNN 32-64-128 with BatchNorm, augmented CIFAR-10 at 16x16, 48 trials",
-    "vision_transformer": "vision transformer, width 128, digits, 48 trials",
     "label_noise": "CNN 32-64, digits with wrong labels, 48 trials",
     "denoising": "autoencoder, width 512, noisy digits, 48 trials",
     "gated_recurrent": "GRU, width 192, tiny shakespeare, 48 trials",
@@ -76,7 +76,7 @@ TARGETS = {
     **dict.fromkeys(("digits", "residual", "warm_up"), Target(6, 4)),
     **dict.fromkeys(("breast_cancer", "breast_cancer_splits", "diabetes", "diabetes_splits"), Target(6, 4)),
     **dict.fromkeys(("recurrent", "cifar10", "shakespeare", "turbulence"), Target(4, 3)),
-    **dict.fromkeys(("depthwise", "augmented", "vision_transformer", "label_noise", "denoising"), Target(4, 3.5)),
+    **dict.fromkeys(("depthwise", "augmented", "label_noise", "denoising"), Target(4, 3.5)),
     **dict.fromkeys(("gated_recurrent", "two_layers", "wide_table", "few_rows", "spoken_digits"), Target(4, 3.5)),
     **dict.fromkeys(("wide_transformer", "wide_lstm", "wide_residual"), Target(8, 2.2)),
     **dict.fromkeys(ON_GPU, Target(20, 2)),
@@ -115,40 +115,16 @@ def markdown(cells: Cells, figure: str) -> str:
     ]
     curves = [f"![Curves]({figure})"] if cells else []
     together = [_together(today)] if len(today := of_today(cells)) > 1 else []
-    return "\n\n".join([_HEAD, *(_task(cells, task) for task in cells), *together, *missing, *curves]) + "\n"
+    return (
+        "\n\n".join([texts("vs_asha")["head"], *(_task(cells, task) for task in cells), *together, *missing, *curves])
+        + "\n"
+    )
 
 
 def not_run(cells: Cells) -> list[str]:
     """The tasks that no GPU was at hand for."""
     return [task for task in ON_GPU if task not in cells]
 
-
-_HEAD = """# `tune` against plain ASHA
-
-At one seed, all methods have the same configurations, initial weights and orders of examples. Every cell (task, method,
-seed) has a fresh process. The clock starts when data are in memory and modules are imported. It stops when the winner's
-trained full-size model is in hand. Every method takes validation and test scores after every epoch, at the same cost.
-
-*Ray Tune, ASHA* has one CPU slot (or one GPU) for each trial, uses actors again, and has the data in the object store
-once. It keeps checkpoints only of trials that end their training, one of which wins. *ASHA, one after another* is the
-same rule in one process without Ray, on all threads (or the GPU). The other methods are `tune()` at 1/8 of the width
-with four finalists. Nothing was measured before: the run itself measures how wide to fuse. On a CPU, each core trains a
-fused group. *Fusion alone* sweeps the model at its full width. *Surrogates alone* trains surrogates one by one, one on
-each core. Without RASDA, all finalists train to the end. The rule of the finalists' race was chosen on recorded
-trainings (`replay.md`).
-
-Median over seeds, quartiles in brackets (n: seeds). *Faster*: Ray's wall time over the method's, seed by seed, if both
-ran on the same kind of machine. *Without start-up*: the same without Ray's time until its first trial began. *To Ray's
-score*: seconds until a full-size model's validation score first was as good as the last one of Ray's winner.
-*Reached*: the number of runs in which it was. *Floors*: wall time over one full-size training of the winner, on all
-threads. *Seed spread*: standard deviation of the test score between plain trainings of the same winner from other
-weights. A test score below Ray's by more than that is marked as a loss. *Trained again*: the winner's configuration,
-trained three times from other weights to its last epoch, without averages. It tells what the configuration is worth
-elsewhere. The wide tasks compare with *ASHA, one after another* in Ray's place.
-
-Each task splits its examples once, for all seeds, so that a flaw of the split is in all of its runs. If examples are
-few, the split decides. On breast cancer, further training makes the loss of the 209 validation examples three times as
-large, and that of the 210 test examples smaller. The tasks of many splits have another one for each seed."""
 
 _COLUMNS = (
     "method",

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.claims.held_out import held_out
+from benchmarks.claims.held_out import ASKED, held_out, in_the_replay
 from benchmarks.replay.table import save
+from benchmarks.result_files import RESULTS
 from tests.benchmarks.replay.tables import parallel, table_of
 
 
@@ -25,4 +26,11 @@ def test_tasks_that_chose_no_rule_are_judged_against_asha_and_against_chance(tmp
 
 
 def test_nothing_is_said_without_tables(tmp_path: Path) -> None:
-    assert held_out(tmp_path) == []
+    assert held_out(tmp_path) == in_the_replay(tmp_path) == []
+
+
+def test_rules_of_the_replay_are_read_off_its_page() -> None:
+    found = in_the_replay(RESULTS)
+    titles = [f"{title} in the sweep, replayed" for title in ASKED.values()]
+    assert [claim.what for claim in found] == titles
+    assert all("; halving" in claim.measured for claim in found)

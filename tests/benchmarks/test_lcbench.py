@@ -1,18 +1,16 @@
 """Real learning curves, where their data and onnxruntime are at hand."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from benchmarks.lcbench import lcbench, lcbench_folder, lcbench_tasks
+from benchmarks.rasda_settings import LCBENCH, lcbench, lcbench_tasks
 
 
 @pytest.fixture(autouse=True)
 def _data() -> None:
     pytest.importorskip("onnxruntime", reason="LCBench is an ONNX model, and onnxruntime is not installed")
-    if not (lcbench_folder() / "model.onnx").exists():
-        pytest.skip(f"no LCBench in {lcbench_folder()}; HYDRO_RASDA_DATA names the folder above it")
+    if not (LCBENCH / "model.onnx").exists():
+        pytest.skip(f"no LCBench in {LCBENCH}; HYDRO_RASDA_DATA names the folder above it")
 
 
 def test_curves_learn() -> None:
@@ -32,10 +30,3 @@ def test_a_seed_and_a_task_determine_them() -> None:
     assert (lcbench(first, 5, seed=1).scores == lcbench(first, 5, seed=1).scores).all()
     assert (lcbench(first, 5, seed=1).scores != lcbench(first, 5, seed=2).scores).any()
     assert (lcbench(first, 5, seed=1).scores != lcbench(second, 5, seed=1).scores).any()
-
-
-def test_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`task` is '1', but must be one of \['3945'"):
-        lcbench("1", 5, 0)
-    with pytest.raises(FileNotFoundError, match=r"`folder` is .*, but must hold config_space.json"):
-        lcbench("3945", 5, 0, tmp_path)

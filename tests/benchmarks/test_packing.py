@@ -5,9 +5,8 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.packing import FILE, OURS, PAPERS, SYSTEMS, highs, occupancy, policies, row_of
+from benchmarks.packing import FILE, OURS, PAPERS, SYSTEMS, highs, markdown, occupancy, policies, row_of
 from benchmarks.packing_live import ARCHITECTURES, ONE, SEVERAL, WIDTHS, model, train
-from benchmarks.packing_page import markdown
 from benchmarks.packing_virtual import HIGHEST, LOWEST, SECONDS, h100s_and_a100s, problem, simulate_packing
 from benchmarks.result_files import RESULTS, Row
 from fusion import fusion_key

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import front, peers, structures
-from benchmarks.claims.rules import by_structure, several_metrics
+from benchmarks import peers
 from benchmarks.claims.tune import against_peers
 from benchmarks.peers import Scored, handed_back, wins
 
@@ -45,25 +44,3 @@ def test_claims_of_peers_count_seeds(tmp_path: Path) -> None:
     )
     assert all(claim.met for claim in found)
     assert not against_peers(tmp_path / "empty")
-
-
-def test_a_front_is_met_if_it_is_ahead_of_all(tmp_path: Path) -> None:
-    others = [{"method": name, "seed": 0, "cost": 2.0} for name in ("tune", "Optuna, TPE", "Optuna, random")]
-    rows = [
-        {**row, "budget": b, "volume": v} for b, vs in ((2, (3, 2, 1)), (4, (2, 3, 1))) for row, v in zip(others, vs)
-    ]
-    write(tmp_path, front.FILE, rows)
-    assert [claim.met for claim in several_metrics(tmp_path)] == [True, False]
-
-
-def test_structures_are_judged_by_the_median_over_seeds(tmp_path: Path) -> None:
-    seconds = [(9.0, 3.0, 2.0), (4.0, 4.0, 2.0), (2.0, 1.0, 1.0)]
-    rows = [
-        {"seed": seed, "way": way, "sweep_seconds": took}
-        for seed, of_seed in enumerate(seconds)
-        for way, took in zip(structures.WAYS, of_seed)
-    ]
-    write(tmp_path, structures.FILE, rows)
-    (claim,) = by_structure(tmp_path)
-    assert claim.measured == "1.50x (1.00 to 2.00), 3 pairs; 2.00x against one after another"
-    assert claim.met

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rasda_paper import speed_up
-from benchmarks.rasda_report import markdown
-from benchmarks.rasda_scaling import Settled
+from benchmarks.rasda_paper import markdown, speed_up
 from benchmarks.rasda_settings import (
     AM,
     APPLICATIONS,
@@ -20,11 +18,9 @@ from benchmarks.rasda_settings import (
     cluster,
     cost_model,
     rasda,
-    scaled,
 )
 from benchmarks.result_files import RESULTS, table
-from hydro_rasda.schedulers import RASDA
-from hydro_rasda.simulator import Cluster, CostModel, Plan, Spread, Workload, power_law, simulate
+from hydro_rasda.simulator import Spread, Workload, power_law, simulate
 
 PARAMETRIC = Assumptions(serial=0.1, curves="power law")
 
@@ -66,13 +62,6 @@ def test_ideal_scaling_of_a_single_trial_in_closed_form(app: Application) -> Non
     assert plain / elastic == pytest.approx(app.max_t / epochs[app.max_t])
 
 
-def test_a_scaled_run_keeps_its_epochs_and_its_trials_per_gpu() -> None:
-    large = scaled(CV, 1024, max_t=6)
-    assert (large.trials, large.gpus, large.max_t) == (512, 1024, 6)
-    epoch = cost_model(CV, PARAMETRIC).epoch(Spread(2))
-    assert cost_model(large, PARAMETRIC).epoch(Spread(2)) == pytest.approx(epoch)
-
-
 def test_a_ratio_is_of_simulated_times() -> None:
     """A larger serial share, a smaller speed-up: the number comes from the model, and moves with it."""
     rows = [speed_up(CV, replace(PARAMETRIC, serial=s), range(6)) for s in (0.0, 0.1, 0.3)]
@@ -80,16 +69,6 @@ def test_a_ratio_is_of_simulated_times() -> None:
     for row in rows:
         assert row["ratio"] == row["ASHA_s"] / row["RASDA_s"]
         assert row["within_15_percent"] == (abs(row["error"]) <= 0.15)
-
-
-def test_exactly_half_survive_whoever_comes_first_and_the_best_wins() -> None:
-    workload, rule = power_law(16, 6, 0), RASDA(6, 1, workers=2)
-    cost = CostModel(step_seconds=1.0, steps=10, epoch_noise=0.5)
-    for seed in range(3):
-        outcome = simulate(Plan(Settled.of(rule, workload)), workload, Cluster.uniform(32), cost, seed)
-        reached = sorted((trial.epochs for trial in outcome.trials), reverse=True)
-        assert reached == [6] * 2 + [4] * 2 + [2] * 4 + [1] * 8
-        assert max(segment.workers for segment in outcome.segments) == rule.workers_at(4)
 
 
 def test_tables() -> None:

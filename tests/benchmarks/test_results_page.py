@@ -1,12 +1,14 @@
 """The page of all results is what the result files say."""
 
+import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.bench import STEPS, Step, run
-from benchmarks.claims.claim import Claim
+from benchmarks.claims.claim import Claim, settled
 from benchmarks.result_files import RESULTS
 from benchmarks.results_page import PAGE, by_subject, page, render
 
@@ -85,3 +87,19 @@ def test_a_step_writes_where_it_is_told(tmp_path: Path) -> None:
     (tmp_path / "vs_asha").mkdir()
     assert run([Step("vs_asha --render --out {out}/vs_asha")], tmp_path, tmp_path) == []
     assert (tmp_path / "vs_asha.md").read_text().startswith("# `tune` against plain ASHA")
+
+
+def test_a_command_of_a_page_names_a_benchmark_that_there_is_or_the_commit_at_which_it_was() -> None:
+    for path in RESULTS.glob("*.md"):
+        text = " ".join(path.read_text().split())
+        for found in re.finditer(r"python -m (benchmarks\.\w+)", text):
+            before = text[: found.start()].rpartition(". ")[2]
+            there = importlib.util.find_spec(found[1]) is not None
+            assert there or re.search(r"at commit [0-9a-f]{7}\b", before, re.I), f"{path.name}: {found[0]}"
+
+
+def test_a_study_that_is_over_has_its_lines(tmp_path: Path) -> None:
+    lines = {"a": [["a", "1x", "2x", False, "here", "a.md"]], "b": [["b", "2x", "", None, "", "b.md"]]}
+    (tmp_path / "settled.json").write_text(json.dumps(lines))
+    assert [claim.what for claim in settled("b", "a")(tmp_path)] == ["b", "a"]
+    assert settled("a")(tmp_path / "empty") == settled("c")(tmp_path) == []

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from docs.pictures import PICTURES, REPORT, ROOT, main
+from docs.pictures import PICTURES, REPORT, ROOT, SETTLED, main
 
 
 def test_each_picture_is_drawn_by_the_one_command() -> None:
     folders = (ROOT / "docs", ROOT / "benchmarks" / "results")
     there = {path for folder in folders for kind in ("png", "svg") for path in folder.glob(f"*.{kind}")}
-    assert {path.relative_to(ROOT).as_posix() for path in there} == {*PICTURES, *REPORT}
+    assert {path.relative_to(ROOT).as_posix() for path in there} == {*PICTURES, *REPORT, *SETTLED}
 
 
 def test_a_picture_of_measurements_is_drawn_from_its_file(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ import pytest
 
 from benchmarks.replay.anytime import GRID, MOST, apart, incumbents, regrets
 from benchmarks.replay.policies import Search, Tables, Tune, asha, swept
-from benchmarks.replay.table import Table
-from benchmarks.replay.truth import goodness, seed_spread
+from benchmarks.replay.table import Table, goodness, seed_spread
 from benchmarks.replay.yardsticks import draws
 from tests.benchmarks.replay.tables import parallel, search, table_of
 

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.replay.policies import TOP_K, Policy, Tune, asha, best_epoch, one_epoch, played, swept, today
 from benchmarks.replay.record import record
-from benchmarks.replay.table import load
-from benchmarks.replay.truth import goodness, seed_spread, truth
+from benchmarks.replay.table import goodness, load, seed_spread, truth
 from benchmarks.replay.yardsticks import RULES
 from benchmarks.tasks.load import load_task
 from benchmarks.vs_asha.methods import asha as live_asha

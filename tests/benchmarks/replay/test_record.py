@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.replay.__main__ import main, overview
 from benchmarks.replay.record import SAMPLED_WITH, opened, record
+from benchmarks.replay.record import train as train_group
 from benchmarks.replay.table import COOLED, About, Table, branches_of, empty, load, recorded, save, widened
-from benchmarks.replay.training import train as train_group
 from benchmarks.tasks.load import TASKS, load_task
 from benchmarks.tasks.task import Task
 from benchmarks.vs_asha.methods import hydro_rasda

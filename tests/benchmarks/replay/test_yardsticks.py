@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from benchmarks.replay.__main__ import main
-from benchmarks.replay.calibration import races
 from benchmarks.replay.policies import Search, asha, swept, today
 from benchmarks.replay.table import Table, save
-from benchmarks.replay.yardsticks import AGAIN, TODAY, Judge, Row, chosen, halves, mean, rows
+from benchmarks.replay.yardsticks import AGAIN, TODAY, Judge, Row, chosen, halves, mean, races, rows
 from tests.benchmarks.replay.tables import parallel, table_of
 
 

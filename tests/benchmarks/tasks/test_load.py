@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.replay.record import SAMPLED_WITH
-from benchmarks.replay.training import build as build_at
-from benchmarks.replay.training import train as train_group
+from benchmarks.replay.record import build as build_at
+from benchmarks.replay.record import train as train_group
 from benchmarks.result_files import DEFAULT_DATA
 from benchmarks.tasks.load import NEEDS, ON_GPU, TASKS, load_task
 from benchmarks.tasks.task import objective

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench_gpu import PIECES, STAND_IN, Piece, run
+from benchmarks.bench import ON_GPU, STAND_IN, STEPS, Step, resume
 
-SOME = (Piece("a", "a"), Piece("b", "b", gpus=2), Piece("c", "c", needs="c.txt"), Piece("d", "d"))
+SOME = (Step("a"), Step("c", needs="c.txt"), Step("d"))
 
 
 def test_short_calls_do_what_a_long_one_does(tmp_path: Path) -> None:
@@ -21,19 +21,18 @@ def test_short_calls_do_what_a_long_one_does(tmp_path: Path) -> None:
             left[0] -= 1
             return left[0] >= 0
 
-        def do(piece: Piece) -> str:
-            did.append(piece.name)
+        def do(step: Step) -> str:
+            did.append(step.command)
             return "done"
 
-        return run(SOME, device, 1, log, do, may_begin, lambda name: name == "c.txt")
+        return resume(SOME, device, log, do, may_begin, lambda name: name == "c.txt")
 
-    assert call("H100", 2) == ["c", "d"]
+    assert call("H100", 1) == ["c", "d"]
     assert call("H100", 9) == []
     assert did == ["a", "d"]
     ended = {name: entry["ended"] for name, entry in json.loads(log.read_text()).items()}
     assert ended == {
         "a": "done",
-        "b": "left out: it needs 2 GPUs",
         "c": "left out: c.txt is missing",
         "d": "done",
     }
@@ -43,8 +42,8 @@ def test_short_calls_do_what_a_long_one_does(tmp_path: Path) -> None:
     assert did == ["a", "d", "a", "d"]
 
 
-@pytest.mark.parametrize("piece", [*PIECES, *STAND_IN], ids=lambda piece: piece.name)
-def test_each_piece_is_a_benchmark_that_there_is(piece: Piece) -> None:
-    module = piece.command.split()[0]
+@pytest.mark.parametrize("step", [*STEPS, *ON_GPU, *STAND_IN], ids=lambda step: step.command)
+def test_each_step_is_a_benchmark_that_there_is(step: Step) -> None:
+    module = step.command.split()[0]
     spec = importlib.util.find_spec(f"benchmarks.{module}")
     assert spec is not None
