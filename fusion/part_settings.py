@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from fusion.checks import check_mapping, plain, require
-from fusion.hyperparameters import KEYS, check, is_read, optimizer_name, own_arguments, read
+from fusion.hyperparameters import KEYS, SCHEDULE_FREE, check, is_read, optimizer_name, own_arguments, read
 
 _BESIDE_MUON = "lr.adamw"
 
@@ -162,6 +162,9 @@ def checked_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """
     check_mapping("config", config)
     configs = configs_of_parts(config)
+    for part, own in configs.items() if len(configs) > 1 else ():
+        key, kind = f"optimizer.{part}" if part else "optimizer", optimizer_name(own)
+        require(kind not in SCHEDULE_FREE, key, kind, "another one where parts have optimizers of their own")
     # Which keys are read depends on the optimizers, so these are checked first.
     for name in sorted(filter(is_of_part, config), key=lambda name: split_key(name)[0] != "optimizer"):
         key, part = split_key(name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +25,10 @@ class FusedByPart(FusedOptimizer):
     def __init__(self, parts: Mapping[str, FusedOptimizer]) -> None:
         self.parts = dict(parts)
         (first, *_) = self.parts.values()
+        for name, part in self.parts.items():
+            rule = "one without the modes `train()` and `eval()` where parts have optimizers of their own"
+            key, made = f"optimizer.{name}" if name else "optimizer", [hp.make for hp in part.members]
+            require(not any(hp.has_modes for hp in part.members), key, made, rule)
         self.fused, self.members = first.fused, first.members
         self.names = [name for part in self.parts.values() for name in part.names]
         self.fused.set_parts({name: part for part, of in self.parts.items() for name in of.names})
@@ -42,6 +47,11 @@ class FusedByPart(FusedOptimizer):
     def can_be_recorded(self) -> bool:
         """Return whether no part's `step` waits for the host."""
         return all(part.can_be_recorded for part in self.parts.values())
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Have the model hold the weights to evaluate, which are those that train: no part's optimizer has modes."""
+        yield
 
     def step(self, takes: Tensor | None = None) -> None:
         """Update every parameter that has a gradient."""

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
+from fusion.checks import require
+from fusion.optim.schedule_free import has_modes
+
 PART = "part"
 """Key of a group of parameters that names the part of the model."""
 
@@ -19,6 +22,9 @@ class ByPart(torch.optim.Optimizer):
 
     def __init__(self, parts: Mapping[str, torch.optim.Optimizer]) -> None:
         self.parts = dict(parts)
+        for name, optimizer in self.parts.items():
+            rule = "one without the modes `train()` and `eval()` where parts have optimizers of their own"
+            require(not has_modes(optimizer), f"optimizer.{name}" if name else "optimizer", optimizer, rule)
         groups = []
         for name, optimizer in self.parts.items():
             for group in optimizer.param_groups:
