@@ -162,9 +162,6 @@ def checked_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """
     check_mapping("config", config)
     configs = configs_of_parts(config)
-    for part, own in configs.items() if len(configs) > 1 else ():
-        key, kind = f"optimizer.{part}" if part else "optimizer", optimizer_name(own)
-        require(kind not in SCHEDULE_FREE, key, kind, "another one where parts have optimizers of their own")
     # Which keys are read depends on the optimizers, so these are checked first.
     for name in sorted(filter(is_of_part, config), key=lambda name: split_key(name)[0] != "optimizer"):
         key, part = split_key(name)
@@ -174,6 +171,9 @@ def checked_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         else:
             rule = f"left out: the optimizer of {part!r}, {optimizer_name(own)}, does not read it"
             require(key in own_arguments(own), name, config[name], rule)
+    for part, own in configs.items() if len(configs) > 1 else ():
+        key, kind = f"optimizer.{part}" if part else "optimizer", optimizer_name(own)
+        require(kind not in SCHEDULE_FREE, key, kind, "another one where parts have optimizers of their own")
     return configs
 
 

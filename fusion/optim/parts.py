@@ -24,7 +24,7 @@ class ByPart(torch.optim.Optimizer):
         self.parts = dict(parts)
         for name, optimizer in self.parts.items():
             rule = "one without the modes `train()` and `eval()` where parts have optimizers of their own"
-            require(not has_modes(optimizer), f"optimizer.{name}" if name else "optimizer", optimizer, rule)
+            require(not has_modes(optimizer), f"optimizer.{name}" if name else "optimizer", type(optimizer), rule)
         groups = []
         for name, optimizer in self.parts.items():
             for group in optimizer.param_groups:
