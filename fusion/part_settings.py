@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from fusion.checks import check_mapping, plain, require
-from fusion.hyperparameters import KEYS, SCHEDULE_FREE, check, is_read, optimizer_name, own_arguments, read
+from fusion.hyperparameters import KEYS, check, is_read, optimizer_name, own_arguments, read
 
 _BESIDE_MUON = "lr.adamw"
 
@@ -171,9 +171,6 @@ def checked_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         else:
             rule = f"left out: the optimizer of {part!r}, {optimizer_name(own)}, does not read it"
             require(key in own_arguments(own), name, config[name], rule)
-    for part, own in configs.items() if len(configs) > 1 else ():
-        key, kind = f"optimizer.{part}" if part else "optimizer", optimizer_name(own)
-        require(kind not in SCHEDULE_FREE, key, kind, "another one where parts have optimizers of their own")
     return configs
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fusion.checks import check_mapping, require
 from fusion.optim.fused import FusedOptimizer
-from fusion.optim.parts import ByPart
+from fusion.optim.parts import by_part
 from fusion.optim.state import OptimizerState
 
 
@@ -25,10 +25,6 @@ class FusedByPart(FusedOptimizer):
     def __init__(self, parts: Mapping[str, FusedOptimizer]) -> None:
         self.parts = dict(parts)
         (first, *_) = self.parts.values()
-        for name, part in self.parts.items():
-            rule = "one without the modes `train()` and `eval()` where parts have optimizers of their own"
-            key, made = f"optimizer.{name}" if name else "optimizer", [hp.make for hp in part.members]
-            require(not any(hp.has_modes for hp in part.members), key, made, rule)
         self.fused, self.members = first.fused, first.members
         self.names = [name for part in self.parts.values() for name in part.names]
         self.fused.set_parts({name: part for part, of in self.parts.items() for name in of.names})
@@ -48,15 +44,18 @@ class FusedByPart(FusedOptimizer):
         """Return whether no part's `step` waits for the host."""
         return all(part.can_be_recorded for part in self.parts.values())
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Have the model hold the weights to evaluate, which are those that train: no part's optimizer has modes."""
-        yield
-
     def step(self, takes: Tensor | None = None) -> None:
         """Update every parameter that has a gradient."""
         for part in self.parts.values():
             part.step(takes)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Have the model hold the weights to evaluate of all parts; afterwards, exactly the weights that it held."""
+        with ExitStack() as stack:
+            for part in self.parts.values():
+                stack.enter_context(part.evaluating())
+            yield
 
     def set_lr_factor(self, factor: float | Sequence[float] | Tensor) -> None:
         """Multiply the learning rates of all parts by `factor`: a number, or [K]."""
@@ -113,4 +112,4 @@ class FusedByPart(FusedOptimizer):
 
     def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
         """Return member `k`'s optimizer, in the same state: one of torch's own for each part."""
-        return ByPart({name: part.unfuse(k, module) for name, part in self.parts.items()})
+        return by_part({name: part.unfuse(k, module) for name, part in self.parts.items()})

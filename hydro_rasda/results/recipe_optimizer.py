@@ -205,6 +205,16 @@ class Several:
     def step(self):
         for optimizer in self.optimizers:
             optimizer.step()
+
+    def train(self):
+        for optimizer in self.optimizers:
+            if hasattr(optimizer, "train"):
+                optimizer.train()
+
+    def eval(self):
+        for optimizer in self.optimizers:
+            if hasattr(optimizer, "eval"):
+                optimizer.eval()
 '''
 
 
@@ -259,8 +269,8 @@ def hidden_matrices(model, learning):
 def optimizer_classes(config: Mapping[str, Any]) -> list[str]:
     """Return the texts of classes of optimizers that torch does not have, or has for matrices alone."""
     names = optimizer_names(config)
-    written = (cls for name, of in WRITTEN.items() if name in names for cls in reversed(of.__mro__))
-    own = [inspect.getsource(cls) for cls in written if cls.__module__.startswith("fusion.")]
+    classes = [cls for name in WRITTEN if name in names for cls in reversed(WRITTEN[name].__mro__)]
+    own = [inspect.getsource(cls) for cls in dict.fromkeys(classes) if cls.__module__.startswith("fusion.")]
     texts = [re.sub("  # type: ignore.*", "", text) for text in own]
     return [*texts, *([_MUON] if "muon" in names else []), *([_SEVERAL] if len(names) > 1 else [])]
 

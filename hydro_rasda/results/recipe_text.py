@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from fusion.hyperparameters import read
 from fusion.optim import Hyperparameters
+from fusion.part_settings import configs_of_parts
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
 from hydro_rasda.results.recipe_optimizer import (
@@ -144,7 +145,7 @@ def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
     step = [*rates(recipe.config, recipe.data, arguments), *_step(recipe), *_average(recipe)]
     loop = [*indented(epoch), f"    for i, batch in enumerate({BATCHES[recipe.data]}):", *indented(step, 2)]
     after = _WRITE_AVERAGES if recipe.averaged_from is not None else []
-    if Hyperparameters.from_config(config).has_modes:
+    if any(Hyperparameters.from_config(own).has_modes for own in configs_of_parts(config).values()):
         before, after = [*before, "optimizer.train()"], ["optimizer.eval()  # whose weights count"]
     whole = [*before, "for epoch in range(EPOCHS):", *loop, *after]
     return "\n".join(

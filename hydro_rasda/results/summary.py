@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from fusion.hyperparameters import OPTIMIZERS, SCHEDULE_FREE
+from fusion.part_settings import configs_of_parts
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.full_size_stage import (
@@ -121,13 +122,14 @@ def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
 
     None if the optimizer averages them by itself, or is a function of which a loaded run knows the name alone.
     """
-    own = config.get("optimizer", "adamw")
-    if isinstance(own, str):
-        known = own in OPTIMIZERS and own not in SCHEDULE_FREE
+    configs = configs_of_parts(config).values()
+    names = [own.get("optimizer", "adamw") for own in configs]
+    if all(isinstance(name, str) for name in names):
+        known = all(name in OPTIMIZERS and name not in SCHEDULE_FREE for name in names)
     else:
         from fusion.optim import Hyperparameters  # needs torch, which a run that is only read does without
 
-        known = not Hyperparameters.from_config(config).has_modes
+        known = not any(Hyperparameters.from_config(own).has_modes for own in configs)
     return None if not known else settings.race.keep == "best" and settings.race.ema > 0
 
 

@@ -17,8 +17,8 @@ from fusion import GraphedStep, LossScale, lr_factor
 from fusion.hyperparameters import ONE_PASS, OWN, optimizer_name, own_arguments, read
 from fusion.optim import optimizer
 from fusion.optim.learned import LEARNED
-from fusion.optim.parts import PART
-from fusion.optim.schedule_free import ScheduleFree, evaluating, has_modes, keep_average
+from fusion.optim.parts import PART, keep_averages
+from fusion.optim.schedule_free import evaluating, has_modes
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.part_settings import configs_of_parts, own_parts
 from fusion.streams import seed_generators
@@ -300,8 +300,7 @@ class SingleLearner:
             i: self._split_like(of, dict.fromkeys(of, updated[i])) for i, of in state["optimizer"]["state"].items()
         }
         self.optimizer.load_state_dict({"state": moments, "param_groups": own})
-        if isinstance(self.optimizer, ScheduleFree):
-            keep_average(self.optimizer, state["optimizer"]["param_groups"])
+        keep_averages(self.optimizer, before)
         if self._graph is not None:
             self._graph.reset()
 

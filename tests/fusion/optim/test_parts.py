@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch.nn import functional as F
 from fusion import clip_grad_norm_, fuse, fused_optimizer
 from fusion.optim import optimizer
 from fusion.optim.parts import ByPart
-from fusion.optim.schedule_free import ScheduleFreeSGD
 
 STEPS = 20
 X = torch.randn(16, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -233,25 +231,3 @@ def test_members_with_optimizers_for_other_parts_are_refused() -> None:
     opt = fused_optimizer(fused, [{"lr": 0.1, "optimizer.head": "sgd"}] * 2)
     with pytest.raises(ValueError, match="state_dict"):
         opt.load_state_dict(fused_optimizer(fused, [{"lr": 0.1}] * 2).state_dict())
-
-
-def test_optimizers_with_modes_are_refused_in_parts() -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    rule = "but must be another one where parts have optimizers of their own"
-    for config in (
-        {"lr": 0.1, "optimizer.1": "schedule_free_sgd"},
-        {"lr": 0.1, "optimizer": "schedule_free_adamw", "optimizer.1": "sgd"},
-    ):
-        with pytest.raises(ValueError, match=rf"`optimizer(\.1)?` is 'schedule_free_\w+', {rule}"):
-            optimizer(module, config)
-        with pytest.raises(ValueError, match=rf"`optimizer(\.1)?` is 'schedule_free_\w+', {rule}"):
-            fused_optimizer(fuse([module, copy.deepcopy(module)]), [config] * 2)
-
-    def own(params: Any, lr: float) -> torch.optim.Optimizer:
-        return ScheduleFreeSGD(params, lr)
-
-    config = {"lr": 0.1, "optimizer.1": own}
-    with pytest.raises(ValueError, match=r"`optimizer.1` is .*, but must be one without the modes `train\(\)` and `ev"):
-        optimizer(module, config)
-    with pytest.raises(ValueError, match=r"`optimizer.1` is .*, but must be one without the modes `train\(\)` and `ev"):
-        fused_optimizer(fuse([module, copy.deepcopy(module)]), [config] * 2)

@@ -131,6 +131,11 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         | {"optimizer.middle.0": "adagrad", "schedule": "cosine"},
         {},
     ),
+    "schedule-free part": (
+        deeper,
+        {**ADAMW, "optimizer.head": "schedule_free_sgd", "lr.head": 0.3, "warmup_epochs": 1.0},
+        {},
+    ),
     "muon and prodigy of parts": (
         deeper,
         {**ADAMW, "optimizer.middle": "muon", "lr.adamw": 0.003, "optimizer.head": "prodigy", "lr.head": 1.0}
