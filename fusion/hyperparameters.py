@@ -24,7 +24,13 @@ from fusion.checks import (
 ONE_PASS = ("sgd", "adam", "adamw")
 """Optimizers for which torch has kernels that pass over memory once."""
 
-VECTORIZED = (*ONE_PASS, "adafactor", "adamax", "lion", "muon", "nadam", "prodigy", "radam", "rmsprop")
+SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
+"""Optimizers whose weights to evaluate are averages of those that they train."""
+
+VECTORIZED = (
+    *(*ONE_PASS, "adafactor", "adamax", "lion", "muon", "nadam", "prodigy", "radam", "rmsprop"),
+    *SCHEDULE_FREE,
+)
 """Optimizers whose members are updated together."""
 
 OPTIMIZERS = (*VECTORIZED, "adadelta", "adagrad", "asgd")
@@ -104,7 +110,7 @@ def _of_optimizer(kind: type, holds: Callable[[Any], bool], rule: str, **default
     return Key(kind, holds, rule, "optimizer", under="optimizer", defaults=defaults)
 
 
-_ADAMS = ("adam", "adamw", "adamax", "nadam", "prodigy", "radam", "muon")
+_ADAMS = ("adam", "adamw", "adamax", "nadam", "prodigy", "radam", "muon", "schedule_free_adamw")
 
 
 _EPOCHS = "a finite number of epochs >= 0"
@@ -120,7 +126,7 @@ KEYS: Mapping[str, Key] = {
         "adamw",
     ),
     "lr": Key(float, is_positive, "a finite number > 0", "optimizer"),
-    "momentum": _of_optimizer(float, is_fraction, "in [0, 1)", sgd=0.0, rmsprop=0.0, muon=0.95),
+    "momentum": _of_optimizer(float, is_fraction, "in [0, 1)", sgd=0.0, rmsprop=0.0, muon=0.95, schedule_free_sgd=0.9),
     "nesterov": _of_optimizer(bool, is_flag, "True or False", sgd=False, muon=True),
     "dampening": _of_optimizer(float, is_share, "in [0, 1]", sgd=0.0),
     "weight_decay": _of_optimizer(
@@ -188,29 +194,12 @@ KEYS: Mapping[str, Key] = {
 }
 """All keys; the defaults of torch's optimizers and of the step schedule are torch's, but for `adjust_lr_fn`.
 
-Lion has those of its paper (Chen et al. 2023, arXiv:2302.06675, Algorithm 2), and Prodigy those of prodigyopt.
+Lion has those of its paper (Chen et al. 2023, arXiv:2302.06675, Algorithm 2), Prodigy those of prodigyopt, and the
+Schedule-Free optimizers those of schedulefree.
 
 With `match_rms_adamw`, Muon's updates are as large as AdamW's, so that one `lr` serves both (Liu et al. 2025,
 arXiv:2502.16982).
 """
-
-
-ALIASES: Mapping[str, str] = {
-    "learning_rate": "lr",
-    "opt": "optimizer",
-    "optim": "optimizer",
-    "wd": "weight_decay",
-    "bs": "batch_size",
-    "clip": "grad_clip",
-    "gradient_clip_val": "grad_clip",
-    "max_grad_norm": "grad_clip",
-    "gradient_accumulation_steps": "accumulate",
-    "lr_scheduler": "schedule",
-    "lr_scheduler_type": "schedule",
-    "scheduler": "schedule",
-    "warmup_ratio": "warmup",
-}
-"""Names that other libraries and scripts have for keys of the table."""
 
 
 def is_read(name: str, config: Mapping[str, Any]) -> bool:
@@ -291,8 +280,9 @@ def check(config: Mapping[str, Any]) -> None:
     """Check every key that is read in a configuration; `part_settings.check_settings` also checks those of parts.
 
     Raises:
-        ValueError: if a value breaks its rule. If sgd has `nesterov` without momentum or with dampening. If a warm-up
-            is given both in epochs and as a share of the training.
+        ValueError: if a value breaks its rule. If sgd has `nesterov` without momentum or with dampening. If a
+            Schedule-Free optimizer has a schedule, or no momentum. If a warm-up is given both in epochs and as a share
+            of the training.
     """
     for name in KEYS:
         if name in config and is_read(name, config):
@@ -301,5 +291,10 @@ def check(config: Mapping[str, Any]) -> None:
         momentum, dampening = read(config, "momentum"), read(config, "dampening")
         rule = f"False unless `momentum` is > 0 and `dampening` 0: they are {momentum} and {dampening}"
         require(momentum > 0 and dampening == 0, "nesterov", True, rule)
+    if (kind := optimizer_name(config)) in SCHEDULE_FREE:
+        schedule, key = read(config, "schedule"), "momentum" if is_read("momentum", config) else "beta1"
+        require(read(config, key) > 0, key, read(config, key), f"in (0, 1) with the optimizer {kind}")
+        rule = f"'constant' with the optimizer {kind}, which averages weights instead; a warm-up may be given"
+        require(schedule == "constant", "schedule", schedule, rule)
     warmup, epochs = read(config, "warmup"), read(config, "warmup_epochs")
     require(not (warmup and epochs), "warmup", warmup, f"0 beside `warmup_epochs`, which is {epochs}: give one of them")

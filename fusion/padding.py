@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from fusion.compare import widened
-from fusion.hyperparameters import ONE_PASS
+from fusion.hyperparameters import ONE_PASS, SCHEDULE_FREE
 from fusion.model import Objective
 from fusion.optim.adafactor import STATE
 from fusion.optim.optimizer_config import Hyperparameters
@@ -25,7 +25,7 @@ from fusion.streams import preserved_generators, seed_generators
 from fusion.structure import FusionKey, describe, fusion_key
 from fusion.tensors import copied, duplicate, like, materialize, named_tensors, skeleton
 
-PADDABLE = (*ONE_PASS, "adamax", "lion", "nadam", "prodigy", "radam", "rmsprop")
+PADDABLE = (*ONE_PASS, "adamax", "lion", "nadam", "prodigy", "radam", "rmsprop", *SCHEDULE_FREE)
 """Optimizers that work element by element, or by sums over all. In others, the number of elements counts."""
 
 _SPREAD = 0.1

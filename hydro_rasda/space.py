@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fusion.hyperparameters import ALIASES, KEYS, is_read, read, warmup_epochs
+from fusion.hyperparameters import KEYS, is_read, read, warmup_epochs
 from fusion.part_settings import check_settings, configs_of_parts, keys_of, split_key
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.branches import check_branches, is_branching, leaves, reachable
@@ -23,6 +23,23 @@ from hydro_rasda.schedulers import Range
 from hydro_rasda.variants import variants
 
 Config = dict[str, Any]
+
+ALIASES: Mapping[str, str] = {
+    "learning_rate": "lr",
+    "opt": "optimizer",
+    "optim": "optimizer",
+    "wd": "weight_decay",
+    "bs": "batch_size",
+    "clip": "grad_clip",
+    "gradient_clip_val": "grad_clip",
+    "max_grad_norm": "grad_clip",
+    "gradient_accumulation_steps": "accumulate",
+    "lr_scheduler": "schedule",
+    "lr_scheduler_type": "schedule",
+    "scheduler": "schedule",
+    "warmup_ratio": "warmup",
+}
+"""Names that other libraries and scripts have for keys of the table."""
 
 
 def check_value(name: str, value: object) -> None:

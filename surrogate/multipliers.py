@@ -51,10 +51,13 @@ def _muon(infshape: InfShape, *, original: bool) -> float:
     return wanted * math.sqrt(max(target_rows, target_columns) / max(rows, columns))
 
 
-_ADAPTIVE = ("adam", "adamw", "adadelta", "adagrad", "adamax", "lion", "nadam", "prodigy", "radam", "rmsprop")
+_ADAPTIVE = (
+    *("adam", "adamw", "adadelta", "adagrad", "adamax", "lion", "nadam", "prodigy", "radam", "rmsprop"),
+    "schedule_free_adamw",
+)
 
 _RULES: dict[str, Callable[[InfShape], float]] = {
-    **dict.fromkeys(("sgd", "asgd"), _sgd),
+    **dict.fromkeys(("sgd", "asgd", "schedule_free_sgd"), _sgd),
     **dict.fromkeys(_ADAPTIVE, _adam),
     "adafactor": _adafactor,
     "muon": partial(_muon, original=False),
@@ -76,8 +79,8 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
 
     The fan-in of an `nn.Bilinear` is the product of its two inputs' sizes, as it reads all of their products.
 
-    Adaptive optimizers divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop, Lion and
-    Prodigy.
+    Adaptive optimizers divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop, Lion,
+    Prodigy and Schedule-Free AdamW. Schedule-Free SGD goes by the column of SGD.
     Adadelta is adaptive while `eps` is far below the squared gradients, which its default of 1e-6 often is not.
 
     Prodigy multiplies all rates by an estimate, which is the target's if it is of the weights over these multipliers.

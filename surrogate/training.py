@@ -41,7 +41,7 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
     _refuse(config, "independent_weight_decay")
     kind = config.get("optimizer", "adamw")
     rates = lr_multipliers(surrogate, kind)
-    rule = "one of torch's that updates every parameter: muon takes matrices alone, and lion and prodigy are not there"
+    rule = "one of torch's that updates every parameter: muon takes matrices alone, and others are not there"
     require(kind in _OPTIMIZERS and kind != "muon", "config['optimizer']", kind, rule)
     decays = weight_decay_multipliers(surrogate, kind)
     names, parameters = zip(*surrogate.named_parameters())

@@ -15,23 +15,23 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from fusion.bounded_cache import kept
-from fusion.hyperparameters import ONE_PASS
+from fusion.hyperparameters import ONE_PASS, SCHEDULE_FREE
 from fusion.members import member_indices
 from fusion.optim import adafactor, muon, native
+from fusion.optim.evaluation import EvaluatedOptimizer
+from fusion.optim.learned import LEARNED
 from fusion.optim.optimizer_config import Hyperparameters
-from fusion.optim.prodigy import ESTIMATES
 from fusion.optim.runs import Run
 from fusion.optim.segments import numbered, segments
 from fusion.optim.single import torch_optimizer
-from fusion.optim.state import OptimizerState
 from fusion.optim.unfused import go_on
-from fusion.optim.update_rules import RULE_OF, RULES, learn_distance, momentum_product
+from fusion.optim.update_rules import RULE_OF, RULES, momentum_product
 from fusion.optim.vectorized import Tile
 from fusion.rows import Layout, make_dense
 from fusion.structure import check_module
 
 
-class FusedOptimizer(OptimizerState):
+class FusedOptimizer(EvaluatedOptimizer):
     """Updates the stacked parameters of a `FusedModel`, each member as `torch.optim` would update it alone.
 
     Neighbouring members with the same rule are updated together, all parameters of one type at once. If the members of
@@ -97,6 +97,8 @@ class FusedOptimizer(OptimizerState):
     def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
         """Return member `k`'s optimizer as torch's own, in the same state; its learning rate is the base rate.
 
+        One with the modes `train()` and `eval()` is in that of training.
+
         Args:
             module: The module to update: `fused.unfuse(k)`.
 
@@ -118,10 +120,11 @@ class FusedOptimizer(OptimizerState):
                 kept_of = ((key, rows.parts.get(name)) for key, rows in self._moments.items())
                 moments = {key: moment[k].clone() for key, moment in kept_of if moment is not None}
                 optimizer.state[parameters[name]] = _torch_state(hp.rule(name in self._matrices), hp, step, moments)
-        if hp.kind == "prodigy":
-            d, numerator, taken = self._estimates_K3[k].tolist()
-            for group in optimizer.param_groups:
-                group.update(zip(ESTIMATES, (d, numerator, int(taken))))
+        first, second, taken = self._estimates_K3[k].tolist()
+        for group in optimizer.param_groups:
+            # The largest rate of a group, and the sum of its squares, are those of its own rates.
+            factor = group["lr"] / hp.lr if hp.kind in SCHEDULE_FREE else 1.0
+            group.update(zip(LEARNED.get(hp.kind, ()), (factor * first, factor**2 * second, int(taken))))
         # Torch's own checks also put each tensor on the device that this kind of optimizer needs.
         optimizer.load_state_dict(optimizer.state_dict())
         return optimizer
@@ -257,12 +260,13 @@ class FusedOptimizer(OptimizerState):
             return tile.update(stored, steps_K1, factor_K1, takes_K1, before=before)
 
         for run in self._runs:
-            if run.rule.before is not None:
-                own = slice(run.start, run.stop)
-                found = [sums for tile in tiles if tile.run is run and (sums := update(tile, before=True)) is not None]
+            if run.rule.learn is not None:
+                own, passes = slice(run.start, run.stop), run.rule.before is not None
+                of_run = [update(tile, before=True) for tile in tiles if tile.run is run] if passes else []
+                found = [sums for sums in of_run if sums is not None]
+                sums_R2 = torch.stack(found).sum(0, dtype=torch.float64) if found else None
                 taking = None if takes_K1 is None else takes_K1[own]
-                sums_R2 = torch.stack(found).sum(0, dtype=torch.float64)
-                learn_distance(run.members, run.vectors, self._estimates_K3[own], sums_R2, factor_K1[own], taking)
+                run.rule.learn(run.members, run.vectors, self._estimates_K3[own], sums_R2, factor_K1[own], taking)
         for tile in tiles:
             update(tile)
         for name in present:
@@ -311,7 +315,7 @@ def _torch_state(rule: str, hp: Hyperparameters, step: float, moments: Mapping[s
     named = {torch_name: moments[name] for name, torch_name in RULES[RULE_OF[rule]].moments.items() if name in moments}
     if "momentum_buffer" in named and not hp.momentum:
         del named["momentum_buffer"]
-    if rule == "sgd":
+    if rule in ("sgd", *SCHEDULE_FREE):
         return named
     if rule == "nadam":
         named["mu_product"] = momentum_product(torch.tensor(hp.beta1), torch.tensor(step)).float()

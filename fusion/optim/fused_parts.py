@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from fusion.checks import check_mapping, require
 from fusion.optim.fused import FusedOptimizer
-from fusion.optim.parts import ByPart
+from fusion.optim.parts import by_part
 from fusion.optim.state import OptimizerState
 
 
@@ -47,6 +48,14 @@ class FusedByPart(FusedOptimizer):
         """Update every parameter that has a gradient."""
         for part in self.parts.values():
             part.step(takes)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Have the model hold the weights to evaluate of all parts; afterwards, exactly the weights that it held."""
+        with ExitStack() as stack:
+            for part in self.parts.values():
+                stack.enter_context(part.evaluating())
+            yield
 
     def set_lr_factor(self, factor: float | Sequence[float] | Tensor) -> None:
         """Multiply the learning rates of all parts by `factor`: a number, or [K]."""
@@ -103,4 +112,4 @@ class FusedByPart(FusedOptimizer):
 
     def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
         """Return member `k`'s optimizer, in the same state: one of torch's own for each part."""
-        return ByPart({name: part.unfuse(k, module) for name, part in self.parts.items()})
+        return by_part({name: part.unfuse(k, module) for name, part in self.parts.items()})

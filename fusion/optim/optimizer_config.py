@@ -15,6 +15,7 @@ from fusion.hyperparameters import (
     MUON_ORIGINAL,
     OPTIMIZERS,
     OWN,
+    SCHEDULE_FREE,
     VECTORIZED,
     check,
     default,
@@ -24,6 +25,7 @@ from fusion.hyperparameters import (
 )
 from fusion.optim.lion import Lion
 from fusion.optim.prodigy import Prodigy
+from fusion.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD, has_modes
 
 __all__ = ["OPTIMIZERS", "Hyperparameters"]
 
@@ -35,13 +37,14 @@ class Hyperparameters:
     Attributes:
         kind: Name of the optimizer. For one that `make` makes, the name of its class or base class here, or "own".
         lr: Learning rate.
-        momentum: Momentum of SGD, Muon and RMSprop.
+        momentum: Momentum of SGD, Muon and RMSprop. With Schedule-Free SGD, the average's share in the weights at which
+            gradients are taken.
         dampening: Dampening of SGD: the gradient enters the momentum times `1 - dampening`.
         nesterov: Nesterov momentum of SGD and Muon; that of SGD needs momentum > 0 and dampening 0.
-        weight_decay: Taken off the weights by adamw, adafactor, lion, muon and prodigy (decoupled), added to the
-            gradient by the others. None stands for the optimizer's default.
+        weight_decay: Taken off the weights by adamw, adafactor, lion, muon, prodigy and Schedule-Free optimizers
+            (decoupled), added to the gradient by the others. None stands for the optimizer's default.
         beta1: Decay rate of the first moment of Adam and its kin, and of the AdamW beside Muon. With Lion, the share of
-            the momentum in the direction of a step.
+            the momentum in the direction of a step. With Schedule-Free AdamW, as `momentum` of Schedule-Free SGD.
         beta2: Decay rate of the second moment, likewise; with Lion, of the momentum.
         beta2_decay: Exponent of the step in the share of a new gradient in Adafactor's second moment.
         d_coef: Multiplies Prodigy's estimate where it grows.
@@ -100,7 +103,17 @@ class Hyperparameters:
     @property
     def decouples(self) -> bool:
         """Return whether the weight decay is taken off the weights, instead of being added to the gradient."""
-        return self.kind in ("adafactor", "adamw", "lion", "muon", "prodigy")
+        return self.kind in ("adafactor", "adamw", "lion", "muon", "prodigy", *SCHEDULE_FREE)
+
+    @property
+    def average_share(self) -> float:
+        """Return a Schedule-Free average's share in the weights at which gradients are taken."""
+        return self.momentum if self.kind == "schedule_free_sgd" else self.beta1
+
+    @property
+    def has_modes(self) -> bool:
+        """Return whether the weights to evaluate are others than those that the optimizer trains."""
+        return self.kind in SCHEDULE_FREE if self.make is None else has_modes(_tried(self))
 
     def rule(self, matrix: bool) -> str:
         """Return the name of the rule that updates a parameter; multipliers are looked up by it.
@@ -129,21 +142,20 @@ class Hyperparameters:
         return optimizer
 
     def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Make the optimizer of a member that is not vectorized.
+        """Make the optimizer of a member that is not vectorized; if it has modes, it is in that of training.
 
         Args:
             groups: Of parameters, with their learning rates.
 
         Raises:
-            ValueError: if a user's function makes no optimizer, or one whose step needs a closure or a mode.
+            ValueError: if a user's function makes no optimizer, or one whose step needs a closure.
         """
         optimizer: torch.optim.Optimizer = (self.make or _TORCH[self.kind])(groups, lr=self.lr, **dict(self.options))
         rule = "one that makes a torch optimizer whose step needs no closure"
         holds = isinstance(optimizer, torch.optim.Optimizer) and _steps_alone(optimizer)
         require(holds, "optimizer", optimizer if self.make is None else self.make, rule)
-        modes = callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
-        told = "one without `train()` and `eval()`, which nothing here calls: schedule-free optimizers need both"
-        require(not modes, "optimizer", self.make, told)
+        if has_modes(optimizer):
+            optimizer.train()  # type: ignore[attr-defined]
         return optimizer
 
     @classmethod
@@ -175,7 +187,15 @@ class Hyperparameters:
 
 
 _OF_PRODIGY = {"d_coef", "d0", "use_bias_correction", "safeguard_warmup"}
-_TORCH = {cls.__name__.lower(): cls for cls in (*vars(torch.optim).values(), Lion, Prodigy) if isinstance(cls, type)}
+WRITTEN: dict[str, type[torch.optim.Optimizer]] = {
+    "lion": Lion,
+    "prodigy": Prodigy,
+    "schedule_free_adamw": ScheduleFreeAdamW,
+    "schedule_free_sgd": ScheduleFreeSGD,
+}
+"""The classes of optimizers that torch does not have."""
+
+_TORCH = {cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)} | WRITTEN
 
 
 def _steps_alone(optimizer: torch.optim.Optimizer) -> bool:
@@ -186,9 +206,13 @@ def _steps_alone(optimizer: torch.optim.Optimizer) -> bool:
     return True
 
 
+def _tried(hp: Hyperparameters) -> torch.optim.Optimizer:
+    """Make the optimizer of a function for parameters that nobody trains."""
+    # A function may have different rules for matrices and vectors, so it gets both.
+    return hp.made([{"params": [torch.nn.Parameter(torch.zeros(1, *more)) for more in ((1,), ())], "lr": hp.lr}])
+
+
 def _known_class(hp: Hyperparameters) -> str:
     """Return the name of the class of a function's optimizers, or of its first base class with a name here."""
-    # A function may have different rules for matrices and vectors, so it gets both.
-    made = hp.made([{"params": [torch.nn.Parameter(torch.zeros(1, *more)) for more in ((1,), ())], "lr": hp.lr}])
-    names = (cls.__name__.lower() for cls in type(made).__mro__ if cls.__module__.startswith("torch.optim"))
+    names = (cls.__name__.lower() for cls in type(_tried(hp)).__mro__ if cls.__module__.startswith("torch.optim"))
     return next((name for name in names if name in OPTIMIZERS), OWN)

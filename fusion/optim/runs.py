@@ -22,7 +22,7 @@ class Run:
 
     Attributes:
         members: Their R hyperparameters.
-        vectors: Each hyperparameter that the rule reads, as [R, 1], and what Prodigy has learned.
+        vectors: Each hyperparameter that the rule reads, as [R, 1], and what the members have learned.
     """
 
     start: int
@@ -53,6 +53,23 @@ class Run:
     def to(self, device: torch.device) -> None:
         """Move the vectors."""
         self.vectors = {name: vector.to(device) for name, vector in self.vectors.items()}
+
+    @torch.no_grad()
+    def average(self, values: Tensor, iterate: Tensor, steps_K: Tensor) -> Tensor:
+        """Return the weights [R, ...] to evaluate of Schedule-Free members, as `ScheduleFree.eval` does.
+
+        Args:
+            values: A parameter of all members in training.
+            iterate: Its z.
+            steps_K: Its steps so far.
+        """
+        own = slice(self.start, self.stop)
+        of_average_R = steps_K.new_tensor([hp.average_share for hp in self.members])
+        precise = torch.promote_types(values.dtype, torch.float32)
+        # Before the first step, there is no z.
+        share_R = torch.where(steps_K[own] > 0, 1 - 1 / of_average_R, 0.0)
+        share = share_R.to(precise).view(-1, *[1] * (values.dim() - 1))
+        return torch.lerp(values[own].to(precise), iterate[own].to(precise), share)
 
     def constants(self, decay_RG: Tensor) -> Coefficients:
         """Return the coefficients of the update rule that never change, [R, 1] or [R, G] each, None if unused."""

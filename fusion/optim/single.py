@@ -12,7 +12,7 @@ from fusion.checks import check_mapping, is_number, require
 from fusion.hyperparameters import RULES
 from fusion.optim.muon import MARK, MuonWithAdamW, hidden_matrices
 from fusion.optim.optimizer_config import Hyperparameters
-from fusion.optim.parts import ByPart
+from fusion.optim.parts import ByPart, by_part
 from fusion.part_settings import checked_parts, lr_factors, names_of_parts, own_parts
 from fusion.structure import check_module
 
@@ -59,7 +59,7 @@ def optimizer(
         lr, decay = ({n: (m or {}).get(rules[n], {}).get(n, 1.0) for n in of} for m in both.values())
         lr = {name: lr[name] * own.get(name, 1.0) for name in of}
         made[part] = torch_optimizer({name: named[name] for name in of}, hps[part], lr, decay, matrices)
-    return ByPart(made) if parts else made[""]
+    return by_part(made) if parts else made[""]
 
 
 def made_recordable(optimizer: torch.optim.Optimizer) -> None:

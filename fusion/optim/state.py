@@ -18,10 +18,10 @@ from fusion.hyperparameters import RULES
 from fusion.members import copy_rows, member_indices, member_pairs, member_rows, member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim.adafactor import STATE
+from fusion.optim.learned import LEARNED, at_first
 from fusion.optim.muon import matrices_of
 from fusion.optim.native import Group
 from fusion.optim.optimizer_config import Hyperparameters
-from fusion.optim.prodigy import ESTIMATES
 from fusion.optim.runs import runs_of
 from fusion.optim.segments import numbered
 from fusion.optim.single import Multipliers, check_multipliers, check_real
@@ -64,7 +64,7 @@ class OptimizerState:
         self._next = torch.zeros(1, dtype=torch.int64)
         self.steps_KP = torch.zeros(fused.K, len(self.names), dtype=torch.float64)
         self.lr_factor_K = torch.ones(fused.K, dtype=torch.float64)
-        self._estimates_K3 = torch.tensor([[hp.d0, 0.0, 0.0] for hp in self.members], dtype=torch.float64)
+        self._estimates_K3 = at_first(self.members)
         self._lr_multipliers_KP = self._per_parameter("lr_multipliers", lr_multipliers)
         if own_lr_factors is not None:
             check_each("own_lr_factors", own_lr_factors, Mapping, fused.K)
@@ -280,7 +280,7 @@ class OptimizerState:
         for run in self._runs:
             run.to(device)
             # Views, so that a step writes into the table.
-            run.vectors |= zip(ESTIMATES, self._estimates_K3[run.start : run.stop].split(1, 1))
+            run.vectors |= zip(LEARNED.get(run.kind, ()), self._estimates_K3[run.start : run.stop].split(1, 1))
         self.changes += 1
         self._tiles: dict[Hashable, list[Tile]] = {}
         self._groups: dict[Hashable, list[Group]] = {}

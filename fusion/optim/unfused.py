@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.schedule_free import evaluating
 from fusion.optim.single import torch_optimizer
 from fusion.tensors import copied
 
@@ -35,16 +37,28 @@ class Apart:
             views: The member's part of each parameter, where it lies now.
             factor: The schedule's factor of the learning rates.
         """
-        moved = {p.device for p in self._parameters.values()} != {view.device for view in views.values()}
+        self._take(views)
         for name, parameter in self._parameters.items():
-            parameter.data, parameter.grad = views[name].detach(), gradients.get(name)
-        if moved:
-            self._optimizer.load_state_dict(self._optimizer.state_dict())
+            parameter.grad = gradients.get(name)
         for group, base in zip(self._optimizer.param_groups, self._base_lrs):
             group["lr"] = base * factor
         self._optimizer.step()
         for parameter in self._parameters.values():
             parameter.grad = None
+
+    @contextmanager
+    def evaluating(self, views: Mapping[str, Tensor]) -> Iterator[None]:
+        """Have the member's part of each parameter, where it lies now, hold the weights to evaluate for a while."""
+        self._take(views)
+        with evaluating(self._optimizer):
+            yield
+
+    def _take(self, views: Mapping[str, Tensor]) -> None:
+        moved = {p.device for p in self._parameters.values()} != {view.device for view in views.values()}
+        for name, parameter in self._parameters.items():
+            parameter.data = views[name].detach()
+        if moved:
+            self._optimizer.load_state_dict(self._optimizer.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the optimizer's state by parameter name, and of its groups without learning rates."""

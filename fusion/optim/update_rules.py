@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fusion.optim import updates
+from fusion.optim.learned import Learn, corrected, learn_average, learn_distance
 from fusion.optim.optimizer_config import Hyperparameters
 
 Coefficients = dict[str, Tensor | None]
@@ -54,7 +55,8 @@ class Rule:
         coefficients: Returns the others, in the same shapes.
         update: The rule; see `updates`. None if it does not work element by element.
         before: Coefficients and function of a pass over all parameters before the update; None if it needs none. Its
-            sums of each member are what `learn_distance` takes.
+            sums of each member are what `learn` takes.
+        learn: Updates the numbers of `LEARNED` before the update; None if there are none.
     """
 
     kinds: tuple[str, ...]
@@ -64,6 +66,7 @@ class Rule:
     coefficients: Changing
     update: Callable[..., None] | None
     before: tuple[Changing, Callable[..., Tensor]] | None = None
+    learn: Learn | None = None
 
 
 def _sgd_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
@@ -146,7 +149,7 @@ def _prodigy_sums(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> C
     d = rate = v["d"]
     if any(hp.use_bias_correction or hp.safeguard_warmup for hp in members):
         safe = d / (v["lr"] * now.factor_R1)
-        rate = torch.where(v["safeguard_warmup"] > 0, safe, _corrected(members, v))
+        rate = torch.where(v["safeguard_warmup"] > 0, safe, corrected(members, v))
     return {
         "first": (now.steps_R1 == 1).double(),
         "momentum": v["beta1"],
@@ -163,15 +166,6 @@ def _prodigy_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: N
     return {"step_size": v["step"] * now.lr_RG, "eps": v["d"] * v["eps"], "shrink": shrink}
 
 
-def _corrected(members: Sequence[Hyperparameters], vectors: Vectors) -> Tensor:
-    """Return Prodigy's estimates [R, 1] as learning rates, with the moments' bias correction where it is asked for."""
-    if not any(hp.use_bias_correction for hp in members):
-        return vectors["d"]
-    after = vectors["k"] + 1
-    bias = (1 - vectors["beta2"] ** after).sqrt() / (1 - vectors["beta1"] ** after)
-    return vectors["d"] * torch.where(vectors["use_bias_correction"] > 0, bias, 1.0)
-
-
 def _rmsprop_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
     return {
         "one_minus_alpha": 1 - v["alpha"],
@@ -184,6 +178,24 @@ def _rmsprop_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG:
 
 def _rmsprop_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
     return {"lr": now.lr_RG}
+
+
+def _schedule_free_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
+    return {"one_minus_beta2": 1 - v["beta2"]} if "beta2" in v else {}
+
+
+def _schedule_free_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    adapts, share = "beta2" in v, v["share"]
+    root = (1 - v["beta2"] ** v["k"]).sqrt() if adapts else torch.ones_like(share)
+    rate = now.lr_RG * root
+    return {
+        "first": (now.steps_R1 == 1).double(),
+        "share": share,
+        "move": rate * (v["beta1" if adapts else "momentum"] * (1 - share) - 1),
+        "step_size": rate,
+        "pull": now.decay_RG / root if any(hp.decay for hp in members) else None,
+        **({"eps": v["eps"] * root} if adapts else {}),
+    }
 
 
 _BETAS = ("beta1", "beta2", "eps")
@@ -231,6 +243,7 @@ RULES = {
         _prodigy_coefficients,
         updates.prodigy,
         (_prodigy_sums, updates.prodigy_sums),
+        learn_distance,
     ),
     "radam": Rule(("radam",), _BETAS, _ADAM, _adam_constants, _radam_coefficients, updates.radam),
     "rmsprop": Rule(
@@ -240,6 +253,24 @@ RULES = {
         _rmsprop_constants,
         _rmsprop_coefficients,
         updates.rmsprop,
+    ),
+    "schedule_free_adamw": Rule(
+        ("schedule_free_adamw",),
+        ("lr", *_BETAS),
+        {"iterate": "z", "second": "exp_avg_sq"},
+        _schedule_free_constants,
+        _schedule_free_coefficients,
+        updates.schedule_free,
+        learn=learn_average,
+    ),
+    "schedule_free_sgd": Rule(
+        ("schedule_free_sgd",),
+        ("lr", "momentum"),
+        {"iterate": "z"},
+        _schedule_free_constants,
+        _schedule_free_coefficients,
+        updates.schedule_free,
+        learn=learn_average,
     ),
 }
 """All rules by name; those of Muon's matrices and of Adafactor are in modules of their own."""
@@ -271,34 +302,3 @@ def _log_products(size: int) -> Tensor:
     """Return the logarithms of the products of the first 0, 1, ..., `size` shares."""
     every = _warming(torch.arange(1, size + 1, dtype=torch.float64)).log().cumsum(0)
     return torch.cat([torch.zeros(1, dtype=torch.float64), every])
-
-
-def learn_distance(
-    members: Sequence[Hyperparameters],
-    vectors: dict[str, Tensor],
-    estimates_R3: Tensor,
-    sums_R2: Tensor,
-    factor_R1: Tensor,
-    takes_R1: Tensor | None,
-) -> None:
-    """Update Prodigy's estimates of R members, in place, and write down how far their weights move.
-
-    Args:
-        vectors: [R, 1] each: settings, and the columns of the estimates.
-        estimates_R3: The values of `ESTIMATES`.
-        sums_R2: Over all parameters, the gradients' products with the way so far, and the absolute weighted gradients.
-        factor_R1: The schedule's factor.
-        takes_R1: The members that take the step; all if None.
-    """
-    d, rate_R1 = vectors["d"], _corrected(members, vectors)
-    way_R1, size_R1 = sums_R2.split(1, 1)
-    weight_R1 = d / vectors["d0"] * rate_R1 * vectors["lr"] * factor_R1
-    numerator_R1 = vectors["beta2"].sqrt() * vectors["d_numerator"] + weight_R1 * way_R1
-    grown_R1 = torch.fmax(d, vectors["d_coef"] * numerator_R1 / size_R1)
-    moves_R1 = size_R1 != 0 if takes_R1 is None else (size_R1 != 0) & takes_R1
-    vectors["rate"] = rate_R1 * moves_R1
-    vectors["step"] = vectors["rate"]
-    if any(hp.beta1 == 0 for hp in members):  # whose moment is the gradient times the estimate
-        vectors["step"] = vectors["rate"] * torch.where(vectors["beta1"] == 0, grown_R1 / d, 1.0)
-    after_R3 = torch.cat([grown_R1, numerator_R1, vectors["k"] + 1], 1)
-    estimates_R3.copy_(torch.where(moves_R1, after_R3, estimates_R3))

@@ -18,6 +18,9 @@ _NEUTRAL = {
     "momentum": 1.0,
     "gain": 0.0,
     "first": 0.0,
+    "share": 0.0,
+    "move": 0.0,
+    "pull": 0.0,
     "square_keep": 1.0,
     "square_gain": 0.0,
     "sum_keep": 1.0,
@@ -268,3 +271,35 @@ def rmsprop(
     if m is not None:
         scaled = m.mul_(momentum).addcmul_(scaled, gain)
     p.addcmul_(scaled, lr, value=-1)
+
+
+def schedule_free(
+    p: Tensor,
+    g: Tensor,
+    z: Tensor,
+    v: Tensor | None = None,
+    *,
+    first: Tensor,
+    share: Tensor,
+    move: Tensor,
+    step_size: Tensor,
+    pull: Tensor | None,
+    eps: Tensor | None = None,
+    one_minus_beta2: Tensor | None = None,
+) -> None:
+    """Schedule-Free SGD, and with v AdamW (Defazio et al. 2024, Algorithm 1), where p are the weights of the gradients.
+
+    With a direction u, g or Adam's, `z -= step_size (u + pull p)` and `p = lerp(p, z, share) + move (u + pull p)`.
+    `first` is 1 at the first step, to which z has the weights, then 0.
+    """
+    z.lerp_(p, first)
+    if v is not None:
+        assert one_minus_beta2 is not None
+        assert eps is not None
+        scratch = g.square()
+        v.lerp_(scratch, one_minus_beta2)
+        g = torch.div(g, torch.sqrt(v, out=scratch).add_(eps), out=scratch)
+    if pull is not None:
+        g = g.addcmul(p, pull)
+    p.lerp_(z, share).addcmul_(g, move)
+    z.addcmul_(g, step_size, value=-1)

@@ -20,7 +20,7 @@ from hydro_rasda.results.recipe_parts import Form
 from hydro_rasda.results.recipe_text import Recipe, written
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import chosen_line
-from hydro_rasda.results.summary import swept_epochs
+from hydro_rasda.results.summary import averages, swept_epochs
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.portable import Gone
 from hydro_rasda.run.spec import read_asked
@@ -49,7 +49,7 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
     _check_own_weights(number, swept, Store.read(record.path).units())
     workers = _workers(found)
     settings = problem.settings
-    averages = settings.race.keep == "best" and settings.race.ema > 0 and swept < found.kept_epoch
+    config = _as_asked(_by_parameter(problem, number, found.config, asked.get("model", ())), number)
     title = [f"Trains trial {number} of the run {record.path.name!r} again, as it was trained at full size."]
     title += [f"There {record.metric} was {show(found.metric, 6)} after epoch {found.kept_epoch} of {found.epochs}."]
     title += [f"{line[0].upper()}{line[1:]}." for line in chosen_line(record) if number == record.best_trial]
@@ -58,11 +58,11 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
     return written(
         Recipe(
             title=title,
-            config=_as_asked(_by_parameter(problem, number, found.config, asked.get("model", ())), number),
+            config=config,
             trial=number,
             epochs=int(found.kept_epoch),
             settings=settings,
-            averaged_from=swept if averages else None,
+            averaged_from=swept if averages(settings, config) and swept < found.kept_epoch else None,
             data=_form(str(asked.get("train_data", ""))),
             objective="objective" in asked.get("digests", {}),
             by_part=bool(asked.get("parts")),

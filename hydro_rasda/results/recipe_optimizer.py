@@ -12,8 +12,7 @@ import torch
 
 from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_read, optimizer_name, own_arguments, read
 from fusion.optim import Hyperparameters
-from fusion.optim.lion import Lion
-from fusion.optim.prodigy import Prodigy
+from fusion.optim.optimizer_config import WRITTEN
 from fusion.part_settings import configs_of_parts, is_rate, keys_of, optimizer_names
 from hydro_rasda.results.recipe_parts import Form
 from hydro_rasda.secret_masking import HIDDEN
@@ -174,7 +173,7 @@ def _lines_of(
         told = [f"{name}=config[{key!r}]" for name, key in keys.items()]
     else:
         called, told = (
-            _WRITTEN[kind].__name__ if kind in _WRITTEN else f"torch.optim.{_CLASSES[kind].__name__}",
+            WRITTEN[kind].__name__ if kind in WRITTEN else f"torch.optim.{_CLASSES[kind].__name__}",
             [f"{name}={value!r}" for name, value in options.items()],
         )
     if kind in ("adam", "adamw"):
@@ -206,6 +205,16 @@ class Several:
     def step(self):
         for optimizer in self.optimizers:
             optimizer.step()
+
+    def train(self):
+        for optimizer in self.optimizers:
+            if hasattr(optimizer, "train"):
+                optimizer.train()
+
+    def eval(self):
+        for optimizer in self.optimizers:
+            if hasattr(optimizer, "eval"):
+                optimizer.eval()
 '''
 
 
@@ -260,12 +269,12 @@ def hidden_matrices(model, learning):
 def optimizer_classes(config: Mapping[str, Any]) -> list[str]:
     """Return the texts of classes of optimizers that torch does not have, or has for matrices alone."""
     names = optimizer_names(config)
-    written = [inspect.getsource(of) for name, of in _WRITTEN.items() if name in names]
-    texts = [re.sub("  # type: ignore.*", "", text) for text in written]
+    classes = [cls for name in WRITTEN if name in names for cls in reversed(WRITTEN[name].__mro__)]
+    own = [inspect.getsource(cls) for cls in dict.fromkeys(classes) if cls.__module__.startswith("fusion.")]
+    texts = [re.sub("  # type: ignore.*", "", text) for text in own]
     return [*texts, *([_MUON] if "muon" in names else []), *([_SEVERAL] if len(names) > 1 else [])]
 
 
-_WRITTEN: Mapping[str, type[torch.optim.Optimizer]] = {"lion": Lion, "prodigy": Prodigy}
 _CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if isinstance(value, type)}
 
 

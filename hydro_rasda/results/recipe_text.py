@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fusion.hyperparameters import read
+from fusion.optim import Hyperparameters
+from fusion.part_settings import configs_of_parts
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
 from hydro_rasda.results.recipe_optimizer import (
@@ -62,12 +64,12 @@ class Recipe:
 
 def written(recipe: Recipe) -> str:
     """Return the text: the configuration, then a function `train` and everything that it needs."""
-    arguments = given(recipe.config)
+    arguments, classes = given(recipe.config), optimizer_classes(recipe.config)
     parts = [
         _constants(recipe, arguments),
         _train(recipe, arguments),
         *schedule_text(recipe.config),
-        *optimizer_classes(recipe.config),
+        *classes,
         *(PARTS if read(recipe.config, "accumulate") > 1 else []),
         DATA[recipe.data],
         *(ROWS if recipe.data != "loaders" else []),
@@ -76,7 +78,8 @@ def written(recipe: Recipe) -> str:
     ]
     body = "\n\n".join(part.strip("\n") + "\n" for part in parts)
     modules = [name for name in _MODULES if re.search(rf"\b{name}\.", body)]
-    imports = [f"import {_ALIASES.get(name, name)}" for name in modules]
+    imports = ["from __future__ import annotations"] if classes else []
+    imports += [f"import {_ALIASES.get(name, name)}" for name in modules]
     imports += [line for line in _FROM if re.search(rf"\b{line.split()[-1]}\(", body)]
     title = "".join(f"# {one_line(line)}\n" for line in recipe.title)
     return f"{title}\n" + "\n".join(imports) + f"\n\n{body}"
@@ -141,8 +144,10 @@ def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
     epoch = ['seed_all(derived(SEED, "trial", TRIAL, epoch))', "model.train()"]
     step = [*rates(recipe.config, recipe.data, arguments), *_step(recipe), *_average(recipe)]
     loop = [*indented(epoch), f"    for i, batch in enumerate({BATCHES[recipe.data]}):", *indented(step, 2)]
-    after = ["for tensor, mean in zip(tensors, means):", "    tensor.data.copy_(mean)"]
-    whole = [*before, "for epoch in range(EPOCHS):", *loop, *(after if recipe.averaged_from is not None else [])]
+    after = _WRITE_AVERAGES if recipe.averaged_from is not None else []
+    if any(Hyperparameters.from_config(own).has_modes for own in configs_of_parts(config).values()):
+        before, after = [*before, "optimizer.train()"], ["optimizer.eval()  # whose weights count"]
+    whole = [*before, "for epoch in range(EPOCHS):", *loop, *after]
     return "\n".join(
         [f"def train({', '.join(takes)}):", *indented([*_docstring(recipe, arguments), *whole, "return model.eval()"])]
     )
@@ -245,6 +250,7 @@ _AVERAGES = [
     "means = [t.detach().to(torch.promote_types(t.dtype, torch.float32), copy=True) for t in tensors]",
     "averaged = 0",
 ]
+_WRITE_AVERAGES = ["for tensor, mean in zip(tensors, means):", "    tensor.data.copy_(mean)"]
 
 
 def _average(recipe: Recipe) -> list[str]:

@@ -64,8 +64,8 @@ class TuneResult(RunRecord):
         keep: The epoch of a full-size training that counts: its "best", or its "last". None if an earlier version made
             the run, and did not write it down.
         averaged: True if the weights that `best_metric` measures and `best_model` gives are averages over steps
-            (`ema`). None if no full-size model was trained, if `race.train` trained it, or if an earlier version made
-            the run.
+            (`ema`). None if no full-size model was trained, if `race.train` trained it, if its optimizer averages
+            weights by itself, as Schedule-Free ones do, or if an earlier version made the run.
         seconds_left: Estimated seconds that the run still took when its last unit of work was finished. None if it has
             ended, or if that is not known.
         over: The models of each finalist, over which metrics are means, such as "5 folds"; empty for one model.

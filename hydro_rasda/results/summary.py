@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
+from typing import Any
 
+from fusion.hyperparameters import OPTIMIZERS, SCHEDULE_FREE
+from fusion.part_settings import configs_of_parts
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.full_size_stage import (
@@ -114,12 +117,28 @@ def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
     return min((line["epoch"] - 1 for line in trial.history if line["stage"] == "target"), default=trial.epochs)
 
 
+def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
+    """Tell whether full-size training averages weights over steps (`ema`).
+
+    None if the optimizer averages them by itself, or is a function of which a loaded run knows the name alone.
+    """
+    configs = configs_of_parts(config).values()
+    names = [own.get("optimizer", "adamw") for own in configs]
+    if all(isinstance(name, str) for name in names):
+        known = all(name in OPTIMIZERS and name not in SCHEDULE_FREE for name in names)
+    else:
+        from fusion.optim import Hyperparameters  # needs torch, which a run that is only read does without
+
+        known = not any(Hyperparameters.from_config(own).has_modes for own in configs)
+    return None if not known else settings.race.keep == "best" and settings.race.ema > 0
+
+
 def _averaged(run: Run, trial: TrialRecord) -> bool | None:
     """Tell whether the weights that count are averages over steps; None if no loop of the library trained them."""
     if not trial.epochs or run.problem.full_size is not None:
         return None
-    averages = run.settings.race.keep == "best" and run.settings.race.ema > 0
-    return averages and trial.kept_epoch > swept_epochs(trial, run.settings.sweep.surrogate)
+    after = trial.kept_epoch > swept_epochs(trial, run.settings.sweep.surrogate)
+    return averages(run.settings, trial.config) and after
 
 
 def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fusion import lr_factor
+from fusion.hyperparameters import SCHEDULE_FREE
+from fusion.part_settings import optimizer_names
 from fusion.warn import warn
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import naming_batch
@@ -169,10 +171,11 @@ def _warn_of_endless(warmup: float, max_t: int) -> None:
 
 
 def _has_decay(problem: Problem, space: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether a learning rate falls in some training, or the user's own code may see to it."""
+    """Tell whether a learning rate falls in some training, need not fall, or the user's own code may see to it."""
     of_objective = getattr(as_given(problem.objective), "optimizer_settings", None)
     own = problem.full_size is not None or of_objective is not None
-    return own or any(schedule != "constant" for schedule in schedules(space, configs))
+    free = any(name in SCHEDULE_FREE for config in configs for name in optimizer_names(config))
+    return own or free or any(schedule != "constant" for schedule in schedules(space, configs))
 
 
 def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:

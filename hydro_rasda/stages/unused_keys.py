@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from fusion.hyperparameters import ALIASES, KEYS, is_read, own_arguments
+from fusion.hyperparameters import KEYS, is_read, own_arguments
 from fusion.part_settings import configs_of_parts, is_of_part
 from fusion.warn import warn
 from hydro_rasda.config_access import Notes, paths
 from hydro_rasda.problem import Problem
+from hydro_rasda.space import ALIASES
 from hydro_rasda.trial import Trial
 
 Unread = dict[str, str | None]

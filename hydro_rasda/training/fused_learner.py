@@ -24,7 +24,7 @@ from hydro_rasda.objective_parts import joined, moving
 from hydro_rasda.precision import loss_scale, turns
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.folds_and_repeats import members_first, stacked
-from hydro_rasda.training.learners import evaluate_parts
+from hydro_rasda.training.learners import evaluate_parts, weights_of
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 from hydro_rasda.training.recorded_steps import recorded, records
 
@@ -90,7 +90,8 @@ class FusedLearner:
     @contextmanager
     def evaluating(self, averaged: bool = True) -> Iterator[None]:
         self.train_mode(False)
-        yield
+        with self.optimizer.evaluating():
+            yield
 
     def step(self, share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
         self._schedule(epoch, steps)
@@ -212,7 +213,8 @@ class FusedLearner:
     def member_state(self, position: int) -> State:
         """One member's weights, buffers and optimizer state, as `SingleLearner` loads them."""
         module = self.fused.unfuse(position)
-        state = {"model": module.state_dict(), "optimizer": self.optimizer.unfuse(position, module).state_dict()}
+        optimizer = self.optimizer.unfuse(position, module)
+        state: State = {**weights_of(module, optimizer), "optimizer": optimizer.state_dict()}
         if self._scale is not None:
             state["loss_scale"] = {name: of_K[[position]] for name, of_K in self._scale.state_dict().items()}
         return state

@@ -16,11 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 from fusion import GraphedStep, LossScale, lr_factor
 from fusion.hyperparameters import ONE_PASS, OWN, optimizer_name, own_arguments, read
 from fusion.optim import optimizer
-from fusion.optim.parts import PART
-from fusion.optim.prodigy import ESTIMATES
+from fusion.optim.learned import LEARNED
+from fusion.optim.parts import PART, keep_averages
+from fusion.optim.schedule_free import evaluating, has_modes
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.part_settings import configs_of_parts, own_parts
 from fusion.streams import seed_generators
+from fusion.tensors import copied
 from fusion.width.microbatch import backward, evaluate
 from hydro_rasda.config import UNSPLIT, Mode, check_unsplit
 from hydro_rasda.data import ALONE, Batch, Shard, Share, batch_length
@@ -78,7 +80,7 @@ class SingleLearner:
         model: On its device, with the same weights on all ranks.
         max_t: Epochs of a full training, the horizon of schedules.
         ema: Share of a full training's steps over which weights are averaged, to be evaluated and remembered; 0 for the
-            weights of the last step.
+            weights of the last step. Nothing is averaged if the optimizer has weights of its own to evaluate.
         graph: If true, steps are recorded; the device must be able to. On several ranks they are not recorded, nor with
             optimizers other than SGD, Adam and AdamW.
         scale: Factor of the loss, if the objective computes in float16.
@@ -131,7 +133,7 @@ class SingleLearner:
         self._config, self._objective, self._max_t = settings.config, objective, max_t
         self._best: dict[str, Any] | None = None
         self._ema = ema
-        self._average = Average(partial(trained_tensors, model)) if ema else None
+        self._average = Average(partial(trained_tensors, model)) if ema and not has_modes(self.optimizer) else None
         self.noise: GradientNoise | None = None
         self._parts: int = read(self._config, "accumulate")
 
@@ -236,11 +238,12 @@ class SingleLearner:
     def evaluating(self, averaged: bool = True) -> Iterator[None]:
         """See `Learner`; on all ranks alike."""
         self.train_mode(False)
-        if not averaged or self._average is None or not self._average.differs:
-            yield
+        if averaged and self._average is not None and self._average.differs:
+            with self._average.in_place():
+                self.train_mode(False)
+                yield
             return
-        with self._average.in_place():
-            self.train_mode(False)
+        with evaluating(self.optimizer):
             yield
 
     def epochs_since_best(self, epoch: int) -> int:
@@ -259,6 +262,7 @@ class SingleLearner:
     def state(self) -> dict[str, Any]:
         """Return weights, buffers and optimizer state, the same on all ranks: after `evaluate`, buffers are rank 0's.
 
+        "model" has the weights that training left, or that its optimizer has to evaluate; see `weights_of`.
         If epochs are remembered, "best" is the best of them: "epoch", "score", "model". If weights are averaged,
         "average" is the state from which averaging continues.
 
@@ -269,8 +273,8 @@ class SingleLearner:
             more["average"] = self._whole(self._average.state())
         if self._scale is not None:
             more["loss_scale"] = self._scale.state_dict()
-        model, optimizer = self._whole(self.model.state_dict()), self._whole(as_written(self.optimizer.state_dict()))
-        return {"model": model, "optimizer": optimizer, **more}
+        weights = {name: self._whole(of) for name, of in weights_of(self.model, self.optimizer).items()}
+        return {**weights, "optimizer": self._whole(as_written(self.optimizer.state_dict())), **more}
 
     def _whole(self, state: Any) -> Any:
         return whole(state, self.shard.rank == 0) if self.sharded else state
@@ -281,7 +285,7 @@ class SingleLearner:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave, under the hyperparameters that this learner was made with."""
         named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        self.model.load_state_dict(self._split_like(state["model"], named))
+        self.model.load_state_dict(self._split_like({**state["model"], **state.get("trained", {})}, named))
         self._best = state.get("best")
         if self._average is not None and "average" in state:
             average = state["average"]
@@ -296,8 +300,18 @@ class SingleLearner:
             i: self._split_like(of, dict.fromkeys(of, updated[i])) for i, of in state["optimizer"]["state"].items()
         }
         self.optimizer.load_state_dict({"state": moments, "param_groups": own})
+        keep_averages(self.optimizer, before)
         if self._graph is not None:
             self._graph.reset()
+
+
+def weights_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
+    """Return "model", a state dict of the weights to evaluate; if the optimizer trains others, these are "trained"."""
+    if not has_modes(optimizer):
+        return {"model": model.state_dict()}
+    trained = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    with evaluating(optimizer):
+        return {"model": copied(dict(model.state_dict())), "trained": trained}
 
 
 def evaluate_parts(
@@ -320,7 +334,7 @@ def _continued(group: Mapping[str, Any], before: Mapping[str, Any], config: Mapp
     if (name := optimizer_name(config)) == OWN:
         given = {"params", "lr", "weight_decay", *own_arguments(config)}
         return {**before, **{key: value for key, value in group.items() if key in given}}
-    return {**group, **{key: before[key] for key in ESTIMATES}} if name == "prodigy" else group
+    return {**group, **{key: before[key] for key in LEARNED.get(name, ())}}
 
 
 def _is_dense(model: nn.Module) -> bool:

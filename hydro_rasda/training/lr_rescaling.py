@@ -33,10 +33,12 @@ _AUTO = {
     "RMSprop": "sqrt",
     "Lion": "sqrt",
     "Prodigy": "sqrt",
+    "ScheduleFreeAdamW": "sqrt",
+    "ScheduleFreeSGD": "linear",
     **dict.fromkeys(("Muon", "MuonWithAdamW"), "sqrt"),
 }
 
-_BY_OPTIMIZER = {"auto": _AUTO, "paper": {name: "linear" if name in ("SGD", "ASGD") else "sqrt" for name in _AUTO}}
+_BY_OPTIMIZER = {"auto": _AUTO, "paper": {name: "linear" if name.endswith("SGD") else "sqrt" for name in _AUTO}}
 
 
 def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
@@ -44,8 +46,9 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
 
     Args:
         growth: Workers now over workers at the start.
-        rule: "linear", "sqrt", "none", a function of `growth`, or "auto": linear for SGD, ASGD, Adam and AdamW, sqrt
-            for other adaptive optimizers. "paper" is linear for SGD and ASGD, sqrt for all adaptive ones.
+        rule: "linear", "sqrt", "none", a function of `growth`, or "auto": linear for SGD, ASGD, Schedule-Free SGD, Adam
+            and AdamW, sqrt for other adaptive optimizers. "paper" is linear for all kinds of SGD, sqrt for all adaptive
+            ones.
         optimizer: Decides what "auto" and "paper" mean; of several for parts of a model, the most careful one.
 
     Raises:

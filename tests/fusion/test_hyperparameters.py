@@ -11,11 +11,10 @@ import torch
 
 import fusion
 from fusion.hyperparameters import KEYS, OPTIMIZERS, SCHEDULES, check, default, is_read, read
-from fusion.optim.lion import Lion
-from fusion.optim.prodigy import Prodigy
+from fusion.optim.optimizer_config import WRITTEN
 from hydro_rasda import tune
 
-TORCH = {cls.__name__.lower(): cls for cls in (*vars(torch.optim).values(), Lion, Prodigy) if isinstance(cls, type)}
+TORCH = {cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)} | WRITTEN
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

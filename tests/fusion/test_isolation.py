@@ -19,6 +19,7 @@ OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
     "muon": [{"optimizer": "muon", "lr": 0.01, "nesterov": k % 2 == 0} for k in range(4)],
     "lion": [{"optimizer": "lion", "lr": 0.01}] * 4,
     "prodigy": [{"optimizer": "prodigy", "lr": 1.0, "d0": 1e-3}] * 4,
+    "schedule-free": [{"optimizer": "schedule_free_adamw", "lr": 0.01}] * 4,
     "adafactor": [{"optimizer": "adafactor", "lr": 0.1}] * 4,
     "mixed": [
         {"optimizer": "adam", "lr": 0.01},

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fusion import lr_factor
 from fusion.optim import optimizer
+from fusion.optim.schedule_free import ScheduleFreeAdamW
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform, tune, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Batch, Shard, Share, make_batches
@@ -320,6 +321,35 @@ def test_a_target_network_follows_in_each_fused_member() -> None:
             follow(model, batch)["loss"].backward()
             taking.step()
         assert_same(learner.fused.unfuse(k), model)
+
+
+def test_a_schedule_free_part_is_evaluated_and_handed_on_at_its_averages() -> None:
+    asked = problem()
+    config = {"optimizer": "adam", "lr": 0.01, "optimizer.generator": "schedule_free_adamw", "lr.generator": 0.003}
+    fused, alone = fused_learner(asked, [Trial(0, config)] * 2), asked.surrogate(Trial(0, config))
+    parts = {
+        "discriminator": torch.optim.Adam(alone.get_submodule("discriminator").parameters(), 0.01),
+        "generator": ScheduleFreeAdamW(alone.get_submodule("generator").parameters(), 0.003),
+    }
+    fused.seed([1, 1])
+    torch.manual_seed(1)
+    for batch in batches():
+        fused.step(share(batch), 0.0, PER_EPOCH)
+        for part, objective in PARTS.items():
+            alone.zero_grad()
+            objective(alone, batch)["loss"].backward()
+            parts[part].step()
+    assert_same(fused.fused.unfuse(1), alone)
+    single = SingleLearner(asked.target(Trial(0, config)), config, asked.objective, 4)
+    single.load(fused.member_state(1))
+    assert_same(single.model, alone)
+    parts["generator"].eval()  # type: ignore[attr-defined]
+    for learner, model in ((fused, lambda: fused.fused.unfuse(0)), (single, lambda: single.model)):
+        with learner.evaluating():
+            assert_same(model(), alone)
+    handed = GAN(64)
+    handed.load_state_dict(single.state()["model"])
+    assert_same(handed, alone)
 
 
 def critic(model: Any, batch: Batch) -> Mapping[str, Tensor]:

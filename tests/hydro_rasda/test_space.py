@@ -355,6 +355,20 @@ def test_where_only_sampling_tells_what_is_read_the_sample_is_checked() -> None:
         check_config(sample(space, 1, 0)[0])
 
 
+@pytest.mark.parametrize("kind", ["schedule_free_adamw", "schedule_free_sgd"])
+def test_schedule_free_optimizers_take_a_warmup_and_no_schedule(kind: str) -> None:
+    config = {"lr": 0.1, "optimizer": kind, "schedule": "constant", "warmup": 0.1}
+    check_config(config)
+    for schedule in ("cosine", max):
+        with pytest.raises(ValueError, match=rf"`schedule` is .*, but must be 'constant' with the optimizer {kind}"):
+            check_config({**config, "schedule": schedule})
+    for key, other in (("momentum", "beta1"), ("beta1", "momentum")):
+        if kind == {"momentum": "schedule_free_sgd", "beta1": "schedule_free_adamw"}[key]:
+            check_config({**config, key: 0.5, other: 0.0})
+            with pytest.raises(ValueError, match=rf"`{key}` is 0.0, but must be in \(0, 1\) with the optimizer {kind}"):
+                check_config({**config, key: 0.0})
+
+
 def test_nesterov_needs_momentum() -> None:
     check_config({"lr": 0.1, "optimizer": "sgd", "nesterov": True, "momentum": 0.9})
     check_config({"lr": 0.1, "optimizer": "adamw", "nesterov": True})

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -42,6 +42,7 @@ from tests.hydro_rasda.models import (
     regressor,
     stumbles_in_some,
 )
+from tests.hydro_rasda.test_folds import stopped_after
 
 Quick = Callable[..., TuneResult]
 Pair = tuple[Tensor, Tensor]
@@ -143,6 +144,39 @@ def test_runs_without_a_name_are_runs_of_their_own(quick: Quick, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(("surrogate", "keep"), [(1 / 2, "last"), (1, "best"), (1, "last")])
+def test_schedule_free_winners_are_handed_back_as_they_are_validated(
+    quick: Quick, digits: tuple[Pair, Pair], surrogate: float, keep: Literal["best", "last"]
+) -> None:
+    """At their averages, also in a run that was interrupted in the sweep and at full size."""
+    asked: dict[str, Any] = {
+        "space": {
+            "lr": loguniform(0.03, 0.3),
+            "optimizer": choice(["schedule_free_sgd", "schedule_free_adamw"]),
+            "warmup": 0.1,
+            "batch_size": 32,
+        },
+        "sweep": SweepConfig(reduction_factor=2, surrogate=surrogate, fusion=8),
+        "race": RaceConfig(top_k=2, keep=keep),
+    }
+    whole = quick(name="whole", **asked)
+    for at in range(100):
+        try:
+            again = quick(name="cut", callbacks=[stopped_after(1 + at % 2)], **asked)
+            break
+        except KeyboardInterrupt:
+            pass
+    assert at > 2
+    assert records(again) == records(whole)
+    assert whole.averaged is again.averaged is None
+    x, y = digits[1]
+    for result in (whole, again):
+        with torch.no_grad():
+            loss = F.cross_entropy(result.best_model()(x), y).item()
+        assert loss == pytest.approx(whole.best_metric, rel=1e-5)
+
+
 def test_interrupted_in_process_it_goes_on(quick: Quick) -> None:
     impatient = counted([], interrupted_at=40)
     with pytest.raises(KeyboardInterrupt, match=r"the same call with storage_path=.*, name='run' goes on from"):

@@ -60,6 +60,8 @@ MIXED: list[dict[str, Any]] = [
     {"optimizer": "adafactor", "lr": 0.05, "weight_decay": 0.1, "lr.first": 0.02},
     {"optimizer": "prodigy", "lr": 1.0, "d0": 0.03, "weight_decay": 0.1},
     {"optimizer": "prodigy", "lr": 0.5, "d0": 0.04, "lr.first": 0.2, "beta1": 0.0, "safeguard_warmup": True},
+    {"optimizer": "schedule_free_adamw", "lr": 0.02, "weight_decay": 0.1, "lr.second": 0.05},
+    {"optimizer": "schedule_free_sgd", "lr": 0.3, "momentum": 0.8, "weight_decay": 0.1, "lr.first": 0.1},
     {"optimizer": noisy, "lr": 0.01, "alpha": 0.9},
     {"optimizer": Counting, "lr": 0.02},
 ]

@@ -30,7 +30,17 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
         | {"d_coef": 1 + k, "d0": 1e-4, "use_bias_correction": k % 2 == 1, "safeguard_warmup": k > 1}
         for k, beta1 in enumerate((0.9, 0.6, 0.3, 0.0))
     ],
+    "schedule_free_adamw": [
+        {"optimizer": "schedule_free_adamw", "lr": 0.02 * (1 + k), "beta1": 0.9 - 0.2 * k, "beta2": 0.9 + 0.03 * k}
+        | {"weight_decay": 0.2 * k, "eps": 10.0 ** (k - 8)}
+        for k in range(K)
+    ],
+    "schedule_free_sgd": [
+        {"optimizer": "schedule_free_sgd", "lr": 0.2 * (1 + k), "momentum": 0.9 - 0.2 * k, "weight_decay": 0.1 * k}
+        for k in range(K)
+    ],
 }
+SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
 
 
 class Net(nn.Module):
@@ -78,12 +88,17 @@ def train_one(model: nn.Module, opt: torch.optim.Optimizer, lr: float, steps: Se
         opt.step()
 
 
-PEERS = {"lion": ("lion_pytorch", "Lion"), "prodigy": ("prodigyopt", "Prodigy")}
+PEERS = {
+    "lion": ("lion_pytorch", "Lion"),
+    "prodigy": ("prodigyopt", "Prodigy"),
+    "schedule_free_adamw": ("schedulefree", "AdamWScheduleFree"),
+    "schedule_free_sgd": ("schedulefree", "SGDScheduleFree"),
+}
 
 
 def oracle(kind: str) -> Callable[[nn.Module, dict[str, Any]], torch.optim.Optimizer]:
     """Return a function that makes the optimizer which others wrote, for a model and a configuration."""
-    own = {"adafactor": torch.optim.Adafactor}
+    own: dict[str, Any] = {"adafactor": torch.optim.Adafactor}
     if kind in PEERS:
         package, name = PEERS[kind]
         own[kind] = getattr(pytest.importorskip(package, reason=f"{package} is not installed"), name)
@@ -92,7 +107,10 @@ def oracle(kind: str) -> Callable[[nn.Module, dict[str, Any]], torch.optim.Optim
         settings = {name: value for name, value in config.items() if name not in ("optimizer", "beta1", "beta2")}
         if "beta1" in config:
             settings["betas"] = config["beta1"], config["beta2"]
-        return own[kind](model.parameters(), **settings)
+        made: torch.optim.Optimizer = own[kind](model.parameters(), **settings)
+        if kind in SCHEDULE_FREE:
+            made.train()  # type: ignore[attr-defined]
+        return made
 
     return make
 
@@ -169,6 +187,98 @@ def test_a_step_that_is_left_out_changes_neither_weights_nor_state(kind: str) ->
             loss(model, (X, Y)).backward()
             its.step()
         assert_equal(fused.unfuse(k), model)
+
+
+@pytest.mark.parametrize("kind", SCHEDULE_FREE)
+def test_schedule_free_weights_to_evaluate(kind: str) -> None:
+    """They are the averages, also of members beside others; training goes on from exactly the weights that it left."""
+    make, plain = oracle(kind), {"optimizer": "sgd", "lr": 0.1}
+    configs = [plain, *CONFIGS[kind][1:3], plain]
+    fused = fuse(nets())
+    opt = fused_optimizer(fused, configs)
+    with opt.evaluating():
+        assert_equal(fused.unfuse(1), nets()[1])
+    for last in (1, 7, 20):
+        train(fused, opt, range(0 if last == 1 else 1 if last == 7 else 7, last))
+        before = {name: p.detach().clone() for name, p in fused.stacked.items()}
+        with opt.evaluating():
+            evaluated = [fused.unfuse(k) for k in range(K)]
+        assert all(torch.equal(p, before[name]) for name, p in fused.stacked.items())
+        for k in range(K):
+            trained = fused.unfuse(k)
+            own = opt.unfuse(k, trained)
+            if k in (1, 2):
+                model = nets()[k]
+                its = make(model, configs[k])
+                train_one(model, its, configs[k]["lr"], range(last))
+                assert_equal(trained, model)
+                for each in (own, its):
+                    each.eval()  # type: ignore[attr-defined]
+                assert_equal(trained, model)
+                assert any(not torch.equal(p, before[name][k]) for name, p in model.named_parameters())
+            assert_equal(evaluated[k], trained)
+    alone = nets()[1]
+    single = optimizer(alone, configs[1])
+    train_one(alone, single, configs[1]["lr"], range(20))
+    single.eval()  # type: ignore[attr-defined]
+    assert_equal(alone, evaluated[1])
+    with pytest.raises(RuntimeError, match=r"in evaluation mode, but must be in training mode: call its `train\(\)`"):
+        train_one(alone, single, 0.1, range(1))
+    single.train()  # type: ignore[attr-defined]
+    assert_equal(alone, fused.unfuse(1))
+
+
+@pytest.mark.parametrize("kind", SCHEDULE_FREE)
+def test_averages_stay_where_their_share_in_the_weights_that_train_changes(kind: str) -> None:
+    """Of a member that goes on with other hyperparameters, and of one that is loaded by an optimizer with others."""
+    key = "momentum" if kind == "schedule_free_sgd" else "beta1"
+    configs = CONFIGS[kind][1:3]
+    changed = [{**configs[0], key: 0.4}, configs[1]]
+    fused = fuse(nets()[:2])
+    opt = fused_optimizer(fused, configs)
+    train(fused, opt, range(7))
+
+    def averages(fused: FusedModel, opt: FusedOptimizer) -> list[nn.Module]:
+        with opt.evaluating():
+            return [fused.unfuse(k) for k in range(2)]
+
+    before, weights = averages(fused, opt), fused.state_dict()
+    other = fuse(nets()[:2])
+    loading = fused_optimizer(other, changed)
+    other.load_state_dict({name: t.clone() for name, t in weights.items()} if isinstance(weights, dict) else weights)
+    loading.load_state_dict(opt.state_dict(), hyperparameters=False)
+    trained = [fused.unfuse(k) for k in range(2)]
+    opt.take_hyperparameters(fused_optimizer(fused, changed))
+    for model, optimizer_ in ((fused, opt), (other, loading)):
+        for own, expected in zip(averages(model, optimizer_), before, strict=True):
+            assert_equal(own, expected)
+        assert_equal(model.unfuse(1), trained[1])
+        moved = zip(model.unfuse(0).parameters(), trained[0].parameters(), strict=True)
+        assert not any(torch.equal(a, b) for a, b in moved)
+
+
+@pytest.mark.parametrize("kind", SCHEDULE_FREE)
+def test_an_optimizer_with_modes_of_the_users_own_is_evaluated_alike(kind: str) -> None:
+    def own(params: Any, lr: float) -> torch.optim.Optimizer:
+        package, name = PEERS[kind]
+        made: torch.optim.Optimizer = getattr(pytest.importorskip(package), name)(params, lr=lr)
+        return made
+
+    configs = [{"optimizer": made, "lr": 0.1} for made in (own, kind, own, kind)]
+    models = [copy.deepcopy(nets()[0]) for _ in range(K)]
+    fused = fuse(models)
+    opt = fused_optimizer(fused, configs)
+    train(fused, opt, range(6))
+    before = {name: p.detach().clone() for name, p in fused.stacked.items()}
+    with opt.evaluating():
+        for k in range(1, K):
+            assert_equal(fused.unfuse(k), fused.unfuse(0))
+        evaluated = fused.unfuse(0)
+    assert all(torch.equal(p, before[name]) for name, p in fused.stacked.items())
+    assert not torch.equal(evaluated.get_parameter("scale"), before["scale"][0])
+    train(fused, opt, range(6, 9))
+    for k in range(1, K):
+        assert_equal(fused.unfuse(k), fused.unfuse(0))
 
 
 def test_prodigy_rests_without_gradients_and_at_a_rate_of_zero() -> None:

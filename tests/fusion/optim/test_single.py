@@ -41,14 +41,6 @@ def one_group(params: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for group in params for p in group["params"]], lr)
 
 
-class Modal(torch.optim.SGD):
-    """Has a mode, as those of the package schedulefree do."""
-
-    def train(self) -> None: ...
-
-    def eval(self) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("own", "rule"),
     [
@@ -59,7 +51,6 @@ class Modal(torch.optim.SGD):
         (3, "a function of"),
         (lambda params, lr: torch.optim.LBFGS([p for g in params for p in g["params"]]), "needs no closure"),
         (lambda params, lr: None, "one that makes a torch optimizer"),
-        (Modal, "one without `train\\(\\)` and `eval\\(\\)`, .*: schedule-free optimizers need both"),
         (one_group, "one that takes all parameters, in the groups"),
     ],
 )

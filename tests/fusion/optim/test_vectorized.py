@@ -28,9 +28,17 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
     "radam": [{"optimizer": "radam", "lr": 0.01, "beta2": 0.6 + 0.1 * k, "weight_decay": 0.1 * k} for k in range(K)],
     "lion": [{"optimizer": "lion", "lr": 0.01, "beta1": 0.3 * k, "weight_decay": 0.1 * k} for k in range(K)],
     "prodigy": [{"optimizer": "prodigy", "lr": 1.0, "d0": 1e-3, "weight_decay": 0.1 * k} for k in range(K)],
+    "schedule_free_adamw": [
+        {"optimizer": "schedule_free_adamw", "lr": 0.01, "beta1": 0.9 - 0.2 * k, "weight_decay": 0.1 * k}
+        for k in range(K)
+    ],
+    "schedule_free_sgd": [
+        {"optimizer": "schedule_free_sgd", "lr": 0.1, "momentum": 0.9 - 0.2 * k, "weight_decay": 0.1 * k}
+        for k in range(K)
+    ],
     "nadam": [{"optimizer": "nadam", "lr": 0.01, "beta1": 0.3 * k, "weight_decay": 0.1 * k} for k in range(K)],
 }
-MOST = {"radam": 80, "nadam": 80, "prodigy": 120}
+MOST = {"radam": 80, "nadam": 80, "prodigy": 120, "schedule_free_adamw": 70, "schedule_free_sgd": 60}
 """Operators of a step, 40 with other rules: most of theirs work on one number of each member."""
 # Adam divides by gradients, some of which are next to nothing.
 ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-12}

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fusion import lr_factor
+from fusion.optim.schedule_free import ScheduleFreeAdamW
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.objective import OptimizerSettings
@@ -33,7 +34,7 @@ SGD = {"lr": choice([0.03, 0.1]), "optimizer": "sgd", "batch_size": 32}
 def again(text: str, model_fn: Any, data: Any, loss: Any = F.cross_entropy, **given: Any) -> nn.Module:
     """The model that the text of a recipe trains, in a namespace of its own."""
     made: dict[str, Any] = {}
-    exec(compile(text, "recipe", "exec"), made)
+    exec(compile(text, "recipe", "exec", dont_inherit=True), made)
     torch.manual_seed(5)  # whatever was drawn before
     random.seed(5)
     model: nn.Module = made["train"](model_fn, data, loss, device="cpu", **given)
@@ -130,6 +131,11 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         | {"optimizer.middle.0": "adagrad", "schedule": "cosine"},
         {},
     ),
+    "schedule-free part": (
+        deeper,
+        {**ADAMW, "optimizer.head": "schedule_free_sgd", "lr.head": 0.3, "warmup_epochs": 1.0},
+        {},
+    ),
     "muon and prodigy of parts": (
         deeper,
         {**ADAMW, "optimizer.middle": "muon", "lr.adamw": 0.003, "optimizer.head": "prodigy", "lr.head": 1.0}
@@ -153,6 +159,12 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         | {"shape": {"bias": True}},
         {},
     ),
+    "schedule-free": (mlp, {**SGD, "optimizer": "schedule_free_sgd", "momentum": 0.8, "warmup": 0.1}, {}),
+    "schedule-free, last": (
+        in_parts,
+        {**ADAMW, "optimizer": "schedule_free_adamw", "lr.head": 0.02, "weight_decay": 0.1, "shape": {"bias": True}},
+        {"race": RaceConfig(keep="last"), "sweep": SweepConfig(surrogate=1)},
+    ),
     "independent decay": (mlp, {**ADAMW, "independent_weight_decay": True, "weight_decay": 1e-4}, {}),
     "shares of the training": (
         mlp,
@@ -169,14 +181,14 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 def test_it_trains_what_was_handed_back(name: str, quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """To the last bit, on one thread: order, dropout, rates, averages and the epoch at which it ends; loaded, too.
 
-    Parts and scaled losses are added up in another order than the run's.
+    Parts and scaled losses are added up in another order than the run's, and a sweep at full width trains fused models.
     """
     model_fn, space, settings = SPACES[name]
     result = quick(model_fn=model_fn, space=space, num_samples=2, **settings)
     text = result.recipe()
     assert "rasda" not in text
     assert "fusion" not in text.replace("confusion", "")
-    rtol = 1e-4 if name in ("batch statistics in parts", "float16") else 0.0
+    rtol = 1e-4 if name in ("batch statistics in parts", "float16", "schedule-free, last") else 0.0
     assert_same(again(text, model_fn, digits[0]), result, rtol)
     if name == "rates by role":
         with pytest.raises(ValueError, match="its model alone tells which parameters have learning rates by role"):
@@ -303,6 +315,16 @@ def test_other_forms_of_data(form: str, quick: Quick, digits: tuple[Pair, Pair])
 
 
 @pytest.mark.usefixtures("one_process")
+def test_an_optimizer_of_the_users_own_with_modes(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    def own(params: Any, lr: float) -> torch.optim.Optimizer:
+        return ScheduleFreeAdamW(params, lr)
+
+    result = quick(space={**ADAMW, "optimizer": own}, num_samples=2, sweep=SweepConfig(surrogate=1))
+    assert result.averaged is None
+    assert_same(again(result.recipe(), mlp, digits[0], optimizer=own), result, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("one_process")
 def test_what_cannot_be_written_is_an_argument(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """Functions, and secrets: no text has those; a loaded run has not the functions either."""
     space = {**ADAMW, "optimizer": own_optimizer, "schedule": own_schedule, "amsgrad": True, "hf_token": "hush-hush"}
@@ -310,6 +332,7 @@ def test_what_cannot_be_written_is_an_argument(quick: Quick, digits: tuple[Pair,
     text = result.recipe()
     assert "hush" not in text
     assert "def train(model_fn, train_data, loss_fn, *, optimizer, schedule, hf_token, device=None):" in text
+    assert "optimizer.eval()" not in text
     given = {"optimizer": own_optimizer, "schedule": own_schedule, "hf_token": "hush-hush"}
     assert_same(again(text, mlp, digits[0], **given), result, rtol=1e-4)
     with pytest.raises(ValueError, match=r"a loaded run knows the name alone \(own_optimizer\)"):

@@ -34,6 +34,8 @@ CONFIGS: list[Config] = [
     {"optimizer": "adamw", "lr": 0.01, "warmup_epochs": 1.5, "grad_clip": 0.5},
     {"optimizer": "sgd", "lr": 0.1},
     {"optimizer": "nadam", "lr": 0.01, "schedule": "cosine", "grad_clip": 0.5},
+    {"optimizer": "schedule_free_adamw", "lr": 0.02, "warmup_epochs": 1.5, "weight_decay": 0.1},
+    {"optimizer": "schedule_free_sgd", "lr": 0.5, "momentum": 0.8, "grad_clip": 0.5},
 ]
 
 

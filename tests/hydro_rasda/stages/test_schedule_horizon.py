@@ -73,7 +73,14 @@ def test_elsewhere_schedules_are_those_of_a_full_training(changes: dict[str, Any
     assert not any("schedules pass" in text or NONE in text for text in said)
 
 
-@pytest.mark.parametrize(("schedule", "told"), [({}, True), ({"schedule": choice(["constant", "step"])}, False)])
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        ({}, True),
+        ({"schedule": choice(["constant", "step"])}, False),
+        ({"optimizer": "schedule_free_sgd", "momentum": 0.9}, False),
+    ],
+)
 def test_it_is_said_once_that_no_learning_rate_decays(schedule: dict[str, Any], told: bool, quick: Quick) -> None:
     said: list[str] = []
     quick(space={**SPACE, **schedule}, callbacks=[lambda event: said.append(getattr(event, "text", ""))])

@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusion.optim.schedule_free import ScheduleFreeSGD
 from hydro_rasda import RaceConfig
-from hydro_rasda.config import Mode
+from hydro_rasda.config import Keep, Mode
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History, Span
 from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.problem import Problem
 from hydro_rasda.schedulers import rank
+from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.distributed import Place, train_target_on_ranks
+from hydro_rasda.training.folds_and_repeats import shares_of
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.trial import Trial
@@ -34,6 +37,10 @@ def trained(problem: Problem, trial: Trial, span: Span, state: Any = None, **tol
     return train_full_size_trial(problem, trial, task, state, **told)
 
 
+def with_modes(params: Any, lr: float) -> torch.optim.Optimizer:
+    return ScheduleFreeSGD(params, lr=lr)
+
+
 def history_of(problem: Problem, config: Config, span: Span, **told: Any) -> History:
     return trained(problem, Trial(0, config), span, **told).history
 
@@ -45,6 +52,8 @@ def history_of(problem: Problem, config: Config, span: Span, **told: Any) -> His
         {"optimizer": "sgd", "momentum": 0.9},
         {"optimizer": "adafactor"},
         {"optimizer": "prodigy", "d0": 1e-3},
+        {"optimizer": "schedule_free_adamw", "schedule": "constant"},
+        {"optimizer": with_modes},
         {"optimizer": Counting},
     ],
 )
@@ -58,10 +67,14 @@ def test_training_in_spans_is_training_in_one(problem: Problem, optimizer: dict[
     assert [epoch for epoch, _ in whole.history] == [1, 2, 3, 4]
     assert whole.state is not None
     assert second.state is not None
-    for name, value in whole.state["model"].items():
-        assert torch.equal(second.state["model"][name], value)
-    for name, value in whole.state["average"]["means"].items():
-        assert torch.equal(second.state["average"]["means"][name], value)
+    for state, again in ((whole.state, second.state),):
+        parts = [(state["model"], again["model"])]
+        parts += [(state["trained"], again["trained"])] if "trained" in state else []
+        parts += [(state["average"]["means"], again["average"]["means"])] if "trained" not in state else []
+        for values, others in parts:
+            assert values.keys() == others.keys()
+            for name, value in values.items():
+                assert torch.equal(others[name], value)
 
 
 def test_what_is_validated_and_kept_are_averaged_weights(problem: Problem) -> None:
@@ -87,6 +100,49 @@ def test_what_is_validated_and_kept_are_averaged_weights(problem: Problem) -> No
             found = mean_metrics((learner.evaluate(share.batch), share.examples) for share in shares)
         assert found["loss"].item() == pytest.approx(line["val_loss"])
     assert own.history[-1][1]["val_loss"] != other.history[-1][1]["val_loss"]
+
+
+@pytest.mark.parametrize("optimizer", ["schedule_free_adamw", "schedule_free_sgd", with_modes])
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_the_optimizers_own_averages_are_validated_and_kept(problem: Problem, keep: Keep, optimizer: Any) -> None:
+    """Nothing else averages weights, and validation changes nothing in training."""
+    trial = Trial(5, {"lr": 0.02, "optimizer": optimizer, "batch_size": 32, "warmup_epochs": 0.5})
+    outcome = trained(problem.with_settings(race=RaceConfig(keep=keep)), trial, Span(0, 3))
+    assert outcome.state is not None
+    assert {"average", "best"} & outcome.state.keys() == ({"best"} if keep == "best" else set())
+    model = problem.target(trial)
+    own = SingleLearner(model, trial.config, problem.objective, problem.settings.max_t)
+    for epoch in range(3):
+        own.seed([derive_seed(problem.settings.seed, "trial", 5, epoch)])
+        own.train_mode(True)
+        shares = list(shares_of([problem], 32, epoch, ALONE))
+        for i, share in enumerate(shares):
+            own.step(share, epoch + i / len(shares), len(shares))
+    for name, value in outcome.state["trained"].items():
+        assert torch.equal(value, model.get_parameter(name))
+    own.optimizer.eval()  # type: ignore[attr-defined]
+    model.eval()
+    for name, value in outcome.state["model"].items():
+        torch.testing.assert_close(value, model.state_dict()[name])
+    (share,) = problem.val_data.shares(1000, None, ALONE)
+    found = own.evaluate(share.batch)["loss"].item()
+    assert found == pytest.approx(outcome.history[-1][1]["val_loss"])
+    if keep == "best":
+        assert outcome.state["best"]["epoch"] == 3, "choose another learning rate"
+        for name, value in outcome.state["best"]["model"].items():
+            assert torch.equal(value, outcome.state["model"][name])
+
+
+def test_averages_stay_where_training_goes_on_with_another_share_of_them(problem: Problem) -> None:
+    config = {"lr": 0.02, "optimizer": "schedule_free_adamw", "batch_size": 32}
+    first = trained(problem, Trial(5, config), Span(0, 1))
+    assert first.state is not None
+    own = SingleLearner(problem.target(Trial(5, config)), {**config, "beta1": 0.5}, problem.objective, 4)
+    own.load(first.state)
+    again = own.state()
+    for name, value in first.state["model"].items():
+        torch.testing.assert_close(again["model"][name], value)
+    assert not torch.equal(again["trained"]["0.weight"], first.state["trained"]["0.weight"])
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

@@ -101,6 +101,8 @@ CHECKED: dict[str, dict[str, Any]] = {
     "lion": {"optimizer": "lion", "lr": 0.003},
     "adafactor": {"optimizer": "adafactor", "lr": 0.05},
     "prodigy": {"optimizer": "prodigy", "lr": 1.0, "d0": 1e-4},
+    "schedule_free_adamw": {"optimizer": "schedule_free_adamw", "lr": 0.003},
+    "schedule_free_sgd": {"optimizer": "schedule_free_sgd", "lr": 0.1},
 }
 
 

@@ -29,7 +29,7 @@ from tests.hydro_rasda.backends.ray.test_ddp import (
 )
 from tests.hydro_rasda.ranks import on_ranks
 
-NAMES = ("sgd", "adamw", "clipped", "lion", "prodigy", "by part")
+NAMES = ("sgd", "adamw", "clipped", "lion", "prodigy", "schedule-free", "by part")
 MUON = {"optimizer": "muon", "lr": 0.02, "batch_size": 8}
 CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}, "muon": MUON}
 CASES["by part"] = {**CONFIGS["adamw"], "optimizer.out": "sgd", "momentum.out": 0.9, "optimizer.layers.1": "prodigy"}

@@ -94,6 +94,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "batch_size": 8},
     **{kind: {"optimizer": kind, "lr": 0.02, "weight_decay": 0.1, "batch_size": 8} for kind in ("lion", "adafactor")},
     "prodigy": {"optimizer": "prodigy", "lr": 0.5, "d0": 0.05, "eps": 1e-3, "batch_size": 8},
+    "schedule-free": {"optimizer": "schedule_free_adamw", "lr": 0.02, "weight_decay": 0.1, "batch_size": 8},
     "clipped": {**SGD, "grad_clip": 0.2},
     "scheduled": {**SGD, "schedule": "cosine", "warmup_epochs": 1.5},
     "in parts": {**SGD, "accumulate": 3},

@@ -1,0 +1,70 @@
+"""The weights to evaluate of K members, where they differ from those that train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusion.hyperparameters import SCHEDULE_FREE
+from fusion.members import member_indices
+from fusion.optim.schedule_free import write
+from fusion.optim.state import OptimizerState
+
+
+class EvaluatedOptimizer(OptimizerState):
+    """The state of a `FusedOptimizer`, and the weights to evaluate of its members."""
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Have the model hold the weights to evaluate; afterwards, exactly the weights that it held.
+
+        They differ for Schedule-Free members, and for a function's optimizers with `train()` and `eval()`.
+        """
+        stacked = self.fused.stacked
+        self._move(stacked[self.names[0]].device)
+        held, averages = list[Tensor](), list[Tensor]()
+        for run in (run for run in self._runs if run.kind in SCHEDULE_FREE):
+            for name, z in self._moment("iterate").parts.items():
+                held.append(stacked[name].detach()[run.start : run.stop])
+                averages.append(run.average(stacked[name], z, self.steps_KP[:, self._index[name]]))
+        before = [y.clone() for y in held]
+        with ExitStack() as stack:
+            for k in (k for k, hp in enumerate(self.members) if not hp.is_vectorized):
+                views = {name: stacked[name][k] for name in self.names}
+                stack.enter_context(self._apart_of(k).evaluating(views))
+            write(held, averages)
+            try:
+                yield
+            finally:
+                write(held, before)
+
+    def take_hyperparameters(self, other: OptimizerState) -> None:
+        """See `OptimizerState`; the averages of Schedule-Free members stay as they are."""
+        before = [hp.average_share for hp in self.members]
+        super().take_hyperparameters(other)
+        self._keep_averages(before)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None, hyperparameters: bool = True
+    ) -> None:
+        """See `OptimizerState`; the averages of Schedule-Free members are as saved, if the model is loaded before."""
+        super().load_state_dict(state_dict, members=members, hyperparameters=hyperparameters)
+        if not hyperparameters:
+            saved = state_dict["members"]
+            chosen = range(len(saved)) if members is None else member_indices(members, len(saved), "members")
+            keys = ["momentum" if hp.kind == "schedule_free_sgd" else "beta1" for hp in self.members]
+            self._keep_averages([saved[k][key] for k, key in zip(chosen, keys)])
+
+    @torch.no_grad()
+    def _keep_averages(self, before: Sequence[float]) -> None:
+        """Move the weights that train as the averages' shares in them have changed, so that the averages stay."""
+        for k, (hp, share) in enumerate(zip(self.members, before)):
+            if hp.kind in SCHEDULE_FREE and hp.average_share != share:
+                for name, z in self._moment("iterate").parts.items():
+                    if self.steps_KP[k, self._index[name]] > 0:
+                        y = self.fused.stacked[name][k]
+                        y.copy_(torch.lerp(z[k], y, hp.average_share / share))

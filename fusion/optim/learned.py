@@ -1,0 +1,90 @@
+"""Numbers of a member that its rule learns from step to step: Prodigy's estimate, and the weights of an average.
+
+Shape suffixes: R members of a run. Each member has three numbers, float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fusion.hyperparameters import SCHEDULE_FREE
+from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.prodigy import ESTIMATES
+from fusion.optim.schedule_free import AVERAGING
+
+LEARNED: Mapping[str, tuple[str, ...]] = {"prodigy": ESTIMATES, **dict.fromkeys(SCHEDULE_FREE, AVERAGING)}
+"""Optimizer -> names of the numbers, which are keys of the groups of such an optimizer alone."""
+
+Learn = Callable[[Sequence[Hyperparameters], dict[str, Tensor], Tensor, Tensor | None, Tensor, Tensor | None], None]
+"""A function with the arguments of `learn_distance`."""
+
+
+def at_first(members: Sequence[Hyperparameters]) -> Tensor:
+    """Return the numbers [K, 3] of members that have taken no step."""
+    of_each = [[hp.d0 if hp.kind == "prodigy" else 0.0, 0.0, 0.0] for hp in members]
+    return torch.tensor(of_each, dtype=torch.float64)
+
+
+def corrected(members: Sequence[Hyperparameters], vectors: Mapping[str, Tensor]) -> Tensor:
+    """Return Prodigy's estimates [R, 1] as learning rates, with the moments' bias correction where it is asked for."""
+    if not any(hp.use_bias_correction for hp in members):
+        return vectors["d"]
+    after = vectors["k"] + 1
+    bias = (1 - vectors["beta2"] ** after).sqrt() / (1 - vectors["beta1"] ** after)
+    return vectors["d"] * torch.where(vectors["use_bias_correction"] > 0, bias, 1.0)
+
+
+def learn_distance(
+    members: Sequence[Hyperparameters],
+    vectors: dict[str, Tensor],
+    estimates_R3: Tensor,
+    sums_R2: Tensor | None,
+    factor_R1: Tensor,
+    takes_R1: Tensor | None,
+) -> None:
+    """Update Prodigy's estimates of R members, in place, and write down how far their weights move.
+
+    Args:
+        vectors: [R, 1] each: settings, and the columns of the estimates.
+        estimates_R3: The values of `ESTIMATES`.
+        sums_R2: Over all parameters, the gradients' products with the way so far, and the absolute weighted gradients.
+        factor_R1: The schedule's factor.
+        takes_R1: The members that take the step; all if None.
+    """
+    d, rate_R1 = vectors["d"], corrected(members, vectors)
+    assert sums_R2 is not None
+    way_R1, size_R1 = sums_R2.split(1, 1)
+    weight_R1 = d / vectors["d0"] * rate_R1 * vectors["lr"] * factor_R1
+    numerator_R1 = vectors["beta2"].sqrt() * vectors["d_numerator"] + weight_R1 * way_R1
+    grown_R1 = torch.fmax(d, vectors["d_coef"] * numerator_R1 / size_R1)
+    moves_R1 = size_R1 != 0 if takes_R1 is None else (size_R1 != 0) & takes_R1
+    vectors["rate"] = rate_R1 * moves_R1
+    vectors["step"] = vectors["rate"]
+    if any(hp.beta1 == 0 for hp in members):  # whose moment is the gradient times the estimate
+        vectors["step"] = vectors["rate"] * torch.where(vectors["beta1"] == 0, grown_R1 / d, 1.0)
+    after_R3 = torch.cat([grown_R1, numerator_R1, vectors["k"] + 1], 1)
+    estimates_R3.copy_(torch.where(moves_R1, after_R3, estimates_R3))
+
+
+def learn_average(
+    members: Sequence[Hyperparameters],
+    vectors: dict[str, Tensor],
+    estimates_R3: Tensor,
+    sums: Tensor | None,
+    factor_R1: Tensor,
+    takes_R1: Tensor | None,
+) -> None:
+    """Update `AVERAGING` of R Schedule-Free members, in place, and write down the new weights' share in the average.
+
+    The share does not depend on multipliers of learning rates, so it is that of the rates without them. Arguments are
+    as of `learn_distance`.
+    """
+    largest_R1 = torch.maximum(vectors["lr_max"], vectors["lr"] * factor_R1)
+    weight_R1 = largest_R1.square()
+    sum_R1 = vectors["weight_sum"] + weight_R1
+    vectors["share"] = torch.where(sum_R1 > 0, weight_R1 / sum_R1, 0.0)
+    after_R3 = torch.cat([largest_R1, sum_R1, vectors["k"] + 1], 1)
+    estimates_R3.copy_(after_R3 if takes_R1 is None else torch.where(takes_R1, after_R3, estimates_R3))
