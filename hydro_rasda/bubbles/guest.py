@@ -26,9 +26,7 @@ LOOK_S = 0.2
 def begin(handle: int, host: int, source: str, device: str, preempt: bool, name: str, before: tuple[str, int]) -> None:
     """Be a guest, until the host has it leave, or the sweep that it trained for is over.
 
-    Args:
-        preempt: True if the host stops this process at the end of a bubble.
-        before: The name of the host's guest before, and how that ended.
+    With `preempt`, the host stops this process at the end of a bubble. `before` says how the host's last guest ended.
     """
     depend_on(host)
     page = Page(handle)

@@ -23,14 +23,10 @@ HOSTS_OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 class GuestProcess:
     """One process, from its start to its end. Linux only.
 
-    The kernel stops it wherever it is, within microseconds, so that no part of its work can outlast a bubble. Besides,
-    it has the lowest scheduling class: what the host wakes up runs at once. A guest that cannot be stopped so, since
-    its work is on a GPU, looks at the page before each quantum, and sees when the bubble is expected to end.
-
-    Args:
-        preempt: True to stop and continue it.
-        before: The name of the guest before, and how it ended, as `subprocess` says it: the tuner is told, since what
-            that one trained may have been the cause.
+    With `preempt`, the kernel stops it wherever it is, within microseconds, so that no part of its work can outlast a
+    bubble. Besides, it has the lowest scheduling class: what the host wakes up runs at once. A guest that cannot be
+    stopped so, since its work is on a GPU, looks at the page before each quantum, and sees when the bubble is expected
+    to end. The tuner is told how the guest `before` ended, since what that one trained may have been the cause.
     """
 
     def __init__(self, source: Path, device: str, preempt: bool, before: tuple[str, int] = ("", 0)) -> None:

@@ -27,10 +27,6 @@ class Quanta:
     """Parts a fused step in two: its forward pass, and what follows until the next one (backward, update).
 
     A step that trains in micro-batches has so many quanta of each.
-
-    Args:
-        page: Says until when the bubble that is open is expected to last.
-        where: The computing device; a quantum is over once it is through with it.
     """
 
     def __init__(self, page: Page, where: torch.device) -> None:

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from threading import Lock
 
-from hydro_rasda.page.drawing import Drawn
+from hydro_rasda.page.sections import Drawn
 from hydro_rasda.page.write import Page
 from hydro_rasda.results.reading import Stamp, Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord

@@ -24,13 +24,8 @@ from hydro_rasda.run.events import (
 
 @dataclass
 class Logged:
-    """A trial as far as it is known.
-
-    Attributes:
-        config: Its configuration; nested names are "a/b".
-        epochs: The last epoch of each stage.
-        metrics: The last of each: "sweep/val_loss" and so on; NaN where not finite.
-    """
+    """A trial as far as it is known: its flat configuration, and the last epoch and metrics ("sweep/val_loss") of each
+    stage."""
 
     number: int
     config: dict[str, Any] = field(default_factory=dict)
@@ -66,15 +61,7 @@ class TrialLogger:
         """A trial is about to log its first epoch of this process, or to be closed."""
 
     def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """A trial has trained an epoch.
-
-        Args:
-            trial: With this epoch taken in.
-            stage: "sweep" or "full size".
-            epoch: Of this stage, from 1.
-            metrics: "train_*" and "val_*"; NaN where not finite.
-            seconds: Wall time of the run.
-        """
+        """A trial has trained an epoch of the stage "sweep" or "full size"; metrics that are not finite are NaN."""
         raise NotImplementedError
 
     def close(self, trial: Logged, status: str) -> None:

@@ -42,14 +42,8 @@ def percentage(share: float) -> str:
 
 
 class Daemon:
-    """A control daemon for one GPU, with a folder of its own for its sockets.
-
-    Attributes:
-        environment: Set for processes that are to share the GPU through it.
-
-    Raises:
-        OSError: if it does not start, with what it wrote.
-    """
+    """A control daemon for one GPU, with a folder of its own for its sockets; OSError, with its output, if it does not
+    start."""
 
     def __init__(self, gpu: str) -> None:
         _remove_leftovers()
@@ -102,15 +96,8 @@ class Daemon:
 
 
 class Daemons:
-    """A daemon for each GPU that is shared, from when it is first asked for.
-
-    Args:
-        who: Name of the processes that share the GPUs, for the warning if a daemon does not start.
-        wanted: True if they are to be shared so, where that is possible.
-
-    Attributes:
-        possible: True if GPUs can be shared so: False, too, once a daemon did not start.
-    """
+    """A daemon for each GPU that is shared, from when it is first asked for; the warning that one did not start names
+    `who`."""
 
     def __init__(self, who: str, wanted: bool = True) -> None:
         self._who, self.possible = who, wanted and available()

@@ -9,11 +9,10 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from hydro_rasda.packing.devices import Device
+from hydro_rasda.packing.job_estimates import Learnt
 from hydro_rasda.packing.job_process import Process
-from hydro_rasda.packing.job_states import End, Grid
+from hydro_rasda.packing.job_states import End, Grid, JobRecord
 from hydro_rasda.packing.mps import Daemons, percentage
-from hydro_rasda.packing.profile_cache import Learnt
-from hydro_rasda.packing.records import JobRecord
 from hydro_rasda.packing.tasks import Estimate
 from hydro_rasda.schedulers import FastestTogether, Job, Policy, Room, one_a_device
 
@@ -172,12 +171,10 @@ class Packer:
         self._settle(name, end, process.stopped or gone, process)
 
     def _settle(self, name: str, end: End | None, stopped: bool, process: Process | None = None) -> None:
-        """Say where a job stands whose processes are all over.
+        """Say where a job stands whose processes are all over; `end` is None where it did not end by itself.
 
-        Args:
-            end: How it ended; None where it did not end by itself.
-            stopped: True if it may have been ended from outside.
-            process: Its measurements; None if an earlier process of this run had started it.
+        It is `stopped` if it may have been ended from outside. No `process` is given if an earlier process had started
+        it.
         """
         record = self._grid.records[name]
         changed: dict[str, Any]

@@ -103,12 +103,11 @@ def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
 
 
 def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
-    """Translate a domain of the space to Optuna's terms.
+    """Translate a domain of the space, as `space.describe` writes it ("float loguniform(0.0001, 1)"), to Optuna's
+    terms.
 
-    Args:
-        words: The domain, as `space.describe` writes it: "float loguniform(0.0001, 1)", "choice(['sgd', 'adamw'])".
-        values: The trials' values. A range is as wide as they need, since PBT may leave the domain's. A domain without
-            bounds spans them. If categories are objects, these are all that is known.
+    A range is as wide as the trials' values need, since PBT may leave the domain's. A domain without bounds spans them.
+    If categories are objects, these are all that is known.
     """
     from optuna.distributions import FloatDistribution, IntDistribution
 

@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 
 from hydro_rasda.cli import main
-from hydro_rasda.page import drawing as drawing_module
-from hydro_rasda.page.drawing import Drawn
+from hydro_rasda.page import sections
+from hydro_rasda.page.sections import Drawn
 from hydro_rasda.results.reading import runs_in
 from hydro_rasda.results.records import RunRecord
 from tests.hydro_rasda.browser import ALL_DRAWN, errors, needs_chromium, open_page, wait
@@ -193,8 +193,8 @@ def test_a_second_request_with_nothing_new_draws_no_figure(
         drawn.append(held(figure).json)
         return held(figure)
 
-    held = drawing_module._held
-    monkeypatch.setattr(drawing_module, "_held", counted)
+    held = sections._held
+    monkeypatch.setattr(sections, "_held", counted)
     for _ in range(2):
         assert "Trial " in get(f"{url}run/a/")
         assert drawn == []
