@@ -96,7 +96,6 @@ class DoublingPool(DevicePool):
         return self._targets_again.pop(0) if self._targets_again else next(tasks, None)
 
     def _size(self, task: FullSizeTask) -> int:
-        """On how many devices a trial trains."""
         rule, start, capacity = self._rule, task.span.start, self._capacity()
         last = self._run.metrics["target", task.number][-1] if start else {}
         held = int(last.get("workers", rule.workers))
@@ -117,7 +116,6 @@ class DoublingPool(DevicePool):
         return min(held if settled else rule.resize(growth), capacity)
 
     def _epoch_seconds(self, number: int) -> dict[int, float]:
-        """Return the seconds of an epoch of a full-size trial, by number of workers."""
         taken = defaultdict[int, list[float]](list)
         for key, unit in self._run.store.units().items():
             if key.startswith(f"target/trial-{number}/to-") and unit.lines:

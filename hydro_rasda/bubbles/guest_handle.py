@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -11,13 +13,36 @@ import time
 import uuid
 from pathlib import Path
 
-from hydro_rasda.bubbles.shared_memory import Page
-
 _TICKS = os.sysconf("SC_CLK_TCK")
 _GUEST = "from hydro_rasda.bubbles.guest import begin; begin({}, {}, {!r}, {!r}, {!r}, {!r}, {!r})"
 
 HOSTS_OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
 """Beginnings of the environment variables by which a process finds the host's process groups."""
+
+
+class Page(ctypes.Structure):
+    """Messages of a host and its guest without a system call: a page of memory that both have."""
+
+    _fields_ = (*((name, ctypes.c_int64) for name in ("tied", "working", "leaving")), ("until", ctypes.c_double))
+    handle: int
+    tied: bool
+    """True if the guest ends with its host: one that does not yet must not be stopped for ever."""
+    working: bool
+    """True if the guest has something to train."""
+    leaving: bool
+    """True if the guest is to end after the epoch that is under way."""
+    until: float
+    """When the open bubble is expected to end, by the system's monotonic clock; 0 where none is open."""
+
+    @classmethod
+    def open(cls, handle: int | None = None) -> Page:
+        """Make a page, or open that of another process by its handle."""
+        made = os.memfd_create("bubbles") if handle is None else handle
+        if handle is None:
+            os.ftruncate(made, mmap.PAGESIZE)
+        page = cls.from_buffer(mmap.mmap(made, mmap.PAGESIZE))
+        page.handle = made
+        return page
 
 
 class GuestProcess:
@@ -30,7 +55,7 @@ class GuestProcess:
     """
 
     def __init__(self, source: Path, device: str, preempt: bool, before: tuple[str, int] = ("", 0)) -> None:
-        self.page, self.name = Page(), uuid.uuid4().hex
+        self.page, self.name = Page.open(), uuid.uuid4().hex
         self._preempt = preempt
         self._used = 0.0
         environment = {name: value for name, value in os.environ.items() if not name.startswith(HOSTS_OWN)}
@@ -97,5 +122,5 @@ class GuestProcess:
         self._used = self.used
         self._popen.kill()
         status = self._popen.wait()
-        self.page.close()
+        os.close(self.page.handle)
         return status

@@ -85,7 +85,6 @@ def bubbles(
 
 
 def _device(schedule: Any) -> torch.device:
-    """Return the device of a schedule's stages."""
     stages = getattr(schedule, "_stages", None) or [getattr(schedule, "_stage", None)]
     return torch.device(getattr(stages[0], "device", "cpu"))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hydro_rasda.backends.process_pool import answer_all, read_shared, report
-from hydro_rasda.bubbles.shared_memory import Page
+from hydro_rasda.bubbles.guest_handle import Page
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask
 from hydro_rasda.data import Batch
 from hydro_rasda.objective import Objective

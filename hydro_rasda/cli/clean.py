@@ -72,7 +72,6 @@ def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:
 
 
 def _kept(path: Path) -> str:
-    """Say which purpose the files that are left serve."""
     left = matching(path.expanduser() / "checkpoints", "*.pt", 1)
     if not left:
         return "there are no checkpoints"
@@ -81,7 +80,6 @@ def _kept(path: Path) -> str:
 
 
 def _sizes(files: Sequence[Path]) -> dict[Path, int]:
-    """Return the bytes of each file that is there."""
     found = {}
     for file in files:
         with contextlib.suppress(FileNotFoundError):

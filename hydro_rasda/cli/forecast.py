@@ -73,7 +73,6 @@ def _row(each: Forecast) -> dict[str, Any]:
 
 
 def _print_table(run: PastRun, scenario: Scenario, forecasts: Sequence[Forecast]) -> None:
-    """Print the forecasts for people, their basis, and why the slower ones are slower."""
     say("\n".join([*_basis(run, scenario), ""]))
     rows = []
     for f in forecasts:

@@ -137,7 +137,6 @@ def _meets(own: Any, holds: Callable[[Any, Any], bool], value: Any) -> bool:
 
 
 def _value(text: str) -> Any:
-    """Parse a value as JSON (a number, true, null); else return the text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -107,7 +107,6 @@ def _is_abandoned(record: RunRecord, clock: Clock) -> bool:
 
 
 def _stamp(folder: Path) -> Stamp | None:
-    """Return a value that changes with the journal; None if there is no run."""
     return stamp(folder) if (folder / SPEC).is_file() else None
 
 
@@ -141,7 +140,6 @@ def _show_live(looks: Iterator[RunRecord | None], folder: Path, console: Console
 
 
 def _screen(record: RunRecord | None, folder: Path) -> RenderableType:
-    """Draw the current state of the run."""
     if record is None:
         return Text(f"waiting for a run in {folder} (Ctrl-C ends)")
     state = state_of(record)

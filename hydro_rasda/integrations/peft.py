@@ -114,7 +114,6 @@ def tune_adapters(
 
 
 def _most(ranks: Any) -> int:
-    """The largest rank of a domain."""
     if is_a(ranks, "Integer"):
         ranks = [ranks.upper - 1]
     elif is_a(ranks, "Categorical"):

@@ -106,7 +106,6 @@ class Process:
         return Estimate(measured.memory, measured.share, max(seconds, 1e-3))
 
     def _alone(self, seconds: float) -> float:
-        """Return its seconds without the waits for a core that others had."""
         return seconds * (1 - min(self._waited, _MOST_WAITED))
 
     def _measured(self, seconds: float, cpu: float) -> Estimate:
@@ -155,7 +154,6 @@ def start_child(
 
 
 def _command(task: Task, grid: Grid) -> list[str]:
-    """The program that runs in the child."""
     if not callable(task.run):
         return list(task.run)
     function, value = grid.call_file(task.name, "pickle"), grid.call_file(task.name, "json")

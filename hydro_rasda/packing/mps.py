@@ -85,7 +85,6 @@ class Daemon:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _tell(self, command: str) -> bool:
-        """Return whether the daemon took a command."""
         try:
             told = subprocess.run(
                 [CONTROL], input=command.encode(), env=self._own, capture_output=True, timeout=STARTS_S, check=False

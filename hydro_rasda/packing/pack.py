@@ -101,7 +101,6 @@ def _check_listed(devices: Sequence[Device]) -> None:
 
 
 def _lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
-    """Return the function that lists the devices; ValueError if `devices` is neither a list nor a function."""
     rule = "None, a list of one `Device` or more, or a function without arguments that returns a list of them"
     if devices is None:
         return partial(list, local_devices())

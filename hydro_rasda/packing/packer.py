@@ -131,7 +131,6 @@ class Packer:
         return None if job is None else job._replace(compute=min(job.compute, most))
 
     def _alone(self, record: JobRecord, job: Job) -> bool:
-        """Return whether a job has to have a device to itself."""
         return record.alone or job.memory > max((device.memory for device in self.devices.values()), default=0.0)
 
     def _room(self, device: Device) -> Room:
@@ -203,7 +202,6 @@ class Packer:
         self._grid.forget_files(name)
 
     def _beside_too_much(self, name: str, end: End) -> bool:
-        """Return whether what ran beside a job may have ended it."""
         told = self._grid.log_tail(name)
         return end["exit"] in _KILLED or any(words in told for words in (*OUT_OF_MEMORY, *_BY_A_NEIGHBOUR))
 

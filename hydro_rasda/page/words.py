@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +23,7 @@ from hydro_rasda.results.report import (
     progress_of,
     state_of,
 )
+from hydro_rasda.results.study import RANGE
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.schedulers.named_rules import RULES
 from hydro_rasda.sweep_config import SEARCHERS
@@ -137,19 +137,6 @@ def _words(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-_RANGE = re.compile(r"(?P<kind>float|integer) (?P<law>uniform|loguniform)\((?P<bounds>[^=]+?)(?:, q=(?P<q>.+))?\)")
-_NAMES = {
-    ("float", "uniform", False): "uniform",
-    ("float", "loguniform", False): "loguniform",
-    ("float", "uniform", True): "quniform",
-    ("float", "loguniform", True): "qloguniform",
-    ("integer", "uniform", False): "randint",
-    ("integer", "loguniform", False): "ray.tune.lograndint",
-    ("integer", "uniform", True): "ray.tune.qrandint",
-    ("integer", "loguniform", True): "ray.tune.qlograndint",
-}
-
-
 def call_of(asked: Mapping[str, Any]) -> str:
     """The call as Python; what JSON has no form for is there by its name."""
     digests = asked.get("digests", {})
@@ -197,8 +184,9 @@ def domain_of(words: str) -> str:
     >>> domain_of("float loguniform(0.0001, 1)"), domain_of("integer uniform(1, 5)"), domain_of("choice([32, 64])")
     ('loguniform(0.0001, 1)', 'randint(1, 5)', 'choice([32, 64])')
     """
-    found = _RANGE.fullmatch(words)
-    if found is None:
+    if (found := RANGE.fullmatch(words)) is None:
         return words
-    name = _NAMES[found["kind"], found["law"], found["q"] is not None]
-    return f"{name}({found['bounds']}{', ' + found['q'] if found['q'] else ''})"
+    name = "uniform" if found["kind"] == "float" else "randint"
+    name = "q" * (found["q"] is not None) + "log" * (found["law"] == "loguniform") + name
+    home = "ray.tune." if found["kind"] == "integer" and name != "randint" else ""
+    return f"{home}{name}({', '.join(filter(None, found.group('low', 'high', 'q')))})"

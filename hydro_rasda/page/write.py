@@ -61,7 +61,6 @@ def _comparable(make: Callable[[Sequence[RunRecord]], Any]) -> Callable[[Sequenc
 
 
 def _table(names: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> list[list[str]]:
-    """A column for each run; nothing without rows."""
     told = [[name, *(show(value, 6) for value in values)] for name, values in rows.items()]
     return [["", *names], *told] if told else []
 
@@ -151,7 +150,6 @@ def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder:
 
 
 def _own(name: str) -> Any:
-    """A file of the library's own, which goes in as it is."""
     import markupsafe
 
     return markupsafe.Markup((Path(__file__).parent / name).read_text())

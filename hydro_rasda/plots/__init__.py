@@ -10,16 +10,5 @@ from hydro_rasda.plots.hyperparameters import parallel_coordinates, score_map, s
 from hydro_rasda.plots.importance import importances
 from hydro_rasda.plots.spending import cost, timeline
 
-__all__ = [
-    "best_over_time",
-    "cost",
-    "front",
-    "importances",
-    "learning_curves",
-    "narrow_vs_full",
-    "parallel_coordinates",
-    "population",
-    "score_map",
-    "slices",
-    "timeline",
-]
+__all__ = ["best_over_time", "cost", "front", "importances", "learning_curves", "narrow_vs_full"]
+__all__ += ["parallel_coordinates", "population", "score_map", "slices", "timeline"]

@@ -108,7 +108,6 @@ def front(result: RunRecord) -> Figure:
 
 
 def _of_point(trial: TrialRecord, objectives: Objectives) -> str:
-    """A trial and its metrics in lines for the box that shows over a point."""
     return "<br>".join(
         [describe(trial), *(f"{escaped(name)} {figures_of(trial.metrics[name])}" for name, _ in objectives)]
     )

@@ -254,8 +254,6 @@ def _end_idle_threads() -> None:
 
 
 def _become(piece: Piece, threads: int, connection: Connection, parent: int) -> NoReturn:
-    """Do a piece of work, in the child, and end."""
-
     there = COMPILER in sys.modules
     leave_out_compiler()
 

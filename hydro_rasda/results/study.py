@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-_RANGE = re.compile(
+RANGE = re.compile(
     r"(?P<kind>float|integer) (?P<law>uniform|loguniform)\((?P<low>[^,]+), (?P<high>[^,]+)(?:, q=(?P<q>.+))?\)"
 )
 _CHOICE = re.compile(r"(?:choice|grid_search)\((?P<categories>\[.*\])\)")
@@ -111,7 +111,7 @@ def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
     """
     from optuna.distributions import FloatDistribution, IntDistribution
 
-    found = _RANGE.fullmatch(words)
+    found = RANGE.fullmatch(words)
     if found is None:
         numeric = _UNBOUNDED.fullmatch(words) and all(type(value) in (int, float) for value in values)
         return _span(values) if numeric and values else _categories(words, values)
@@ -158,7 +158,7 @@ def _category(value: Any) -> Any:
 
 
 def _varies(words: str) -> bool:
-    return any(pattern.fullmatch(words) for pattern in (_RANGE, _CHOICE, _UNBOUNDED))
+    return any(pattern.fullmatch(words) for pattern in (RANGE, _CHOICE, _UNBOUNDED))
 
 
 def _leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -174,7 +174,6 @@ def _leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> list[Any]:
-    """Return the value under a path; none if the configuration is of another branch."""
     value: Any = config
     for name in path:
         if not isinstance(value, Mapping) or name not in value:

@@ -18,38 +18,8 @@ from hydro_rasda.simulator.rules import AnyPlan, FixedWorkers, Plan, Rule, rando
 from hydro_rasda.simulator.scenario import RULES, Scenario
 from hydro_rasda.simulator.workload import Workload, power_law
 
-__all__ = [
-    "RULES",
-    "AnyPlan",
-    "Cluster",
-    "CostModel",
-    "FixedWorkers",
-    "Forecast",
-    "Growth",
-    "Link",
-    "NodeKind",
-    "Outcome",
-    "PastRun",
-    "Plan",
-    "Recommendation",
-    "Resize",
-    "Rule",
-    "Scenario",
-    "Segment",
-    "Spending",
-    "Spread",
-    "Sweep",
-    "TrialOutcome",
-    "Workload",
-    "all_reduce",
-    "forecast",
-    "hierarchical_all_reduce",
-    "power_law",
-    "random_search",
-    "read_past_run",
-    "recommend",
-    "simulate",
-    "spending",
-    "synchronous_halving",
-    "why",
-]
+__all__ = ["RULES", "AnyPlan", "Cluster", "CostModel", "FixedWorkers", "Forecast", "Growth", "Link", "NodeKind"]
+__all__ += ["Outcome", "PastRun", "Plan", "Recommendation", "Resize", "Rule", "Scenario", "Segment", "Spending"]
+__all__ += ["Spread", "Sweep", "TrialOutcome", "Workload", "all_reduce", "forecast", "hierarchical_all_reduce"]
+__all__ += ["power_law", "random_search", "read_past_run", "recommend", "simulate", "spending", "synchronous_halving"]
+__all__ += ["why"]

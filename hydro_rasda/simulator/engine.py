@@ -124,7 +124,6 @@ class Simulation:
         return Waiting(trial.name, trial.workers, trial.rung, expected)
 
     def _to_milestone(self, trial: Trial, spread: Spread) -> float:
-        """Expected seconds of training until the trial's next milestone."""
         epochs = self._milestones[trial.rung] - trial.epoch
         return epochs * self._epoch_seconds(self._training(spread) * trial.work) * self._cost.passes(spread.workers)
 
@@ -160,7 +159,6 @@ class Simulation:
         self._clock.after(delay + trial.epoch_seconds + self._checkpoint(trial), "epoch", index, trial.segment)
 
     def _checkpoint(self, trial: Trial) -> float:
-        """Seconds of writing a checkpoint after the epoch that the trial trains."""
         return self._cost.checkpoint_seconds if trial.epoch + 1 in self._rungs else 0.0
 
     def _begin_reading(self, index: int, segment: int) -> None:

@@ -161,7 +161,6 @@ def _regret(outcome: Outcome, workload: Workload) -> tuple[float, float]:
 
 
 def _summary(rule: str, name: str, outcomes: Sequence[Outcome], run: PastRun, scenario: Scenario) -> Forecast:
-    """Medians over outcomes."""
     hours = [o.seconds / HOUR for o in outcomes]
     cost = cost_model(scenario, run)
     spent = [spending(o, cost, scenario.workers, scenario.gpus_per_node) for o in outcomes]
@@ -291,7 +290,6 @@ def recommend(
 
 
 def _doubled(least: int, most: int) -> list[int]:
-    """`least`, doubled as often as it stays below `most`, and `most`."""
     found = []
     while least < most:
         found.append(least)

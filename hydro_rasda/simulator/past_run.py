@@ -239,7 +239,6 @@ def _resizes(units: Mapping[str, Unit]) -> list[float]:
 
 
 def _sweep(units: Mapping[str, Unit]) -> Sweep | None:
-    """Return the cost of the groups of surrogates."""
     longest: dict[int, float] = {}
     total = 0.0
     for key, unit in units.items():

@@ -137,26 +137,9 @@ Report = Mapping[str, Any]
 RESULT, PROGRESS, STATE = "result.json", "progress.csv", "experiment_state-*.json"
 
 _TUNES = {
-    "checkpoint_dir_name",
-    "date",
-    "done",
-    "epoch",
-    "epoch_seconds",
-    "experiment_tag",
-    "global_batch_size",
-    "hostname",
-    "iterations_since_restore",
-    "node_ip",
-    "pid",
-    "should_checkpoint",
-    "time_since_restore",
-    "time_this_iter_s",
-    "time_total_s",
-    "timestamp",
-    "timesteps_total",
-    "training_iteration",
-    "trial_id",
-    "workers",
+    *("checkpoint_dir_name", "date", "done", "epoch", "epoch_seconds", "experiment_tag", "global_batch_size"),
+    *("hostname", "iterations_since_restore", "node_ip", "pid", "should_checkpoint", "time_since_restore"),
+    *("time_this_iter_s", "time_total_s", "timestamp", "timesteps_total", "training_iteration", "trial_id", "workers"),
 }
 """Keys of a report besides its metrics."""
 
@@ -244,7 +227,6 @@ def _seconds(line: Report) -> float:
 
 
 def _usual_seconds(lines: Iterable[Report]) -> dict[int, float]:
-    """By number of workers, the median time of an epoch."""
     found: dict[int, list[float]] = {}
     for line in lines:
         if (seconds := _seconds(line)) > 0:

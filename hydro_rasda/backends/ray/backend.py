@@ -92,8 +92,6 @@ def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> Share:
 
 
 class _Trainer(Trainer):
-    """Trains on what Ray gave its actor."""
-
     def __init__(self, problem: Any, worker: Mapping[str, float], board: Any, device: int) -> None:
         self._node = ray.get_runtime_context().get_node_id()
         node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == self._node)

@@ -131,7 +131,6 @@ def _one(what: str, given: Any) -> Any:
 
 
 def _common(groups: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """Settings that all groups have to share."""
     first = groups[0]
     for name in _SAME:
         if any(group.get(name) != first.get(name) for group in groups):
@@ -218,7 +217,6 @@ class StepObjective:
 
 @contextmanager
 def _recorded(model: LightningModule, part: str) -> Iterator[dict[str, Tensor]]:
-    """Record the values that a module logs meanwhile."""
     found: dict[str, Tensor] = {}
 
     def log(name: str, value: Any, *_: Any, reduce_fx: Any = "mean", batch_size: int | None = None, **__: Any) -> None:

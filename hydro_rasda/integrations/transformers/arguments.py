@@ -55,7 +55,7 @@ _FOLLOWED = {
         "no_cuda",
         "output_dir",
     ),
-    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "output_dir"),
     *("do_train", "do_eval", "do_predict"),  # for scripts: `Trainer` does not read them
 }
 
@@ -104,7 +104,6 @@ def unfollowed(args: TrainingArguments) -> tuple[list[str], list[str]]:
 
 
 def _values_refused(args: TrainingArguments) -> list[str]:
-    """Values of followed arguments that cannot be followed."""
     refused = []
     if _word(args.optim) not in OPTIMIZERS:
         refused.append(f"optim={_word(args.optim)!r}: one of {', '.join(OPTIMIZERS)}")
