@@ -26,11 +26,9 @@ _LAST_WORDS_S = 3.0
 
 @dataclass
 class _Ranks:
-    """A full-size trial in training.
+    """A full-size trial in training; `endings` has, by rank, what it gave, or what ended its process.
 
-    Attributes:
-        endings: By rank, what it gave, or what ended its process.
-        lost: True if a machine has ended, and with it one of them.
+    It is `lost` if a machine has ended, and with it a rank.
     """
 
     task: FullSizeTask
@@ -51,14 +49,10 @@ class _Ranks:
 class DoublingPool(DevicePool):
     """A pool whose full-size trials train on `race.workers` devices each, and survivors of a milestone on more.
 
-    A trial begins once as many devices are free as it is due; a pool that has no more than some number of devices
-    never gives more. The ranks of one of which a process dies, or raises, are ended and replaced together.
-
-    If one worker is asked for, or there is one device, each device trains whole trials.
-
-    Args:
-        through: The carrier of the ranks' messages: NCCL wants a GPU for each.
-        grows: True if trials grow where `race.workers` is 1 and `race.max_workers` says nothing.
+    A trial begins once as many devices are free as it is due; a pool that has no more than some number of devices never
+    gives more. The ranks of one of which a process dies, or raises, are ended and replaced together. If one worker is
+    asked for, or there is one device, each device trains whole trials. If `race.workers` is 1 and `race.max_workers`
+    says nothing, trials grow where the pool `grows`. Ranks talk `through` NCCL only if each has a GPU.
     """
 
     def __init__(self, run: Run, count: int, through: Literal["gloo", "nccl"], grows: bool = False) -> None:
@@ -102,7 +96,6 @@ class DoublingPool(DevicePool):
         return self._targets_again.pop(0) if self._targets_again else next(tasks, None)
 
     def _size(self, task: FullSizeTask) -> int:
-        """On how many devices a trial trains."""
         rule, start, capacity = self._rule, task.span.start, self._capacity()
         last = self._run.metrics["target", task.number][-1] if start else {}
         held = int(last.get("workers", rule.workers))
@@ -123,7 +116,6 @@ class DoublingPool(DevicePool):
         return min(held if settled else rule.resize(growth), capacity)
 
     def _epoch_seconds(self, number: int) -> dict[int, float]:
-        """Return the seconds of an epoch of a full-size trial, by number of workers."""
         taken = defaultdict[int, list[float]](list)
         for key, unit in self._run.store.units().items():
             if key.startswith(f"target/trial-{number}/to-") and unit.lines:

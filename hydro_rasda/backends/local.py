@@ -159,7 +159,6 @@ class LocalDevice:
 
 
 def _checked(name: object) -> torch.device:
-    """A device, by name."""
     try:
         device = torch.device(name) if isinstance(name, (str, torch.device)) else None
     except RuntimeError:

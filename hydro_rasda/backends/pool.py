@@ -215,13 +215,11 @@ class DevicePool:
                 self._give_up(number, pace.told)
 
     def _give_up(self, number: int, how: str) -> None:
-        """Replace a device's process that hangs."""
         work = self._devices[number].work
         self._replace(number)
         self._lose(work, how)
 
     def _pace(self, device: _Device) -> HangDetector | None:
-        """Of what a device trains, if it does."""
         work = device.work
         if work is None:
             return None
@@ -241,7 +239,6 @@ class DevicePool:
                 warnings.warn_explicit(**warning, registry=self._warned)
 
     def _heard(self, number: int) -> None:
-        """A device has said something of what it trains."""
         device, now = self._devices[number], time.monotonic()
         if (pace := self._pace(device)) is not None:
             pace.took(now - device.heard)
@@ -270,7 +267,6 @@ class DevicePool:
             self._outcomes += [replace(outcome, device=number) for outcome in result]
 
     def _replace(self, number: int) -> None:
-        """Give a device whose process has died a new one."""
         self._devices[number].process.end()
         self._devices[number] = self._opened(number)
 

@@ -183,11 +183,9 @@ def serve(handle: int, parent: int) -> None:
 
 
 def answer_all(connection: Connection, opened: Callable[..., Trainer], more: Callable[[], bool] = lambda: True) -> None:
-    """Do what a connection asks for, one thing after another, until it ends.
+    """Do what a connection asks for, one thing after another, until it ends or `more`, which waits, gives False.
 
-    Args:
-        opened: Makes what trains, of what the first message says.
-        more: Waits for the next message; False where no more are to be taken.
+    `opened` makes what trains, of what the first message says.
     """
     trainer: Trainer | None = None
     while more():

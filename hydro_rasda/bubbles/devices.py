@@ -208,7 +208,6 @@ class BubbleDevices:
             hang_up(connection)
 
     def _forget(self) -> None:
-        """Remove checkpoints of what is recorded by now."""
         self._run.store.discard(self._over)
         self._over = []
 

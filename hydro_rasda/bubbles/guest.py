@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 
+from hydro_rasda.bubbles.guest_handle import Page
 from hydro_rasda.bubbles.rendezvous import connect
-from hydro_rasda.bubbles.shared_memory import Page
 from hydro_rasda.processes.die_with_parent import depend_on
 
 LOOK_S = 0.2
@@ -26,12 +26,10 @@ LOOK_S = 0.2
 def begin(handle: int, host: int, source: str, device: str, preempt: bool, name: str, before: tuple[str, int]) -> None:
     """Be a guest, until the host has it leave, or the sweep that it trained for is over.
 
-    Args:
-        preempt: True if the host stops this process at the end of a bubble.
-        before: The name of the host's guest before, and how that ended.
+    With `preempt`, the host stops this process at the end of a bubble. `before` says how the host's last guest ended.
     """
     depend_on(host)
-    page = Page(handle)
+    page = Page.open(handle)
     page.tied = True
     while not page.leaving:
         with contextlib.suppress(OSError, ValueError, KeyError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -11,8 +13,6 @@ import time
 import uuid
 from pathlib import Path
 
-from hydro_rasda.bubbles.shared_memory import Page
-
 _TICKS = os.sysconf("SC_CLK_TCK")
 _GUEST = "from hydro_rasda.bubbles.guest import begin; begin({}, {}, {!r}, {!r}, {!r}, {!r}, {!r})"
 
@@ -20,21 +20,42 @@ HOSTS_OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 """Beginnings of the environment variables by which a process finds the host's process groups."""
 
 
+class Page(ctypes.Structure):
+    """Messages of a host and its guest without a system call: a page of memory that both have."""
+
+    _fields_ = (*((name, ctypes.c_int64) for name in ("tied", "working", "leaving")), ("until", ctypes.c_double))
+    handle: int
+    tied: bool
+    """True if the guest ends with its host: one that does not yet must not be stopped for ever."""
+    working: bool
+    """True if the guest has something to train."""
+    leaving: bool
+    """True if the guest is to end after the epoch that is under way."""
+    until: float
+    """When the open bubble is expected to end, by the system's monotonic clock; 0 where none is open."""
+
+    @classmethod
+    def open(cls, handle: int | None = None) -> Page:
+        """Make a page, or open that of another process by its handle."""
+        made = os.memfd_create("bubbles") if handle is None else handle
+        if handle is None:
+            os.ftruncate(made, mmap.PAGESIZE)
+        page = cls.from_buffer(mmap.mmap(made, mmap.PAGESIZE))
+        page.handle = made
+        return page
+
+
 class GuestProcess:
     """One process, from its start to its end. Linux only.
 
-    The kernel stops it wherever it is, within microseconds, so that no part of its work can outlast a bubble. Besides,
-    it has the lowest scheduling class: what the host wakes up runs at once. A guest that cannot be stopped so, since
-    its work is on a GPU, looks at the page before each quantum, and sees when the bubble is expected to end.
-
-    Args:
-        preempt: True to stop and continue it.
-        before: The name of the guest before, and how it ended, as `subprocess` says it: the tuner is told, since what
-            that one trained may have been the cause.
+    With `preempt`, the kernel stops it wherever it is, within microseconds, so that no part of its work can outlast a
+    bubble. Besides, it has the lowest scheduling class: what the host wakes up runs at once. A guest that cannot be
+    stopped so, since its work is on a GPU, looks at the page before each quantum, and sees when the bubble is expected
+    to end. The tuner is told how the guest `before` ended, since what that one trained may have been the cause.
     """
 
     def __init__(self, source: Path, device: str, preempt: bool, before: tuple[str, int] = ("", 0)) -> None:
-        self.page, self.name = Page(), uuid.uuid4().hex
+        self.page, self.name = Page.open(), uuid.uuid4().hex
         self._preempt = preempt
         self._used = 0.0
         environment = {name: value for name, value in os.environ.items() if not name.startswith(HOSTS_OWN)}
@@ -101,5 +122,5 @@ class GuestProcess:
         self._used = self.used
         self._popen.kill()
         status = self._popen.wait()
-        self.page.close()
+        os.close(self.page.handle)
         return status

@@ -85,7 +85,6 @@ def bubbles(
 
 
 def _device(schedule: Any) -> torch.device:
-    """Return the device of a schedule's stages."""
     stages = getattr(schedule, "_stages", None) or [getattr(schedule, "_stage", None)]
     return torch.device(getattr(stages[0], "device", "cpu"))
 
@@ -153,20 +152,17 @@ class Guest:
         self.steps += 1
         if now - self._looked >= LOOK_S:
             self._looked = now
-            self._look_after()
-
-    def _look_after(self) -> None:
-        process = self._process
-        if process is None:
-            if self._failures < _FAILURES:
-                self.start()
-        elif self._free() < self._leave_free:
-            self._end()
-            self._enough = 2 * self._leave_free
-        elif (status := process.over) is not None:
-            # Its sweep is over, which is no failure; or what it trained has ended it, which the tuner counts.
-            self._failures = 0 if status == 0 or process.page.working else self._failures + 1
-            self._end()
+            process = self._process
+            if process is None:
+                if self._failures < _FAILURES:
+                    self.start()
+            elif self._free() < self._leave_free:
+                self._end()
+                self._enough = 2 * self._leave_free
+            elif (status := process.over) is not None:
+                # Its sweep is over, which is no failure; or what it trained has ended it, which the tuner counts.
+                self._failures = 0 if status == 0 or process.page.working else self._failures + 1
+                self._end()
 
     def _end(self) -> None:
         if self._process is not None:

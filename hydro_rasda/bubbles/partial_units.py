@@ -19,13 +19,9 @@ _SO_FAR = "so_far"
 
 
 class GroupWork:
-    """A fused group, from one milestone to the next.
+    """A fused group, from one milestone to the next: `outcome` is the part that is over.
 
-    Attributes:
-        method: Of `GuestTrainer`, that trains a piece.
-        threads: Of torch, that it trains on.
-        outcome: The part that is over.
-        saved: Checkpoints of it that nobody needs once it is recorded.
+    `saved` names checkpoints that nobody needs once it is recorded; `GuestTrainer`'s `method` trains a piece.
     """
 
     method = "train_part"

@@ -70,7 +70,6 @@ class Rendezvous:
 
 
 def _answers(source: Path) -> bool:
-    """Return whether a sweep is there."""
     try:
         connect(source).close()
     except (OSError, ValueError, KeyError):

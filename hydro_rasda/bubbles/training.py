@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hydro_rasda.backends.process_pool import answer_all, read_shared, report
-from hydro_rasda.bubbles.shared_memory import Page
+from hydro_rasda.bubbles.guest_handle import Page
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask
 from hydro_rasda.data import Batch
 from hydro_rasda.objective import Objective
@@ -27,10 +27,6 @@ class Quanta:
     """Parts a fused step in two: its forward pass, and what follows until the next one (backward, update).
 
     A step that trains in micro-batches has so many quanta of each.
-
-    Args:
-        page: Says until when the bubble that is open is expected to last.
-        where: The computing device; a quantum is over once it is through with it.
     """
 
     def __init__(self, page: Page, where: torch.device) -> None:

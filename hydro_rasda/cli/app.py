@@ -134,8 +134,8 @@ def best(
     ] = False,
 ) -> None:
     """Print the best configuration, and write the trained model."""
-    from hydro_rasda.cli.best import print_best
     from hydro_rasda.cli.output import say
+    from hydro_rasda.cli.trials import print_best
 
     if not print_best(path, "recipe" if recipe else "json" if json else style, trial, export):
         say(f"{NAME}: no trial of the run in {path} has a score yet", error=True)
@@ -151,7 +151,7 @@ def report(
     json: Json = False,
 ) -> None:
     """Write a run as an HTML page that works offline."""
-    from hydro_rasda.cli.report import write_report
+    from hydro_rasda.cli.runs import write_report
 
     write_report(path, out, json)
 
@@ -182,7 +182,7 @@ def compare(
     json: Json = False,
 ) -> None:
     """Say what runs were asked, found and cost, where they differ."""
-    from hydro_rasda.cli.report import compare_runs
+    from hydro_rasda.cli.runs import compare_runs
 
     compare_runs(paths, json, out)
 

@@ -20,11 +20,8 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
     """List the files of a run that neither its result nor resuming it needs; the folder is only read.
 
     These are files that a killed process left half written, and checkpoints that later ones replaced. The sweep's
-    checkpoints are among them once the run is finished.
-
-    Args:
-        best_only: Keep the best model alone: other finalists' models are then gone, and the run can no longer be
-            extended.
+    checkpoints are among them once the run is finished. With `best_only`, so are other finalists' models: the run can
+    no longer be extended.
     """
     record = read_record(path)
     require(record.finished or not best_only, "path", str(path), "a finished run, where only its best model is kept")
@@ -75,7 +72,6 @@ def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:
 
 
 def _kept(path: Path) -> str:
-    """Say which purpose the files that are left serve."""
     left = matching(path.expanduser() / "checkpoints", "*.pt", 1)
     if not left:
         return "there are no checkpoints"
@@ -84,7 +80,6 @@ def _kept(path: Path) -> str:
 
 
 def _sizes(files: Sequence[Path]) -> dict[Path, int]:
-    """Return the bytes of each file that is there."""
     found = {}
     for file in files:
         with contextlib.suppress(FileNotFoundError):

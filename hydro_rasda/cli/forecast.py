@@ -36,11 +36,14 @@ def print_forecasts(
     except ValueError as error:
         raise ValueError(_as_given(error, {*options, "rules", "metric", "mode"})) from error
     if as_json:
-        print_json(_plain(forecasts, advice))
+        chosen = advice and {name: each and _row(each) for name, each in vars(advice).items()}
+        print_json({"forecasts": [_row(each) for each in forecasts], "recommended": chosen})
     else:
         _print_table(run, scenario, forecasts)
         if advice:
-            say("\n" + "\n".join(_advice(advice, scenario, _limits(within, budget))))
+            limits = [f"within {within}"] if within else []
+            limits += [f"for {budget:g} GPU hours"] if budget is not None else []
+            say("\n" + "\n".join(_advice(advice, scenario, " and ".join(limits))))
     return advice is None or advice.rule is not None or advice.tune is not None
 
 
@@ -64,40 +67,25 @@ def _hours(text: str | None) -> float | None:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def _limits(within: str | None, budget: float | None) -> str:
-    limits = [f"within {within}"] if within else []
-    return " and ".join([*limits, f"for {budget:g} GPU hours"] if budget is not None else limits)
-
-
 def _row(each: Forecast) -> dict[str, Any]:
     """Return a forecast for programs: the parts of its GPU time have names."""
     return asdict(each) | {"spending": each.spending._asdict()}
 
 
-def _plain(forecasts: Sequence[Forecast], advice: Recommendation | None) -> dict[str, Any]:
-    chosen = advice and {name: each and _row(each) for name, each in vars(advice).items()}
-    return {"forecasts": [_row(each) for each in forecasts], "recommended": chosen}
-
-
 def _print_table(run: PastRun, scenario: Scenario, forecasts: Sequence[Forecast]) -> None:
-    """Print the forecasts for people, their basis, and why the slower ones are slower."""
     say("\n".join([*_basis(run, scenario), ""]))
     rows = []
     for f in forecasts:
         spread = " to ".join(duration(hours * HOUR) for hours in f.hours_range)
         regret = "" if math.isnan(f.regret) else f"{f.regret:.3g}"
-        hours = (round(h, 3 if h < 1 else 2 if h < 10 else 1 if h < 100 else None) for h in _gpu_hours(f))
-        rows.append((f.name, duration(f.hours * HOUR), spread, *hours, f"{f.utilization:.0%}", *_counts(f), regret))
+        hours = (
+            round(h, 3 if h < 1 else 2 if h < 10 else 1 if h < 100 else None)
+            for h in (f.gpu_hours, f.reserved_gpu_hours)
+        )
+        counts = f"{f.utilization:.0%}", round(f.epochs), round(f.finished)
+        rows.append((f.name, duration(f.hours * HOUR), spread, *hours, *counts, regret))
     print_table(["rule", "takes", "from", "GPU hours", "reserved", "used", "epochs", "to the end", "regret"], rows)
     say("\n" + "\n".join(_reasons(forecasts)))
-
-
-def _gpu_hours(f: Forecast) -> tuple[float, float]:
-    return f.gpu_hours, f.reserved_gpu_hours
-
-
-def _counts(f: Forecast) -> tuple[int, int]:
-    return round(f.epochs), round(f.finished)
 
 
 def _basis(run: PastRun, scenario: Scenario) -> list[str]:

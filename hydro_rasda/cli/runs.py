@@ -1,9 +1,9 @@
-"""`runs` and `show`: the runs of a folder, and the results of one run."""
+"""The commands `runs`, `show`, `report` and `compare`: all runs of a folder, the results of one, or of several."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,11 @@ from typing import Any
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import age, print_json, print_record, print_table, say, trial_values
 from hydro_rasda.console import duration, make_console, show
+from hydro_rasda.results.comparison import compared, names_of, verdict
 from hydro_rasda.results.reading import Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import best_score, explained, failure_lines, progress_of, state_of
+from hydro_rasda.run.spec import read_asked
 
 _BAD = "not readable"
 
@@ -121,3 +123,46 @@ def show_run(path: str, json: bool) -> None:
         console.print(f"{duration(message.seconds)}: {message.text}", markup=False, highlight=False)
     if not record.finished:
         console.print(f"{explained(state_of(record))}; this is what there is so far", markup=False)
+
+
+PAGE = "report.html"
+
+
+def write_report(path: str, out: str | None, as_json: bool) -> None:
+    """Write the page, and print its path."""
+    from hydro_rasda.page import write_page  # which waits for NumPy
+
+    record = read_record(path)
+    file = write_page([record], record.path / PAGE if out is None else Path(out))
+    if as_json:
+        print_json({"path": str(file), "bytes": file.stat().st_size})
+    else:
+        say(file)
+
+
+def compare_runs(paths: Sequence[str], as_json: bool, out: str | None = None) -> None:
+    """Print runs beside each other, and write them as a page."""
+    require(len(paths) > 1, "PATH", " ".join(paths), "the folders of two runs or more")
+    records = [read_record(path) for path in paths]
+    asked = [read_asked(Path(path).expanduser()) for path in paths]
+    told, decided = compared(records, asked), verdict(records, asked)
+    file = None
+    if out is not None:
+        from hydro_rasda.page import write_page  # likewise
+
+        file = write_page(records, Path(out))
+    if as_json:
+        wrote = {} if file is None else {"page": str(file)}
+        print_json({"runs": [str(record.path) for record in records], **told, "verdict": decided, **wrote})
+        return
+    rows = [[section, name, *values] for section, named in told.items() for name, values in named.items()]
+    again = [i > 0 and rows[i - 1][0] == section for i, (section, *_) in enumerate(rows)]
+    shown = [["" if same else each[0], *map(_short, each[1:])] for each, same in zip(rows, again, strict=True)]
+    print_table(["", "", *names_of(records)], shown)
+    say(decided)
+    if file is not None:
+        say(file)
+
+
+def _short(value: Any) -> Any:
+    return value if value is None or isinstance(value, (int, float)) else str(value)

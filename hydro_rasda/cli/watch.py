@@ -67,7 +67,11 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
     seen: list[RunRecord] = []
     looks = _looks(folder, clock, wait, seen)
     if as_json:
-        _print_json(looks)
+        before = None
+        for record in looks:
+            if record is not None and (told := {**row_of(record), "rungs": rungs(record)}) != before:
+                print(json.dumps(jsonable(told)), flush=True)
+                before = told
     elif console.is_terminal:
         _show_live(looks, folder, console)
     else:
@@ -103,16 +107,7 @@ def _is_abandoned(record: RunRecord, clock: Clock) -> bool:
 
 
 def _stamp(folder: Path) -> Stamp | None:
-    """Return a value that changes with the journal; None if there is no run."""
     return stamp(folder) if (folder / SPEC).is_file() else None
-
-
-def _print_json(looks: Iterator[RunRecord | None]) -> None:
-    before = None
-    for record in looks:
-        if record is not None and (told := {**row_of(record), "rungs": rungs(record)}) != before:
-            print(json.dumps(jsonable(told)), flush=True)
-            before = told
 
 
 def _print_lines(looks: Iterator[RunRecord | None], folder: Path, console: Console, clock: Clock) -> None:
@@ -145,7 +140,6 @@ def _show_live(looks: Iterator[RunRecord | None], folder: Path, console: Console
 
 
 def _screen(record: RunRecord | None, folder: Path) -> RenderableType:
-    """Draw the current state of the run."""
     if record is None:
         return Text(f"waiting for a run in {folder} (Ctrl-C ends)")
     state = state_of(record)

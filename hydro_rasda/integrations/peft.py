@@ -19,7 +19,7 @@ from fusion import pad_lora, trim_lora
 from hydro_rasda.checks import check_int, check_is, require
 from hydro_rasda.config import SweepConfig
 from hydro_rasda.domains import is_a, is_grid
-from hydro_rasda.integrations.result import LibraryResult
+from hydro_rasda.integrations.shared import LibraryResult
 from hydro_rasda.renames import refuse_renamed
 from hydro_rasda.space import check_space
 from hydro_rasda.tuner import tune
@@ -29,10 +29,8 @@ from hydro_rasda.tuner import tune
 class Adapters:
     """`model_fn(config)`, from `adapters`: also a `model_init` for `tune_trainer`.
 
-    Attributes:
-        base: The model, frozen; every model that is built shares its parameters.
-        lora: Of the adapters, but for fields that a trial's configuration has.
-        rank: The rank to which adapters of lower rank are padded.
+    Every model that is built shares the parameters of the frozen `base`. Fields that a configuration has replace those
+    of `lora`; adapters of lower rank are padded to `rank`.
     """
 
     base: nn.Module
@@ -116,7 +114,6 @@ def tune_adapters(
 
 
 def _most(ranks: Any) -> int:
-    """The largest rank of a domain."""
     if is_a(ranks, "Integer"):
         ranks = [ranks.upper - 1]
     elif is_a(ranks, "Categorical"):

@@ -1,4 +1,4 @@
-"""Estimates, corrected by what jobs of a kind were measured to take. Pure: plain values in, plain values out.
+"""Estimates, corrected by what jobs of a kind were measured to take, and kept for the next call.
 
 A correction is a ratio of what was measured to what was given, so that estimates that differ within a kind, by batch
 size, say, keep their proportions. Without given values, jobs of a kind are taken to be alike. One call of `pack` begins
@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.tasks import Estimate, Task
+from hydro_rasda.run.cache import is_positive, recall, remember
 from hydro_rasda.schedulers import Interference, Job
 from hydro_rasda.schedulers.packing_policy import GUESS, MARGIN
 
@@ -110,11 +115,10 @@ class Slowdowns:
         self._of: dict[str, dict[str, tuple[float, float]]] = {a: dict(of) for a, of in (before or {}).items()}
 
     def learn(self, kind: str, seconds: float, beside: Mapping[str, float]) -> None:
-        """A job is done.
+        """Learn from a job that is done.
 
-        Args:
-            seconds: That it took, over those that it was given, and without what its neighbours' shares explain.
-            beside: By kind, how many jobs ran beside it on average.
+        `seconds` are over those that it was given, and without what its neighbours' shares explain; `beside` counts, by
+        kind, the jobs that ran beside it on average.
         """
         of = self._of.setdefault(kind, {})
         slower = sum(count * of.get(other, (0.0, 0.0))[0] for other, count in beside.items())
@@ -139,3 +143,37 @@ class Slowdowns:
                 if seen >= _SEEN
             }
         )
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Estimates and slowdowns of the jobs that are started from one folder, on GPUs or on CPUs, kept under `key`."""
+
+    key: str
+    estimates: Estimates
+    slowdowns: Slowdowns
+
+    @staticmethod
+    def recall(devices: Sequence[Device]) -> Learnt:
+        """Return the sound profiles of the last weeks."""
+        where = "GPUs" if any(device.gpu for device in devices) else "CPUs"
+        key = f"packed on {where} from {Path.cwd()}"
+        kept = recall(key) or {}
+        taken = {name: float(value) for name, value in _items(kept.get("estimates")) if is_positive(value)}
+        slower = {
+            kind: {other: (float(found[0]), float(found[1])) for other, found in _items(of) if _is_factor(found)}
+            for kind, of in _items(kept.get("slowdowns"))
+        }
+        return Learnt(key, Estimates(taken), Slowdowns(slower))
+
+    def keep(self) -> None:
+        remember(self.key, {"estimates": self.estimates.learnt(), "slowdowns": self.slowdowns.learnt()})
+
+
+def _items(kept: Any) -> list[tuple[str, Any]]:
+    return list(kept.items()) if isinstance(kept, Mapping) else []
+
+
+def _is_factor(found: Any) -> bool:
+    pair = isinstance(found, list) and len(found) == 2 and all(type(part) in (int, float) for part in found)
+    return pair and all(math.isfinite(part) for part in found)

@@ -28,17 +28,11 @@ SETTLED_S = 20.0
 
 
 class Process:
-    """A job that was started, and all processes that it starts.
+    """A job that was started, and all processes that it starts; `shared` is the environment by which it shares a
+    device.
 
-    Args:
-        shared: Environment by which it shares the device.
-
-    Attributes:
-        memory: Peak of bytes so far.
-        now: Bytes when they were looked at last.
-        expected: Bytes that it was given when it began.
-        stopped: True if it was told to end.
-        over: A file that becomes readable once no process of the job is left.
+    `memory` is the peak of bytes so far, `now` the bytes when they were looked at last, `expected` those that it was
+    given when it began. `over` is a file that becomes readable once no process of the job is left.
     """
 
     def __init__(self, task: Task, device: Device, grid: Grid, expected: float, shared: Mapping[str, str]) -> None:
@@ -112,7 +106,6 @@ class Process:
         return Estimate(measured.memory, measured.share, max(seconds, 1e-3))
 
     def _alone(self, seconds: float) -> float:
-        """Return its seconds without the waits for a core that others had."""
         return seconds * (1 - min(self._waited, _MOST_WAITED))
 
     def _measured(self, seconds: float, cpu: float) -> Estimate:
@@ -145,12 +138,9 @@ _MOST_WAITED = 0.9
 def start_child(
     command: Sequence[str], lock: Path, end: Path, log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Run a command under `child.py`: it ends with this process, and all that it starts ends with it.
+    """Run a command under `run_job.py`: it ends with this process, and all that it starts ends with it.
 
-    Args:
-        lock: Held locked while any process of it is there.
-        end: Appears, whole, once it has ended by itself.
-        log: Gets what it writes.
+    `lock` is held locked while any process of it is there; `end` appears, whole, once it has ended by itself.
     """
     with open_to_write(log, inside=2) as output:
         return subprocess.Popen(
@@ -164,24 +154,19 @@ def start_child(
 
 
 def _command(task: Task, grid: Grid) -> list[str]:
-    """The program that runs in the child."""
     if not callable(task.run):
         return list(task.run)
     function, value = grid.call_file(task.name, "pickle"), grid.call_file(task.name, "json")
     with open_to_write(function, inside=2) as file:
-        file.write(_pickled(task))
+        import cloudpickle
+
+        pickle_config_modules()
+        try:
+            found: bytes = cloudpickle.dumps(task.run)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ValueError(f"`run` of the job {task.name!r} cannot be sent to another process: {error}") from error
+        file.write(found)
     return [sys.executable, str(_CALL), str(function), str(value)]
-
-
-def _pickled(task: Task) -> bytes:
-    import cloudpickle
-
-    pickle_config_modules()
-    try:
-        found: bytes = cloudpickle.dumps(task.run)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ValueError(f"`run` of the job {task.name!r} cannot be sent to another process: {error}") from error
-    return found
 
 
 def _tree(pid: int) -> list[psutil.Process]:

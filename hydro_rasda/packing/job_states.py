@@ -1,4 +1,4 @@
-"""The states of all jobs, and their journal.
+"""Jobs as they stand, their records, and the journal of all.
 
 A change is in the journal before it takes effect: a job is "running" there before it is started, so that none can run
 unseen. After a process was killed, its jobs are settled when the grid is opened again: a job that ended meanwhile has
@@ -11,16 +11,81 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hydro_rasda.checks import require
-from hydro_rasda.packing.records import JobRecord
 from hydro_rasda.packing.tasks import Task
 from hydro_rasda.run.files import open_to_read, open_to_write, read_file, refuse_links, refuse_open_to_others
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.store import Store
+
+State = Literal["pending", "running", "complete", "failed"]
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job.
+
+    Attributes:
+        state: "pending", "running", "complete" or "failed".
+        attempt: How often it was started.
+        device: The device on which it ran last; "" if it never ran.
+        alone: True if it has to have a device to itself: memory ran out beside others.
+        exit: Exit status, negative for a signal; None where it has not ended by itself.
+        error: Why it failed, in words; "" where it did not.
+        seconds: That it ran, once it is over.
+        memory: Peak of bytes, over all of its processes.
+        share: Of its device, on average; on CPUs, of one core.
+        value: The value of a function, as JSON has it.
+    """
+
+    name: str
+    state: State = "pending"
+    attempt: int = 0
+    device: str = ""
+    alone: bool = False
+    exit: int | None = None
+    error: str = ""
+    seconds: float = 0.0
+    memory: float = 0.0
+    share: float = 0.0
+    value: Any = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def over(self) -> bool:
+        """Return whether nothing is left to do."""
+        return self.state in ("complete", "failed")
+
+
+@dataclass(frozen=True)
+class PackResult:
+    """The outcome of all jobs.
+
+    Attributes:
+        jobs: One record each, in the order in which they were handed in.
+        path: The run's folder; `logs/NAME.log` has what a job wrote.
+        seconds: Wall time, that of earlier, interrupted calls included.
+    """
+
+    jobs: Sequence[JobRecord]
+    path: Path
+    seconds: float
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """By the names of jobs that failed, why."""
+        return {job.name: job.error for job in self.jobs if job.state == "failed"}
+
+    @property
+    def values(self) -> list[Any]:
+        """Values of the functions, in their order; None for commands and for failed jobs."""
+        return [job.value for job in self.jobs]
+
 
 End = Mapping[str, float]
 """How a job ended: its "exit" status, "seconds", "cpu" seconds, and "memory" of the largest of its processes."""
@@ -32,18 +97,11 @@ _INSIDE = 2
 
 
 class Grid:
-    """All jobs of a run.
+    """All jobs of a run: those that it has so far must come first in `tasks`; with `retry_failed`, failed ones wait
+    again.
 
-    Args:
-        tasks: All that are asked for. The first must be those that the run has so far; more may follow them.
-        retry_failed: True if what failed before waits again.
-
-    Attributes:
-        records: By name, where each stands.
-
-    Raises:
-        ValueError: if a job is another than the one of its name in the run so far.
-        Unsafe: if others can write to the run's folder, or a link in it leads elsewhere.
+    ValueError if a job is another than the one of its name so far. Unsafe if others can write to the run's folder, or a
+    link in it leads elsewhere.
     """
 
     def __init__(self, store: Store, tasks: Sequence[Task], retry_failed: bool = False) -> None:

@@ -42,14 +42,8 @@ def percentage(share: float) -> str:
 
 
 class Daemon:
-    """A control daemon for one GPU, with a folder of its own for its sockets.
-
-    Attributes:
-        environment: Set for processes that are to share the GPU through it.
-
-    Raises:
-        OSError: if it does not start, with what it wrote.
-    """
+    """A control daemon for one GPU, with a folder of its own for its sockets; OSError, with its output, if it does not
+    start."""
 
     def __init__(self, gpu: str) -> None:
         _remove_leftovers()
@@ -91,7 +85,6 @@ class Daemon:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _tell(self, command: str) -> bool:
-        """Return whether the daemon took a command."""
         try:
             told = subprocess.run(
                 [CONTROL], input=command.encode(), env=self._own, capture_output=True, timeout=STARTS_S, check=False
@@ -102,15 +95,8 @@ class Daemon:
 
 
 class Daemons:
-    """A daemon for each GPU that is shared, from when it is first asked for.
-
-    Args:
-        who: Name of the processes that share the GPUs, for the warning if a daemon does not start.
-        wanted: True if they are to be shared so, where that is possible.
-
-    Attributes:
-        possible: True if GPUs can be shared so: False, too, once a daemon did not start.
-    """
+    """A daemon for each GPU that is shared, from when it is first asked for; the warning that one did not start names
+    `who`."""
 
     def __init__(self, who: str, wanted: bool = True) -> None:
         self._who, self.possible = who, wanted and available()

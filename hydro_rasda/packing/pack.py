@@ -18,10 +18,9 @@ from hydro_rasda.checks import check_flag, check_folder, check_function, check_i
 from hydro_rasda.console import LINE_SECONDS, duration, make_console
 from hydro_rasda.packing.devices import Device, local_devices
 from hydro_rasda.packing.job_process import Process
-from hydro_rasda.packing.job_states import Grid
+from hydro_rasda.packing.job_states import Grid, JobRecord, PackResult
 from hydro_rasda.packing.mps import CONTROL, available
 from hydro_rasda.packing.packer import Packer
-from hydro_rasda.packing.records import JobRecord, PackResult
 from hydro_rasda.packing.tasks import Run, Task, tasks_of
 from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers import Policy
@@ -102,7 +101,6 @@ def _check_listed(devices: Sequence[Device]) -> None:
 
 
 def _lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
-    """Return the function that lists the devices; ValueError if `devices` is neither a list nor a function."""
     rule = "None, a list of one `Device` or more, or a function without arguments that returns a list of them"
     if devices is None:
         return partial(list, local_devices())

@@ -9,11 +9,10 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from hydro_rasda.packing.devices import Device
+from hydro_rasda.packing.job_estimates import Learnt
 from hydro_rasda.packing.job_process import Process
-from hydro_rasda.packing.job_states import End, Grid
+from hydro_rasda.packing.job_states import End, Grid, JobRecord
 from hydro_rasda.packing.mps import Daemons, percentage
-from hydro_rasda.packing.profile_cache import Learnt
-from hydro_rasda.packing.records import JobRecord
 from hydro_rasda.packing.tasks import Estimate
 from hydro_rasda.schedulers import FastestTogether, Job, Policy, Room, one_a_device
 
@@ -132,7 +131,6 @@ class Packer:
         return None if job is None else job._replace(compute=min(job.compute, most))
 
     def _alone(self, record: JobRecord, job: Job) -> bool:
-        """Return whether a job has to have a device to itself."""
         return record.alone or job.memory > max((device.memory for device in self.devices.values()), default=0.0)
 
     def _room(self, device: Device) -> Room:
@@ -172,12 +170,10 @@ class Packer:
         self._settle(name, end, process.stopped or gone, process)
 
     def _settle(self, name: str, end: End | None, stopped: bool, process: Process | None = None) -> None:
-        """Say where a job stands whose processes are all over.
+        """Say where a job stands whose processes are all over; `end` is None where it did not end by itself.
 
-        Args:
-            end: How it ended; None where it did not end by itself.
-            stopped: True if it may have been ended from outside.
-            process: Its measurements; None if an earlier process of this run had started it.
+        It is `stopped` if it may have been ended from outside. No `process` is given if an earlier process had started
+        it.
         """
         record = self._grid.records[name]
         changed: dict[str, Any]
@@ -206,7 +202,6 @@ class Packer:
         self._grid.forget_files(name)
 
     def _beside_too_much(self, name: str, end: End) -> bool:
-        """Return whether what ran beside a job may have ended it."""
         told = self._grid.log_tail(name)
         return end["exit"] in _KILLED or any(words in told for words in (*OUT_OF_MEMORY, *_BY_A_NEIGHBOUR))
 

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.console import duration, show
+from hydro_rasda.identity_settings import recorded
 from hydro_rasda.plots.look import score_of
 from hydro_rasda.plots.spending import both_units
 from hydro_rasda.results.records import RunRecord
@@ -21,7 +23,10 @@ from hydro_rasda.results.report import (
     progress_of,
     state_of,
 )
+from hydro_rasda.results.study import RANGE
 from hydro_rasda.run.journal import jsonable
+from hydro_rasda.schedulers.named_rules import RULES
+from hydro_rasda.sweep_config import SEARCHERS
 
 Facts = dict[str, str]
 """Names, and what is to be said of them."""
@@ -130,3 +135,58 @@ def _words(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_words, value))
     return "" if value is None else str(value)
+
+
+def call_of(asked: Mapping[str, Any]) -> str:
+    """The call as Python; what JSON has no form for is there by its name."""
+    digests = asked.get("digests", {})
+    own, sweep, race = recorded(asked)
+    if "objectives" in own:
+        own = {**own, "metric": asked["metric"], "mode": asked["mode"], "objectives": ()}
+    made = {"rule": asked.get("sweep_rule"), "searcher": asked.get("searcher")}
+    of_sweep = _changed(sweep, SweepConfig())
+    named = (*RULES, *SEARCHERS)
+    of_sweep += [f"{name}={kind!r}" if kind in named else f"{name}={kind}(...)" for name, kind in made.items() if kind]
+    of_sweep += ["first=first"] if "first" in digests else []
+    if "constraints" in digests:
+        of_sweep = [told for told in of_sweep if not told.startswith("constraints=")] + ["constraints=constraints"]
+    of_race = _changed(race, RaceConfig()) + (["train=train"] if "full_size" in digests else [])
+    val_data = asked.get("val_data") if own.pop("folds", 0) else "val_data"
+    arguments = _changed(own, TuneConfig())
+    arguments += [f"sweep=SweepConfig({', '.join(of_sweep)})"] if of_sweep else []
+    arguments += [f"race=RaceConfig({', '.join(of_race)})"] if of_race else []
+    arguments += ["metrics=metrics"] if "metrics" in digests else []
+    function = "objective" if "objective" in digests else "loss_fn"
+    space = _space(asked["space"], 1)
+    lines = ["model_fn", space, "train_data=train_data", f"val_data={val_data}", f"{function}={function}", *arguments]
+    return "tune(\n" + "".join(f"    {line},\n" for line in lines) + ")"
+
+
+def _changed(given: Mapping[str, Any], defaults: object) -> list[str]:
+    """Arguments that are not the default; the first arguments of any run are always said."""
+    said = ("metric", "mode", "num_samples", "max_t", "seed")
+    changed = {name: value for name, value in given.items() if name in said or value != getattr(defaults, name)}
+    return [f"{name}={value!r}" for name, value in changed.items()]
+
+
+def _space(space: Mapping[str, Any], depth: int) -> str:
+    indent = "    " * depth
+    lines = []
+    for name, words in space.items():
+        value = _space(words, depth + 1) if isinstance(words, Mapping) else domain_of(str(words))
+        lines.append(f"{indent}    {name!r}: {value},\n")
+    return "{\n" + "".join(lines) + indent + "}"
+
+
+def domain_of(words: str) -> str:
+    """A domain as it is written in a call.
+
+    >>> domain_of("float loguniform(0.0001, 1)"), domain_of("integer uniform(1, 5)"), domain_of("choice([32, 64])")
+    ('loguniform(0.0001, 1)', 'randint(1, 5)', 'choice([32, 64])')
+    """
+    if (found := RANGE.fullmatch(words)) is None:
+        return words
+    name = "uniform" if found["kind"] == "float" else "randint"
+    name = "q" * (found["q"] is not None) + "log" * (found["law"] == "loguniform") + name
+    home = "ray.tune." if found["kind"] == "integer" and name != "randint" else ""
+    return f"{home}{name}({', '.join(filter(None, found.group('low', 'high', 'q')))})"

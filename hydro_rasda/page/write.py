@@ -16,10 +16,9 @@ from typing import Any
 
 from hydro_rasda.console import show
 from hydro_rasda.page import words
-from hydro_rasda.page.drawing import Drawing, Section, drawing
-from hydro_rasda.page.sections import asked_of, sections
+from hydro_rasda.page.sections import Drawing, Section, asked_of, drawing, sections
 from hydro_rasda.plots.look import EXTRA, graph_objects, nothing
-from hydro_rasda.plots.side_by_side import best_scores, costs, winners_curves
+from hydro_rasda.plots.spending import best_scores, costs, winners_curves
 from hydro_rasda.results.comparison import compared, names_of, verdict
 from hydro_rasda.results.reading import Unreadable, or_why, stamp
 from hydro_rasda.results.records import RunRecord
@@ -62,7 +61,6 @@ def _comparable(make: Callable[[Sequence[RunRecord]], Any]) -> Callable[[Sequenc
 
 
 def _table(names: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> list[list[str]]:
-    """A column for each run; nothing without rows."""
     told = [[name, *(show(value, 6) for value in values)] for name, values in rows.items()]
     return [["", *names], *told] if told else []
 
@@ -88,9 +86,8 @@ class Page:
     def html(self, live: bool = False) -> str:
         """The page's HTML.
 
-        Args:
-            live: True if the dashboard serves it: the page then loads Plotly and its figures from there, each when the
-                reader comes near it, and follows the run. No figure is drawn for that now.
+        If the dashboard serves it `live`, the page loads Plotly and its figures from there, each when the reader comes
+        near it, and follows the run. No figure is drawn for that now.
         """
         record, *others = self._records
         names, states = names_of(self._records), [*map(state_of, self._records)]
@@ -137,11 +134,8 @@ def prepare() -> None:
 
 
 def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder: Path) -> str:
-    """The HTML of the dashboard's list of a folder's runs.
-
-    Args:
-        runs: Of each, its name; its record, or why it cannot be read; when it was written, in seconds since 1970.
-    """
+    """The HTML of the dashboard's list of runs: the name of each, its record or why it cannot be read, when it was
+    written."""
     rows = []
     for name, record, when in runs:
         idle = time.time() - when
@@ -156,7 +150,6 @@ def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder:
 
 
 def _own(name: str) -> Any:
-    """A file of the library's own, which goes in as it is."""
     import markupsafe
 
     return markupsafe.Markup((Path(__file__).parent / name).read_text())
@@ -228,9 +221,7 @@ def digest(script: str) -> str:
 def policy(scripts: Iterable[str], served: bool, forms: bool = False) -> str:
     """Return the content security policy of a page that runs `scripts` alone, and asks for nothing.
 
-    Args:
-        served: True if a server's page may also ask that server for scripts and data.
-        forms: True if the page may also send a form to that server.
+    A `served` page may ask its server for scripts and data; with `forms`, it may also send that server a form.
     """
     own = "'self' " if served else ""
     rules = {

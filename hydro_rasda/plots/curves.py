@@ -216,7 +216,6 @@ def _fallen(curves: Sequence[_Curve]) -> list[dict[str, Any]]:
 
 
 def _together(curves: Sequence[_Curve], name: str, color: str) -> dict[str, Any]:
-    """Many curves as one trace, with gaps between them; dots where there is a single epoch."""
     x: list[float | None] = []
     y: list[float | None] = []
     text: list[str | None] = []

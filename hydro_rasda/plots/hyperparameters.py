@@ -138,7 +138,6 @@ def parallel_coordinates(result: RunRecord, names: Sequence[str] | None = None) 
 
 
 def _dimension(name: str, trials: Sequence[TrialRecord]) -> dict[str, Any]:
-    """A hyperparameter as an axis of its own, whose ticks are the values."""
     values, axis = _axis(name, trials)
     if axis.get("type") == "category":
         names = axis["categoryarray"]

@@ -99,8 +99,7 @@ def thinned(items: Sequence[Any], most: int = POINTS) -> list[Any]:
 def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0.95) -> dict[str, Any]:
     """An axis of scores on which the good ones can be told apart: logarithmic where wide, far outliers lie outside.
 
-    Args:
-        shown: The share of them, the best, that lies well within.
+    The best of them, a share of `shown`, lie well within.
     """
     finite = sorted(value for value in values if math.isfinite(value))
     axis: dict[str, Any] = {"title": {"text": escaped(title)}}

@@ -47,11 +47,8 @@ Piece = Callable[[Notify], Any]
 class Crowd:
     """Choose the pieces that run beside each other: those that fit memory and cores together, the others after them.
 
-    Attributes:
-        memory: Bytes for all that run at the same time.
-        cores: For all of them.
-        expected: Bytes of each piece, at its peak; where one has more than all, it runs alone.
-        took: Told which piece took how many, once it has ended by itself.
+    A piece that is `expected` to take more bytes at its peak than all may runs alone. `took` is told which piece took
+    how many, once it has ended by itself.
     """
 
     memory: float
@@ -80,18 +77,10 @@ def imap_forked(
 ) -> Iterator[tuple[int, Any]]:
     """Do all pieces of work at the same time, or as many of them as have room beside each other, in any order.
 
-    Args:
-        threads: Of torch, for each of them.
-        notify: Called in this process with what a piece reports.
-        pace: Ends those that are silent for too long, and learns; None waits for ever.
-        crowd: Says which of them have room beside each other; None: all.
-
-    Yields:
-        As they are done, a piece's position and what it returned, or that it `Died`. Pieces that still run when the
-        caller takes no more are ended.
-
-    Raises:
-        DamagedCheckpoint: if a piece did, which is no fault of what it trains.
+    Each has so many threads of torch. Yield, as they are done, a piece's position and what it returned, or that it
+    `Died`. `pace` ends those that are silent for too long; None waits for ever. `crowd` says which have room beside
+    each other; None: all. Pieces that still run when the caller takes no more are ended. DamagedCheckpoint if a piece
+    raised it, which is no fault of what it trains.
     """
     pace, waiting = pace or HangDetector("nothing was said"), list(range(len(pieces)))
     running: dict[Connection, tuple[int, int]] = {}
@@ -151,11 +140,8 @@ def _end(connection: Connection, pid: int) -> None:
 
 
 def map_forked(pieces: Sequence[Callable[[], Any]], children: int, pace: HangDetector | None = None) -> list[Any]:
-    """Do pieces of work on one thread each, so many at the same time; with 0, in this process.
-
-    Returns:
-        The results, or `Died` for a piece that died, in the order of the pieces.
-    """
+    """Do pieces of work on one thread each, so many at the same time; with 0, in this process. Those that die give
+    `Died`."""
     if not children:
         return [piece() for piece in pieces]
     results: dict[int, Any] = {}
@@ -268,8 +254,6 @@ def _end_idle_threads() -> None:
 
 
 def _become(piece: Piece, threads: int, connection: Connection, parent: int) -> NoReturn:
-    """Do a piece of work, in the child, and end."""
-
     there = COMPILER in sys.modules
     leave_out_compiler()
 

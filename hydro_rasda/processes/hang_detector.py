@@ -14,15 +14,9 @@ def waited_in_vain(error: str) -> bool:
 
 
 class HangDetector:
-    """How long pieces of one kind took from one report to the next; so how long one may be silent.
+    """How long pieces of one kind took from one report to the next (`longest`); so how long one may be silent.
 
-    Args:
-        silence: The silence in words, such as "no epoch was over".
-        least: Seconds that one may be silent in any case; None for `LEAST_S`.
-        foreseen: Seconds to a first report, as the dry run's times foresee them; infinite where they do not.
-
-    Attributes:
-        longest: Seconds; None before any has reported.
+    `silence` is told in words, such as "no epoch was over". Of a first report, the dry run's times foresee the seconds.
     """
 
     TIMES, LEAST_S = 100, 600.0

@@ -24,16 +24,12 @@ def leave_out_compiler() -> None:
     """
     if COMPILER in sys.modules:
         return
-    for cls in (Optimizer, *_classes()):
+    found = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer)]
+    for cls in (Optimizer, *[cls for cls in dict.fromkeys(found) if cls is not Optimizer]):
         for name, method in [*vars(cls).items()]:
             names = getattr(getattr(method, "__code__", None), "co_names", ())
             if COMPILER in names and hasattr(method, "__wrapped__"):
                 setattr(cls, name, _unmarked(method, switches_gradients="set_grad_enabled" in names))
-
-
-def _classes() -> list[type[Optimizer]]:
-    found = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer)]
-    return [cls for cls in dict.fromkeys(found) if cls is not Optimizer]
 
 
 def _unmarked(method: Any, switches_gradients: bool) -> Callable[..., Any]:

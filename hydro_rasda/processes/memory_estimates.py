@@ -110,7 +110,6 @@ def kind_of_target(trial: Trial) -> str:
 
 
 def _sound(kept: Any) -> defaultdict[str, Bytes]:
-    """Return the sound part of the kept peaks."""
     found: defaultdict[str, Bytes] = defaultdict(dict)
     for kind, peaks in kept.items() if isinstance(kept, dict) else ():
         for members, peak in peaks.items() if isinstance(peaks, dict) else ():

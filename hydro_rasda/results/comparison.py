@@ -21,7 +21,7 @@ def compared(records: Sequence[RunRecord], asked: Sequence[Asked]) -> dict[str, 
     return {
         "found": _differing([*map(_found, records)], all_of=True),
         "best configuration": _differing([*map(_configuration, records)]),
-        "asked": _differing([flat(_settings(each)) for each in asked]),
+        "asked": _differing([flat({n: value for n, value in each.items() if n != "digests"}) for each in asked]),
         "code and data": _differing([each.get("digests", {}) for each in asked]),
     }
 
@@ -49,10 +49,6 @@ def _found(record: RunRecord) -> dict[str, Any]:
 
 def _configuration(record: RunRecord) -> dict[str, Any]:
     return flat(record.trials[record.best_trial].config) if record.trials else {}
-
-
-def _settings(asked: Asked) -> dict[str, Any]:
-    return {name: value for name, value in asked.items() if name != "digests"}
 
 
 def _differing(each: Sequence[Mapping[str, Any]], all_of: bool = False) -> Rows:

@@ -35,11 +35,9 @@ class Ancestor:
 
 
 def lineages(units: Mapping[str, Unit], epochs: Mapping[int, int]) -> dict[int, list[Ancestor]]:
-    """Follow each trial's weights back to their initial values.
+    """Follow each trial's weights back to their initial values: by trial, its ancestors, the trial itself last.
 
-    Returns:
-        By trial, its ancestors, the first one first and the trial itself last. A finalist that trains by the schedule
-        of another trial has that one's.
+    A finalist that trains by the schedule of another trial has that one's.
     """
     found = {
         line["trial"]: [Ancestor(line["trial"], 0, 0, line["config"])]
@@ -61,13 +59,9 @@ def lineages(units: Mapping[str, Unit], epochs: Mapping[int, int]) -> dict[int, 
 
 @dataclass(frozen=True)
 class Copy:
-    """A trial that went on as a copy of another.
+    """A trial that went on, after so many epochs, as a copy of another one, in place of the configuration `replaced`.
 
-    Attributes:
-        epoch: Epochs trained by then.
-        replaced: Its configuration until then.
-        before: The source's configuration.
-        after: The copy's, with its changes.
+    `before` is the source's configuration, `after` the copy's, with its changes.
     """
 
     epoch: int
@@ -102,8 +96,7 @@ def _ended(ancestors: Sequence[Ancestor], at: int) -> list[Ancestor]:
 def schedule_of(ancestors: Sequence[Ancestor]) -> dict[str, list[tuple[float, Any]]]:
     """Write down how hyperparameters changed along a lineage.
 
-    Returns:
-        By key that changed, pairs: the share of the sweep's epochs at which a value began to hold, and the value.
+    By key that changed, pairs: the share of the sweep's epochs at which a value began to hold, and the value.
 
     >>> schedule_of([Ancestor(2, 0, 3, {"lr": 0.1, "momentum": 0.9}), Ancestor(0, 3, 9, {"lr": 0.08, "momentum": 0.9})])
     {'lr': [(0.0, 0.1), (0.333..., 0.08)]}

@@ -113,7 +113,6 @@ def _take_in_sweep(run: Run) -> set[int]:
 
 
 def _undecided(run: Run, dropped: Collection[int], finalists: Collection[int]) -> set[int] | None:
-    """Return the trials that may train on; None if the run is over."""
     if run_end(run) != "open":
         return None
     decided = decided_targets(run)

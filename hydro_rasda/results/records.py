@@ -95,7 +95,6 @@ class TrialRecord(Portable):
 
 
 def _comparable(record: TrialRecord) -> list[Any]:
-    """Return a record's values, with None in place of NaN."""
     return [None if isinstance(value, float) and math.isnan(value) else value for value in vars(record).values()]
 
 

@@ -289,13 +289,11 @@ class TuneResult(RunRecord):
         return write_page([self], Path(path))
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook shows: the best configuration, the best trials, and the cost."""
         from hydro_rasda.results.report import as_html
 
         return as_html(self)
 
     def __rich__(self) -> Group:
-        """Return the table of the best trials and the cost, for a rich console."""
         from hydro_rasda.results.report import render
 
         return render(self)

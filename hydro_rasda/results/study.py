@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-_RANGE = re.compile(
+RANGE = re.compile(
     r"(?P<kind>float|integer) (?P<law>uniform|loguniform)\((?P<low>[^,]+), (?P<high>[^,]+)(?:, q=(?P<q>.+))?\)"
 )
 _CHOICE = re.compile(r"(?:choice|grid_search)\((?P<categories>\[.*\])\)")
@@ -103,16 +103,15 @@ def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
 
 
 def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
-    """Translate a domain of the space to Optuna's terms.
+    """Translate a domain of the space, as `space.describe` writes it ("float loguniform(0.0001, 1)"), to Optuna's
+    terms.
 
-    Args:
-        words: The domain, as `space.describe` writes it: "float loguniform(0.0001, 1)", "choice(['sgd', 'adamw'])".
-        values: The trials' values. A range is as wide as they need, since PBT may leave the domain's. A domain without
-            bounds spans them. If categories are objects, these are all that is known.
+    A range is as wide as the trials' values need, since PBT may leave the domain's. A domain without bounds spans them.
+    If categories are objects, these are all that is known.
     """
     from optuna.distributions import FloatDistribution, IntDistribution
 
-    found = _RANGE.fullmatch(words)
+    found = RANGE.fullmatch(words)
     if found is None:
         numeric = _UNBOUNDED.fullmatch(words) and all(type(value) in (int, float) for value in values)
         return _span(values) if numeric and values else _categories(words, values)
@@ -159,7 +158,7 @@ def _category(value: Any) -> Any:
 
 
 def _varies(words: str) -> bool:
-    return any(pattern.fullmatch(words) for pattern in (_RANGE, _CHOICE, _UNBOUNDED))
+    return any(pattern.fullmatch(words) for pattern in (RANGE, _CHOICE, _UNBOUNDED))
 
 
 def _leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -175,7 +174,6 @@ def _leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> list[Any]:
-    """Return the value under a path; none if the configuration is of another branch."""
     value: Any = config
     for name in path:
         if not isinstance(value, Mapping) or name not in value:

@@ -79,7 +79,6 @@ def _refit(run: Run) -> dict[int, str]:
 
 
 def _agreement(run: Run, finalists: Sequence[int]) -> Agreement | None:
-    """Compare how full size and surrogates rank the trials that trained at full size; None if that is not known."""
     swept = [n for n in finalists if run.epochs("surrogate", n)]  # others train by a schedule that the sweep found
     began = [n for n in swept if run.epochs("target", n) and n not in run.failures]
     epoch = min((run.epochs("target", n) for n in _scored(run, began)), default=0)

@@ -19,16 +19,10 @@ _TARGET = re.compile(r"target/trial-(?P<trial>\d+)/to-(?P<stop>\d+)")
 
 @dataclass(frozen=True)
 class Training:
-    """Trials that trained as one for a while: a fused group, or a full-size model.
+    """Trials that trained as one for a while, from epoch `start` to `stop`: a fused group, or a full-size model.
 
-    Attributes:
-        trials: The trials' numbers; their count is the width of the group.
-        start: Epochs trained before.
-        stop: Epochs trained after.
-        began: Seconds of the run when it began.
-        ended: Seconds of the run when it was recorded.
-        device: The device's number; None if the journal does not say.
-        lane: Place, from 0, beside other trainings at the same time, on the same device if that is known.
+    `began` and `ended` are seconds of the run; the device is None if the journal does not say. `lane` is the place,
+    from 0, beside other trainings at the same time, on the same device if that is known.
     """
 
     stage: Stage

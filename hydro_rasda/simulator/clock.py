@@ -43,13 +43,10 @@ class Clock:
 
 
 class SharedStorage:
-    """The shared storage, and the readings of trials at the moment.
+    """The shared storage of `bandwidth` bytes per second, and the readings of trials at the moment.
 
     The bytes delivered to each trial that reads grow alike for all. A reading that begins when this is at b bytes is
     done when it comes to b plus its size.
-
-    Args:
-        bandwidth: Bytes per second, to all trials together.
     """
 
     def __init__(self, bandwidth: float) -> None:

@@ -1,11 +1,11 @@
-"""The nodes of a cluster, which of them are up, and which trial has which workers on them."""
+"""The nodes of a cluster, which of them are up, which trial has which workers on them, and how far each trial came."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from hydro_rasda.checks import check_int, check_is, check_number, require
@@ -232,3 +232,31 @@ class Launching:
         """When a trial that is given workers now begins its first step; the head node is busy with it until then."""
         self._free_at = max(now, self._free_at) + workers * self._each
         return max(self._free_at + self._restart, self._staged_at)
+
+
+@dataclass(slots=True)
+class Trial:
+    """A trial: how far it came, the workers that it has, and what its present epoch takes."""
+
+    name: str
+    scores: list[float]
+    work: float
+    workers: int
+    epoch: int = 0
+    saved: int = 0
+    rung: int = 0
+    segment: int = 0
+    allocation: Allocation = field(default_factory=dict)
+    spread: Spread = field(default_factory=lambda: Spread(1))
+    training: float = 0.0
+    since: float = 0.0
+    started: float = 0.0
+    first_step: float = 0.0
+    ended: float = 0.0
+    began: float = 0.0
+    noise: float = 1.0
+    epoch_seconds: float = 0.0
+    own_seconds: dict[int, float] = field(default_factory=dict)
+    waited: float = 0.0
+    restarts: int = 0
+    lost_epochs: int = 0

@@ -178,9 +178,6 @@ def hierarchical_all_reduce(size: float, workers: int, nodes: int, intra: Link, 
 def slowest(workers: int, jitter: float) -> float:
     """Expected step time of the slowest worker, where step times are normally distributed with mean 1 (Blom, 1958).
 
-    Args:
-        jitter: Standard deviation of a step time.
-
     >>> slowest(1, 0.1), round(slowest(64, 0.1), 3)
     (1.0, 1.234)
     """

@@ -18,11 +18,10 @@ from typing import Any
 from hydro_rasda.checks import is_int
 from hydro_rasda.schedulers import Decision, Growth, Held, MilestoneBarrier, Queue, Verdict, Waiting, place
 from hydro_rasda.simulator.clock import Clock, SharedStorage
-from hydro_rasda.simulator.cluster import Cluster, Launching, Slots
+from hydro_rasda.simulator.cluster import Cluster, Launching, Slots, Trial
 from hydro_rasda.simulator.cost import CostModel, Spread
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
 from hydro_rasda.simulator.rules import AnyPlan
-from hydro_rasda.simulator.trial import Trial
 from hydro_rasda.simulator.workload import Workload
 
 LOOKAHEAD = 16
@@ -47,7 +46,8 @@ class Simulation:
         self._gathering = MilestoneBarrier(plan.rule.wait) if plan.rule.wait else None
         self._milestones = plan.rule.milestones
         self._rungs = {milestone: rung for rung, milestone in enumerate(self._milestones, start=1)}
-        self._storage = SharedStorage(cluster.storage) if _reads(cost, cluster) else None
+        reads = cost.dataset_bytes > 0 and math.isfinite(cluster.storage)  # trials wait for each other's reading
+        self._storage = SharedStorage(cluster.storage) if reads else None
         self._training = cache(cost.training)
         curves = zip(workload.scores[:, : plan.rule.max_t].tolist(), workload.work.tolist())
         self._trials = [Trial(str(i), c, w, plan.rule.workers) for i, (c, w) in enumerate(curves)]
@@ -124,7 +124,6 @@ class Simulation:
         return Waiting(trial.name, trial.workers, trial.rung, expected)
 
     def _to_milestone(self, trial: Trial, spread: Spread) -> float:
-        """Expected seconds of training until the trial's next milestone."""
         epochs = self._milestones[trial.rung] - trial.epoch
         return epochs * self._epoch_seconds(self._training(spread) * trial.work) * self._cost.passes(spread.workers)
 
@@ -160,7 +159,6 @@ class Simulation:
         self._clock.after(delay + trial.epoch_seconds + self._checkpoint(trial), "epoch", index, trial.segment)
 
     def _checkpoint(self, trial: Trial) -> float:
-        """Seconds of writing a checkpoint after the epoch that the trial trains."""
         return self._cost.checkpoint_seconds if trial.epoch + 1 in self._rungs else 0.0
 
     def _begin_reading(self, index: int, segment: int) -> None:
@@ -224,7 +222,20 @@ class Simulation:
         """Has a survivor go on; whether it does so on the workers that it has."""
         trial = self._trials[index]
         trial.rung = self._rungs[trial.epoch]
-        workers = self._resize(self._growth(trial, due, free, sharing))
+        workers = self._resize(
+            Growth(
+                held=trial.workers,
+                due=due,
+                base=self._rule.workers,
+                alive=self._alive,
+                capacity=self._slots.up,
+                seconds=self._seconds,
+                free=free,
+                sharing=sharing,
+                own=trial.own_seconds,
+                noise_scale=self._cost.noise_scale,
+            )
+        )
         if not is_int(workers) or workers < 1:
             raise ValueError(f"`resize` gave {workers}, but must give an integer >= 1")
         trial.workers = min(workers, self._gpus)
@@ -252,20 +263,6 @@ class Simulation:
         seconds = trial.epoch_seconds / self._cost.passes(workers)
         self._seconds[workers] = before + (seconds / trial.work - before) / count
         trial.own_seconds[workers] = seconds
-
-    def _growth(self, trial: Trial, due: int, free: int, sharing: int) -> Growth:
-        return Growth(
-            held=trial.workers,
-            due=due,
-            base=self._rule.workers,
-            alive=self._alive,
-            capacity=self._slots.up,
-            seconds=self._seconds,
-            free=free,
-            sharing=sharing,
-            own=trial.own_seconds,
-            noise_scale=self._cost.noise_scale,
-        )
 
     def _end(self, index: int) -> None:
         trial = self._trials[index]
@@ -324,8 +321,3 @@ class Simulation:
             for t in self._trials
         )
         return Outcome(records, tuple(self._segments), self._cluster.gpus, self._rule.max_t, self._mode, self._events)
-
-
-def _reads(cost: CostModel, cluster: Cluster) -> bool:
-    """Return whether trials wait for each other's reading."""
-    return cost.dataset_bytes > 0 and math.isfinite(cluster.storage)

@@ -2,19 +2,73 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
-from hydro_rasda.checks import check_number
+from hydro_rasda.checks import check_is, check_number, require
 from hydro_rasda.schedulers import RASDA
+from hydro_rasda.simulator.cluster import Cluster
+from hydro_rasda.simulator.cost import CostModel
+from hydro_rasda.simulator.engine import Simulation
 from hydro_rasda.simulator.outcome import Outcome, Spending, spending
 from hydro_rasda.simulator.past_run import PastRun
 from hydro_rasda.simulator.rules import AnyPlan, Plan
 from hydro_rasda.simulator.scenario import HOUR, RULES, Scenario, check, cluster, cost_model, epoch_seconds, plans
-from hydro_rasda.simulator.search import simulate
 from hydro_rasda.simulator.workload import Workload
+
+
+def simulate(plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostModel, seed: int = 0) -> Outcome:
+    """Simulates a search over all trials of a workload.
+
+    Args:
+        workload: The trials. They start in the order of the table, each as soon as workers are free.
+        cost: The time that epochs, restarts and checkpoints take.
+        seed: Determines epoch noise, slow nodes and failures. The same arguments give the same outcome.
+
+    Returns:
+        Run time, GPU time and what became of each trial.
+
+    Raises:
+        ValueError: if the curves are shorter than `max_t`, the rule's mode is not the workload's, a new trial needs
+            more workers than there are, or `plan.resize` gives none.
+        RuntimeError: if node failures hit one trial over and over.
+
+    >>> from hydro_rasda.simulator import FixedWorkers, Plan, power_law
+    >>> from hydro_rasda.schedulers import AsyncSuccessiveHalving
+    >>> plan = Plan(FixedWorkers(AsyncSuccessiveHalving(max_t=9, reduction_factor=3), workers=2))
+    >>> cost = CostModel(step_seconds=1.0, steps=10)
+    >>> simulate(plan, power_law(trials=1, epochs=9, seed=0), Cluster.uniform(4), cost).seconds
+    45.0
+    """
+    check_is("workload", workload, Workload)
+    check_is("cluster", cluster, Cluster)
+    check_is("cost", cost, CostModel)
+    check_is("plan", plan, Plan)
+    check_is("seed", seed, int)
+    if workload.epochs < plan.rule.max_t:
+        raise ValueError(f"`workload` has {workload.epochs} epochs, but must have >= max_t ({plan.rule.max_t})")
+    if workload.mode != plan.rule.mode:
+        raise ValueError(f"`plan` has mode {plan.rule.mode!r}, but must have that of `workload`, {workload.mode!r}")
+    require(plan.rule.workers <= cluster.gpus, "workers", plan.rule.workers, f"<= the cluster's {cluster.gpus} GPUs")
+    with _no_collector():
+        return Simulation(plan, workload, cluster, cost, seed).run()
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """A simulation makes no cycles: the collector would only walk through the many objects that it keeps."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
 
 TUNE = "tune"
 """In the place of a rule: `tune(backend="ray")`, surrogates first."""
@@ -107,7 +161,6 @@ def _regret(outcome: Outcome, workload: Workload) -> tuple[float, float]:
 
 
 def _summary(rule: str, name: str, outcomes: Sequence[Outcome], run: PastRun, scenario: Scenario) -> Forecast:
-    """Medians over outcomes."""
     hours = [o.seconds / HOUR for o in outcomes]
     cost = cost_model(scenario, run)
     spent = [spending(o, cost, scenario.workers, scenario.gpus_per_node) for o in outcomes]
@@ -133,10 +186,8 @@ def forecast_tune(run: PastRun, scenario: Scenario) -> list[Forecast]:
     """Forecast `tune(backend="ray")`: the sweep on surrogates, then the finalists under the run's own RASDA.
 
     Groups of surrogates take as long as they did, and go to whichever GPU is free. At each milestone, finalists wait
-    for each other, and are halved; that more go on where `full_trainings` allows it is left out.
-
-    Returns:
-        One forecast; none where the run had no surrogates, or has timed no full-size epoch.
+    for each other, and are halved; that more go on where `full_trainings` allows it is left out. There is no forecast
+    where the run had no surrogates, or has timed no full-size epoch.
     """
     if run.sweep is None or run.finalists is None or run.epoch_seconds is None:
         return []
@@ -239,7 +290,6 @@ def recommend(
 
 
 def _doubled(least: int, most: int) -> list[int]:
-    """`least`, doubled as often as it stays below `most`, and `most`."""
     found = []
     while least < most:
         found.append(least)

@@ -1,19 +1,256 @@
-"""The one door to past runs: whose it is, is seen from what it holds."""
+"""The one door to past runs, by what they hold: a run of this library, a CSV file, a frame, a Ray Tune experiment.
+
+The experiment's `result.json`, or `progress.csv`, of each trial is read without Ray.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hydro_rasda.checks import check_mode, check_path, check_text
+import numpy as np
+
+from hydro_rasda.checks import check_mode, check_path, check_text, is_metric, require
 from hydro_rasda.schedulers import Mode
-from hydro_rasda.simulator.journal import ASKED, read_run
-from hydro_rasda.simulator.learning_curves import read_columns, read_csv
-from hydro_rasda.simulator.past_run import PastRun
-from hydro_rasda.simulator.ray_tune import is_experiment, read_experiment
+from hydro_rasda.simulator.past_run import ASKED, PastRun, Stretch, continued, costs, read_run, restart_seconds
+from hydro_rasda.simulator.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+MOST_EPOCHS = 100_000
+"""Of a trial; what is more is taken for a mistake, such as steps in place of epochs."""
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "trial": ("trial", "trial_id"),
+    "epoch": ("epoch", "training_iteration"),
+    "seconds": ("seconds", "epoch_seconds", "time_this_iter_s"),
+    "workers": ("workers",),
+}
+"""Names that a column may have."""
+
+NEEDED = ("trial", "epoch")
+
+
+class Row(NamedTuple):
+    """An epoch, from 1, of one trial; a score is not finite where the trial diverged, and unknown seconds are NaN."""
+
+    trial: str
+    epoch: int
+    score: float
+    seconds: float = math.nan
+    workers: int = 1
+
+
+def of_rows(rows: Iterable[Row], mode: Mode, failed: Collection[str] = (), gaps: Sequence[float] = ()) -> PastRun:
+    """A past run, of its rows; the last of several for one epoch counts. `gaps` are seconds that resizes took."""
+    of: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        of.setdefault(row.trial, {})[row.epoch] = row
+    scores = np.full((len(of), max(max(epochs) for epochs in of.values())), np.nan)
+    stretches: dict[Stretch, dict[int, float]] = {}
+    for i, (trial, epochs) in enumerate(of.items()):
+        for epoch, row in epochs.items():
+            scores[i, epoch - 1] = row.score if math.isfinite(row.score) else math.inf
+            if 0 < row.seconds < math.inf:
+                stretches.setdefault(Stretch(row.workers, epoch, epoch), {})[i] = row.seconds * row.workers
+        if trial in failed:
+            scores[i, max(epochs) :] = math.inf
+    seconds, relative = costs(stretches)
+    work = np.array([relative.get(i, 1.0) for i in range(len(of))])
+    workload = Workload(continued(scores), work, mode)
+    return PastRun(workload, seconds, restart_seconds(gaps), len(gaps))
+
+
+def read_csv(path: Path, metric: str | None, mode: Mode | None) -> PastRun:
+    """A CSV file with a heading: see `read_columns`."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = csv.DictReader(file)
+            names, rows = list(lines.fieldnames or ()), list(lines)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"`run` is {str(path)!r}, but must be a CSV file in UTF-8: {error}") from error
+    return read_columns({name: [row[name] for row in rows] for name in names}, metric, mode)
+
+
+def read_columns(columns: Mapping[str, Sequence[Any]], metric: str | None, mode: Mode | None) -> PastRun:
+    """Columns of equal length (see `COLUMNS`): trial, epoch, a metric, and seconds and workers where they are known."""
+    found = {what: next((name for name in names if name in columns), None) for what, names in COLUMNS.items()}
+    for what in NEEDED:
+        require(found[what] is not None, "run", list(columns), f"columns, among them {' or '.join(COLUMNS[what])}")
+    others = [name for name in columns if name not in found.values()]
+    chosen = others[0] if metric is None and len(others) == 1 else metric
+    require(chosen in others, "metric", chosen, f"one of the columns {others}")
+    checked = needed_mode(mode)
+    rows = []
+    for i in range(len(columns[str(chosen)])):
+        at = {what: columns[name][i] for what, name in found.items() if name is not None}
+        value = _number(found["workers"], at.get("workers"), i)
+        holds = math.isnan(value) or (1 <= value < math.inf and value == int(value))
+        require(holds, "workers", value, f"an integer >= 1 (row {i + 1})")
+        rows.append(
+            Row(
+                trial=str(at["trial"]),
+                epoch=check_epoch(_number("epoch", at["epoch"], i), f"row {i + 1}"),
+                score=_number(chosen, columns[str(chosen)][i], i),
+                seconds=_number(found["seconds"], at.get("seconds"), i),
+                workers=1 if math.isnan(value) else int(value),
+            )
+        )
+    require(bool(rows), "run", "a table without rows", "one with a row for each trial and epoch")
+    return of_rows(rows, checked)
+
+
+def needed_mode(mode: Mode | None) -> Mode:
+    """The mode, which the run does not tell; ValueError if it is not given, or unknown."""
+    check_mode(mode)
+    assert mode is not None
+    return mode
+
+
+def check_epoch(epoch: float, where: str) -> int:
+    """An epoch's number; ValueError if it is no integer from 1 to `MOST_EPOCHS`."""
+    holds = math.isfinite(epoch) and epoch == int(epoch) and 1 <= epoch <= MOST_EPOCHS
+    require(holds, "epoch", epoch, f"an integer from 1 to {MOST_EPOCHS:,} ({where})")
+    return int(epoch)
+
+
+def _number(name: str | None, value: Any, row: int) -> float:
+    """A cell; an empty one is NaN, and so is one of a column that is not there."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`{name}` is {value!r} in row {row + 1}, but must be a number") from error
+
+
+Report = Mapping[str, Any]
+
+RESULT, PROGRESS, STATE = "result.json", "progress.csv", "experiment_state-*.json"
+
+_TUNES = {
+    *("checkpoint_dir_name", "date", "done", "epoch", "epoch_seconds", "experiment_tag", "global_batch_size"),
+    *("hostname", "iterations_since_restore", "node_ip", "pid", "should_checkpoint", "time_since_restore"),
+    *("time_this_iter_s", "time_total_s", "timestamp", "timesteps_total", "training_iteration", "trial_id", "workers"),
+}
+"""Keys of a report besides its metrics."""
+
+
+def is_experiment(folder: Path) -> bool:
+    """Return whether trials of Ray Tune's lie in a folder."""
+    return next(_trial_folders(folder), None) is not None
+
+
+def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> PastRun:
+    """Reads the reports of all trials.
+
+    An epoch is a `training_iteration`. Its seconds are the reported `epoch_seconds`, or else Tune's `time_this_iter_s`,
+    but not of the first epoch since a start, which counts the start as well. Its workers are the reported `workers`, as
+    of elastic trials, else one. A restart is what lies between two reports on different workers, but for the epoch.
+    """
+    reports = {trial.name: list(_reports(trial)) for trial in sorted(_trial_folders(folder))}
+    reported = {name for lines in reports.values() for line in lines for name in line if is_metric(line[name])}
+    names = sorted(name for name in reported - _TUNES if not name.startswith(("config", "perf/")))
+    require(bool(names), "run", str(folder), "an experiment whose trials have reported a metric")
+    asked, failed = _state(folder)
+    chosen = metric or asked or (names[0] if len(names) == 1 else None)
+    require(chosen in names, "metric", chosen, f"one of {names}")
+    checked = needed_mode(mode)
+    found = {trial: [line for line in lines if str(chosen) in line] for trial, lines in reports.items()}
+    usual = _usual_seconds(line for lines in found.values() for line in lines)
+    rows = [_row(trial, line, str(chosen), bool(usual)) for trial, lines in found.items() for line in lines]
+    gaps = [_gap(*both, usual) for lines in found.values() for both in pairwise(lines) if _resized(*both)]
+    return of_rows(rows, checked, failed, [gap for gap in gaps if gap is not None])
+
+
+def _state(folder: Path) -> tuple[str | None, set[str]]:
+    """The metric that was asked for, and the folders of trials that failed; of the experiment's last snapshot."""
+    snapshots = sorted(folder.glob(STATE))
+    if not snapshots:
+        return None, set()
+    state = json.loads(snapshots[-1].read_text(encoding="utf-8"))
+    trials = [json.loads(trial) for trial, *_ in state.get("trial_data", [])]
+    failed = {str(trial.get("relative_logdir")) for trial in trials if trial.get("status") == "ERROR"}
+    return state.get("runner_data", {}).get("_metric"), failed
+
+
+def _trial_folders(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if (path / RESULT).is_file() or (path / PROGRESS).is_file())
+
+
+def _reports(trial: Path) -> Iterator[Report]:
+    """The lines of a trial, the last one left out where it is incomplete."""
+    if (trial / RESULT).is_file() and (trial / RESULT).stat().st_size:
+        with open(trial / RESULT, encoding="utf-8") as file:
+            for raw in file:
+                try:
+                    line = json.loads(raw)
+                except ValueError:
+                    return
+                if "training_iteration" in line:
+                    yield line
+    elif (trial / PROGRESS).is_file():
+        with open(trial / PROGRESS, newline="", encoding="utf-8") as file:
+            yield from ({name: _plain(cell) for name, cell in line.items()} for line in csv.DictReader(file))
+
+
+def _plain(cell: str) -> Any:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return cell
+
+
+def _row(trial: str, line: Report, metric: str, some_timed: bool) -> Row:
+    value, seconds = line[metric], _seconds(line)
+    return Row(
+        trial=trial,
+        epoch=check_epoch(line["training_iteration"], trial),
+        score=float(value) if is_metric(value) else math.nan,
+        seconds=seconds if some_timed else float(line.get("time_this_iter_s") or math.nan),
+        workers=_workers_ray_tune(line),
+    )
+
+
+def _seconds(line: Report) -> float:
+    """Of the epoch alone; NaN where only that with the start before it is known."""
+    began = line.get("iterations_since_restore") == 1
+    return float(line.get("epoch_seconds") or (not began and line.get("time_this_iter_s")) or math.nan)
+
+
+def _usual_seconds(lines: Iterable[Report]) -> dict[int, float]:
+    found: dict[int, list[float]] = {}
+    for line in lines:
+        if (seconds := _seconds(line)) > 0:
+            found.setdefault(_workers_ray_tune(line), []).append(seconds)
+    return {workers: median(each) for workers, each in found.items()}
+
+
+def _workers_ray_tune(line: Report) -> int:
+    return max(1, int(line.get("workers") or 1))
+
+
+def _resized(before: Report, line: Report) -> bool:
+    """Return whether a trial got other workers between two reports; at a resume, Tune may have lost some between."""
+    next_one = line["training_iteration"] == before["training_iteration"] + 1
+    return next_one and _workers_ray_tune(before) != _workers_ray_tune(line)
+
+
+def _gap(before: Report, line: Report, usual: Mapping[int, float]) -> float | None:
+    """Seconds between two reports in which the trial did not train; None where it is not known how long it did."""
+    seconds = _seconds(line)
+    if not usual or "timestamp" not in before or "timestamp" not in line:
+        return None
+    trained = usual.get(_workers_ray_tune(line), median(usual.values())) if math.isnan(seconds) else seconds
+    return max(0.0, float(line["timestamp"]) - float(before["timestamp"]) - trained)
 
 
 def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mode: Mode | None = None) -> PastRun:
@@ -48,12 +285,8 @@ def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mod
             if asked is not None and asked != past.settings[name]:
                 raise ValueError(f"`{name}` is {asked!r}, but must be the run's, {past.settings[name]!r}")
         return past
-    inside = [child.name for child in _folders(path) if (child / ASKED).exists() or is_experiment(child)]
+    inside = [child.name for child in sorted(path.glob("*/")) if (child / ASKED).exists() or is_experiment(child)]
     raise FileNotFoundError(
         f"`run` is {str(run)!r}, but must be the folder of a run, which holds {ASKED}, that of a Ray Tune experiment, "
         "or a CSV file" + (f": in it are {', '.join(inside)}" if inside else "")
     )
-
-
-def _folders(path: Path) -> list[Path]:
-    return sorted(child for child in path.iterdir() if child.is_dir()) if path.is_dir() else []

@@ -33,26 +33,13 @@ MOST_SECONDS = 1e9
 """Of an epoch or a restart: 32 years. More is a mistake, and its sums are no numbers any more."""
 
 _LEAST = {
-    "trials": 1,
-    "max_t": 1,
-    "grace_period": 1,
-    "reduction_factor": 2,
-    "scaling_factor": 2,
-    "workers": 1,
-    "max_workers": 1,
-    "seeds": 1,
-    "gpus": 1,
-    "gpus_per_node": 1,
-    "parameters": 1,
+    **dict.fromkeys(("trials", "max_t", "grace_period", "workers", "max_workers", "seeds"), 1),
+    **dict.fromkeys(("gpus", "gpus_per_node", "parameters"), 1),
+    **dict.fromkeys(("reduction_factor", "scaling_factor"), 2),
 }
 _MOST: Mapping[str, float] = {
-    "trials": 1e6,
-    "gpus": 1e7,
-    "epoch_seconds": MOST_SECONDS,
-    "restart_seconds": MOST_SECONDS,
-    "launch_seconds": MOST_SECONDS,
-    "steps": 1e12,
-    "parameters": 1e15,
+    **dict.fromkeys(("epoch_seconds", "restart_seconds", "launch_seconds"), MOST_SECONDS),
+    **{"trials": 1e6, "gpus": 1e7, "steps": 1e12, "parameters": 1e15},
 }
 _ABOVE_ZERO = ("speed", "epoch_seconds", "steps", "intra_bandwidth", "inter_bandwidth", "mtbf_hours")
 _NOT_BELOW_ZERO = ("restart_seconds", "launch_seconds", "wait")

@@ -63,13 +63,6 @@ def model_fn(config: Mapping[str, Any], width_ratio: float = 1.0) -> nn.Module:
     return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
 
 
-def _problem(where: torch.device, settings: TuneConfig) -> Problem:
-    x = torch.rand(32, 4, generator=torch.Generator().manual_seed(0))
-    data = x, (x.sum(1) > 2).long()
-    train, val = (make_batches(data, name, where, 0) for name in ("train_data", "val_data"))
-    return Problem(model_fn, supervised(), train, val, settings, where)
-
-
 @contextmanager
 def opened(
     backend: Backend, folder: Path, configs: Sequence[Mapping[str, Any]], **settings: Any
@@ -79,7 +72,10 @@ def opened(
     asked = TuneConfig(max_t=MAX_T, sweep=SweepConfig(surrogate=0.5), race=race, **settings)
     trials = {number: Trial(number, {"batch_size": 8, **config}) for number, config in enumerate(configs)}
     with Store.open(folder, {}, "auto") as store:
-        run = Run(_problem(backend.device, asked), store, trials=trials)
+        x = torch.rand(32, 4, generator=torch.Generator().manual_seed(0))
+        data = x, (x.sum(1) > 2).long()
+        train, val = (make_batches(data, name, backend.device, 0) for name in ("train_data", "val_data"))
+        run = Run(Problem(model_fn, supervised(), train, val, asked, backend.device), store, trials=trials)
         with backend.open(run) as devices:
             yield run, devices
 

@@ -17,6 +17,7 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
+from tests.hydro_rasda.browser import browser as browser
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.parts import over
 

@@ -20,7 +20,7 @@ from hydro_rasda import RaceConfig, SweepConfig, TuneResult, load, uniform
 from hydro_rasda.cli import main
 from hydro_rasda.contracts import Event
 from hydro_rasda.data import make_batches, make_folds
-from hydro_rasda.page.call import call_of
+from hydro_rasda.page.words import call_of
 from hydro_rasda.results.result import MeanOfModels
 from hydro_rasda.run.events import CheckpointSaved, RunBegan
 from hydro_rasda.run.spec import read_asked

@@ -37,7 +37,7 @@ from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.messages import MESSAGES, keep_message
 from hydro_rasda.run.spec import read_asked
 from hydro_rasda.run.store import DOING, Store
-from hydro_rasda.simulator.journal import read_run
+from hydro_rasda.simulator.past_run import read_run
 from hydro_rasda.training.rendezvous import listening_store
 from tests.hydro_rasda.journals import write_run
 

@@ -1,4 +1,8 @@
-"""A Ray cluster, as a pool of actors: one on each device, for the sweep and for the full-size models."""
+"""A Ray cluster, as a pool of actors: one on each device, for the sweep and for the full-size models.
+
+A device is what one worker of a full-size trial gets: a GPU, or a group of CPU slots. A full-size trial on several
+workers has as many actors, a rank each, which were there before: to grow costs no start of a process.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,195 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 import torch
 
-from hydro_rasda.backends.ray.devices import RayDevices, worker_resources
-from hydro_rasda.backends.ray.nodes import living_nodes
+from hydro_rasda.backends.elastic_pool import DoublingPool
+from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
+from hydro_rasda.backends.ray.bulletin import Bulletin, Reporter
+from hydro_rasda.backends.ray.nodes import Slots, living_nodes
+from hydro_rasda.backends.ray.ranks import actor_options
 from hydro_rasda.checks import check_text, require
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices
+from hydro_rasda.data import Shard
 from hydro_rasda.renames import NO_SCHEDULER, refuses
 from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.schedulers import worker_slots
+from hydro_rasda.training.device import Share
+from hydro_rasda.training.fused import Load
+from hydro_rasda.training.rendezvous import Store, await_ranks, listening_store, reached_store
+from hydro_rasda.training.trainer import Given, Trainer
+
+
+def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, float] | None) -> dict[str, float]:
+    """Resources of one device: those asked for, else a GPU where there is any, else all CPUs of a usual node.
+
+    >>> worker_resources([{"CPU": 4}, {"CPU": 16}, {"CPU": 16}], None)
+    {'CPU': 16}
+    >>> worker_resources([{"CPU": 4}, {"CPU": 16, "GPU": 8}], None)
+    {'CPU': 1, 'GPU': 1}
+    """
+    if asked is not None:
+        worker = dict(asked)
+    elif any(node.get("GPU", 0) >= 1 for node in nodes):
+        worker = {"CPU": 1, "GPU": 1}
+    else:
+        counts = Counter(int(node.get("CPU", 0)) for node in nodes)
+        worker = {"CPU": max(counts, key=lambda cpus: (cpus > 0, counts[cpus], cpus))}
+    require(
+        worker_slots(nodes, worker) > 0,
+        "resources_per_worker",
+        worker,
+        f"what one of the nodes has: {[dict(node) for node in nodes]}",
+    )
+    return worker
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The coming answer of an actor; see `pool.Answer`."""
+
+    future: Any
+
+    def result(self) -> Any:
+        try:
+            return ray.get(self.future)
+        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as death:  # or with the answer's node
+            raise DeviceDied(str(death)) from None
+
+
+def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> Share:
+    """Return a device's share of a GPU, or of the memory of its node.
+
+    `memory` of a worker bounds what trains there at the same time, as well as what Ray starts beside it.
+
+    >>> share_on({"CPU": 8, "memory": 40e9}, {"CPU": 2, "memory": 3e9})
+    Share(processes=4, memory=12000000000.0)
+    >>> share_on({"CPU": 16, "GPU": 4}, {"CPU": 1, "GPU": 0.5})
+    Share(processes=2, memory=None)
+    """
+    fitting = max(1, worker_slots([node], worker))
+    if (gpu := worker.get("GPU", 0)) > 0:
+        return Share(min(fitting, max(1, int(1 / gpu + 1e-9))))
+    return Share(fitting, fitting * worker["memory"] if worker.get("memory") else None)
+
+
+class _Trainer(Trainer):
+    def __init__(self, problem: Any, worker: Mapping[str, float], board: Any, device: int) -> None:
+        self._node = ray.get_runtime_context().get_node_id()
+        node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == self._node)
+        where = torch.device("cuda" if worker.get("GPU", 0) > 0 else "cpu")
+        self._reporter = Reporter(board, device)
+        threads = max(1, int(worker.get("CPU", 0)))
+        super().__init__(problem, where, threads, self._reporter.notify, share=share_on(node, worker))
+
+    def do(self, method: str, *arguments: Any) -> Any:
+        """Call a method, and tell the tuner what happens meanwhile; of the arguments, futures are resolved."""
+        with self._reporter.telling():
+            return getattr(self, method)(*map(_fetched, arguments))
+
+    def describe(self) -> tuple[str, int, str]:
+        machine, cores, _ = super().describe()
+        return machine, cores, self._node
+
+    def host_meeting(self) -> tuple[str, int]:
+        """Listen for the other ranks of what this one trains next as rank 0; returns where."""
+        host = ray.util.get_node_ip_address()
+        self._hosted = listening_store(host)
+        return host, self._hosted.port
+
+    def _store(self, shard: Shard, meeting: tuple[str, int]) -> Store:
+        store = reached_store(*meeting) if shard.rank else self._hosted
+        await_ranks(store, shard.rank, shard.world)
+        return store
+
+
+class _Actor:
+    """A device's process on a cluster; see `pool.DeviceProcess`."""
+
+    def __init__(self, worker: Mapping[str, float], problem: Any, board: Any, device: int) -> None:
+        self._actor = ray.remote(**actor_options(worker))(_Trainer).remote(problem, worker, board, device)
+
+    def ask(self, method: str, *arguments: Any) -> _Answer:
+        return _Answer(self._actor.do.remote(method, *arguments))
+
+    def end(self) -> None:
+        ray.kill(self._actor)
+
+
+class RayDevices(DoublingPool):
+    """Trains on all devices of a cluster. Nodes come and go: a full-size trial gets at most what the living hold."""
+
+    def __init__(self, run: Run, worker: Mapping[str, float], count: int) -> None:
+        # NCCL refuses two ranks on one GPU, where those with a part of one may come to lie.
+        super().__init__(run, count, "nccl" if worker.get("GPU", 0) >= 1 else "gloo", grows=True)
+        self._worker, self._slots = worker, Slots(worker)
+        self._problem, self._bulletin = ray.put(run.problem), Bulletin()
+
+    def _process(self, device: int) -> _Actor:
+        return _Actor(self._worker, self._problem, self._bulletin.board, device)
+
+    def _capacity(self) -> int:
+        return max(1, min(len(self._devices) or self._count, self._slots.count()))
+
+    def _is_lost(self, device: int) -> bool:
+        node = self._devices[device].node
+        return bool(node) and node not in {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+    def _take_ready(self) -> None:
+        super()._take_ready()
+        for device in range(len(self._devices), self._slots.count()):  # on nodes that have come
+            self._devices[device] = self._opened(device)
+
+    def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
+        of = {answer.future: answer for answer in answers if isinstance(answer, _Answer)}
+        news = self._bulletin.coming
+        ready, _ = ray.wait([news, *of], num_returns=1, timeout=LOOK_S)
+        if news in ready:
+            for message in self._bulletin.read():
+                self._hear(*message)
+            ready, _ = ray.wait([*of], num_returns=1, timeout=0) if of else ([], [])
+        return [of[future] for future in ready]
+
+    def _load(self, keys: Iterable[str]) -> Load:
+        return _Stored({key: ray.put(self._run.store.load(key)) for key in keys})
+
+    def _meeting(self, devices: Sequence[int]) -> Any:
+        answer: Any = self._devices[devices[0]].process.ask("host_meeting")
+        return answer.future
+
+    def close(self) -> None:
+        super().close()
+        self._bulletin.close()
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Checkpoints that the tuner has put into Ray's store once, for all ranks; see `Given.load`.
+
+    An actor fetches them before it trains: what it forks would talk to the store through the same socket, which ends
+    the node.
+    """
+
+    futures: Mapping[str, Any]
+
+    def __call__(self, key: str) -> Any:
+        return ray.get(self.futures[key])
+
+
+def _fetched(argument: Any) -> Any:
+    """Return an actor's argument without anything that is still in Ray's store."""
+    if isinstance(argument, Given) and isinstance(argument.load, _Stored):
+        states = {key: argument.load(key) for key in argument.load.futures}
+        return replace(argument, load=states.__getitem__)
+    return argument
+
 
 _ANSWER_S = 10.0
 _HEAD_ASKED_EVERY_S = 2.0

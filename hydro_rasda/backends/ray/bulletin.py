@@ -21,8 +21,6 @@ _EVERY_S = 0.1
 
 
 class _Board:
-    """Messages that nobody has read yet."""
-
     def __init__(self) -> None:
         self._messages: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
 

@@ -183,9 +183,7 @@ class ControllerStage:
     def limit(self, waiting: Sequence[Trial], holding: Sequence[Trial], free: int, chosen: Trial | None) -> None:
         """Keep the controller from starting trials by itself, and have it ask the searcher for one at a time.
 
-        Args:
-            waiting: Trials that could be next, after the chosen one.
-            chosen: The trial that the controller is told to start now.
+        `waiting` could be next, after the `chosen` trial, which the controller is told to start now.
         """
         new = [trial for trial in waiting if trial.status == Trial.PENDING]
         limit = _STAGE_NONE

@@ -55,12 +55,10 @@ logger = logging.getLogger(__name__)
 
 
 class NodeRequests:
-    """Asks for nodes, within a bound on the wait for each size.
+    """Asks for nodes; trials wait for a size that the nodes do not hold for at most `wait_s`, and with 0 it asks for
+    nothing.
 
     Ray's placement groups would ask by themselves, but wait for ever where no autoscaler runs or it may start no more.
-
-    Args:
-        wait_s: How long trials wait for a size that the nodes do not hold; 0 to ask for nothing.
     """
 
     def __init__(self, worker: Mapping[str, float], wait_s: float) -> None:

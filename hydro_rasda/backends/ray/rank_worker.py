@@ -84,22 +84,18 @@ def run_rank(payload: Any, job: Mapping[str, Any], connection: Connection) -> No
     torch.set_num_threads(job["threads"])
     connection.send(("hello", os.getpid()))
     if job["world_size"] > 1:
-        _join(job, connection)
+        rank, world_size = job["rank"], job["world_size"]
+        host, port = job["store"]
+        store = reached_store(host, port) if rank else listening_store(host)
+        if rank == 0:
+            connection.send(("store", (host, store.port)))
+        await_ranks(store, rank, world_size)
+        # NCCL refuses two ranks on one GPU, where those with a part of one may come to lie.
+        backend = job["backend"] or ("nccl" if job["gpus"] >= 1 else "gloo")
+        timeout = timedelta(seconds=job["timeout_s"])
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     train(RankWorker(job, data, connection))
     connection.send(("done", None))
-
-
-def _join(job: Mapping[str, Any], connection: Connection) -> None:
-    rank, world_size = job["rank"], job["world_size"]
-    host, port = job["store"]
-    store = reached_store(host, port) if rank else listening_store(host)
-    if rank == 0:
-        connection.send(("store", (host, store.port)))
-    await_ranks(store, rank, world_size)
-    # NCCL refuses two ranks on one GPU, where those with a part of one may come to lie.
-    backend = job["backend"] or ("nccl" if job["gpus"] >= 1 else "gloo")
-    timeout = timedelta(seconds=job["timeout_s"])
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def _load(folder: str | None) -> dict[str, Any] | None:

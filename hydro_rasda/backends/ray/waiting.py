@@ -27,11 +27,8 @@ class WaitingQueue:
     """The trials of an experiment that wait, in order of arrival, and the clock of those that hold workers.
 
     The cost of a decision does not grow with the number of paused trials: of those that are alike, only the first to
-    come is looked at.
-
-    Args:
-        kind_of: The milestones that a trial survived, by the checkpoint that it would go on from, and the workers that
-            it is due; who has both in common is alike.
+    come is looked at. Trials are alike if `kind_of` them is: the milestones survived by the checkpoint that they would
+    go on from, and the workers that they are due.
     """
 
     def __init__(self, kind_of: Callable[[Trial], tuple[int, int]]) -> None:
@@ -96,9 +93,7 @@ class WaitingQueue:
     def expected_back(self, trials: Iterable[Trial], rungs: Mapping[str, int], now: float) -> list[float]:
         """When trials give their workers back, if they keep them as long as trials of their rungs usually do.
 
-        Args:
-            rungs: By trial, the milestones that it survived; 0 where it is not named.
-            now: The time, which counts as the start of those that Ray started by itself.
+        `now` counts as the start of those that Ray started by itself.
         """
         usual: dict[int, float] = {}
         found = []
@@ -199,9 +194,8 @@ class Grants:
     def give(self, survivors: Sequence[tuple[Trial, int]], milestone: int, slots: int, free: int, idle: int) -> None:
         """Settles with how many workers trials go on that survived a milestone together.
 
-        Args:
-            survivors: Each with the workers that it has, or had until it paused.
-            free: Of these, those that no other trial has.
+        Each survivor comes with the workers that it has, or had until it paused; `free` are slots that no other trial
+        has.
         """
         for trial, held in survivors:
             seconds: Mapping[int, list[float]] = self._seconds.get(trial.trial_id, {})

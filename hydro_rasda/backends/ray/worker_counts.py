@@ -53,7 +53,6 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _reached(function: FunctionType) -> Iterator[Any]:
-    """Yield the objects that a function refers to."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents

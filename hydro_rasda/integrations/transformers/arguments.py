@@ -1,4 +1,4 @@
-"""The treatment of each of `TrainingArguments`: it is followed, it has no effect here, or it is refused.
+"""The treatment of each of `TrainingArguments` (it is followed, has no effect here, or is refused), and their space.
 
 Fields that this version does not know, such as those of a subclass, are refused where they are not at their default.
 """
@@ -6,12 +6,17 @@ Fields that this version does not know, such as those of a subclass, are refused
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from transformers import TrainingArguments
 from transformers.trainer_utils import SchedulerType
 
+from fusion.hyperparameters import KEYS as OF_THE_LIBRARY
+from hydro_rasda.branches import is_branching, reachable, with_defaults
 from hydro_rasda.config import Mode
+from hydro_rasda.domains import choice, is_a, is_grid
 
 OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
 """`optim`, in the library's words; both of torch's AdamW compute the same."""
@@ -50,7 +55,7 @@ _FOLLOWED = {
         "no_cuda",
         "output_dir",
     ),
-    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "output_dir"),
     *("do_train", "do_eval", "do_predict"),  # for scripts: `Trainer` does not read them
 }
 
@@ -83,14 +88,9 @@ _REASONS = {
 }
 
 
-def reference(args: TrainingArguments) -> TrainingArguments:
-    """The same class of arguments, all at their defaults."""
-    return type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu)
-
-
 def unfollowed(args: TrainingArguments) -> tuple[list[str], list[str]]:
     """Arguments that cannot be followed: why each is refused, in words; and names of others, which have no effect."""
-    default, refused, idle = reference(args), [], []
+    default, refused, idle = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu), [], []
     for name in (field.name for field in dataclasses.fields(args)):
         value = getattr(args, name)
         if name in _FOLLOWED or value == getattr(default, name):
@@ -104,7 +104,6 @@ def unfollowed(args: TrainingArguments) -> tuple[list[str], list[str]]:
 
 
 def _values_refused(args: TrainingArguments) -> list[str]:
-    """Values of followed arguments that cannot be followed."""
     refused = []
     if _word(args.optim) not in OPTIMIZERS:
         refused.append(f"optim={_word(args.optim)!r}: one of {', '.join(OPTIMIZERS)}")
@@ -181,3 +180,70 @@ def warmup_of(args: TrainingArguments) -> float:
 
 def _word(value: Any) -> str:
     return str(getattr(value, "value", value))
+
+
+_CHOICES: dict[str, Callable[[], list[str]]] = {"optim": lambda: list(OPTIMIZERS), "lr_scheduler_type": schedule_types}
+
+
+def to_space(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict[str, Any], list[str]]:
+    """The space that `tune` searches, where other arguments keep their values; and why names or values are refused."""
+    made, refused = _translated(space, args)
+    return with_defaults(made, {key: to_key(name, args, vars(args)[name]) for name, key in KEYS.items()}), refused
+
+
+def _translated(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict[str, Any], list[str]]:
+    known, made, refused = vars(args), dict[str, Any](), list[str]()
+    for name, domain in space.items():
+        if is_branching(domain):
+            branches = [_translated(branch, args) for branch in domain.categories]
+            made[name] = choice([branch for branch, _ in branches])
+            refused += [why for _, wrong in branches for why in wrong]
+            continue
+        values = _values(domain)
+        wrong = [value for value in values or () if name in _CHOICES and value not in _CHOICES[name]()]
+        if wrong:
+            refused.append(f"space[{name!r}] has {wrong[0]!r}: one of {', '.join(_CHOICES[name]())}")
+        elif name in KEYS:
+            accumulates = name == "per_device_train_batch_size" and args.gradient_accumulation_steps > 1
+            if values is None and (accumulates or name == "optim"):
+                refused.append(f"space[{name!r}] is {domain!r}: a choice() here")
+            else:
+                made[KEYS[name]] = _mapped(domain, partial(to_key, name, args))
+        elif name in SCHEDULED:
+            made[name] = domain
+        elif name in known:
+            refused.append(f"space[{name!r}]: this training argument is the same for all trials here")
+        elif name in OF_THE_LIBRARY:
+            named = next((own for own, key in KEYS.items() if key == name), None)
+            refused.append(f"space[{name!r}]: " + (f"use {named!r}" if named else "it is no training argument"))
+        else:
+            made[name] = domain
+    return made, refused
+
+
+def own_names(space: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names in a user's space that are no training arguments: the model's."""
+    return tuple(name for name in reachable(space) if name not in KEYS and name not in SCHEDULED)
+
+
+def with_values(args: TrainingArguments, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The training arguments that a configuration of `to_space`'s has values for."""
+    values = {name: from_key(name, args, config[key]) for name, key in KEYS.items() if key in config}
+    return values | {name: config[name] for name in SCHEDULED if name in config}
+
+
+def _values(domain: Any) -> list[Any] | None:
+    """All values that it can take; None where they are no list."""
+    if is_a(domain, "Categorical"):
+        return list(domain.categories)
+    if is_grid(domain):
+        return list(domain["grid_search"])
+    return None if is_a(domain, "Domain") else [domain]
+
+
+def _mapped(domain: Any, change: Callable[[Any], Any]) -> Any:
+    if is_a(domain, "Categorical"):
+        return choice([change(value) for value in domain.categories])
+    if is_grid(domain):
+        return {"grid_search": [change(value) for value in domain["grid_search"]]}
+    return domain if is_a(domain, "Domain") else change(domain)

@@ -1,17 +1,27 @@
-"""Batches as `Trainer` makes them: its collator, its columns, its last batches."""
+"""Batches as `Trainer` makes them, and models from hyperparameters: by the user's function, or a `PretrainedConfig`."""
 
 from __future__ import annotations
 
+import copy
 import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import transformers
 from torch import nn
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, TrainingArguments, default_data_collator
+from transformers import (
+    DataCollatorWithPadding,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    TrainingArguments,
+    default_data_collator,
+)
 from transformers.trainer_utils import RemoveColumnsCollator
 from transformers.utils.generic import find_labels
 
-from hydro_rasda.integrations.loaders import Collator, EvalLoader, TrainLoader
+from hydro_rasda.checks import require
+from hydro_rasda.integrations.shared import Collator, EvalLoader, TrainLoader
 from hydro_rasda.integrations.transformers.arguments import sampling_of
 
 
@@ -51,3 +61,62 @@ def loaders(
     parts = args.gradient_accumulation_steps
     train = TrainLoader(train_dataset, collate, parts, args.dataloader_drop_last, shuffle, workers)
     return train, EvalLoader(eval_dataset, collate, args.per_device_eval_batch_size, workers)
+
+
+@dataclass(frozen=True)
+class FromInit:
+    """`model_fn(config)` from `Trainer`'s `model_init`, which takes nothing, or a trial's hyperparameters."""
+
+    init: Callable[..., nn.Module]
+    use_cache: bool
+
+    def __call__(self, config: Mapping[str, Any]) -> nn.Module:
+        model = self.init(config) if inspect.signature(self.init).parameters else self.init()
+        return _without_cache(model, self.use_cache)
+
+
+@dataclass(frozen=True)
+class FromConfig:
+    """`model_fn(config)` that builds a model from a `PretrainedConfig`, whose attributes `own` are hyperparameters."""
+
+    base: PretrainedConfig
+    model_class: Any
+    own: tuple[str, ...]
+    use_cache: bool
+
+    def __call__(self, config: Mapping[str, Any]) -> nn.Module:
+        changed = copy.deepcopy(self.base)
+        for name in self.own:
+            setattr(changed, name, config[name])
+        automatic = self.model_class.__name__.startswith("Auto")
+        model: nn.Module = self.model_class.from_config(changed) if automatic else self.model_class(changed)
+        return _without_cache(model, self.use_cache)
+
+
+def _without_cache(model: nn.Module, use_cache: bool) -> nn.Module:
+    config = getattr(model, "config", None)
+    if isinstance(config, PretrainedConfig):
+        config.use_cache = use_cache
+    return model
+
+
+def model_function(model: Any, model_class: Any, own: tuple[str, ...], use_cache: bool) -> FromInit | FromConfig:
+    """Return the function with which `tune` builds models; hyperparameters `own` are no training arguments.
+
+    Without a `model_class`, a `PretrainedConfig`'s `architectures` name it.
+    """
+    if not isinstance(model, PretrainedConfig):
+        callable_ = callable(model) and not isinstance(model, nn.Module)
+        rule = "a function that makes a model (`model_init`), or a PretrainedConfig; a model itself serves one trial"
+        require(callable_, "model", type(model).__name__, rule)
+        require(model_class is None, "model_class", model_class, "left out, unless `model` is a PretrainedConfig")
+        return FromInit(model, use_cache)
+    if model_class is None:
+        names = model.architectures or []
+        model_class = getattr(transformers, names[0], None) if names else None
+        rule = "given, such as AutoModelForCausalLM: the configuration's `architectures` name no class of transformers"
+        require(model_class is not None, "model_class", None, rule)
+    unknown = [name for name in own if not hasattr(model, name)]
+    rule = f"names of TrainingArguments, or attributes of {type(model).__name__}"
+    require(not unknown, "space", unknown, rule)
+    return FromConfig(model, model_class, own, use_cache)

@@ -1,4 +1,4 @@
-"""The loss of `Trainer` for a model and a batch, and the parameters that it lets decay."""
+"""The loss and the metrics of `Trainer` for a model and a batch, and the parameters that it lets decay."""
 
 from __future__ import annotations
 
@@ -11,28 +11,74 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers import EvalPrediction, Trainer, TrainingArguments, get_scheduler
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_pt_utils import LabelSmoother
+from transformers.utils.generic import find_labels
 
 from hydro_rasda.data import Batch
 from hydro_rasda.integrations.transformers.arguments import SCHEDULED, warmup_of
 from hydro_rasda.integrations.transformers.data import base_of
-from hydro_rasda.integrations.transformers.metrics import Predictions
 from hydro_rasda.loss_weight import IGNORED, LOSS_WEIGHT, LossCalls
-from hydro_rasda.objective import OptimizerSettings
+from hydro_rasda.objective import OUTPUTS, TARGETS, OptimizerSettings
+
+PREFIX = "eval_"
+
+
+@dataclass(frozen=True)
+class TrainerMetrics:
+    """`metrics` of `tune`, of an `EvalPrediction`; names are those that `Trainer` gives, without its "eval_"."""
+
+    compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]]
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Any]:
+        predictions = outputs.float() if outputs.is_floating_point() and outputs.itemsize < 4 else outputs
+        found = self.compute_metrics(EvalPrediction(predictions=predictions.numpy(), label_ids=targets.numpy()))
+        return {name.removeprefix(PREFIX): value for name, value in found.items()}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Make the predictions and labels of a batch, which an objective returns for `TrainerMetrics`.
+
+    `labels` are `label_names` (None: those of the model's class), `preprocess` is `preprocess_logits_for_metrics`.
+    """
+
+    labels: tuple[str, ...] | None = None
+    preprocess: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def __call__(self, model: nn.Module, batch: Mapping[str, Any], returned: Any) -> Mapping[str, Tensor]:
+        """Of a batch, for which a model returned this; ValueError if that is several tensors, or it has no labels."""
+        base: Any = base_of(model)
+        ignored = {"loss", *getattr(base.config, "keys_to_ignore_at_inference", ["past_key_values"])}
+        if isinstance(returned, Mapping):
+            outputs = {name: value for name, value in returned.items() if name not in ignored}
+        else:
+            outputs = {f"its output {i}": value for i, value in enumerate(returned) if i}
+        names = find_labels(type(base)) if self.labels is None else self.labels
+        labels = {name: batch.get(name) for name in names}
+        one_each: list[Any] = [*outputs.values(), *labels.values()]
+        if len(outputs) != 1 or len(labels) != 1 or not all(isinstance(value, Tensor) for value in one_each):
+            told = (
+                f"the model returns {', '.join(outputs) or 'nothing'} beside its loss, for labels {', '.join(labels)}"
+            )
+            raise ValueError(f"{told}; here `compute_metrics` is given one tensor of each")
+        logits, target = one_each
+        return {OUTPUTS: logits if self.preprocess is None else self.preprocess(logits, target), TARGETS: target}
+
+
+def predictions_of(args: TrainingArguments, preprocess: Callable[[Tensor, Tensor], Tensor] | None) -> Predictions:
+    """Return the `Predictions` that these arguments ask for."""
+    return Predictions(None if args.label_names is None else tuple(args.label_names), preprocess)
 
 
 @dataclass(frozen=True)
 class TrainerSchedule:
-    """The factor of the learning rate in `Trainer`: `schedule(step, steps)`, from step 0.
+    """The factor of the learning rate in `Trainer`: `schedule(step, steps)`, from step 0. Some kinds need the rate
+    itself.
 
-    Attributes:
-        kind: `lr_scheduler_type`.
-        warmup: `warmup_steps`; below 1, the share of all steps.
-        lr: The learning rate, which some need.
-        options: `lr_scheduler_kwargs`, as pairs.
+    A `warmup` below 1 is the share of all steps; `options` are `lr_scheduler_kwargs`, as pairs.
     """
 
     kind: str
@@ -59,12 +105,8 @@ def _factor(
 class TrainerObjective:
     """`Trainer.compute_loss`, for a batch of all that gradients are accumulated over.
 
-    Attributes:
-        smoothing: `label_smoothing_factor`.
-        schedule: `lr_scheduler_type`, where the configuration has none.
-        warmup: `warmup_steps`, likewise.
-        options: `lr_scheduler_kwargs`, as pairs.
-        predictions: Makes the further outputs of an evaluation, for `compute_metrics`.
+    Schedule and warm-up hold where the configuration has none. `options` are `lr_scheduler_kwargs`, as pairs;
+    `predictions` makes the further outputs of an evaluation, for `compute_metrics`.
     """
 
     reads: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
@@ -87,7 +129,11 @@ class TrainerObjective:
             outputs = model(**inputs)
         metrics: dict[str, Tensor] = {}
         if smoothed is None:
-            metrics["loss"] = _own_loss(batch, outputs)
+            if isinstance(outputs, Mapping) and "loss" not in outputs:
+                got = f"the model returns {', '.join(outputs)} for a batch of {', '.join(batch)}"
+                raise ValueError(f"{got}, but must return a loss: the data may have no labels")
+            loss: Tensor = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
+            metrics["loss"] = loss
             calls.weigh(metrics, None, told=False)
         else:
             shifted = type(base_of(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
@@ -110,15 +156,6 @@ class TrainerObjective:
         spared = {name: 0.0 for name in trained if name not in decaying}
         own = {**config, "schedule": schedule, "warmup": 0.0, "warmup_epochs": 0.0}
         return OptimizerSettings(own, weight_decay_factors=spared)
-
-
-def _own_loss(batch: Mapping[str, Any], outputs: Any) -> Tensor:
-    """The loss that a model returns."""
-    if isinstance(outputs, Mapping) and "loss" not in outputs:
-        got = f"the model returns {', '.join(outputs)} for a batch of {', '.join(batch)}"
-        raise ValueError(f"{got}, but must return a loss: the data may have no labels")
-    loss: Tensor = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
-    return loss
 
 
 def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:

@@ -18,21 +18,19 @@ from fusion.warn import warn
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.checks import check_is, require
 from hydro_rasda.config import RaceConfig, SweepConfig
-from hydro_rasda.integrations.loaders import Collator
-from hydro_rasda.integrations.narrow import check_parts, narrow_or_full, unaveraged
-from hydro_rasda.integrations.result import LibraryResult
+from hydro_rasda.integrations.shared import Collator, LibraryResult, check_parts, narrow_or_full, unaveraged
 from hydro_rasda.integrations.transformers.arguments import (
     PRECISIONS,
     metric_of,
     metrics_refused,
+    own_names,
+    to_space,
     unfollowed,
     warmup_of,
+    with_values,
 )
-from hydro_rasda.integrations.transformers.data import collator, loaders
-from hydro_rasda.integrations.transformers.metrics import TrainerMetrics, predictions_of
-from hydro_rasda.integrations.transformers.models import model_function
-from hydro_rasda.integrations.transformers.objective import trainer_objective
-from hydro_rasda.integrations.transformers.space import own_names, to_space, with_values
+from hydro_rasda.integrations.transformers.data import collator, loaders, model_function
+from hydro_rasda.integrations.transformers.objective import TrainerMetrics, predictions_of, trainer_objective
 from hydro_rasda.renames import refuse_renamed
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.secret_masking import shown

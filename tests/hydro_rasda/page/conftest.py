@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from hydro_rasda.results.records import RunRecord
-from tests.hydro_rasda.browser import browser as browser
 from tests.hydro_rasda.journals import runs_of_all_sorts
 
 

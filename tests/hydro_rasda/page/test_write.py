@@ -30,9 +30,8 @@ from hydro_rasda.cli import main
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.page import sections as sections_module
 from hydro_rasda.page import write_page
-from hydro_rasda.page.call import call_of, domain_of
 from hydro_rasda.page.sections import sections
-from hydro_rasda.page.words import answer
+from hydro_rasda.page.words import answer, call_of, domain_of
 from hydro_rasda.page.write import Page, digest, list_page, plotly
 from hydro_rasda.plots.importance import importance_of
 from hydro_rasda.results.reading import read_record

@@ -11,8 +11,8 @@ from torch import nn
 
 from hydro_rasda import RaceConfig, SweepConfig, loguniform
 from hydro_rasda.integrations.lightning import tune_module
-from hydro_rasda.integrations.narrow import narrow_or_full, unaveraged
 from hydro_rasda.integrations.peft import tune_adapters
+from hydro_rasda.integrations.shared import narrow_or_full, unaveraged
 from hydro_rasda.integrations.transformers import tune_trainer
 
 CALLS: dict[str, Callable[..., Any]] = {

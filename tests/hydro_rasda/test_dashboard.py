@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 
 from hydro_rasda.cli import main
-from hydro_rasda.page import drawing as drawing_module
-from hydro_rasda.page.drawing import Drawn
+from hydro_rasda.page import sections
+from hydro_rasda.page.sections import Drawn
 from hydro_rasda.results.reading import runs_in
 from hydro_rasda.results.records import RunRecord
 from tests.hydro_rasda.browser import ALL_DRAWN, errors, needs_chromium, open_page, wait
@@ -34,10 +34,8 @@ from tests.hydro_rasda.journals import write_run
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 
-from hydro_rasda.dashboard import pages as pages_module  # noqa: E402
-from hydro_rasda.dashboard import server as server_module  # noqa: E402
-from hydro_rasda.dashboard.pages import Runs  # noqa: E402
-from hydro_rasda.dashboard.server import make_config  # noqa: E402
+from hydro_rasda import dashboard  # noqa: E402
+from hydro_rasda.dashboard import Runs, make_config  # noqa: E402
 
 PATIENCE_S = 600.0
 TOKEN = "of this test"
@@ -193,8 +191,8 @@ def test_a_second_request_with_nothing_new_draws_no_figure(
         drawn.append(held(figure).json)
         return held(figure)
 
-    held = drawing_module._held
-    monkeypatch.setattr(drawing_module, "_held", counted)
+    held = sections._held
+    monkeypatch.setattr(sections, "_held", counted)
     for _ in range(2):
         assert "Trial " in get(f"{url}run/a/")
         assert drawn == []
@@ -290,13 +288,13 @@ def test_the_printed_address_is_one_that_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str
 ) -> None:
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
-    server_module.serve(tmp_path, host, port=0)
+    dashboard.serve(tmp_path, host, port=0)
     shown = urllib.parse.urlsplit(capsys.readouterr().out.strip()).hostname
     if host == "localhost":
         assert shown == host
     else:
-        assert shown in (server_module._own_address(six=False), gethostname().lower())
-        assert shown not in server_module.EVERYWHERE
+        assert shown in (dashboard._own_address(six=False), gethostname().lower())
+        assert shown not in dashboard.EVERYWHERE
 
 
 def test_other_names_and_missing_tokens_are_refused(served: tuple[str, Path]) -> None:
@@ -382,12 +380,12 @@ def test_readers_share_one_look_at_the_runs(tmp_path: Path, monkeypatch: pytest.
 
     for name in ("a", "b", "c"):
         write_run(tmp_path / name, num_samples=3)
-    monkeypatch.setattr(pages_module, "runs_in", counted)
-    monkeypatch.setattr(pages_module, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(dashboard, "runs_in", counted)
+    monkeypatch.setattr(dashboard, "LOOK_SECONDS", 3600.0)
     runs = Runs(tmp_path)
     for _ in range(45):
-        assert server_module._state(runs).keys() == {"a", "b", "c"}
-        server_module._state(runs, "b")
+        assert dashboard._state(runs).keys() == {"a", "b", "c"}
+        dashboard._state(runs, "b")
     assert {name for name, *_ in runs.listed()} == {"a", "b", "c"}
     assert len(looks) == 1
 
@@ -397,7 +395,7 @@ def test_who_stops_reading_or_never_asks_is_disconnected(
 ) -> None:
     """And who waits for events does not."""
     url, _ = served
-    monkeypatch.setattr(server_module, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(dashboard, "PATIENCE_SECONDS", 0.2)
     host, port = url.split("/")[2].split(":")
     cookies = urllib.request.HTTPCookieProcessor()
     urllib.request.build_opener(cookies).open(address(url), timeout=PATIENCE_S).close()

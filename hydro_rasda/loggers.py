@@ -1,0 +1,346 @@
+"""Callbacks that write a run down elsewhere: `tune(callbacks=[TensorBoardLogger("tb")])`, on either backend.
+
+Each writes a trial's metrics after each epoch, as "sweep/val_loss" and "full size/val_loss", and its configuration. A
+run that goes on appends what is new to what an earlier process wrote. Each needs the package that it is for.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib
+import io
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydro_rasda.results.records import STAGES, flat
+from hydro_rasda.run.events import (
+    EpochEnded,
+    Event,
+    FinalistsChosen,
+    RunBegan,
+    RunEnded,
+    RungDecided,
+    TrialConfigured,
+    TrialEnded,
+    TrialFailed,
+)
+from hydro_rasda.run.files import append_to, open_to_read, refuse_links
+
+__all__ = ["CSVLogger", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]
+
+
+@dataclass
+class Logged:
+    """A trial as far as it is known: its flat configuration, and the last epoch and metrics ("sweep/val_loss") of each
+    stage."""
+
+    number: int
+    config: dict[str, Any] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """Epochs that it has trained, on both stages: a counter that only grows."""
+        return sum(self.epochs.values())
+
+
+class TrialLogger:
+    """Follows each trial from its first new epoch until it is dropped, fails, or the run is over.
+
+    Events that an earlier process of the run logged are not logged again. A trial that was closed and trains on is
+    opened again.
+    """
+
+    def __init__(self) -> None:
+        self._trials: dict[int, Logged] = {}
+        self._open: set[int] = set()
+        self._closed: set[int] = set()
+
+    def begin(self, event: RunBegan) -> None:
+        """The run begins, or goes on."""
+
+    def logged(self, trial: int, stage: str) -> float:
+        """The last epoch that an earlier process logged; infinite where only the run knows: all that it recalls."""
+        return math.inf
+
+    def open(self, trial: Logged) -> None:
+        """A trial is about to log its first epoch of this process, or to be closed."""
+
+    def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+        """A trial has trained an epoch of the stage "sweep" or "full size"; metrics that are not finite are NaN."""
+        raise NotImplementedError
+
+    def close(self, trial: Logged, status: str) -> None:
+        """A trial will log no more, as far as is known: "stopped", "failed", "finished" or "interrupted"."""
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, RunBegan):
+            self._trials, self._open, self._closed = {}, set(), set()
+            self.begin(event)
+        elif isinstance(event, TrialConfigured):
+            self._trials.setdefault(event.trial, Logged(event.trial)).config = flat(event.config)
+        elif isinstance(event, EpochEnded):
+            self._take_in(event)
+        elif isinstance(event, RunEnded):
+            for number in sorted(self._open if event.error else self._trials):
+                self._close(number, "interrupted" if event.error else "finished")
+        elif isinstance(event, (RungDecided, FinalistsChosen)):
+            for number in sorted({*event.candidates} - {*event.kept}):
+                self._close(number, "stopped", event.recalled)
+        elif isinstance(event, TrialEnded):
+            self._close(event.trial, "stopped", event.recalled)
+        elif isinstance(event, TrialFailed):
+            self._close(event.trial, "failed", event.recalled)
+
+    def _take_in(self, event: EpochEnded) -> None:
+        trial, stage = self._trials.setdefault(event.trial, Logged(event.trial)), STAGES[event.stage]
+        metrics = {name: math.nan if value is None else float(value) for name, value in event.metrics.items()}
+        trial.epochs[stage] = event.epoch
+        trial.metrics |= {f"{stage}/{name}": value for name, value in metrics.items()}
+        self._closed.discard(event.trial)
+        if event.recalled and event.epoch <= self.logged(event.trial, stage):
+            return
+        if event.trial not in self._open:
+            self._open.add(event.trial)
+            self.open(trial)
+        self.log(trial, stage, event.epoch, metrics, event.seconds)
+
+    def _close(self, number: int, status: str, recalled: bool = False) -> None:
+        """Also what an earlier process left open; what it is recalled to have closed is closed."""
+        trial = self._trials.get(number)
+        if trial is None or not trial.epochs or number in self._closed:
+            return
+        self._closed.add(number)
+        if number not in self._open:
+            if recalled:
+                return
+            self.open(trial)
+        self._open.discard(number)
+        self.close(trial, status)
+
+
+def needed(module: str, logger: str, extra: str) -> Any:
+    """A module that a logger needs; ImportError, which says what to install, if it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        told = f"{logger} needs {module.partition('.')[0]}, which is not there: pip install 'hydro-rasda[{extra}]'"
+        raise ImportError(told) from error
+
+
+def plain(value: Any) -> bool | int | float | str:
+    """A value of a configuration as every logger can store it."""
+    return value if isinstance(value, (bool, int, float, str)) else getattr(value, "__name__", None) or str(value)
+
+
+COLUMNS = ("trial", "stage", "epoch", "seconds", "metric", "value")
+
+
+class CSVLogger(TrialLogger):
+    """Appends a row for each trial, stage, epoch and metric, as `TuneResult.curves` has them.
+
+    Columns: `trial`, `stage` ("sweep" or "full size"), `epoch`, `seconds` (wall time of the run), `metric`, and
+    `value`, empty where it was not finite.
+
+    Args:
+        path: The file; None for `metrics.csv` in the run's folder.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        super().__init__()
+        self._asked = path
+        self._path = Path()
+        self._logged: dict[tuple[int, str], int] = {}
+
+    def begin(self, event: RunBegan) -> None:
+        self._path = event.path / "metrics.csv" if self._asked is None else Path(self._asked).expanduser()
+        if self._asked is not None:  # whoever names a file may name a link
+            self._path = self._path.resolve()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._logged = {}
+        if not self._path.exists():
+            self._append([COLUMNS])
+            return
+        with io.TextIOWrapper(open_to_read(self._path), newline="") as file:
+            for row in csv.DictReader(file):
+                place = int(row["trial"]), row["stage"]
+                self._logged[place] = max(int(row["epoch"]), self._logged.get(place, 0))
+
+    def logged(self, trial: int, stage: str) -> float:
+        return self._logged.get((trial, stage), 0)
+
+    def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+        told = {name: value if math.isfinite(value) else "" for name, value in metrics.items()}
+        self._append([(trial.number, stage, epoch, round(seconds, 3), name, value) for name, value in told.items()])
+
+    def _append(self, rows: Sequence[Sequence[object]]) -> None:
+        with io.TextIOWrapper(append_to(self._path), newline="") as file:
+            csv.writer(file).writerows(rows)
+
+
+_STATUS = {"stopped": "FINISHED", "finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+
+
+class MLflowLogger(TrialLogger):
+    """Logs each trial as a run of MLflow's: its parameters, its metrics by epoch, and how it ended.
+
+    Args:
+        experiment: Name of the experiment, which is made where it is not there; None for the run's name.
+        tracking_uri: Address of the server; None for MLflow's own setting (`MLFLOW_TRACKING_URI`).
+
+    Raises:
+        ImportError: if MLflow is not there.
+    """
+
+    def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
+        super().__init__()
+        self._asked, self._uri = experiment, tracking_uri
+        self._experiment, self._run = "", ""
+        self._ids: dict[int, str] = {}
+        self._logged: dict[int, dict[str, float]] = {}
+        self._mlflow = needed("mlflow", "MLflowLogger", "mlflow")
+        self._client: Any = None
+
+    def begin(self, event: RunBegan) -> None:
+        self._run = str(event.path)
+        client = self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
+        name = self._asked or event.path.name
+        known = client.get_experiment_by_name(name)
+        self._experiment = client.create_experiment(name) if known is None else known.experiment_id
+        # What an earlier process of this run logged goes on.
+        own = f"tags.hydro_rasda = '{self._run}'"
+        runs = client.search_runs([self._experiment], own, max_results=50_000)
+        self._ids = {int(run.data.tags["trial"]): run.info.run_id for run in runs}
+        self._logged = {int(run.data.tags["trial"]): dict(run.data.metrics) for run in runs}
+
+    def logged(self, trial: int, stage: str) -> float:
+        return self._logged.get(trial, {}).get(f"{stage}/epoch", 0)
+
+    def open(self, trial: Logged) -> None:
+        if (known := self._ids.get(trial.number)) is not None:
+            self._client.update_run(known, status="RUNNING")
+            return
+        tags = {"hydro_rasda": self._run, "trial": str(trial.number), "mlflow.runName": f"trial {trial.number}"}
+        run = self._client.create_run(self._experiment, tags=tags)
+        self._ids[trial.number] = run.info.run_id
+        entities = self._mlflow.entities
+        params = [entities.Param(name, str(plain(value))) for name, value in trial.config.items()]
+        self._client.log_batch(run.info.run_id, params=params)
+
+    def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+        now, entities = int(time.time() * 1000), self._mlflow.entities
+        values = {f"{stage}/{name}": value for name, value in metrics.items() if math.isfinite(value)}
+        values[f"{stage}/epoch"] = epoch  # by which a run that goes on knows what is here
+        logged = [entities.Metric(name, value, now, epoch) for name, value in values.items()]
+        self._client.log_batch(self._ids[trial.number], metrics=logged)
+
+    def close(self, trial: Logged, status: str) -> None:
+        self._client.set_tag(self._ids[trial.number], "status", status)
+        self._client.set_terminated(self._ids[trial.number], _STATUS[status])
+
+
+class TensorBoardLogger(TrialLogger):
+    """Writes event files, one folder a trial: scalars by epoch, and HParams once a trial ends.
+
+    Args:
+        folder: Folder of the files, for `tensorboard --logdir FOLDER`. None for `tensorboard` in the run's folder.
+
+    Raises:
+        ImportError: if tensorboardX is not there, which Ray Tune brings along.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        super().__init__()
+        self._writers: dict[int, Any] = {}
+        self._asked = folder
+        self._folder = Path()
+        self._there: set[str] = set()
+        self._module = needed("tensorboardX", "TensorBoardLogger", "tensorboard")
+
+    def begin(self, event: RunBegan) -> None:
+        self._folder = event.path / "tensorboard" if self._asked is None else Path(self._asked).expanduser()
+        if self._asked is None:
+            refuse_links(self._folder, *self._folder.glob("*"))
+        self._there = {path.name for path in self._folder.glob("trial-*")}
+
+    def logged(self, trial: int, stage: str) -> float:
+        # What an earlier process wrote is not read again; of a trial without a folder, that is nothing.
+        return math.inf if f"trial-{trial}" in self._there else 0
+
+    def open(self, trial: Logged) -> None:
+        folder = self._folder / f"trial-{trial.number}"
+        self._writers[trial.number] = self._module.SummaryWriter(str(folder), write_to_disk=True)
+
+    def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+        for name, value in metrics.items():
+            # TensorBoard's tags have no spaces.
+            self._writers[trial.number].add_scalar(_tag(f"{stage}/{name}"), value, epoch)
+
+    def close(self, trial: Logged, status: str) -> None:
+        writer = self._writers.pop(trial.number)
+        summary = needed("tensorboardX.summary", "TensorBoardLogger", "tensorboard")
+        config = {name: plain(value) for name, value in trial.config.items()} | {"status": status}
+        metrics = {_tag(name): value for name, value in trial.metrics.items() if math.isfinite(value)}
+        for each in summary.hparams(config, metrics):
+            writer.file_writer.add_summary(each)
+        writer.close()
+
+
+def _tag(name: str) -> str:
+    return name.replace(" ", "_")
+
+
+class WandbLogger(TrialLogger):
+    """Logs each trial as a run of W&B's, grouped by the name of the run; its id is the same when the run goes on.
+
+    Args:
+        project: W&B's.
+        group: None for the run's name.
+        settings: More arguments of `wandb.init`, such as `mode="offline"`, `entity` or `tags`.
+
+    Raises:
+        ImportError: if wandb is not there.
+    """
+
+    def __init__(self, project: str, group: str | None = None, **settings: Any) -> None:
+        super().__init__()
+        self._project, self._group, self._settings = project, group, settings
+        self._name = self._id = ""
+        self._runs: dict[int, Any] = {}
+        self._wandb = needed("wandb", "WandbLogger", "wandb")
+
+    def begin(self, event: RunBegan) -> None:
+        self._name = event.path.name
+        # Runs of one name in two folders are two.
+        where = hashlib.sha256(str(event.path).encode()).hexdigest()[:8]
+        self._id = f"{re.sub(r'[^A-Za-z0-9_-]', '-', self._name)}-{where}"
+
+    def open(self, trial: Logged) -> None:
+        self._runs[trial.number] = self._wandb.init(
+            **{
+                "project": self._project,
+                "group": self._group or self._name,
+                "name": f"trial {trial.number}",
+                "id": f"{self._id}-{trial.number}",
+                "config": {name: plain(value) for name, value in trial.config.items()},
+                "resume": "allow",
+                "reinit": "create_new",  # several trials train at the same time
+                **self._settings,
+            }
+        )
+
+    def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+        values = {f"{stage}/{name}": value for name, value in metrics.items()}
+        self._runs[trial.number].log({**values, f"{stage}/epoch": epoch}, step=trial.step)
+
+    def close(self, trial: Logged, status: str) -> None:
+        run = self._runs.pop(trial.number)
+        run.summary["status"] = status
+        run.finish(exit_code=int(status == "failed"))

@@ -1,3 +1,0 @@
-from __future__ import annotations
-
-from tests.hydro_rasda.browser import browser as browser
