@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.replay.table import Split, Table
-from hydro_rasda.training.kept_epoch import TOLERANCE
+from hydro_rasda.training.kept_weights import TOLERANCE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -49,7 +49,7 @@ def better_is_higher(table: Table, scores: NDArray[np.float32]) -> Floats:
 
 
 def _kept_so_far(curves: Floats) -> Ints:
-    """For each epoch the place of the one that `tune` keeps up to there, see `hydro_rasda.training.kept_epoch`."""
+    """For each epoch the place of the one that `tune` keeps up to there, see `hydro_rasda.training.kept_weights`."""
     first, top, kept = curves[..., 0], curves[..., 0], np.zeros(curves.shape, int)
     for epoch in range(1, curves.shape[-1]):
         score = curves[..., epoch]

@@ -23,9 +23,9 @@ from hydro_rasda.checks import require
 from hydro_rasda.data import Shard
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import worker_slots
+from hydro_rasda.training.across_ranks import Store, await_ranks, listening_store, reached_store
 from hydro_rasda.training.device import Share
 from hydro_rasda.training.fused import Load
-from hydro_rasda.training.rendezvous import Store, await_ranks, listening_store, reached_store
 from hydro_rasda.training.trainer import Given, Trainer
 
 

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from fusion.streams import preserved_generators
-from hydro_rasda.branches import reachable, with_defaults
+from hydro_rasda.branches_and_variants import reachable, with_defaults
 from hydro_rasda.checks import check_is, require
 from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.integrations.lightning.modules import (
@@ -28,8 +28,8 @@ from hydro_rasda.integrations.result import LibraryResult
 from hydro_rasda.renames import refuse_renamed
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, sample
+from hydro_rasda.surrogate_models import WidthForm, call_model_fn, check_width_argument, width_form
 from hydro_rasda.tuner import tune
-from hydro_rasda.width_argument import WidthForm, call_model_fn, check_width_argument, width_form
 
 DECIDED = ("train_data", "val_data", "loss_fn", "objective", "metric", "max_t", "precision")
 

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from fusion.hyperparameters import KEYS as OF_THE_LIBRARY
-from hydro_rasda.branches import is_branching, reachable, with_defaults
+from hydro_rasda.branches_and_variants import is_branching, reachable, with_defaults
 from hydro_rasda.domains import choice, is_a, is_grid
 from hydro_rasda.integrations.transformers.arguments import (
     KEYS,
