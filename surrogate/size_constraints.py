@@ -79,7 +79,8 @@ class _Tracer:
 
     def trace(self, example_input: Any) -> SizeTrace:
         attributes = {key: self._symbolize(*key) for key in _size_attributes(self.module)}
-        fakes = {name: self._fake(name, tensor) for name, tensor in _tensors(self.module).items()}
+        named = itertools.chain(self.module.named_parameters(), self.module.named_buffers())
+        fakes = {name: self._fake(name, tensor) for name, tensor in named}
         raw = {name: tuple(map(self._raw, fake.shape)) for name, fake in fakes.items()}
         self._run(fakes, example_input)
         tensors = {name: self._expressions(fake.shape) for name, fake in fakes.items()}
@@ -217,10 +218,6 @@ class _Inputs(nn.Module):
 
     def forward(self) -> Any:
         return call_model(self.module, self.batch)
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return dict(itertools.chain(module.named_parameters(), module.named_buffers()))
 
 
 def _stacks(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> frozenset[str]:

@@ -62,14 +62,13 @@ class MedianStopping(SweepRule):
             return True
         sign = 1.0 if sweep.mode == "min" else -1.0
         others = (other for other in sweep.trials.values() if other is not trial and other.epoch >= trial.epoch)
-        averages = [average for other in others if math.isfinite(average := self._average(other, trial.epoch))]
+        within = range(self.grace_period, trial.epoch + 1)
+        means = (fmean(score for at, score in other.curve.items() if at in within) for other in others)
+        averages = [mean for mean in means if math.isfinite(mean)]
         if len(averages) < self.min_trials:
             return False
         best = min(sign * score for score in trial.curve.values() if math.isfinite(score))
         return best > sign * median(averages)
-
-    def _average(self, trial: Standing, epoch: int) -> float:
-        return fmean(score for at, score in trial.curve.items() if self.grace_period <= at <= epoch)
 
     def epochs(self, sweep: SweepState) -> int:
         """Epochs that all trials together train at most: about half of them stop after each decision's median."""

@@ -69,12 +69,10 @@ class Dispatcher:
         run = self._run
         source = run.sources.get(number)
         there = source is not None and run.can_load(source)
-        self._spans[number] = span = Span(self._reached(number) if there else 0, stop)
+        # A copy goes on from the checkpoint of its source.
+        reached = run.epochs("surrogate", self.copies.get(number, number)) if there else 0
+        self._spans[number] = span = Span(reached, stop)
         insort(self._queues.setdefault(span, {}).setdefault(self.kinds[number], []), self._place(number))
-
-    def _reached(self, number: int) -> int:
-        """Return the epoch of the checkpoint from which a trial continues; for a copy, that of its source."""
-        return self._run.epochs("surrogate", self.copies.get(number, number))
 
     def remove(self, number: int) -> bool:
         """Take a trial out of the queue; return whether it was there."""
@@ -162,7 +160,10 @@ class Dispatcher:
                 if wider not in joined or len(joined) <= cores:
                     continue
                 there = joined[wider]
-                all_that_may = [*there, *(p for k in joined if self._is_wider(wider, k) for p in joined[k])]
+                all_that_may = [
+                    *there,
+                    *(p for k in joined if any(wider == of for of, _ in self._wider_than(k)) for p in joined[k]),
+                ]
                 widths = self._planned(device, {wider: [number for _, number in all_that_may]})[wider]
                 if joining_pays(widths, len(there), len(more), share):
                     joined[wider] = sorted([*there, *more])
@@ -171,9 +172,6 @@ class Dispatcher:
             if not joined[kind]:
                 del joined[kind]
         return joined
-
-    def _is_wider(self, kind: str, than: str) -> bool:
-        return any(kind == wider for wider, _ in self._wider_than(than))
 
     def _wider_than(self, kind: str) -> Iterator[tuple[str, float]]:
         """Yield the wider kinds to whose shapes a kind's models can be padded, the next one first."""

@@ -106,10 +106,9 @@ class _Sweep:
                     self._record(finished)
 
     def _show(self) -> None:
-        self._run.begin_stage(SURROGATES, max(0, self._expected() - self._done))
-
-    def _expected(self) -> int:
-        return checked_epochs(self._rule, self._rule.epochs(self._state))
+        self._run.begin_stage(
+            SURROGATES, max(0, checked_epochs(self._rule, self._rule.epochs(self._state)) - self._done)
+        )
 
     def _admit(self) -> bool:
         """Take in as many configurations as the rule wants; whether there are more now, or are known to be none."""
