@@ -94,11 +94,7 @@ def make_surrogate(
             plan = _plan(model_fn, config, width_ratio, surrogate, measure=True)
             assert plan is not None
         else:
-            require(
-                width_ratio == plan.width_ratio, "width_ratio", width_ratio, f"that of `plan`, {plan.width_ratio!r}"
-            )
-            if shapes_of(surrogate) != {name: param.shape for name, param in plan.params.items()}:
-                raise PlanMismatch("`plan` is of a model of other shapes, but must be of one like the surrogate")
+            _check_plan(plan, width_ratio, surrogate)
         if example_input is not None:
             check_outputs(surrogate, _build_other(model_fn, config, width_ratio), example_input)
     parametrize(surrogate, width_ratio, plan.params, plan.target_heads)
@@ -146,6 +142,12 @@ def _plan(
         return None
     factors |= measured_corrections(params, unread, build_narrow, build_target)
     return SurrogatePlan(width_ratio, params, factors, head_sizes(target))
+
+
+def _check_plan(plan: SurrogatePlan, width_ratio: float, surrogate: nn.Module) -> None:
+    require(width_ratio == plan.width_ratio, "width_ratio", width_ratio, f"that of `plan`, {plan.width_ratio!r}")
+    if shapes_of(surrogate) != {name: param.shape for name, param in plan.params.items()}:
+        raise PlanMismatch("`plan` is of a model of other shapes, but must be of one like the surrogate")
 
 
 def parametrize(
