@@ -157,18 +157,7 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
         if alike is not None and alike.digest and alike.times >= ALIKE:
             return _Kind(alike.digest, unread=unread_of(alike.notes, trial.config))
         surrogate, notes = build_noting(problem, trial)
-        # A digest of all that trials of one group share, after one of the part that they share beside widths. Fused
-        # members have optimizers of their own for the same parts.
-        # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
-        settings = optimizer_settings(problem.objective, surrogate, trial.config)
-        scales = multipliers(settings, surrogate, problem.settings.sweep.surrogate)
-        key = fusion_key(surrogate)
-        also = (trial.batch_size, read(settings.config, "accumulate"), *own_parts(settings.config))
-        # Those of optimizers whose members are never padded may depend on shapes.
-        some = {name: {kind: of for kind, of in kinds.items() if kind in PADDABLE} for name, kinds in scales.items()}
-        parts = (form_of(key), *also, repr(some)), (key, *also, repr(scales))
-        form, whole = (hashlib.sha256(repr(part).encode()).hexdigest() for part in parts)
-        digest = f"{form[:8]}-{whole[:12]}"
+        digest = _digest(problem, trial, surrogate)
         reads = _reads(problem, trial, notes)
         if notes is not None:
             notes.read |= problem.objective_reads
@@ -180,6 +169,21 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
     elif notes is not None and reads is not None and len(seen) < MOST:
         seen.append(_Seen(settings, reads, notes, digest))
     return _Kind(digest, unread=unread_of(notes, trial.config))
+
+
+def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
+    """Return a digest of all that trials of one group share, after one of the part that they share beside widths."""
+    # Fused members have optimizers of their own for the same parts.
+    # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
+    settings = optimizer_settings(problem.objective, surrogate, trial.config)
+    scales = multipliers(settings, surrogate, problem.settings.sweep.surrogate)
+    key = fusion_key(surrogate)
+    also = (trial.batch_size, read(settings.config, "accumulate"), *own_parts(settings.config))
+    # Those of optimizers whose members are never padded may depend on shapes.
+    some = {name: {kind: of for kind, of in kinds.items() if kind in PADDABLE} for name, kinds in scales.items()}
+    parts = (form_of(key), *also, repr(some)), (key, *also, repr(scales))
+    form, whole = (hashlib.sha256(repr(part).encode()).hexdigest() for part in parts)
+    return f"{form[:8]}-{whole[:12]}"
 
 
 def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
