@@ -1,9 +1,9 @@
 """Successive halving, over one device or several, and Hyperband, whose brackets of halving begin at different rungs.
 
 Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization" (2016). Synchronous
-halving decides a rung when all of its trials are there, and devices stand idle until the last of them is. In a
-`Bracket`, a device that finds no trial left to begin takes one that is already among the best `1 / rf` of those that
-reached the rung (ASHA's promotion: Li et al. 2020, Algorithm 2). With one device, the decisions are the same.
+halving decides a rung when all of its trials are there, and devices stand idle until the last of them is. A
+`Bracket` lets no device idle: it takes a trial that is already among the best `1 / rf` of those that reached the
+rung. This is ASHA's promotion (Li et al. 2020, Algorithm 2). With one device, the decisions are the same.
 
 Hyperband is Algorithm 1 of Li et al., "Hyperband: A novel bandit-based approach to hyperparameter optimization" (2018).
 Successive halving drops most trials after their first epochs, and with them those that start slowly. Hyperband gives a

@@ -1,8 +1,9 @@
 """The milestones at which halving is decided, and how long a trial waits there for its cohort.
 
 ASHA decides each trial on arrival, by those that arrived before it. The first trials are compared with few others, so
-that more continue than should. At a `MilestoneBarrier`, a trial waits a little for those that began with it, at most a
-share of the time that it took to get there: one that dies or stalls delays no other beyond that.
+that more continue than should. At a `MilestoneBarrier`, a trial waits a little for those
+that began with it. It waits at most a share of the time that it took to get there. So a trial that dies or stalls
+delays no other beyond that.
 """
 
 from __future__ import annotations
