@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hydro_rasda.lazy_exports import lazy_exports
-from hydro_rasda.package_conflicts import refuse_other_packages
+from hydro_rasda.package_exports import lazy_exports, refuse_other_packages
 from hydro_rasda.renames import NAMES
 
 refuse_other_packages("fusion", "surrogate")

@@ -40,9 +40,9 @@ from hydro_rasda.precision import as_given
 from hydro_rasda.problem import NoModule, NoRoles, Problem
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.seeds import next_seed
+from hydro_rasda.surrogate_models import about_width_argument, width_form
 from hydro_rasda.trial import Trial
-from hydro_rasda.width_argument import about_width_argument, width_form
-from surrogate.multipliers import width_plan
+from surrogate.roles_and_multipliers import width_plan
 from surrogate.widths import WidthPlan
 
 

@@ -36,7 +36,10 @@ class Autocast:
             metrics = self.objective(model, batch)
         if not isinstance(metrics, Mapping):
             return metrics  # refused by whoever checks what the user's objective returns
-        return {name: value.float() if _is_half(value) else value for name, value in metrics.items()}
+        return {
+            name: value.float() if isinstance(value, Tensor) and value.dtype in _HALF.values() else value
+            for name, value in metrics.items()
+        }
 
 
 def in_precision(objective: Objective, precision: Precision) -> Objective:
@@ -80,7 +83,3 @@ def matrix_products(precision: Precision) -> Iterator[None]:
         yield
     finally:
         products.allow_tf32, convolutions.allow_tf32 = before
-
-
-def _is_half(value: object) -> bool:
-    return isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)

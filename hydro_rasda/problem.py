@@ -26,9 +26,8 @@ from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import Objective, give_config, reads_config, steering
 from hydro_rasda.precision import as_given
 from hydro_rasda.seeds import derive_seed
-from hydro_rasda.surrogate_plans import Plans
+from hydro_rasda.surrogate_models import DEPTH, Plans, WidthForm, call_model_fn, width_form
 from hydro_rasda.trial import Trial
-from hydro_rasda.width_argument import DEPTH, WidthForm, call_model_fn, width_form
 from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, parameter_roles, plan_shrink, plan_surrogate, shrink
 from surrogate.widths import compare_widths, shapes_of
 
@@ -163,7 +162,13 @@ class Problem:
         model = self._build(trial.config, 1.0)
         if not isinstance(model, nn.Module):
             raise NoModule(f"`model_fn` returned a {type(model).__name__}, but must return a torch.nn.Module")
-        _check_there(model)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            told = f"`model_fn` returned a {type(model).__name__} whose {name!r}"
+            if is_lazy(tensor):
+                rule = "give the layer its input size, or run the model once on a batch inside `model_fn`"
+                raise NoModule(f"{told} is lazy: it has no shape before the first batch; {rule}")
+            if tensor.is_meta:
+                raise NoModule(f"{told} lies on the device 'meta', where it has no data; build it on the CPU")
         return self._configured(model, trial).to(self.device)
 
     def note_roles(self, model: nn.Module, trial: Trial) -> None:
@@ -285,14 +290,3 @@ class Problem:
         except SystemExit as end:
             raise RuntimeError(f"`model_fn` would end the script: {end!r}") from end
         return duplicate(model) if self.copied else model
-
-
-def _check_there(model: nn.Module) -> None:
-    """Refuse a model whose parameters are not there yet."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        told = f"`model_fn` returned a {type(model).__name__} whose {name!r}"
-        if is_lazy(tensor):
-            rule = "give the layer its input size, or run the model once on a batch inside `model_fn`"
-            raise NoModule(f"{told} is lazy: it has no shape before the first batch; {rule}")
-        if tensor.is_meta:
-            raise NoModule(f"{told} lies on the device 'meta', where it has no data; build it on the CPU")

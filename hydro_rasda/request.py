@@ -28,7 +28,7 @@ from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.schedulers.population_bandits import check_scikit_learn
 from hydro_rasda.search import check_first, check_searcher, named_searcher, prepare
 from hydro_rasda.space import check_space, explored
-from hydro_rasda.width_argument import check_depth_argument, check_width_argument
+from hydro_rasda.surrogate_models import check_depth_argument, check_width_argument
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher

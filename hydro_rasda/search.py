@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fusion.streams import preserved_generators, seed_generators
 from fusion.warn import warn
-from hydro_rasda.branches import chosen, indexed, reachable, restricted
+from hydro_rasda.branches_and_variants import chosen, indexed, reachable, restricted
 from hydro_rasda.checks import require
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import plain, to_ray

@@ -16,14 +16,15 @@ from fusion.streams import preserved_generators
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.checks import check_choice, check_flag, check_folder, check_name, require
 from hydro_rasda.config import BACKENDS, RESUME, Mode, Precision, RaceConfig, SweepConfig, TuneConfig
+from hydro_rasda.console import HeldBack, warnings_in_one_line
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Data, Splitter
-from hydro_rasda.help_signature import readable
 from hydro_rasda.identity_settings import determining
 from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import LossFn
 from hydro_rasda.objective_parts import GivenObjective
 from hydro_rasda.objectives import split_metrics
+from hydro_rasda.package_exports import readable
 from hydro_rasda.renames import refuses_renamed
 from hydro_rasda.request import Request
 from hydro_rasda.results.result import TuneResult, make_result
@@ -38,9 +39,8 @@ from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.stages.cost_limits import Costs, all_fit
 from hydro_rasda.stages.preparation import Ready, get_ready
 from hydro_rasda.stages.race import train_finalists
-from hydro_rasda.stages.resume_from_sweep import hand_over
 from hydro_rasda.stages.sweep import sweep as run_sweep
-from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
+from hydro_rasda.stages.transfer_of_finalists import hand_over
 
 if TYPE_CHECKING:
     from hydro_rasda.results.progress import Progress

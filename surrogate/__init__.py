@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 from surrogate.build import SurrogatePlan, make_surrogate, plan_surrogate
 from surrogate.checks import PlanMismatch
 from surrogate.coordinates import coordinate_check
-from surrogate.multipliers import lr_multipliers, weight_decay_multipliers
-from surrogate.roles import parameter_roles
-from surrogate.shrink import shrink
-from surrogate.shrink_plan import ShrinkPlan, plan_shrink
+from surrogate.roles_and_multipliers import lr_multipliers, parameter_roles, weight_decay_multipliers
+from surrogate.shrink import ShrinkPlan, plan_shrink, shrink
 from surrogate.transfer import plain_score_fn, transfer_check
-from surrogate.transfer_verdict import compare_rankings
-from surrogate.transferability import doubtful_hyperparameters
+from surrogate.transfer_verdict import compare_rankings, doubtful_hyperparameters
 
 __distribution__ = "hydro-rasda"  # which tells it from other packages of this name
 

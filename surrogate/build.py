@@ -13,13 +13,12 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from surrogate.attention import find_logit_scales, head_sizes, scale_logits
 from surrogate.checks import PlanMismatch, check_flag, check_width_ratio, require
+from surrogate.forward_multipliers import find_logit_scales, find_readouts, head_sizes, scale_logits, scale_readouts
 from surrogate.init_distributions import initial_laws
 from surrogate.init_scale import corrections, measured_corrections, rescale, zero_modules
-from surrogate.multipliers import width_plan
 from surrogate.output_sizes import check_outputs
-from surrogate.readouts import find_readouts, scale_readouts
+from surrogate.roles_and_multipliers import width_plan
 from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, compare_widths, refuse_single_units, shapes_of
 
 Config = Mapping[str, Any]

@@ -29,9 +29,8 @@ from torch import nn
 
 from surrogate.build import ModelFn, make_surrogate, mark_as_target
 from surrogate.checks import check_flag, check_function, check_int, check_list, check_width_ratio, is_metric, require
-from surrogate.multipliers import width_plan
-from surrogate.recording import Recording, record_training
-from surrogate.training import Objective
+from surrogate.roles_and_multipliers import width_plan
+from surrogate.training import Objective, Recording, record_training
 from surrogate.widths import ParamWidth, Shape, shapes_of
 
 MAX_SLOPE = 0.25

@@ -65,17 +65,13 @@ def _measure(build: Callable[[], nn.Module], names: Sequence[str]) -> dict[str, 
     while len(draws) < min(_MOST_BUILDS, _ENOUGH / fewest):
         draws.append(_values(build, names))
     pooled = {name: torch.stack([values[name] for values in draws]) for name in names}
-    return {name: None if bool((x == x[0]).all()) else _size(x) for name, x in pooled.items()}
+    sizes = {name: float(x.double().square().mean().sqrt()) for name, x in pooled.items()}
+    return {name: None if bool((x == x[0]).all()) else sizes[name] for name, x in pooled.items()}
 
 
 def _values(build: Callable[[], nn.Module], names: Sequence[str]) -> dict[str, Tensor]:
     parameters = dict(build().named_parameters())
     return {name: parameters[name].detach() for name in names}
-
-
-def _size(x: Tensor) -> float:
-    """Root mean square."""
-    return float(x.double().square().mean().sqrt())
 
 
 def rescale(surrogate: nn.Module, factors: Mapping[str, float]) -> None:

@@ -1,18 +1,32 @@
-"""`shrink`: a narrow stand-in for a module that takes no width argument."""
+"""`shrink`, a narrow stand-in for a module without a width argument, and its plan.
+
+`plan_shrink` finds the plan once for all modules of one structure.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from surrogate.build import mark_as_target
-from surrogate.checks import check_flag, check_width_ratio, require
+from surrogate.build import mark_as_target, parametrize
+from surrogate.checks import PlanMismatch, check_flag, check_width_ratio, require
+from surrogate.forward_multipliers import head_sizes
 from surrogate.init_scale import zero_modules
-from surrogate.multipliers import width_plan
-from surrogate.shrink_plan import ShrinkPlan, check_operators, check_sizes, check_target, follow_plan, plan_shrink
+from surrogate.output_sizes import main_outputs, record_calls, run_for_shapes
+from surrogate.resize import NarrowSizes, fill_from_target, resize, size_of
+from surrogate.roles_and_multipliers import width_plan
+from surrogate.transformers_config import narrow_by_config
+from surrogate.widths import ParamWidth, Shape, compare_widths, refuse_single_units, shapes_of
 
 
 def shrink(
@@ -75,3 +89,211 @@ def _follow_checked(module: nn.Module, width_ratio: float, example_input: Any, p
     narrow = follow_plan(module, plan)
     check_operators(plan, narrow, example_input)
     return narrow
+
+
+_INNER_WEIGHTS = ("weight_hr_", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+"""Weights of torch's recurrent and attention layers whose input no hook can reach."""
+
+
+@dataclass(frozen=True)
+class ShrinkPlan:
+    """How to make modules of one structure narrower, as plain values.
+
+    Attributes:
+        target: Parameter or buffer name -> its shape in the module.
+        sizes: Sizes of the copy; None if the module is built again from its `transformers` configuration.
+        operators: A digest of the operators that the narrow model calls.
+    """
+
+    width_ratio: float
+    target: Mapping[str, Shape]
+    sizes: NarrowSizes | None
+    operators: str
+
+
+def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> ShrinkPlan:
+    """Find out how `shrink` makes `module`, and others of its structure, narrower.
+
+    Following a module on symbolic sizes takes seconds where it is deep. Modules that differ in nothing but their
+    weights, and in floating point attributes such as a dropout probability, share one plan; `shrink` refuses a plan
+    that does not fit.
+
+    Args:
+        module: The target; it is not changed, and neither are torch's random numbers.
+        width_ratio: Surrogate width over target width, in (0, 1).
+        example_input: One batch, as for `shrink`.
+
+    Raises:
+        ValueError: if `width_ratio` is no number in (0, 1), or as for `shrink`.
+    """
+    check_width_ratio(width_ratio)
+    require(width_ratio < 1.0, "width_ratio", width_ratio, "below 1: a copy of the module needs no plan")
+    outputs = check_target(module, example_input)
+    with torch.random.fork_rng(devices=[]):
+        sizes = None
+        narrow = narrow_by_config(module, width_ratio)
+        if narrow is None:
+            # Symbolic sizes take as long to import as torch itself; a model that takes a width needs none.
+            from surrogate.size_constraints import trace_sizes
+            from surrogate.sizes import narrow_sizes
+
+            trace = trace_sizes(module, example_input)
+            lists = {len(child) for child in module.modules() if isinstance(child, nn.ModuleList)}
+            sizes = narrow_sizes(trace, width_ratio, lists)
+            narrow = resize(module, sizes)
+        _check_widths(narrow, module, width_ratio)
+        fill_and_parametrize(narrow, module, width_ratio, _kept(sizes))
+        same = main_outputs(outputs) if sizes is None else outputs
+        return ShrinkPlan(width_ratio, _all_shapes(module), sizes, _check_run(narrow, same, example_input))
+
+
+def follow_plan(module: nn.Module, plan: ShrinkPlan) -> nn.Module:
+    """A narrow copy of a module whose structure is the plan's."""
+    narrow = narrow_by_config(module, plan.width_ratio) if plan.sizes is None else resize(module, plan.sizes)
+    if narrow is None:
+        raise PlanMismatch("`plan` is of a model built from its configuration, but must be of one like `module`")
+    fill_and_parametrize(narrow, module, plan.width_ratio, _kept(plan.sizes))
+    return narrow
+
+
+def check_sizes(plan: ShrinkPlan, module: nn.Module) -> None:
+    """Refuse a plan for a module of other sizes (PlanMismatch)."""
+    if _all_shapes(module) != plan.target or not _holds(plan.sizes, module):
+        raise PlanMismatch("`plan` is of a module of other sizes, but must be of one like `module`")
+
+
+def check_operators(plan: ShrinkPlan, narrow: nn.Module, example_input: Any) -> None:
+    """Refuse a plan for a module that computes something else than a narrow copy does, or fails (PlanMismatch)."""
+    try:
+        operators = run_for_operators(narrow, example_input)[1]
+    except Exception as error:  # whatever a model may raise whose sizes do not fit together
+        raise PlanMismatch(f"`plan` is of a module like none that runs: {type(error).__name__}: {error}") from error
+    if operators != plan.operators:
+        raise PlanMismatch("`plan` is of a module that computes something else, but must be of one like `module`")
+
+
+def check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
+    """The shapes of a module's outputs; ValueError if it has lazy parameters or hooks on them, or cannot run."""
+    require(isinstance(module, nn.Module), "module", module, "a torch.nn.Module")
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(f"parameter {name!r} of `module` is lazy: run the module once on a batch before")
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ValueError(f"parameter {name!r} of `module` has a hook, which a copy of another width does not have")
+    try:
+        return run_for_shapes(module, example_input)
+    except Exception as error:
+        raise ValueError(f"`module` cannot run on `example_input`: {type(error).__name__}: {error}") from error
+
+
+def fill_and_parametrize(narrow: nn.Module, module: nn.Module, width_ratio: float, kept: tuple[str, ...]) -> None:
+    """Give a module's narrow copy parts of its weights and muP's multipliers, in place."""
+    params = compare_widths(module, narrow)
+    fill_from_target(narrow, module, params)
+    parametrize(narrow, width_ratio, params, head_sizes(module), _report_rounding(params, width_ratio), kept)
+
+
+def _check_widths(narrow: nn.Module, module: nn.Module, width_ratio: float) -> None:
+    if shapes_of(narrow) == shapes_of(module):
+        raise ValueError(
+            f"`width_ratio` is {width_ratio:g}, which leaves every size of `module` as it is: heads keep their size, "
+            "and sizes are rounded up; give the model a `width_ratio` argument and use make_surrogate"
+        )
+    params = compare_widths(module, narrow)
+    refuse_single_units(params, narrow, module)
+    for name, param in params.items():
+        path, _, own = name.rpartition(".")
+        if (
+            own.startswith(_INNER_WEIGHTS)
+            and param.shape[0] == param.target_shape[0]
+            and param.shape != param.target_shape
+        ):
+            raise ValueError(
+                f"parameter {name!r} reads a width and writes a fixed size within layer {path!r} "
+                f"({type(module.get_submodule(path)).__name__}), where muP cannot scale its input: let an nn.Linear "
+                "behind the layer write that size"
+            )
+
+
+def _check_run(narrow: nn.Module, outputs: Mapping[str, Shape], example_input: Any) -> str:
+    """Refuse a narrow model that fails or puts out other shapes than the target; else what it computes."""
+    running: list[str] = []
+    handles = record_calls(narrow, running)
+    try:
+        found, operators = run_for_operators(narrow, example_input)
+    except Exception as error:
+        raise ValueError(
+            f"the narrow model cannot run: module {running[-1] if running else ''!r} failed with "
+            f"{type(error).__name__}: {error}; give the model a `width_ratio` argument and use make_surrogate"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    for path, shape in outputs.items():
+        if found.get(path) != shape:
+            raise ValueError(f"the narrow model's {path} has shape {found.get(path)}, the target's has {shape}")
+    return operators
+
+
+def _kept(sizes: NarrowSizes | None) -> tuple[str, ...]:
+    return () if sizes is None else sizes.kept
+
+
+def _all_shapes(module: nn.Module) -> dict[str, Shape]:
+    """Of parameters and buffers, by name."""
+    return {**shapes_of(module), **{name: tuple(buffer.shape) for name, buffer in module.named_buffers()}}
+
+
+def _holds(sizes: NarrowSizes | None, module: nn.Module) -> bool:
+    """Return whether a module's attributes are those that the sizes were found for."""
+    attributes = {} if sizes is None else sizes.attributes
+    layers = dict(module.named_modules())
+    return all(
+        path in layers and hasattr(layers[path], name) and size_of(layers[path], name) == full
+        for (path, name), (full, _) in attributes.items()
+    )
+
+
+def _report_rounding(params: Mapping[str, ParamWidth], width_ratio: float) -> tuple[str, ...]:
+    lines: dict[tuple[int, int], str] = {}
+    for name, param in params.items():
+        for full, size in zip(param.target_shape, param.shape):
+            if size not in (full, full * width_ratio):
+                line = f"{full} -> {size} instead of {full * width_ratio:g} (first in {name})"
+                lines.setdefault((full, size), line)
+    return tuple(lines.values())
+
+
+def run_for_operators(module: nn.Module, example_input: Any) -> tuple[dict[str, Shape], str]:
+    """Run a copy of a module on one batch, as `run_for_shapes` does.
+
+    Returns:
+        The shapes of its outputs, and a digest of the operators that it called. The digest has their order, the shapes
+        and types of tensors, and all other arguments but floating point numbers.
+    """
+    record = _Record()
+    shapes = run_for_shapes(module, example_input, record)
+    return shapes, record.digest.hexdigest()
+
+
+class _Record(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch imports its compiler, which takes seconds, for every mode that does not say no here."""
+        return False
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.digest = hashlib.sha256()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.digest.update(repr((str(func), pytree.tree_map(_counted, (args, kwargs)))).encode())
+        return func(*args, **kwargs)
+
+
+def _counted(value: Any) -> Any:
+    """Return the part of an argument that counts: of a tensor its shape and type, of a float nothing."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    return float if isinstance(value, float | torch.Generator) else value

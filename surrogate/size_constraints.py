@@ -79,7 +79,8 @@ class _Tracer:
 
     def trace(self, example_input: Any) -> SizeTrace:
         attributes = {key: self._symbolize(*key) for key in _size_attributes(self.module)}
-        fakes = {name: self._fake(name, tensor) for name, tensor in _tensors(self.module).items()}
+        named = itertools.chain(self.module.named_parameters(), self.module.named_buffers())
+        fakes = {name: self._fake(name, tensor) for name, tensor in named}
         raw = {name: tuple(map(self._raw, fake.shape)) for name, fake in fakes.items()}
         self._run(fakes, example_input)
         tensors = {name: self._expressions(fake.shape) for name, fake in fakes.items()}
@@ -139,7 +140,10 @@ class _Tracer:
 
     def _run(self, fakes: dict[str, Tensor], example_input: Any) -> None:
         running = self.running
-        _make_group_norms_elementwise(self.module)
+        # `group_norm` takes its group count as a plain number, which would freeze the count.
+        for layer in self.module.modules():
+            if isinstance(layer, nn.GroupNorm):
+                layer.forward = functools.partial(_affine, layer)  # type: ignore[method-assign]
         record_calls(self.module, running)
         batch = pytree.tree_map_only(
             Tensor, lambda tensor: self.mode.from_tensor(tensor, static_shapes=True), example_input
@@ -149,7 +153,10 @@ class _Tracer:
             with self.mode, SymbolicFunctions(self._called), torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # kernels warn of slow paths, which is all the same without data
                 output = torch.func.functional_call(inputs, {f"module.{name}": f for name, f in fakes.items()}, ())
-                _fix_sizes(output)
+                # Reading a symbolic size as a number makes it one: what the model puts out keeps its size.
+                for leaf in pytree.tree_leaves(output):
+                    if isinstance(leaf, Tensor):
+                        _ = [int(size) for size in leaf.shape]
                 self.fixes.note("the output")
         except Exception as error:
             where = running[-1] if running else type(self.module).__name__
@@ -213,10 +220,6 @@ class _Inputs(nn.Module):
         return call_model(self.module, self.batch)
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return dict(itertools.chain(module.named_parameters(), module.named_buffers()))
-
-
 def _stacks(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> frozenset[str]:
     other = (_ConvNd, nn.Bilinear)
     named = {name: module.get_submodule(name.rpartition(".")[0]) for name, sizes in tensors.items() if len(sizes) > 2}
@@ -257,20 +260,6 @@ def _may_be_size(layer: nn.Module, attribute: str, value: Any) -> bool:
     return any(size % value == 0 for parameter in layer.parameters() for size in parameter.shape)
 
 
-def _make_group_norms_elementwise(module: nn.Module) -> None:
-    """`group_norm` takes its group count as a plain number, which would freeze the count."""
-    for layer in module.modules():
-        if isinstance(layer, nn.GroupNorm):
-            layer.forward = functools.partial(_affine, layer)  # type: ignore[method-assign]
-
-
 def _affine(layer: nn.GroupNorm, x: Tensor) -> Tensor:
     per_channel = (-1, *(1 for _ in x.shape[2:]))
     return x * layer.weight.view(per_channel) + layer.bias.view(per_channel) if layer.affine else x
-
-
-def _fix_sizes(output: Any) -> None:
-    """Reading a symbolic size as a number makes it one: what the model puts out keeps its size."""
-    for leaf in pytree.tree_leaves(output):
-        if isinstance(leaf, Tensor):
-            _ = [int(size) for size in leaf.shape]

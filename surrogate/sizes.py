@@ -155,13 +155,9 @@ def _roles(trace: SizeTrace) -> _Roles:
     # An attribute that is no width splits one into heads: it counts them, or is the size of one.
     candidates = (tied | trace.seeds) & names.keys() - dims
     parts = {s for s in candidates if s in factors or trace.sizes[s] not in full}
-    counts = {s for s in parts if _names_a_count(names[s])}
-    return _Roles(frozenset((tied | trace.seeds) - parts), frozenset(counts), frozenset(parts - counts))
-
-
-def _names_a_count(attribute: str) -> bool:
     # Names decide only between two choices that both fit: fewer heads, or smaller ones.
-    return "dim" not in attribute and "size" not in attribute
+    counts = {s for s in parts if "dim" not in names[s] and "size" not in names[s]}
+    return _Roles(frozenset((tied | trace.seeds) - parts), frozenset(counts), frozenset(parts - counts))
 
 
 def _head_size(trace: SizeTrace, roles: _Roles, width: sympy.Symbol) -> int:

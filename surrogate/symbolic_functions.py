@@ -38,15 +38,6 @@ def _rule_of(name: str) -> Callable[..., Any] | None:
     return _RULES.get(name)
 
 
-def _gate(gates: int, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """One of a recurrent layer's gates, of which its weights hold so many below each other."""
-    of_input, of_hidden, *rest = weights
-    biases = rest[:2] if len(rest) > 1 else (None, None)
-    summed = F.linear(x, of_input, biases[0]) + F.linear(state[0], of_hidden, biases[1])
-    gate: Tensor = summed.unflatten(-1, (gates, state[-1].shape[-1])).select(-2, 0)
-    return gate
-
-
 def _recurrent(gates: int) -> Callable[..., Any]:
     def run(x: Tensor, *rest: Any) -> Any:
         packed = not isinstance(rest[2], bool)  # then the sizes of its batches come before the hidden state
@@ -71,7 +62,12 @@ def _recurrent(gates: int) -> Callable[..., Any]:
 
 
 def _step(gates: int, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    hidden = _gate(gates, x, state, weights)
+    # One of a recurrent layer's gates, of which its weights hold so many below each other.
+    of_input, of_hidden, *rest = weights
+    biases = rest[:2] if len(rest) > 1 else (None, None)
+    summed = F.linear(x, of_input, biases[0]) + F.linear(state[0], of_hidden, biases[1])
+    gate: Tensor = summed.unflatten(-1, (gates, state[-1].shape[-1])).select(-2, 0)
+    hidden = gate
     if gates != _LSTM:
         return (hidden + state[0],)
     cell = hidden + state[1]

@@ -14,15 +14,15 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS = (
     {
-        *("checks", "console", "lazy_exports", "package_conflicts", "renames", "secret_masking", "help_signature"),
-        *("trial", "warning_lines"),
+        *("checks", "console", "package_exports", "renames", "secret_masking"),
+        "trial",
     },
     {"schedulers"},
     {"config", "objectives", "seeds", "identity_settings", "sweep_config"},
     {
         *(
             "batch_checks",
-            "branches",
+            "branches_and_variants",
             "config_access",
             "data",
             "domains",
@@ -36,9 +36,8 @@ FLOORS = (
             "precision",
             "problem",
             "space",
-            "variants",
         ),
-        *("surrogate_plans", "width_argument"),
+        "surrogate_models",
     },
     {"run"},
     {"results", "page", "plots", "loggers"},

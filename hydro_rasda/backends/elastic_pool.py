@@ -17,8 +17,8 @@ from hydro_rasda.processes.hang_detector import waited_in_vain
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import RASDA, Growth
 from hydro_rasda.training.distributed import Place
-from hydro_rasda.training.report_keys import SCALING_EFFICIENCY, noise_in_workers
 from hydro_rasda.training.trainer import Given
+from hydro_rasda.training.worker_reports import SCALING_EFFICIENCY, noise_in_workers
 
 _LAST_WORDS_S = 3.0
 """So long the other ranks have to say what happened once one has failed."""

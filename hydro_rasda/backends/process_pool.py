@@ -29,7 +29,7 @@ import torch
 
 from hydro_rasda.backends.elastic_pool import DoublingPool
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
-from hydro_rasda.data.tensors import from_bytes, to_bytes
+from hydro_rasda.data.tensors_datasets_loaders import from_bytes, to_bytes
 from hydro_rasda.processes.die_with_parent import depend_on
 from hydro_rasda.processes.forks import Notify, ending, receive, send
 from hydro_rasda.processes.temporary_folders import make_folder, owner, remove_left

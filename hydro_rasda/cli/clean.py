@@ -13,7 +13,7 @@ from hydro_rasda.cli.output import print_json, say, size
 from hydro_rasda.console import one_line
 from hydro_rasda.results.reading import read_record
 from hydro_rasda.run.files import TEMPORARY, matching, remove
-from hydro_rasda.run.run_lock import hold
+from hydro_rasda.run.locks_and_crashes import hold
 
 
 def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:

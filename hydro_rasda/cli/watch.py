@@ -33,7 +33,7 @@ from hydro_rasda.results.report import (
     state_of,
 )
 from hydro_rasda.run.journal import jsonable
-from hydro_rasda.run.run_lock import shows_locks
+from hydro_rasda.run.locks_and_crashes import shows_locks
 from hydro_rasda.run.spec import SPEC
 
 LOOK_SECONDS = 1.0

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from hydro_rasda.checks import require
-from hydro_rasda.data.batches import Batch, Share
-from hydro_rasda.data.rank_shards import ALONE, Shard
+from hydro_rasda.data.batches import ALONE, Batch, Shard, Share
 from hydro_rasda.seeds import derive_seed
 
 Rows = Tensor | range

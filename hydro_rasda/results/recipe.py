@@ -25,8 +25,8 @@ from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.portable import Gone
 from hydro_rasda.run.spec import read_asked
 from hydro_rasda.run.store import Store
+from hydro_rasda.surrogate_models import width_form
 from hydro_rasda.trial import Trial
-from hydro_rasda.width_argument import width_form
 
 
 def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> str:

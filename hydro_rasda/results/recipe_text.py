@@ -25,7 +25,7 @@ from hydro_rasda.results.recipe_optimizer import (
     schedule_text,
 )
 from hydro_rasda.results.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
-from hydro_rasda.width_argument import WidthForm
+from hydro_rasda.surrogate_models import WidthForm
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hydro_rasda.checks import is_number, require
 from hydro_rasda.config import Keep, Mode
 from hydro_rasda.objectives import Comparison
 from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of, smoothed
-from hydro_rasda.run.messages import Message, read_messages
+from hydro_rasda.run.journal import Message, read_messages
 from hydro_rasda.run.portable import Portable
 from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers import Agreement

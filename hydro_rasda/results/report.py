@@ -16,7 +16,7 @@ from rich.text import Text
 
 from hydro_rasda.console import duration, roughly, show
 from hydro_rasda.results.records import RunRecord, TrialRecord
-from hydro_rasda.run.run_lock import held
+from hydro_rasda.run.locks_and_crashes import held
 
 SHOWN = 8
 """Number of trials in the table on a console; a page has all of them."""

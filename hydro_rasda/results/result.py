@@ -28,7 +28,7 @@ from hydro_rasda.results.summary import eligible, sum_up
 from hydro_rasda.run.portable import Gone, dumped, loaded
 from hydro_rasda.run.state import Run
 from hydro_rasda.secret_masking import HIDDEN, value_at, withholding
-from hydro_rasda.surrogate_plans import Plans
+from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.trial import Trial
 
 if TYPE_CHECKING:

@@ -235,7 +235,14 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None, run: s
 
     try:
         with open_to_read(path, _CHECKPOINT) as file:
-            _check_archive(file)
+            # Refuse an archive that was changed, or that could hold more than its own bytes: torch compresses nothing.
+            with zipfile.ZipFile(file) as archive:
+                parts = archive.infolist()
+                stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
+                if not stored or sum(part.file_size for part in parts) > os.fstat(file.fileno()).st_size:
+                    raise zipfile.BadZipFile("its parts are compressed, or overlap, and torch writes none such")
+                if (part := archive.testzip()) is not None:
+                    raise zipfile.BadZipFile(f"the checksum of its part {part!r} is not that of what was written")
             file.seek(0)
             loaded: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
@@ -249,17 +256,6 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None, run: s
     if run and written_as != [run, path.name]:
         raise DamagedCheckpoint(f"the checkpoint {path} is not the one that this run wrote there")
     return loaded
-
-
-def _check_archive(file: IO[bytes]) -> None:
-    """Refuse an archive that was changed, or that could hold more than its own bytes: torch compresses nothing."""
-    with zipfile.ZipFile(file) as archive:
-        parts = archive.infolist()
-        stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
-        if not stored or sum(part.file_size for part in parts) > os.fstat(file.fileno()).st_size:
-            raise zipfile.BadZipFile("its parts are compressed, or overlap, and torch writes none such")
-        if (part := archive.testzip()) is not None:
-            raise zipfile.BadZipFile(f"the checksum of its part {part!r} is not that of what was written")
 
 
 @contextlib.contextmanager

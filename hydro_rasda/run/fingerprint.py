@@ -116,7 +116,10 @@ def _taken_apart(value: Any) -> tuple[str, Parts]:
     if isinstance(value, ModuleType):
         return f"module {value.__name__} {_version(value.__name__)}", ()
     if isinstance(value, type):
-        return _class(value)
+        if (package := _version(value.__module__)) is not None:
+            return f"class {package} {value.__module__}.{value.__qualname__}", ()
+        own = {name: part for name, part in vars(value).items() if name not in _INCIDENTAL}
+        return "class", [("bases", value.__bases__), *sorted(own.items())]
     if isinstance(value, FunctionType):
         return _function(value)
     if isinstance(value, MethodType):
@@ -153,13 +156,6 @@ def _items(mapping: Mapping[Any, Any]) -> Parts:
     named = {repr(key) if isinstance(key, _PLAIN) else digest(content(key)): item for key, item in mapping.items()}
     names = sorted(named)
     return [(names[i], named[names[i]]) for i in spread_indices(len(names), _LENGTH)]
-
-
-def _class(cls: type) -> tuple[str, Parts]:
-    if (package := _version(cls.__module__)) is not None:
-        return f"class {package} {cls.__module__}.{cls.__qualname__}", ()
-    own = {name: part for name, part in vars(cls).items() if name not in _INCIDENTAL}
-    return "class", [("bases", cls.__bases__), *sorted(own.items())]
 
 
 def _function(function: FunctionType) -> tuple[str, Parts]:

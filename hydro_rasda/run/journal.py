@@ -1,23 +1,26 @@
-"""A run's journal: one line for each metric, event and finished unit of work.
+"""A run's journal, one line for each metric, event and finished unit of work; and beside it the run's messages.
 
 The lines of a unit are written at once, the unit's own last. Lines after the last such line belong to a unit that was
 never finished, and do not count. An unreadable line in between was changed by something else than a run. Nobody can
 tell which units it belonged to, nor which later units build on them, so nothing is guessed.
 
-A line that was written twice counts once: a copy of a run's folder can double each line, or a whole part.
+A line that was written twice counts once: a copy of a run's folder can double each line, or a whole part. Messages are
+a line of JSON each, in a file of their own. Nothing depends on them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydro_rasda.checks import in_order, require
-from hydro_rasda.run.files import open_to_read, parse_json
+from hydro_rasda.run.files import Unsafe, append_to, open_to_read, parse_json, read_file
 
 JOURNAL = "journal.jsonl"
 
@@ -165,3 +168,38 @@ def name_of(value: Any) -> str:
     if isinstance(value, (set, frozenset)):
         return in_order(value, name_of)
     return getattr(value, "__qualname__", None) or repr(value)
+
+
+MESSAGES = "messages.jsonl"
+
+MOST_MESSAGES, CHARS = 1000, 2000
+"""Most messages of a run that are kept, the first ones, and most characters of each."""
+
+
+class Message(NamedTuple):
+    """A text for the user, and the wall time of the run when it was said, interrupted sessions included."""
+
+    seconds: float
+    text: str
+
+
+def keep_message(folder: Path, seconds: float, text: str) -> None:
+    """Keep a message, unless it was kept before: a resumed run repeats its messages."""
+    text = text[:CHARS]
+    known = read_messages(folder)
+    if len(known) >= MOST_MESSAGES or any(message.text == text for message in known):
+        return
+    line = {"seconds": round(seconds, 3), "text": text}
+    with contextlib.suppress(OSError, Unsafe), append_to(folder / MESSAGES) as file:  # the journal tells of a full disk
+        file.write(json.dumps(line).encode() + b"\n")
+
+
+def read_messages(folder: Path) -> list[Message]:
+    """Read the messages of a run so far, in order; lines that cannot be read are left out."""
+    found = []
+    with contextlib.suppress(OSError, Unsafe):
+        for raw in read_file(folder / MESSAGES).splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):  # of an integer without end
+                line = parse_json(raw)
+                found.append(Message(float(line["seconds"]), str(line["text"])))
+    return found

@@ -11,8 +11,7 @@ from typing import Any
 from hydro_rasda.checks import require
 from hydro_rasda.renames import ARGUMENTS
 from hydro_rasda.run.files import Unsafe, read_file, read_json, refuse_links, sync_folder, write_atomically
-from hydro_rasda.run.journal import JOURNAL
-from hydro_rasda.run.messages import MESSAGES
+from hydro_rasda.run.journal import JOURNAL, MESSAGES
 from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import HIDDEN, described_secrets, hide
 

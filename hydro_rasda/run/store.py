@@ -32,7 +32,6 @@ from filelock import FileLock
 
 from hydro_rasda.checks import require
 from hydro_rasda.config import RESUME
-from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.files import (
     TEMPORARY,
     WRITTEN_AS,
@@ -49,9 +48,8 @@ from hydro_rasda.run.files import (
     truncate,
     write_atomically,
 )
-from hydro_rasda.run.journal import JOURNAL, UNIT, JournalLine, Unit, jsonable, read_units
-from hydro_rasda.run.messages import MESSAGES, keep_message
-from hydro_rasda.run.run_lock import LOCK, hold
+from hydro_rasda.run.journal import JOURNAL, MESSAGES, UNIT, JournalLine, Unit, jsonable, keep_message, read_units
+from hydro_rasda.run.locks_and_crashes import LOCK, CrashLog, hold
 from hydro_rasda.run.spec import FORMAT, SPEC, RunExists, read_spec, refuse_other, run_id, scored_otherwise, set_aside
 
 if TYPE_CHECKING:

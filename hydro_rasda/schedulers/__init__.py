@@ -3,16 +3,10 @@
 Real runs and the simulator decide by the same code.
 """
 
-from hydro_rasda.schedulers.agreement import Agreement, agreement
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
-from hydro_rasda.schedulers.asynchronous_halving import Bracket
-from hydro_rasda.schedulers.growth import Growth, Resize, efficient, parallel_efficiency
-from hydro_rasda.schedulers.halving import SuccessiveHalving
-from hydro_rasda.schedulers.hyperband import Hyperband
-from hydro_rasda.schedulers.median_stopping import MedianStopping
-from hydro_rasda.schedulers.milestone_barrier import MilestoneBarrier
-from hydro_rasda.schedulers.milestones import first_milestone, milestones
-from hydro_rasda.schedulers.named_rules import NoStopping, named_rule
+from hydro_rasda.schedulers.halving_and_hyperband import Bracket, Hyperband, SuccessiveHalving
+from hydro_rasda.schedulers.milestones import MilestoneBarrier, first_milestone, milestones
+from hydro_rasda.schedulers.named_rules import MedianStopping, NoStopping, named_rule
 from hydro_rasda.schedulers.packing_interference import FastestTogether, Interference
 from hydro_rasda.schedulers.packing_policy import (
     Job,
@@ -29,8 +23,8 @@ from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, pl
 from hydro_rasda.schedulers.population import PopulationBasedTraining, Range
 from hydro_rasda.schedulers.population_bandits import PopulationBasedBandits
 from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain
-from hydro_rasda.schedulers.ranking import Mode, rank
-from hydro_rasda.schedulers.rasda import RASDA, Verdict
+from hydro_rasda.schedulers.ranking import Agreement, Mode, agreement, rank
+from hydro_rasda.schedulers.rasda import RASDA, Growth, Resize, Verdict, efficient, parallel_efficiency
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
 from hydro_rasda.schedulers.sweep_state import Interval, Standing, SweepState
 

@@ -1,8 +1,19 @@
-"""The ends of rungs: the training iterations at which halving is decided."""
+"""The milestones at which halving is decided, and how long a trial waits there for its cohort.
+
+ASHA decides each trial on arrival, by those that arrived before it. The first trials are compared with few others, so
+that more continue than should. At a `MilestoneBarrier`, a trial waits a little for those
+that began with it. It waits at most a share of the time that it took to get there. So a trial that dies or stalls
+delays no other beyond that.
+"""
 
 from __future__ import annotations
 
-from hydro_rasda.checks import check_int
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hydro_rasda.checks import check_int, check_number
 
 
 def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
@@ -75,3 +86,108 @@ def last_look(stops: tuple[int, ...]) -> int | None:
     """
     look = (stops[-2] + stops[-1] + 1) // 2 if len(stops) > 1 else stops[-1]
     return look if stops[-1] - look >= 2 else None
+
+
+class _Bound(NamedTuple):
+    """The time until which a trial waits, and by which a trial as fast must have begun to be there in time."""
+
+    until: float
+    begun_by: float
+
+
+_NEVER = _Bound(math.inf, math.inf)
+
+
+@dataclass
+class _Milestone:
+    """The trials of one milestone.
+
+    `under_way` has the time at which each began, in rising order; `first` is the bound that runs out first.
+    """
+
+    under_way: dict[str, float] = field(default_factory=dict)
+    to_begin: set[str] = field(default_factory=set)
+    scores: dict[str, float] = field(default_factory=dict)
+    bounds: dict[str, _Bound] = field(default_factory=dict)
+    first: _Bound = _NEVER
+
+
+class MilestoneBarrier:
+    """The trials on their way to milestones, and those that wait there.
+
+    A trial's cohort are trials on their way to the same milestone. At the trial's own speed, they would arrive before
+    its wait ends. So no trial waits for one that began much later.
+
+    Args:
+        wait: The longest that a trial waits, over the time that it took to reach the milestone. With inf there is no
+            bound, and trials also wait for those that have yet to begin.
+    """
+
+    def __init__(self, wait: float) -> None:
+        check_number("wait", wait)
+        self._wait = wait
+        self._milestones: dict[int, _Milestone] = {}
+        self._at: dict[str, int] = {}
+
+    def expect(self, trial: str, milestone: int) -> None:
+        """A trial is to come to a milestone, and has yet to begin or to go on."""
+        self._place(trial, milestone).to_begin.add(trial)
+
+    def begin(self, trial: str, milestone: int, now: float) -> None:
+        """Note that a trial begins its way to a milestone now; the time must not run backwards from call to call."""
+        self._place(trial, milestone).under_way[trial] = now
+
+    def come(self, trial: str, milestone: int, score: float, now: float) -> None:
+        """Let a trial that has reached a milestone wait there; not at all if it was not seen to begin."""
+        since = self._milestones[self._at[trial]].under_way.get(trial, now) if trial in self._at else now
+        most = math.inf if self._wait == math.inf else self._wait * (now - since)
+        there = self._place(trial, milestone)
+        there.bounds[trial] = bound = _Bound(now + most, since + most)
+        there.first = min(there.first, bound)
+        there.scores[trial] = score
+
+    def leave(self, trial: str) -> None:
+        """Forget a trial that is over, or that pauses until it begins again."""
+        if (milestone := self._at.pop(trial, None)) is not None:
+            there = self._milestones[milestone]
+            there.under_way.pop(trial, None)
+            there.to_begin.discard(trial)
+            there.scores.pop(trial, None)
+            if there.bounds.pop(trial, None) == there.first:
+                there.first = min(there.bounds.values(), default=_NEVER)
+
+    def waits(self, trial: str) -> bool:
+        """Tell whether a trial has reached a milestone and is not decided yet."""
+        return trial in self._at and trial in self._milestones[self._at[trial]].bounds
+
+    def until(self, milestone: int) -> float:
+        """Return the latest time of the decision at a milestone; inf if no trial waits there, or without a bound."""
+        return self._milestones[milestone].first.until if milestone in self._milestones else math.inf
+
+    def take(self, now: float) -> dict[int, Mapping[str, float]]:
+        """Take out the trials that are to be decided now: their scores by milestone, in order of arrival.
+
+        These are all that wait there, once the first of them has waited its share, or no trial is left to wait for.
+        """
+        over = [
+            milestone for milestone, there in self._milestones.items() if there.bounds and self._is_over(there, now)
+        ]
+        taken: dict[int, Mapping[str, float]] = {milestone: self._milestones[milestone].scores for milestone in over}
+        for milestone in over:
+            there = self._milestones[milestone]
+            for trial in there.scores:
+                del self._at[trial]
+            there.scores, there.bounds, there.first = {}, {}, _NEVER
+        return taken
+
+    def _place(self, trial: str, milestone: int) -> _Milestone:
+        self.leave(trial)
+        self._at[trial] = milestone
+        return self._milestones.setdefault(milestone, _Milestone())
+
+    def _is_over(self, there: _Milestone, now: float) -> bool:
+        if now >= there.first.until:
+            return True
+        if self._wait == math.inf:
+            return not there.under_way and not there.to_begin
+        return next(iter(there.under_way.values()), math.inf) > there.first.begun_by

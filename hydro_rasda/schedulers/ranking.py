@@ -1,9 +1,14 @@
-"""One order of trials for every scheduler, the same on every machine and for every seed."""
+"""One order of trials for every scheduler, and how far two orders of the finalists agree.
+
+The order is the same on every machine and for every seed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from statistics import NormalDist, correlation
 from typing import Literal
 
 from hydro_rasda.checks import check_mode
@@ -28,3 +33,65 @@ def rank(scores: Sequence[float], mode: Mode) -> list[int]:
         return (not finite, sign * scores[index] if finite else 0.0)
 
     return sorted(range(len(scores)), key=key)
+
+
+LEVEL = 0.05
+"""A verdict is given if chance alone gives such a correlation in at most this share of cases."""
+
+_ENUMERATED = 7
+"""All orders are enumerated for at most so many trials: 5,040 orders."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The agreement between the ranking of finalists at full size and that of their surrogates.
+
+    Finalists are the best of all surrogates and lie close together. Their order therefore says less than that of all
+    surrogates. With fewer than four finalists, no order is rare enough for a verdict. With four, two of 24 orders are.
+
+    Attributes:
+        epoch: The scores are those after this epoch, the last that all finalists reached at full size. If surrogates
+            trained less, their scores are those after their last epoch.
+        scores: By trial, on its surrogate and at full size; NaN if it had diverged.
+        rho: Spearman's rank correlation; NaN if the surrogates or the full size rank all trials equal.
+        by_chance: Probability of a correlation of this sign at least as strong, if all orders at full size are equally
+            likely. Exact up to 7 trials, beyond that by the normal approximation. NaN without a correlation.
+        verdict: "agree" or "disagree", after the sign, if `by_chance` is at most 0.05; else "open": too few to tell.
+    """
+
+    epoch: int
+    scores: Mapping[int, tuple[float, float]]
+    rho: float
+    by_chance: float
+    verdict: Literal["agree", "disagree", "open"]
+
+
+def agreement(epoch: int, scores: Mapping[int, tuple[float, float]], mode: Mode) -> Agreement:
+    """Compare the two ranks of each trial; see `Agreement`.
+
+    >>> agreement(1, {0: (0.1, 0.5), 3: (0.2, 0.6), 5: (0.3, 0.7), 8: (0.4, 0.8)}, "min").by_chance == 1 / 24
+    True
+    >>> agreement(1, {0: (0.1, 0.5), 3: (0.2, 0.6), 5: (0.3, 0.8), 8: (0.4, 0.7)}, "min").verdict
+    'open'
+    """
+    narrow, full = (_ranks([pair[i] for pair in scores.values()], mode) for i in range(2))
+    if len(set(narrow)) < 2 or len(set(full)) < 2:
+        return Agreement(epoch, dict(scores), math.nan, math.nan, "open")
+    rho = correlation(narrow, full)
+    by_chance = _by_chance(narrow, full, rho)
+    verdict: Literal["agree", "disagree"] = "agree" if rho > 0 else "disagree"
+    return Agreement(epoch, dict(scores), rho, by_chance, verdict if by_chance <= LEVEL else "open")
+
+
+def _ranks(values: Sequence[float], mode: Mode) -> list[float]:
+    """From 0 for the best; equal ones share the mean of their places, and what diverged is worst and equal."""
+    losses = [(value if mode == "min" else -value) if math.isfinite(value) else math.inf for value in values]
+    return [(sum(v < own for v in losses) + sum(v <= own for v in losses) - 1) / 2 for own in losses]
+
+
+def _by_chance(narrow: Sequence[float], full: Sequence[float], rho: float) -> float:
+    if len(full) > _ENUMERATED:
+        return 1 - NormalDist().cdf(abs(rho) * math.sqrt(len(full) - 1))
+    sign = math.copysign(1, rho)
+    found = [sign * sum(a * b for a, b in zip(narrow, order)) for order in permutations(full)]
+    return sum(value >= found[0] - 1e-9 for value in found) / len(found)

@@ -1,4 +1,7 @@
-"""The queue of the sweep: a free device takes the trials behind first, in groups of the best width measured."""
+"""The queue of the sweep: a free device takes the trials behind first, in groups of the best width measured.
+
+In population based training, trials continue as copies of others.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,16 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from fusion.hyperparameters import KINDS
+from fusion.hyperparameters import KEYS, KINDS
 from fusion.padding import keeps_zeros
-from fusion.part_settings import optimizer_names
+from fusion.part_settings import is_of_part, optimizer_names
 from hydro_rasda.contracts import Devices, Group, GroupTask, Span, Widths, group_key
+from hydro_rasda.run.events import TrialConfigured
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers import Continue, SweepState
+from hydro_rasda.search import Search
+from hydro_rasda.secret_masking import hide
 from hydro_rasda.stages.next_groups import Waiting, joining_pays, next_groups
 from hydro_rasda.stages.width_padding import find_wider, form
 from hydro_rasda.trial import Trial
@@ -62,12 +69,10 @@ class Dispatcher:
         run = self._run
         source = run.sources.get(number)
         there = source is not None and run.can_load(source)
-        self._spans[number] = span = Span(self._reached(number) if there else 0, stop)
+        # A copy goes on from the checkpoint of its source.
+        reached = run.epochs("surrogate", self.copies.get(number, number)) if there else 0
+        self._spans[number] = span = Span(reached, stop)
         insort(self._queues.setdefault(span, {}).setdefault(self.kinds[number], []), self._place(number))
-
-    def _reached(self, number: int) -> int:
-        """Return the epoch of the checkpoint from which a trial continues; for a copy, that of its source."""
-        return self._run.epochs("surrogate", self.copies.get(number, number))
 
     def remove(self, number: int) -> bool:
         """Take a trial out of the queue; return whether it was there."""
@@ -155,7 +160,10 @@ class Dispatcher:
                 if wider not in joined or len(joined) <= cores:
                     continue
                 there = joined[wider]
-                all_that_may = [*there, *(p for k in joined if self._is_wider(wider, k) for p in joined[k])]
+                all_that_may = [
+                    *there,
+                    *(p for k in joined if any(wider == of for of, _ in self._wider_than(k)) for p in joined[k]),
+                ]
                 widths = self._planned(device, {wider: [number for _, number in all_that_may]})[wider]
                 if joining_pays(widths, len(there), len(more), share):
                     joined[wider] = sorted([*there, *more])
@@ -164,9 +172,6 @@ class Dispatcher:
             if not joined[kind]:
                 del joined[kind]
         return joined
-
-    def _is_wider(self, kind: str, than: str) -> bool:
-        return any(kind == wider for wider, _ in self._wider_than(than))
 
     def _wider_than(self, kind: str) -> Iterator[tuple[str, float]]:
         """Yield the wider kinds to whose shapes a kind's models can be padded, the next one first."""
@@ -225,3 +230,56 @@ def _widths(value: Mapping[str, Any]) -> Widths:
 def _is_compiled(group: Group, of: Waiting, span: Span) -> bool:
     """Tell whether compiling a group's step pays by its next milestone."""
     return group.fused and of.widths.compiling_pays(len(group.members), of.steps * (span.stop - span.start))
+
+
+def make_copies(
+    run: Run, state: SweepState, search: Search, dispatcher: Dispatcher, moves: Mapping[int, Continue], recalled: bool
+) -> None:
+    """Let trials continue with other trials' weights and configurations, as these were before any copy.
+
+    If `recalled`, an earlier process made this decision. Raise ValueError if a copy has trained further already, or if
+    a change would make another model.
+    """
+    of = {number: move.copy_of for number, move in moves.items() if move.copy_of is not None}
+    trials = dict(run.trials)
+    for number in {*of, *of.values()}:
+        if run.epochs("surrogate", number) > state.trials[number].epoch:
+            raise cannot_grow(number)
+    for number in of:
+        _check_structure(run, dispatcher, number, moves[number])
+    sources = {number: run.sources[copied] for number, copied in of.items()}
+    kinds = {number: dispatcher.kinds[copied] for number, copied in of.items()}
+    for number, copied in of.items():
+        search.close(number, run.epochs("surrogate", number), state.trials[number].score)
+        run.failures.pop(number, None)
+        run.trials[number] = Trial(number, {**trials[copied].config, **moves[number].changes})
+        run.unread[number] = run.unread.get(copied, frozenset())
+        run.costs[number] = run.costs.get(copied, {})
+        config = hide(run.trials[number].config, run.hidden)
+        run.notify(TrialConfigured, trial=number, config=config, recalled=recalled)
+    before = {number: run.sources[number] for number in of if number in run.sources}
+    run.sources |= sources
+    run.store.discard(set(before.values()) - set(run.sources.values()))
+    dispatcher.kinds |= kinds
+    dispatcher.copies |= of
+
+
+def _check_structure(run: Run, dispatcher: Dispatcher, number: int, move: Continue) -> None:
+    """Refuse to change a key of the user's in which no two trials of one structure differ."""
+    for key in move.changes:
+        values: dict[str, set[str]] = {}
+        for trial, kind in dispatcher.kinds.items():
+            values.setdefault(kind, set()).add(repr(run.trials[trial].config.get(key)))
+        if key not in KEYS and not is_of_part(key) and all(len(of_kind) == 1 for of_kind in values.values()):
+            raise ValueError(
+                f"`sweep.rule` changes `{key}` of trial {number} to {move.changes[key]!r}, but trials that differ in "
+                "it have models of different structures: leave it out of what the rule explores"
+            )
+
+
+def cannot_grow(number: int) -> ValueError:
+    """Return the error of a run that is given more samples although its rule has copied a trial."""
+    return ValueError(
+        f"`num_samples` is more than the run had, but what its trial {number} has trained since then does not count "
+        "among more: its sweep rule copies weights; begin another run, under a new `name`"
+    )

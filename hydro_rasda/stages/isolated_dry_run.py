@@ -20,10 +20,10 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Died, Notify, imap_forked, plain_warning
 from hydro_rasda.processes.retry_policy import DEATHS
-from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.files import make_private
+from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.secret_masking import shown
-from hydro_rasda.surrogate_plans import Plans
+from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.trial import Trial
 
 DRY_RUN = ".dry-run"
@@ -42,7 +42,17 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | N
         folder: The run's folder; None if no later call could have the same.
     """
     if usable_children(problem):
-        return _scouted_dry_run(problem, trials)
+        safe, scouted = _scouted(problem, trials)
+        if scouted.found is not None:
+            for _, warning in scouted.warned:
+                warnings.warn_explicit(**warning)
+            # The data are read here: a Dataset may keep what it has read, and forked processes then share it.
+            with contextlib.suppress(Misfit), warnings.catch_warnings():
+                for text, warning in scouted.warned:  # it would be given twice
+                    warnings.filterwarnings("ignore", re.escape(text), lineno=warning["lineno"])
+                survey_data(problem, scouted.trial, scouted.found)
+                return scouted.found
+        return dry_run(problem, safe)
     with _noted_in(folder) as doing:
         left = [trial for trial in trials if not doing.blamed(_name(trial))]
         if not left:
@@ -52,20 +62,6 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | N
             return dry_run(problem, tried)
         finally:
             tried.close()
-
-
-def _scouted_dry_run(problem: Problem, trials: Sequence[Trial]) -> DryRun:
-    safe, scouted = _scouted(problem, trials)
-    if scouted.found is not None:
-        for _, warning in scouted.warned:
-            warnings.warn_explicit(**warning)
-        # The data are read here: a Dataset may keep what it has read, and forked processes then share it.
-        with contextlib.suppress(Misfit), warnings.catch_warnings():
-            for text, warning in scouted.warned:  # it would be given twice
-                warnings.filterwarnings("ignore", re.escape(text), lineno=warning["lineno"])
-            survey_data(problem, scouted.trial, scouted.found)
-            return scouted.found
-    return dry_run(problem, safe)
 
 
 def _name(trial: Trial) -> str:

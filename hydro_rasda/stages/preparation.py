@@ -21,9 +21,9 @@ from hydro_rasda.run.fingerprint import spread_indices
 from hydro_rasda.schedulers import first_milestone
 from hydro_rasda.space import has_shares, longest_warmup, schedules, tuned
 from hydro_rasda.stages.isolated_dry_run import survived_dry_run
+from hydro_rasda.surrogate_models import about_width_argument
 from hydro_rasda.training.parameters import check_rule
 from hydro_rasda.trial import Trial
-from hydro_rasda.width_argument import about_width_argument
 from surrogate import doubtful_hyperparameters
 
 ASKED_STEPS = 64

@@ -15,7 +15,7 @@ from hydro_rasda.run.time_left import Piece
 from hydro_rasda.schedulers import Bracket, PopulationBasedTraining, SweepRule, SweepState
 from hydro_rasda.schedulers.sweep_rule import checked_epochs
 from hydro_rasda.stages.dispatch import Dispatcher
-from hydro_rasda.stages.transfer_check import CHECKED
+from hydro_rasda.stages.transfer_of_finalists import CHECKED
 
 SURROGATES, CHECK, FULL_SIZE = "surrogates", "transfer check", "full size"
 """Names of the stages."""

@@ -28,14 +28,11 @@ from hydro_rasda.schedulers.sweep_rule import checked_admission, checked_epochs,
 from hydro_rasda.search import Search
 from hydro_rasda.space import derived, explored
 from hydro_rasda.stages.chance_baseline import warn_of_chance
-from hydro_rasda.stages.choose_finalists import finalists_in_time, finalists_of_rule
-from hydro_rasda.stages.copies import cannot_grow, make_copies
 from hydro_rasda.stages.cost_limits import Costs
-from hydro_rasda.stages.dispatch import Dispatcher
-from hydro_rasda.stages.fusion_groups import find_kinds
+from hydro_rasda.stages.dispatch import Dispatcher, cannot_grow, make_copies
+from hydro_rasda.stages.fusion_groups import Unread, find_kinds, warn_of_unread
 from hydro_rasda.stages.run_plan import SURROGATES, RunPlan
-from hydro_rasda.stages.transfer_check import check_transfer
-from hydro_rasda.stages.unused_keys import Unread, warn_of_unread
+from hydro_rasda.stages.transfer_of_finalists import check_transfer, finalists_in_time, finalists_of_rule
 from hydro_rasda.trial import Trial
 
 
@@ -109,10 +106,9 @@ class _Sweep:
                     self._record(finished)
 
     def _show(self) -> None:
-        self._run.begin_stage(SURROGATES, max(0, self._expected() - self._done))
-
-    def _expected(self) -> int:
-        return checked_epochs(self._rule, self._rule.epochs(self._state))
+        self._run.begin_stage(
+            SURROGATES, max(0, checked_epochs(self._rule, self._rule.epochs(self._state)) - self._done)
+        )
 
     def _admit(self) -> bool:
         """Take in as many configurations as the rule wants; whether there are more now, or are known to be none."""

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
-
-from torch import nn
 
 from fusion import fusion_key
 from fusion.padding import fits_into, pads_exactly
-from fusion.structure import FusionKey
 from fusion.tensors import count_samples
 from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.contracts import evenly
@@ -62,28 +58,20 @@ def _of_forms(problem: Problem, forms: Sequence[Mapping[str, Trial]]) -> dict[st
 def _of_form(problem: Problem, examples: Mapping[str, Trial]) -> dict[str, tuple[str, float]]:
     """Compare each model with the next wider one; padding that is exact to each next one is exact to all wider ones."""
     try:
-        described = {kind: _described(problem.surrogate(trial)) for kind, trial in examples.items()}
+        models = ((kind, problem.surrogate(trial)) for kind, trial in examples.items())
+        described = {kind: (sum(p.numel() for p in model.parameters()), fusion_key(model)) for kind, model in models}
         batch = next(problem.train_data.epoch(next(iter(examples.values())).batch_size, 0))
     except (Exception, SystemExit):  # its own training will tell why
         return {}
     if can_be_split(batch):
         batch = split(batch, max(1, count_samples(batch) // SAMPLES))[0]
-    ordered, found = sorted(described, key=lambda kind: described[kind].size), {}
+    ordered, found = sorted(described, key=lambda kind: described[kind][0]), {}
     for at, kind in enumerate(ordered):
-        own = described[kind]
-        wider = next((other for other in ordered[at + 1 :] if fits_into(own.key, described[other].key)), None)
+        own, key = described[kind]
+        wider = next((other for other in ordered[at + 1 :] if fits_into(key, described[other][1])), None)
         if wider is not None:
             # Built anew, so that no more than two are there at a time.
             pair = problem.surrogate(examples[kind]), problem.surrogate(examples[wider])
             if pads_exactly(*pair, as_given(problem.objective), batch):
-                found[kind] = (wider, own.size / described[wider].size)
+                found[kind] = (wider, own / described[wider][0])
     return found
-
-
-class _Described(NamedTuple):
-    size: int
-    key: FusionKey
-
-
-def _described(module: nn.Module) -> _Described:
-    return _Described(sum(parameter.numel() for parameter in module.parameters()), fusion_key(module))

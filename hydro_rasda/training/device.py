@@ -24,8 +24,8 @@ from hydro_rasda.processes.forks import Crowd, Died, Notify, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
 from hydro_rasda.processes.retry_policy import Deaths, ended, failure, parted
-from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.events import Stage
+from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.fused import LiveGroup, Load, joined, train_group

@@ -97,21 +97,18 @@ class FusedLearner:
         self._schedule(epoch, steps)
         batch = share.batch if self._models == 1 else self.side_by_side(share.batch)
         if batch is None:
-            return self._update_on(share.batch)
+            # Update on batches of other shapes for each model of a trial: members train one after another.
+            before, given = self.fused.one_by_one, cycle(share.batch)
+            self.fused.one_by_one = True
+            try:
+                return self._update(None, given)
+            finally:
+                self.fused.one_by_one = before
         return self._update(batch) if self._graph is None else self._graph(batch)
 
     def side_by_side(self, batches: Sequence[Batch]) -> Batch | None:
         """Return one batch of all members, [N, K, ...], from one for each model of a trial; see `stacked`."""
         return stacked(batches, self.fused.K // self._models)
-
-    def _update_on(self, batches: Sequence[Batch]) -> Mapping[str, Tensor]:
-        """Update on batches of other shapes for each model of a trial: members train one after another."""
-        before, given = self.fused.one_by_one, cycle(batches)
-        self.fused.one_by_one = True
-        try:
-            return self._update(None, given)
-        finally:
-            self.fused.one_by_one = before
 
     def _update(self, batch: Batch, given: Iterator[Batch] | None = None) -> Mapping[str, Tensor]:
         """Update on one batch, or on the next of those given for each member."""

@@ -29,14 +29,11 @@ from hydro_rasda.data import ALONE, Batch, Shard, Share, batch_length
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
 from hydro_rasda.objective_parts import joined, moving
 from hydro_rasda.precision import turns
-from hydro_rasda.training.batch_statistics import average_statistics
+from hydro_rasda.training.across_ranks import Joint, apart, average_statistics, split, split_like, whole
 from hydro_rasda.training.gradient_noise import GradientNoise
-from hydro_rasda.training.joint import Joint
-from hydro_rasda.training.kept_epoch import bettered, epochs_since
+from hydro_rasda.training.kept_weights import Average, bettered, epochs_since, trained_tensors
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 from hydro_rasda.training.recorded_steps import recorded
-from hydro_rasda.training.sharding import apart, split, split_like, whole
-from hydro_rasda.training.weight_average import Average, trained_tensors
 
 
 class Learner(Protocol):

@@ -16,11 +16,10 @@ from torch.utils.data import Dataset, DistributedSampler
 from hydro_rasda.checks import check_flag, check_int, require
 from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.data import MOST_EXAMPLES, Shard
-from hydro_rasda.training.batch_statistics import average_statistics
+from hydro_rasda.training.across_ranks import average_statistics
 from hydro_rasda.training.gradient_noise import GradientNoise
 from hydro_rasda.training.lr_rescaling import RescaledLR, Rule
-from hydro_rasda.training.report_keys import NOISE_SCALE, SCALING_EFFICIENCY
-from hydro_rasda.training.step_times import StepTimes
+from hydro_rasda.training.worker_reports import NOISE_SCALE, SCALING_EFFICIENCY, StepTimes
 
 # The iteration is reckoned in, and torch's seeds have 64 bits.
 _LARGEST_SEED = 2**40

@@ -15,7 +15,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.trial import Trial
 from surrogate import shrink
 from surrogate.init_distributions import initial_laws
-from surrogate.multipliers import width_plan
+from surrogate.roles_and_multipliers import width_plan
 from tests.hydro_rasda.models import Config, fixed_mlp, mlp
 from tests.hydro_rasda.problems import X, problem, trials
 

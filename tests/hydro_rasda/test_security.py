@@ -30,15 +30,14 @@ from hydro_rasda.loggers import CSVLogger, TensorBoardLogger
 from hydro_rasda.packing import Device, pack
 from hydro_rasda.results.progress import Progress
 from hydro_rasda.results.reading import read_record
-from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.events import EpochEnded, MessageSaid, RunBegan, StageBegan
 from hydro_rasda.run.files import Unsafe, load_checkpoint
-from hydro_rasda.run.journal import JOURNAL
-from hydro_rasda.run.messages import MESSAGES, keep_message
+from hydro_rasda.run.journal import JOURNAL, MESSAGES, keep_message
+from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.run.spec import read_asked
 from hydro_rasda.run.store import DOING, Store
 from hydro_rasda.simulator.past_run import read_run
-from hydro_rasda.training.rendezvous import listening_store
+from hydro_rasda.training.across_ranks import listening_store
 from tests.hydro_rasda.journals import write_run
 
 NOBODY = 65534

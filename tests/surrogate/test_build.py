@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import surrogate
 from surrogate import PlanMismatch, make_surrogate, plan_surrogate
-from surrogate.multipliers import width_plan
+from surrogate.roles_and_multipliers import width_plan
 from tests.surrogate.models import ZOO, mlp
 
 

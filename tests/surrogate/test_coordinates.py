@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from surrogate import coordinate_check, make_surrogate
 from surrogate.coordinates import CoordinateCheck
-from surrogate.multipliers import width_plan
+from surrogate.roles_and_multipliers import width_plan
 from surrogate.training import make_optimizer
 from tests.surrogate.models import ModelFn, cnn, mlp, narrow_heads, transformer
 
@@ -146,7 +146,7 @@ def test_one_unscaled_rate_fails(model_fn: ModelFn, name: str, steps: int, monke
             group["lr"] = config["lr"] if found == name else group["lr"]
         return optimizer
 
-    monkeypatch.setattr("surrogate.recording.make_plain_optimizer", unscaled)
+    monkeypatch.setattr("surrogate.training.make_plain_optimizer", unscaled)
     found = check(model_fn, "adam", plain=False, steps=steps)
     assert not found.passed, found.table()
     assert found.unscaled[name] == "changes more in a wider model, at step 1"
@@ -163,7 +163,7 @@ def test_a_rate_that_is_too_low_in_wide_models_fails(optimizer: str, monkeypatch
             group["lr"] /= width_plan(model).params[found].width_mult if found == "2.weight" else 1.0
         return optimizer
 
-    monkeypatch.setattr("surrogate.recording.make_plain_optimizer", lowered)
+    monkeypatch.setattr("surrogate.training.make_plain_optimizer", lowered)
     found = check(deep, optimizer, plain=False)
     assert found.unscaled == {"2.weight": "changes less in a wider model, at each step"}
     assert not found.passed

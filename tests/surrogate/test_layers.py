@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from surrogate import coordinate_check, plan_shrink, shrink
 from surrogate.coordinates import CoordinateCheck
-from surrogate.multipliers import lr_multipliers, width_plan
+from surrogate.roles_and_multipliers import lr_multipliers, width_plan
 from surrogate.widths import shapes_of
 from tests.surrogate.layers import EXACT, IMAGES, SERIES, MixedByFourier, PaddedChannels
 

@@ -1,3 +1,5 @@
+""" """
+
 from __future__ import annotations
 
 import math
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from surrogate import compare_rankings
+from surrogate import compare_rankings, doubtful_hyperparameters
 from surrogate.transfer_verdict import spearman
 
 
@@ -84,3 +86,15 @@ def test_score_errors(arguments: tuple[list[float], list[float]], message: str) 
 def test_setting_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compare_rankings([1, 2, 3, 4], [1, 2, 3, 4], **settings)
+
+
+KEYS = ["lr", "model/dropout", "momentum", "weight_decay", "beta1", "label_smoothing", "schedule", "gamma"]
+
+
+def test_regularizers_below_a_quarter() -> None:
+    assert doubtful_hyperparameters(KEYS, 1 / 8) == ["model/dropout", "weight_decay", "label_smoothing"]
+
+
+def test_none_from_a_quarter_up() -> None:
+    assert doubtful_hyperparameters(KEYS, 1 / 4) == []
+    assert doubtful_hyperparameters(KEYS, 0.2499) != []

@@ -9,8 +9,8 @@ import transformers
 from torch import Tensor, nn
 
 from surrogate import make_surrogate, shrink
-from surrogate.multipliers import width_plan
 from surrogate.output_sizes import output_shapes
+from surrogate.roles_and_multipliers import width_plan
 from surrogate.transformers_config import narrow_config
 from surrogate.widths import shapes_of
 
@@ -115,7 +115,7 @@ def test_swin_has_fewer_heads_in_each_stage() -> None:
 def test_following_sizes_agrees_with_the_configuration(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = build(name)
     by_config = shapes_of(shrink(model, 1 / 4, batch))
-    monkeypatch.setattr(importlib.import_module("surrogate.shrink_plan"), "narrow_by_config", lambda *_: None)
+    monkeypatch.setattr(importlib.import_module("surrogate.shrink"), "narrow_by_config", lambda *_: None)
     assert shapes_of(shrink(model, 1 / 4, batch)) == by_config
 
 

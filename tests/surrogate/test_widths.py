@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from surrogate import make_surrogate, shrink
-from surrogate.multipliers import width_plan
+from surrogate.roles_and_multipliers import width_plan
 from surrogate.widths import ParamWidth, compare_shapes
 from tests.surrogate.models import ZOO, Config, mlp, transformer
 

@@ -55,7 +55,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         wait: How long a trial waits at a milestone for those that began with it, at most, over the time that it took to
             come there; see `hydro_rasda.schedulers.MilestoneBarrier`. Those that are there are then decided at once.
         grow: With how many workers a survivor goes on: "due", or "efficient", see
-            `hydro_rasda.schedulers.growth.efficient`. Efficiency is the reported "scaling_efficiency", or else follows
+            `hydro_rasda.schedulers.rasda.efficient`. Efficiency is the reported "scaling_efficiency", or else follows
             from "epoch_seconds", or from Ray's time of an iteration. The noise scale is the reported
             "gradient_noise_scale", in examples, beside "global_batch_size". `Worker.measure` has both reported.
         least_efficiency: With "efficient", a survivor whose efficiency is not above this keeps its workers; 0 for any.

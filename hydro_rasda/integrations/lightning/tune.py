@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from fusion.streams import preserved_generators
-from hydro_rasda.branches import reachable, with_defaults
+from hydro_rasda.branches_and_variants import reachable, with_defaults
 from hydro_rasda.checks import check_is, require
 from hydro_rasda.config import Precision, RaceConfig, SweepConfig
 from hydro_rasda.integrations.lightning.objective import StepObjective, Unfollowed, metric_name
@@ -30,8 +30,8 @@ from hydro_rasda.integrations.shared import (
 from hydro_rasda.renames import refuse_renamed
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, sample
+from hydro_rasda.surrogate_models import WidthForm, call_model_fn, check_width_argument, width_form
 from hydro_rasda.tuner import tune
-from hydro_rasda.width_argument import WidthForm, call_model_fn, check_width_argument, width_form
 
 HOOKS = (
     *("on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_validation_start", "on_validation_end"),

@@ -1,12 +1,26 @@
+""" """
+
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hydro_rasda import TuneResult, load
+from hydro_rasda.contracts import Event
 from hydro_rasda.run import journal
-from hydro_rasda.run.journal import DamagedJournal, read_units
+from hydro_rasda.run.events import MessageSaid
+from hydro_rasda.run.journal import (
+    CHARS,
+    MESSAGES,
+    MOST_MESSAGES,
+    DamagedJournal,
+    keep_message,
+    read_messages,
+    read_units,
+)
 
 UNIT = {"event": "unit", "key": "a", "value": None, "seconds": 1, "at": 1.0, "swept": 0.0}
 WHOLE = json.dumps(UNIT).encode() + b"\n"
@@ -101,3 +115,38 @@ def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(journal, "MOST", 1000)
     with pytest.raises(ValueError, match="a journal of at most 1000 bytes"):
         read_units(tmp_path / "journal.jsonl")
+
+
+def test_what_is_said_can_be_read_later_and_is_not_repeated_by_who_goes_on(
+    quick: Callable[..., TuneResult], tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, MessageSaid):
+            said.append(event.text)
+
+    quick(num_samples=4, callbacks=[hear])
+    assert [message.text for message in load(tmp_path / "run").messages] == said
+    again = quick(num_samples=4, callbacks=[hear])
+    assert [message.text for message in again.messages] == list(dict.fromkeys(said))
+    seconds = [message.seconds for message in again.messages]
+    assert seconds == sorted(seconds)
+
+
+def test_they_are_bounded(tmp_path: Path) -> None:
+    keep_message(tmp_path, 1.0, "x" * 10 * CHARS)
+    for number in range(MOST_MESSAGES + 5):
+        keep_message(tmp_path, 1.0, f"{number}")
+    found = read_messages(tmp_path)
+    assert len(found) == MOST_MESSAGES
+    assert found[0].text == "x" * CHARS
+
+
+@pytest.mark.parametrize("bad", [b"{", b"3", b'{"seconds": "x", "text": 1}', b"\xff\xfe", b'{"text": "no time"}'])
+def test_lines_that_cannot_be_read_are_left_out(tmp_path: Path, bad: bytes) -> None:
+    keep_message(tmp_path, 1.0, "one")
+    with (tmp_path / MESSAGES).open("ab") as file:
+        file.write(bad + b"\n")
+    keep_message(tmp_path, 2.0, "two")
+    assert [message.text for message in read_messages(tmp_path)] == ["one", "two"]

@@ -24,7 +24,7 @@ from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.forks import Died, imap_forked
 from hydro_rasda.stages.isolated_dry_run import survived_dry_run
-from hydro_rasda.surrogate_plans import Plans
+from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 

@@ -21,7 +21,7 @@ from hydro_rasda.data import Share, make_batches
 from hydro_rasda.objective import OptimizerSettings, as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.store import Store
-from hydro_rasda.surrogate_plans import Plans
+from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.training import fused_learner
 from hydro_rasda.training.fused import LiveGroup, train_group
 from hydro_rasda.training.fused_learner import FusedLearner

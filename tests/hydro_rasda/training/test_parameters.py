@@ -113,7 +113,7 @@ def _coordinates(monkeypatch: pytest.MonkeyPatch, model_fn: ModelFn, name: str, 
     def make(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
         return optimizer(model, config, **(multipliers(OptimizerSettings(config), model, 1 / 2) if muls else {}))
 
-    monkeypatch.setattr("surrogate.recording.make_plain_optimizer", make)
+    monkeypatch.setattr("surrogate.training.make_plain_optimizer", make)
     batches = random_batches(model_fn)[:1] * 5
     return coordinate_check(model_fn, config, WIDTHS, batches, next_token, seeds=2)
 

@@ -1,0 +1,288 @@
+"""The three forms of data that `tune` takes: tensors in memory, a map-style dataset, or a user's own loaders.
+
+Tensors lie on the device, and batches are picked there. Of a dataset, each batch is loaded when it is needed, by this
+process, or ahead by others. Loaders, one for each batch size, shuffle and load as they like, on a seed.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from fusion.streams import Stream
+from hydro_rasda.checks import binds, require
+from hydro_rasda.data.batch_splits import IndexedBatches, Rows, check_length, least, length_of
+from hydro_rasda.data.batches import Batch, Batches, Data, Shard, Share, batch_length, move
+from hydro_rasda.seeds import derive_seed
+
+
+class TensorBatches(IndexedBatches):
+    """Tensors of as many examples each; a batch is a tuple of as many, be it of one."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], argument: str, device: torch.device, seed: int) -> None:
+        lengths = [len(t) if t.ndim else 0 for t in tensors]
+        if len(set(lengths)) != 1:
+            raise ValueError(f"`{argument}` has tensors of {lengths} examples, but must have as many of each")
+        check_length(lengths[0], argument)
+        for i, tensor in enumerate(tensors):
+            require(not tensor.is_meta, f"{argument}[{i}].device", "meta", "one where a tensor has data")
+        self._tensors = tuple(t.to(device) for t in tensors)
+        self._length, self._seed, self._device = lengths[0], seed, device
+
+    def _order(self, epoch: int) -> Tensor:
+        return super()._order(epoch).to(self._tensors[0].device)
+
+    def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
+        return map(self._take, parts)
+
+    def _take(self, rows: Rows) -> Batch:
+        at = rows if isinstance(rows, Tensor) else slice(rows.start, rows.stop, rows.step)
+        # A slice shares memory with the whole: with the user's tensor, or with what Ray has mapped read-only.
+        return tuple(t[at] if isinstance(rows, Tensor) else t[at].clone() for t in self._tensors)
+
+    def on(self, device: torch.device) -> TensorBatches:
+        moved = copy.copy(self)
+        moved._tensors = tuple(t.to(device) for t in self._tensors)
+        moved._device = device
+        return moved
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tensors as bytes in arrays, which pickle's protocol 5, and so Ray, shares instead of copying them."""
+        return {**self.__dict__, "_tensors": [to_bytes(t) for t in self._tensors]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        packed: list[Bytes] = state["_tensors"]
+        self.__dict__.update(state, _tensors=tuple(from_bytes(p) for p in packed))
+
+    def describe(self) -> str:
+        return "tensors " + ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in self._tensors)
+
+
+class Bytes(NamedTuple):
+    """A tensor as pickle's protocol 5 shares it; see `to_bytes`."""
+
+    content: np.ndarray[Any, np.dtype[np.uint8]]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def to_bytes(tensor: Tensor) -> Bytes:
+    """A tensor's values, as bytes in an array; on the CPU, in the tensor's own memory where this is contiguous."""
+    plain = tensor.detach().cpu().contiguous()
+    return Bytes(plain.reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
+
+
+def from_bytes(packed: Bytes) -> Tensor:
+    """The tensor that `to_bytes` packed, in the memory of those bytes."""
+    with warnings.catch_warnings():
+        # Torch warns of memory that must not be written to; nothing here does.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(packed.content).view(packed.dtype).reshape(packed.shape)
+
+
+MOST_WORKERS = 4
+"""Processes that load for one model on a GPU where nobody says how many."""
+
+
+class DatasetBatches(IndexedBatches):
+    """Batches of a map-style dataset, put together by torch's `default_collate`."""
+
+    def __init__(
+        self, dataset: Dataset[Any], argument: str, device: torch.device, seed: int, workers: int | None = None
+    ) -> None:
+        if not isinstance(dataset, Sized):
+            raise ValueError(f"`{argument}` is a {type(dataset).__name__} without a length; give a map-style Dataset")
+        length = length_of(dataset, argument)
+        self._dataset, self._length, self._device, self._seed = dataset, length, device, seed
+        self._workers = workers
+
+    def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
+        rows = [part.tolist() if isinstance(part, Tensor) else list(part) for part in parts]
+        loader = DataLoader(
+            _InBatches(self._dataset, rows, seed),
+            batch_size=None,
+            num_workers=default_workers(self._device) if self._workers is None else self._workers,
+            pin_memory=self._device.type == "cuda",
+            # It draws a number that nothing uses, which must not come from what models draw from.
+            generator=torch.Generator(),
+        )
+        return (move(batch, self._device) for batch in loader)
+
+    def on(self, device: torch.device) -> DatasetBatches:
+        moved = copy.copy(self)
+        moved._device = device
+        return moved
+
+    def describe(self) -> str:
+        return f"{type(self._dataset).__name__} of {self._length}"
+
+
+def default_workers(device: torch.device) -> int:
+    """Processes that load ahead: a few for a GPU; none for a CPU, whose cores have models to train."""
+    return min(MOST_WORKERS, os.cpu_count() or 1) if device.type == "cuda" else 0
+
+
+class _InBatches(Dataset[Batch]):
+    """A dataset of batches, each with random numbers of its own: whichever process loads it draws the same."""
+
+    def __init__(self, examples: Dataset[Any], rows: Sequence[Sequence[int]], seed: int) -> None:
+        self._examples, self._rows, self._seed = examples, rows, seed
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Batch:
+        rows = self._rows[number]
+        with Stream(derive_seed(self._seed, number)).drawn_from():
+            several = getattr(self._examples, "__getitems__", None)
+            return default_collate(several(rows) if several else [self._examples[row] for row in rows])
+
+
+class LoaderBatches:
+    """The batches of loaders that a function of the batch size makes."""
+
+    def __init__(
+        self, make_loader: Callable[[int], Iterable[Batch]], argument: str, device: torch.device, seed: int
+    ) -> None:
+        self._make_loader, self._argument, self._device, self._seed = make_loader, argument, device, seed
+
+    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
+        """At most as many batches as the loader says that it has: it may go on for ever.
+
+        Seeded, so that a loader that shuffles does so alike for every trial; copied, for it may keep its batches.
+        """
+        made: list[Iterable[Batch]] = []
+
+        def make() -> Iterable[Batch]:
+            made.append(self._loader(batch_size))
+            return made[0]
+
+        batches = 0
+        for batch in _apart(make, derive_seed(self._seed, "shuffle", epoch)):
+            if batches == _length(made[0]):
+                break
+            batches += 1
+            yield move(batch, self._device, always=True)
+        if batches == 0:
+            raise self._empty(batch_size)
+
+    def in_order(self, batch_size: int) -> Iterator[Batch]:
+        return self.epoch(batch_size, 0)
+
+    def last(self, batch_size: int) -> Iterator[Batch]:
+        """Only reading all tells which it is."""
+        return iter(())
+
+    def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
+        """Each rank loads whole batches: how a loader makes them, only the loader knows."""
+        for batch in self.epoch(batch_size, epoch or 0):
+            length = batch_length(batch)
+            part = shard.part(length, least(batch_size, epoch))
+            mine = batch if shard.world == 1 else _rows_of(batch, part.rows, length)
+            yield Share(mine, part.examples, part.weight)
+
+    def steps(self, batch_size: int) -> int | None:
+        length = _length(self._loader(batch_size))
+        if length == 0:
+            raise self._empty(batch_size)
+        return length
+
+    def _empty(self, batch_size: int) -> ValueError:
+        return ValueError(
+            f"`{self._argument}` is empty, where it is asked for batches of {batch_size} examples. Each call must make "
+            "a new loader of one batch or more: an iterator that was read has none left, and `drop_last=True` needs "
+            f"{batch_size} examples"
+        )
+
+    def on(self, device: torch.device) -> Batches:
+        moved = copy.copy(self)
+        moved._device = device
+        return moved
+
+    def _loader(self, batch_size: int) -> Iterable[Batch]:
+        loader = self._make_loader(batch_size)
+        if not isinstance(loader, Iterable):
+            raise ValueError(
+                f"`{self._argument}` is a function that returned a {type(loader).__name__}, but must be a function "
+                "`make_loader(batch_size)` that returns batches"
+            )
+        return loader
+
+    def describe(self) -> str:
+        return f"loaders from {getattr(self._make_loader, '__qualname__', type(self._make_loader).__name__)}"
+
+
+def _length(loader: Iterable[Batch]) -> int | None:
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:  # a DataLoader of a stream has a length in name only
+        return None
+
+
+def _apart(make: Callable[[], Iterable[Batch]], seed: int) -> Iterator[Batch]:
+    """Make and read an iterable with random numbers of its own: models draw theirs in between."""
+    stream = Stream(seed)
+    with stream.drawn_from():
+        batches = iter(make())
+    while True:
+        with stream.drawn_from():
+            batch = next(batches, stream)
+        if batch is stream:
+            return
+        yield batch
+
+
+def _rows_of(batch: Batch, rows: slice, length: int) -> Batch:
+    """Some examples of a batch; tensors that have no row for each example stay whole."""
+
+    def take(leaf: Any) -> Any:
+        return leaf[rows].contiguous() if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == length else leaf
+
+    return tree_map(take, batch)
+
+
+def make_batches(
+    data: Data, argument: str, device: torch.device, seed: int, loader_workers: int | None = None
+) -> Batches:
+    """Wrap a user's data.
+
+    Args:
+        data: See `Data`. Tensors are moved to the device and stay there.
+        loader_workers: Processes that load batches of a Dataset ahead, as a DataLoader's `num_workers`; None: as
+            `datasets.default_workers` says. Batches do not depend on it.
+
+    Raises:
+        ValueError: if the data has none of the three forms, it is empty, or its tensors have different lengths.
+    """
+    if isinstance(data, (DataLoader, IterableDataset)):
+        raise ValueError(
+            f"`{argument}` is a {type(data).__name__}, whose batch size or order is fixed; give tensors, a map-style "
+            "Dataset, or a function `make_loader(batch_size)`"
+        )
+    if isinstance(data, (tuple, list)) and data and all(isinstance(t, (Tensor, np.ndarray)) for t in data):
+        return TensorBatches(tuple(torch.as_tensor(t) for t in data), argument, device, seed)
+    if isinstance(data, Dataset) or _is_sequence(data):
+        return DatasetBatches(data, argument, device, seed, loader_workers)  # type: ignore[arg-type]
+    if callable(data) and not isinstance(data, type) and binds(inspect.signature(data), 1):
+        return LoaderBatches(data, argument, device, seed)
+    raise ValueError(
+        f"`{argument}` is a {type(data).__name__}, but must be tensors (inputs, target), a map-style Dataset, or a "
+        "function `make_loader(batch_size)`"
+    )
+
+
+def _is_sequence(data: object) -> bool:
+    """Return whether data that is no Dataset reads like one: a list of examples, or another library's data set."""
+    if isinstance(data, (str, bytes, Mapping, type)) or (isinstance(data, tuple) and data):
+        return False
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")

@@ -1,0 +1,159 @@
+"""The lock that keeps two processes from one run, and notes that tell the next process why one died.
+
+If nothing can be forked (a GPU, data in an open file), the user's code runs in the tuner's own process. A segmentation
+fault there ends the tuner, and would end it again whenever the run goes on. So the work that may end the process stands
+in a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from hydro_rasda.run.files import Unsafe, open_regular, open_to_read, read_json, refuse_links, remove
+
+LOCK = ".lock"
+"""File in a run's folder that is locked by the process working on the run."""
+
+_LOCKS = Path("/proc/locks")
+
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+"""Errors of a file system without locks, such as NFS without its lock daemon."""
+
+
+def hold(folder: Path) -> FileLock:
+    """Lock a run for this process; `release` of the returned lock lets go of it.
+
+    Raises:
+        RuntimeError: if another process holds it.
+        Unsafe: if a link is in the lock's place.
+        OSError: if the file system has no locks.
+    """
+    refuse_links(folder / LOCK)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise RuntimeError(f"another process is working on the run in {folder}") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        way = "choose a `storage_path` on a local disk, or mount this file system with locks (NFS: local_lock=flock)"
+        raise OSError(
+            error.errno,
+            f"{error.strerror}: a run is locked, so that two processes do not write to it; {way}",
+            lock.lock_file,
+        ) from error
+    return lock
+
+
+def shows_locks() -> bool:
+    """Tell whether this system lets processes see each other's locks (Linux); elsewhere no run looks held."""
+    return _LOCKS.exists()
+
+
+def held(folder: Path) -> bool:
+    """Tell whether a visible process of this machine works on a run (Linux), without locking anything.
+
+    False may also mean that the process works on another machine, or in another container.
+    """
+    try:
+        name = _name(folder / LOCK)
+        locks = _LOCKS.read_text().splitlines()
+    except (OSError, StopIteration, Unsafe):
+        return False
+    # "1: FLOCK  ADVISORY  WRITE 25313 fe:00:2368030 0 EOF"; a waiting process has an arrow before the kind.
+    return any(fields[1] == "FLOCK" and fields[5] == name for line in locks if (fields := line.split()))
+
+
+def _name(file: Path) -> str:
+    """Name a file as the kernel's list of locks does: "fe:00:2368030", device and inode.
+
+    The device is that of the file's mount, which some file systems hide from `stat`.
+    """
+    with open_to_read(file) as opened:
+        told = Path(f"/proc/self/fdinfo/{opened.fileno()}").read_text().split()
+        mount, inode = told[told.index("mnt_id:") + 1], os.fstat(opened.fileno()).st_ino
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    device = next(fields[2] for line in lines if (fields := line.split())[0] == mount)
+    major, minor = map(int, device.split(":"))
+    return f"{major:02x}:{minor:02x}:{inode}"
+
+
+DEATHS = 2
+"""Number of deaths in a row at a piece of work after which the work is taken to be the cause."""
+
+
+class CrashLog:
+    """The piece of work that is under way, its progress, and the work at which earlier processes died.
+
+    A kill from outside comes at any place; a fault of the work itself comes at the same place. Deaths therefore count
+    only if they follow each other at the same place of the same work. Without a `file`, nothing is noted.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file, self._handle, self._length = file, -1, 0
+        self._now: tuple[str, int] | None = None
+        self._deaths: dict[str, tuple[int, int]] = {}
+        if file is None:
+            return
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # it is only a hint
+            found = read_json(file)
+            self._deaths = {str(what): (int(at), int(count)) for what, (at, count) in found["deaths"].items()}
+            if found["now"] is not None:
+                what, at = str(found["now"][0]), int(found["now"][1])
+                before, count = self._deaths.get(what, (at, 0))
+                self._deaths[what] = at, count + 1 if before == at else 1
+
+    def blamed(self, what: str) -> str:
+        """Say how a piece of work has ended processes, if it is to be left alone; else return an empty text."""
+        at, count = self._deaths.get(what, (0, 0))
+        if count < DEATHS:
+            return ""
+        return f"it was the tuner's own, and ended {count} times in a row after epoch {at}"
+
+    @contextlib.contextmanager
+    def of(self, what: str) -> Iterator[None]:
+        """Note a piece of work as under way within the context; an exception is no death."""
+        self._note((what, 0))
+        try:
+            yield
+            self._deaths.pop(what, None)
+        finally:
+            self._note(None)
+
+    def reached(self, epoch: int) -> None:
+        """Note that the work under way has reached an epoch."""
+        if self._now is not None:
+            what, _ = self._now
+            if epoch > self._deaths.get(what, (epoch, 0))[0]:
+                del self._deaths[what]
+            self._note((what, epoch))
+
+    def _note(self, now: tuple[str, int] | None) -> None:
+        self._now = now
+        if self._file is None:
+            return
+        if self._handle < 0:
+            self._handle = open_regular(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        told: dict[str, Any] = {"now": now, "deaths": self._deaths}
+        content = json.dumps(told).encode()
+        # In one write, which a death cannot cut. Not synced: the note need only outlive the process.
+        os.pwrite(self._handle, content.ljust(self._length), 0)
+        self._length = max(self._length, len(content))
+
+    def close(self) -> None:
+        """Remove the file, unless it notes deaths of processes."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle, self._length = -1, 0
+        if self._file is not None and not self._deaths:
+            with contextlib.suppress(OSError):
+                remove(self._file)

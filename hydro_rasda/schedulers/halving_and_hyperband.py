@@ -1,0 +1,249 @@
+"""Successive halving, over one device or several, and Hyperband, whose brackets of halving begin at different rungs.
+
+Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization" (2016). Synchronous
+halving decides a rung when all of its trials are there, and devices stand idle until the last of them is. A
+`Bracket` lets no device idle: it takes a trial that is already among the best `1 / rf` of those that reached the
+rung. This is ASHA's promotion (Li et al. 2020, Algorithm 2). With one device, the decisions are the same.
+
+Hyperband is Algorithm 1 of Li et al., "Hyperband: A novel bandit-based approach to hyperparameter optimization" (2018).
+Successive halving drops most trials after their first epochs, and with them those that start slowly. Hyperband gives a
+share of the trials more epochs before their first decision. All brackets train at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import TypeVar
+
+from hydro_rasda.checks import check_int, check_mode
+from hydro_rasda.schedulers.ranking import Mode, rank
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
+from hydro_rasda.schedulers.sweep_state import Standing, SweepState
+
+TrialT = TypeVar("TrialT", int, str)
+
+
+@dataclass(frozen=True)
+class SuccessiveHalving:
+    """Keep the best `1 / reduction_factor` of a rung.
+
+    It has no state: a decision depends only on the rung's scores.
+
+    Attributes:
+        milestones: Training iterations at which a rung ends, strictly increasing (see `milestones`).
+        reduction_factor: Of `n` trials, `n // reduction_factor` go on.
+        keep_at_least: Trials that go on however few there are.
+    """
+
+    milestones: Sequence[int]
+    reduction_factor: int
+    mode: Mode
+    keep_at_least: int = 1
+
+    def __post_init__(self) -> None:
+        check_int("reduction_factor", self.reduction_factor, at_least=2)
+        check_int("keep_at_least", self.keep_at_least, at_least=1)
+        check_mode(self.mode)
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+        rising = all(a < b for a, b in zip((0, *self.milestones), self.milestones))
+        if not self.milestones or not rising:
+            raise ValueError(f"`milestones` is {self.milestones}, but must be positive and strictly increasing")
+
+    def promote(self, scores: Mapping[TrialT, float], *, complete: bool = True) -> tuple[TrialT, ...]:
+        """Return the trials that continue to the next rung, best first.
+
+        They are `max(keep_at_least, n // reduction_factor)` of the `n` trials, fewer if not enough scores are finite: a
+        diverged trial is never promoted. Of equal scores, the lower trial's counts as better, so that the order of
+        `scores` does not matter.
+
+        Args:
+            complete: True if these are all trials of the rung. Until then, `n // reduction_factor` may continue early,
+                so that no device waits for the last of them (ASHA's promotion, Li et al. 2020, Alg. 2).
+
+        >>> SuccessiveHalving((1, 3, 9), 3, "min").promote({3: 0.5, 1: 0.2, 2: 0.2, 0: 0.9})
+        (1,)
+        """
+        trials = sorted(scores)
+        values = [scores[trial] for trial in trials]
+        count = max(self.keep_at_least if complete else 0, len(trials) // self.reduction_factor)
+        return tuple(trials[i] for i in rank(values, self.mode)[:count] if math.isfinite(values[i]))
+
+
+T = TypeVar("T")
+
+
+class Bracket(SweepRule):
+    """The rungs of successive halving: the rule that `tune` sweeps by unless it is given another.
+
+    Args:
+        halving: Decides a rung; its `keep_at_least` is how many finalists are wanted. The sweep's mode counts, not its
+            own: places among several metrics are better the lower they are, whatever the mode of a metric.
+        holds: Tells by a trial's number whether the trial is in this bracket; None for a bracket of all trials.
+        to_the_end: If true, the best trials train to the last milestone, however few are left. Otherwise the last rung
+            is the one that leaves at most `keep_at_least`.
+    """
+
+    def __init__(
+        self, halving: SuccessiveHalving, holds: Callable[[int], bool] | None = None, to_the_end: bool = False
+    ) -> None:
+        self._halving, self._holds, self._to_the_end = halving, holds, to_the_end
+
+    def admit(self, sweep: SweepState) -> int:
+        """Admit all configurations that there are, once the earlier ones have passed the first rung."""
+        first = self._halving.milestones[0]
+        return 0 if self._waiting_at(0, sweep) or self._training_to(first, sweep) else sweep.left
+
+    def decide(self, sweep: SweepState) -> Mapping[int, Move]:
+        """Decide the lowest undecided rung, once all of its trials are there.
+
+        If a device has nothing to do before that, the best continue early.
+        """
+        stops = self._milestones(sweep)
+        if new := self._waiting_at(0, sweep):
+            return {number: Continue(stops[0]) for number in new}
+        there = (stop for stop in stops if self._training_to(stop, sweep) or self._waiting_at(stop, sweep))
+        lowest = next(there, None)
+        if lowest is not None and not sweep.left and not self._training_to(lowest, sweep):
+            return self._decided(lowest, stops, sweep)
+        return self._early(stops, sweep) if sweep.idle else {}
+
+    def _decided(self, stop: int, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
+        """Let the best trials of a rung continue, and stop the others; trials kept at the last rung stay there."""
+        if self._to_the_end and stop == stops[-1]:
+            return {}
+        kept = self._promoted(stop, sweep)
+        waiting, going_on = self._waiting_at(stop, sweep), set(kept)
+        moves: dict[int, Move] = {number: Stop() for number in waiting if number not in going_on}
+        if not self._is_last(stop, kept, stops):
+            above = next(later for later in stops if later > stop)
+            moves |= {number: Continue(above) for number in kept if number in waiting}
+        return moves
+
+    def _early(self, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
+        """From the lowest rung on which there are any, those that are among the best of all that could still come."""
+        for stop, above in pairwise(stops):
+            waiting = self._waiting_at(stop, sweep)
+            promoted = self._promoted(stop, sweep, complete=False) if waiting else ()
+            if found := [number for number in promoted if number in waiting]:
+                return {number: Continue(above) for number in found}
+        return {}
+
+    def finalists(self, sweep: SweepState) -> Sequence[int]:
+        """The best of the rung that leaves no more than are wanted."""
+        stops = self._milestones(sweep)
+        for stop in stops:
+            kept = self._promoted(stop, sweep)
+            if self._is_last(stop, kept, stops):
+                break
+        return kept[: self._halving.keep_at_least]
+
+    def epochs(self, sweep: SweepState) -> int:
+        return sum(size * epochs for size, epochs in self.rungs(sweep))
+
+    def rungs(self, sweep: SweepState) -> list[tuple[int, int]]:
+        """Return for each rung the number of trials expected, and the epochs that each of them trains for it."""
+        spans = pairwise((0, *self._halving.milestones))
+        return [(size, stop - start) for size, (start, stop) in zip(self._sizes(sweep), spans)]
+
+    def _waiting_at(self, stop: int, sweep: SweepState) -> Mapping[int, Standing]:
+        return self._own(sweep.waiting_at(stop))
+
+    def _training_to(self, stop: int, sweep: SweepState) -> Mapping[int, Standing]:
+        return self._own(sweep.training_to(stop))
+
+    def _promoted(self, stop: int, sweep: SweepState, complete: bool = True) -> tuple[int, ...]:
+        halving = replace(self._halving, mode=sweep.mode)
+        return halving.promote(self._own(sweep.scores.get(stop, {})), complete=complete)
+
+    def _own(self, by_number: Mapping[int, T]) -> Mapping[int, T]:
+        if self._holds is None:
+            return by_number
+        return {number: of for number, of in by_number.items() if self._holds(number)}
+
+    def _is_last(self, stop: int, kept: Sequence[int], stops: Sequence[int]) -> bool:
+        few = len(kept) <= self._halving.keep_at_least and not self._to_the_end
+        return few or stop == stops[-1]
+
+    def _milestones(self, sweep: SweepState) -> tuple[int, ...]:
+        """Those of the rungs that are needed, to the one whose decision leaves the finalists."""
+        return tuple(self._halving.milestones[: len(self._sizes(sweep))])
+
+    def _sizes(self, sweep: SweepState) -> list[int]:
+        """Trials expected on each of these rungs."""
+        keep, total = self._halving.keep_at_least, len(sweep.trials) + sweep.left
+        sizes = [total if self._holds is None else sum(map(self._holds, range(total)))]
+        while len(sizes) < len(self._halving.milestones):
+            following = sizes[-1] // self._halving.reduction_factor
+            if following <= keep and not self._to_the_end:
+                break
+            sizes.append(max(following, min(keep, sizes[-1])))
+        return sizes
+
+
+class Hyperband(SweepRule):
+    """Share the trials of a sweep among brackets.
+
+    Bracket s has s + 1 of the milestones, the last ones. Each trial belongs to one bracket, by its number, so that
+    trials that come later change nothing for those that are there. The finalists are the best of all brackets at the
+    last milestone.
+
+    Args:
+        halving: The milestones, the reduction factor and the mode of the longest bracket.
+
+    Attributes:
+        sizes: Trials of each bracket in a full round, by s (n in Algorithm 1).
+
+    >>> Hyperband(SuccessiveHalving((1, 3, 9), 3, "min")).sizes
+    (3, 5, 9)
+    """
+
+    def __init__(self, halving: SuccessiveHalving) -> None:
+        stops, eta = halving.milestones, halving.reduction_factor
+        count = len(stops)
+        self.sizes = tuple(math.ceil(count * eta**s / (s + 1)) for s in range(count))
+        self._round = _spread(self.sizes)
+        self._brackets = [
+            Bracket(
+                SuccessiveHalving(stops[-s - 1 :], eta, halving.mode), partial(_is_of, s, self._round), to_the_end=True
+            )
+            for s in range(count)
+        ]
+
+    def bracket_of(self, number: int) -> int:
+        """Return s of the bracket that a trial belongs to."""
+        return self._round[number % len(self._round)]
+
+    def admit(self, sweep: SweepState) -> int:
+        """Admit all configurations that there are, once the earlier ones have passed their first rung."""
+        return min(bracket.admit(sweep) for bracket in self._brackets)
+
+    def decide(self, sweep: SweepState) -> Mapping[int, Move]:
+        moves: dict[int, Move] = {}
+        for bracket in self._brackets:
+            moves |= bracket.decide(sweep)
+        return moves
+
+    def epochs(self, sweep: SweepState) -> int:
+        return sum(bracket.epochs(sweep) for bracket in self._brackets)
+
+
+def _is_of(s: int, round_: tuple[int, ...], number: int) -> bool:
+    return round_[number % len(round_)] == s
+
+
+def _spread(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Order the places of a round so that each part of it has of each bracket its share.
+
+    >>> _spread((1, 1, 2))
+    (2, 0, 1, 2)
+    """
+    total = sum(sizes)
+    found: list[int] = []
+    for place in range(1, total + 1):
+        missing = [size * place / total - found.count(s) for s, size in enumerate(sizes)]
+        found.append(max(range(len(sizes)), key=missing.__getitem__))
+    return tuple(found)

@@ -1,0 +1,253 @@
+"""From the sweep to full size: the choice of finalists, the check of the surrogates' ranking, and how training resumes.
+
+The sweep's rule names the finalists; if the time runs out, they are the best so far. Finalists of a population train at
+full size by the schedules that it found, and beside them by a linear decay. In the check, a few configurations are
+tried at full size, early in the sweep. If surrogates were as wide as the model, finalists go on from where the sweep
+left them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+from fusion.hyperparameters import read
+from fusion.warn import warn
+from hydro_rasda.config import Mode
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
+from hydro_rasda.results.lineage import SCHEDULES, lineages, schedule_of, smoothed
+from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.run.events import FinalistsChosen
+from hydro_rasda.run.full_size_stage import record_swept, recorded_epochs
+from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.state import FINALISTS, Run, decision_key, shortened
+from hydro_rasda.run.transfer_stage import FEWEST, check_keys, choose_checked, compare_checked
+from hydro_rasda.schedulers import SweepRule, SweepState, rank
+from hydro_rasda.schedulers.sweep_rule import checked_finalists
+from hydro_rasda.search import Search
+from hydro_rasda.seeds import next_seed
+from hydro_rasda.training.full_size import states_together
+from hydro_rasda.training.fused import states_of
+from hydro_rasda.training.fused_learner import State
+from hydro_rasda.training.kept_weights import bettered, kept_epoch
+from hydro_rasda.trial import Trial
+from surrogate.transfer_verdict import RankComparison
+
+
+def finalists_of_rule(
+    run: Run, search: Search, rule: SweepRule, state: SweepState, tell: Callable[[int, bool], None]
+) -> list[int]:
+    """Have the rule name the finalists of a sweep that is over.
+
+    A surrogate as wide as the model is the model: its training continues at full size.
+
+    Args:
+        tell: Called with the last milestone and whether the finalists were named before, once there are some.
+    """
+    chosen = checked_finalists(rule, rule.finalists(state), state)
+    last = max(state.scores, default=0)
+    left = [n for n, standing in state.trials.items() if not standing.dropped and math.isfinite(standing.score)]
+    if not state.best(1) or not (chosen or left):
+        raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
+    if not chosen:
+        raise ValueError(f"`sweep.rule` {type(rule).__name__} names no finalists, but must name at least one")
+    chosen, told = by_found_schedules(run, chosen)
+    recalled = run.decided(FINALISTS, run.trials)
+    tell(last, recalled)
+    for line in told:
+        run.say(line)
+    for number in sorted(n for n, standing in state.trials.items() if not standing.dropped):
+        search.close(number, run.epochs("surrogate", number), state.trials[number].score)
+    finalists = run.decide(FINALISTS, run.trials, lambda: chosen)
+    among = tuple(sorted(run.trials))
+    run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
+    go_on = finalists if run.settings.sweep.surrogate == 1 else []
+    run.forget([n for n in run.sources if n not in go_on])
+    return finalists
+
+
+def finalists_in_time(run: Run, search: Search) -> list[int]:
+    """Choose finalists if the time budget ended a rung early: those that trained longest, of them the best."""
+    run.end_by_time("surrogate")
+    run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
+    numbers = sorted(run.trials)
+    scores = {n: run.score("surrogate", n) for n in numbers}
+    best_first = [numbers[i] for i in rank(list(scores.values()), run.settings.mode)]
+    if (comparison := run.settings.comparison).by_place:
+        last = {
+            n: run.values_at("surrogate", n, run.epochs("surrogate", n)) for n in numbers if math.isfinite(scores[n])
+        }
+        places = comparison.places(last)
+        best_first = sorted((n for n in last if math.isfinite(places[n])), key=places.__getitem__)
+    left = [n for n in best_first if math.isfinite(scores[n])]
+    if not left:
+        raise _all_failed(run, len(numbers), max(run.epochs("surrogate", n) for n in numbers))
+    for n in numbers:
+        search.close(n, run.epochs("surrogate", n), scores[n])
+    return sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.race.top_k]
+
+
+def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
+    metric, journal = run.settings.metric, run.store.path / "journal.jsonl"
+    last = [lines[-1] for (stage, _), lines in run.metrics.items() if stage == "surrogate" and lines]
+    learnt = [line for line in last if line.get("train_loss") is not None]
+    if len(run.failures) >= count:
+        advice = f"each of them raised, see {journal}"
+    elif learnt:
+        advice = f"look at what gives {metric}, since {len(learnt)} of them have a finite train_loss; see {journal}"
+    else:
+        advice = f"lower `lr` or look into {journal}"
+    told = f"all {count} trials diverged or failed by epoch {stop} of the sweep: no finite {metric}; {advice}"
+    if run.failures:
+        number, error = next(iter(run.failures.items()))
+        told += f"\n\nTrial {number} failed with\n{error}"
+    return AllTrialsFailed(told)
+
+
+LINEAR: Mapping[str, Any] = {"schedule": "linear", "decay_start": 0.0, "floor": 0.0}
+
+
+def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], list[str]]:
+    """Give the finalists of a population the schedules of their lineages, smoothed and stretched to `max_t`.
+
+    Beside each, the same configuration races with a linear decay, so that a schedule which does not transfer costs
+    little. Both are trials of their own, which the sweep did not train. There are `top_k` finalists as before, of half
+    as many lineages. Finalists of a sweep that copied no trial stay as they are. So do those of a sweep at full width,
+    whose training goes on, and those that a function of the user's trains: it knows no schedule.
+
+    Returns:
+        The finalists, and what the user is to be told of them.
+    """
+    found = lineages(run.store.units(), {number: run.epochs("surrogate", number) for number in run.trials})
+    if not any(len(of) > 1 for of in found.values()):
+        return list(finalists), []
+    if run.settings.sweep.surrogate == 1 or run.problem.full_size is not None:
+        changed = ", ".join({key: None for number in finalists for key in schedule_of(found[number])})
+        line = f"finalists go on with their last values of {changed}: `best_schedule` has the earlier ones"
+        return list(finalists), [line] if changed else []
+
+    def decided() -> Unit:
+        entrants = [(of, changes) for of in finalists for changes in _variants(run, of, smoothed(found[of]))]
+        new = count(len(run.trials))
+        racing = entrants[: run.settings.race.top_k]
+        value: list[list[Any]] = [[next(new) if changes else of, of, changes] for of, changes in racing]
+        lines = [
+            {"event": "trial", "trial": number, "config": {**run.trials[source].config, **changes}, "unread": {}}
+            for number, source, changes in value
+            if changes
+        ]
+        return Unit(value, lines)
+
+    told: list[str] = []
+    unit = run.unit(decision_key(SCHEDULES, run.trials), decided)
+    for number, source, changes in unit.value:
+        run.trials[number] = Trial(number, {**run.trials[source].config, **changes})
+        run.unread[number] = run.unread.get(source, frozenset())
+        if changes:
+            how = "with a linear decay" if changes.items() >= LINEAR.items() else "by its schedule, smoothed"
+            told.append(f"trial {number} trains as trial {source} did, {how}: {_shown(changes)}")
+    return [number for number, _, _ in unit.value], told
+
+
+def _variants(run: Run, number: int, changes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    yield dict(changes)
+    if read(run.trials[number].config, "schedule") == "constant":
+        yield {**changes, **LINEAR}
+
+
+def _shown(changes: Mapping[str, Any]) -> str:
+    return " ".join(
+        f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in changes.items()
+    )
+
+
+CHECKED = 6
+"""Configurations that are tried at full size, spread evenly over the surrogates' ranking."""
+
+
+def check_transfer(
+    run: Run, scores: Mapping[int, float], epochs: int, device: FullSizeTrainer
+) -> RankComparison | None:
+    """Compare the surrogates' first milestone with full-size trainings of the same length.
+
+    The best of them trains twice, from two seeds: what lies between the two is the regret that counts as none.
+
+    Returns:
+        Rank correlation, regret and verdict; None where fewer than four trials have a finite metric.
+    """
+    chosen = choose_checked(run, epochs, scores, lambda: _spread(scores, run.settings.mode))
+    if len(chosen) < FEWEST:
+        return None
+    run.begin_stage("transfer check", epochs * (len(chosen) + 1))
+    seed, span = run.settings.seed, Span(0, epochs)
+    keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
+    beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None
+    tasks = [FullSizeTask(*key, span, None, s, beside, horizon) for key, s in zip(keys, seeds, strict=True)]
+    for outcome in device.train_each([task for task in tasks if not run.store.done(task.key)]):
+        run.record(outcome.task.key, _unit(run, outcome))
+    run.end_stage()
+    comparison = compare_checked(run, chosen, [scores[number] for number in chosen])
+    run.say(f"transfer is {comparison.verdict}: rank correlation {comparison.rho:.2f} with full size")
+    if comparison.verdict != "trusted":
+        warn(f"transfer to full size is {comparison.verdict}. {comparison.advice}")
+    return comparison
+
+
+def _spread(scores: Mapping[int, float], mode: Mode) -> Sequence[int]:
+    """Trials from the best to the worst on their surrogates, at even distances."""
+    numbers = [n for n in sorted(scores) if math.isfinite(scores[n])]
+    best_first = [numbers[i] for i in rank([scores[n] for n in numbers], mode)]
+    count = min(CHECKED, len(best_first))
+    return [best_first[round(i * (len(best_first) - 1) / max(1, count - 1))] for i in range(count)]
+
+
+def _unit(run: Run, outcome: FullSizeOutcome) -> Unit:
+    task, history = outcome.task, outcome.history
+    if outcome.error is not None:
+        line = {"event": "check failed", "trial": task.number, "error": shortened(outcome.error)}
+        return Unit(None, [line], outcome.seconds)
+    reached, metrics = history[-1]
+    return Unit(metrics[run.settings.metric] if reached == task.span.stop else None, [], outcome.seconds)
+
+
+def hand_over(run: Run, finalists: Sequence[int]) -> None:
+    """Have full-size training begin with what a sweep at full width has trained of the finalists.
+
+    Args:
+        run: Its sweep is over, or out of time; then its checkpoints stay, for a call with more time.
+        finalists: Those that have trained on at full size already stay as they are.
+    """
+    # A training function of the user's has states of its own.
+    if run.settings.sweep.surrogate == 1 and run.problem.full_size is None:
+        for number in finalists:
+            if _goes_on(run, number):
+                record_swept(run, number, _state(run, number))
+    if run.decided(FINALISTS, run.trials):
+        run.store.discard(run.sources.values())
+        run.sources.clear()
+
+
+def _goes_on(run: Run, number: int) -> bool:
+    curve = run.curve("surrogate", number)
+    if number not in run.sources or not run.can_load(run.sources[number]) or recorded_epochs(run, number) >= max(curve):
+        return False
+    # The sweep kept the last weights alone: where earlier ones are to be kept, they are trained once more.
+    kept = max(curve) if run.settings.race.keep == "last" else kept_epoch(curve, run.settings.mode)
+    return math.isfinite(run.score("surrogate", number)) and kept == max(curve)
+
+
+def _model(state: State) -> State:
+    model: State = state["model"]
+    return model
+
+
+def _state(run: Run, number: int) -> State:
+    load = partial(run.store.load, device=run.problem.device)
+    states = states_of(run.problem, run.trials, number, run.sources[number], load)
+    for state in states if run.settings.race.keep == "best" else ():
+        for epoch, score in run.curve("surrogate", number).items():
+            state["best"] = bettered(state.get("best"), epoch, score, run.settings.mode, partial(_model, state))
+    return states_together(states)

@@ -1,0 +1,136 @@
+"""The changes of muP to the forward pass, of readouts and attention logits, as hooks that hold plain floats.
+
+Hooks leave parameter names and module classes alone, run under `torch.func.functional_call` and `torch.vmap`,
+survive `copy.deepcopy` and pickling, and compare by value. (`mup.MuReadout` reads an attribute planted on its weight,
+which a copy loses and vmap does not have.)
+
+muP divides attention logits by the head size, not by its root, wherever the head size is a width. Relative to the
+target (head size D), a surrogate with head size d scales its logits by sqrt(D) / d. The target's own code, with d in
+the place of D, scales by 1 / sqrt(d): an extra factor of sqrt(D / d). If the number of heads shrinks instead and the
+head size stays, nothing changes. This is the better choice (Tensor Programs V, appendix D.4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.rnn import PackedSequence
+
+from surrogate.widths import ParamWidth
+
+_SCALE_ATTRIBUTES = ("scaling", "scale", "softmax_scale")
+
+
+@dataclass(frozen=True)
+class ScaleQuery:
+    """Forward-pre-hook that multiplies an `nn.MultiheadAttention`'s query by sqrt(target head size / head size)."""
+
+    factor: float
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the inputs with the query multiplied, whether it came by position or by name."""
+        if args:
+            return (args[0] * self.factor, *args[1:]), kwargs
+        return args, {**kwargs, "query": kwargs["query"] * self.factor}
+
+
+def head_sizes(module: nn.Module) -> dict[str, int]:
+    """Module name -> size of an attention head, for every module that states one."""
+    sizes = {name: getattr(layer, "head_dim", None) for name, layer in module.named_modules()}
+    return {name: size for name, size in sizes.items() if isinstance(size, int)}
+
+
+def find_logit_scales(module: nn.Module, target_heads: Mapping[str, int]) -> dict[str, float]:
+    """Module name -> extra factor on its attention logits, where its head size differs from the target's."""
+    changed = {}
+    for name, size in head_sizes(module).items():
+        full = target_heads.get(name, size)
+        layer = module.get_submodule(name)
+        if full != size and (isinstance(layer, nn.MultiheadAttention) or _scale_attribute(layer, size)):
+            changed[name] = math.sqrt(full / size)
+    return changed
+
+
+def scale_logits(module: nn.Module, logits: Mapping[str, float]) -> None:
+    """Apply the factors, in place."""
+    for name, factor in logits.items():
+        layer = module.get_submodule(name)
+        attribute = _scale_attribute(layer, layer.head_dim)  # type: ignore[arg-type]
+        if attribute:
+            setattr(layer, attribute, getattr(layer, attribute) * factor)
+        else:
+            layer.register_forward_pre_hook(ScaleQuery(factor), with_kwargs=True)
+
+
+def _scale_attribute(layer: nn.Module, head_size: int) -> str | None:
+    """The attribute in which a layer keeps 1 / sqrt(head size), if it keeps it in one."""
+    for attribute in _SCALE_ATTRIBUTES:
+        value = getattr(layer, attribute, None)
+        if isinstance(value, float) and math.isclose(value, head_size**-0.5):
+            return attribute
+    return None
+
+
+_INPUT_WEIGHTS = ("weight", "weight_ih_l0", "weight_ih")
+"""Names of the weight by which a layer reads its first input."""
+
+
+@dataclass(frozen=True)
+class ScaleInput:
+    """Forward-pre-hook that multiplies a module's first positional input by 1 / width_mult, above 1 on a surrogate."""
+
+    factor: float
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not args:
+            raise ValueError(
+                f"a readout ({type(module).__name__}) must be called with its input as first positional argument"
+            )
+        first = args[0]
+        if isinstance(first, PackedSequence):
+            return (PackedSequence(first.data * self.factor, *first[1:]), *args[1:])
+        return (first * self.factor, *args[1:])
+
+
+def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
+    """Layers that read a width and write none: module name -> 1 / width_mult.
+
+    A tied readout, whose weight is an embedding's, counts as the layer that it is: its input is scaled, the look-up
+    is not.
+    """
+    widths = {id(parameter): params[name] for name, parameter in module.named_parameters()}
+    readouts = {}
+    for name, layer in module.named_modules():
+        weight = input_weight(layer)
+        if weight is not None and id(weight) in widths and reads_and_writes(layer, widths[id(weight)]) == (True, False):
+            readouts[name] = 1.0 / widths[id(weight)].width_mult
+    return readouts
+
+
+def input_weight(layer: nn.Module) -> Tensor | None:
+    """Return the weight by which a layer reads its first input, if it has one."""
+    weight = next((own for key in _INPUT_WEIGHTS if (own := getattr(layer, key, None)) is not None), None)
+    return weight if isinstance(weight, Tensor) else None
+
+
+def reads_and_writes(layer: nn.Module, width: ParamWidth) -> tuple[bool, bool] | None:
+    """Return whether a linear or convolution layer reads a width, and whether it writes one; None for other layers."""
+    if not isinstance(layer, nn.Linear | nn.Bilinear | nn.RNNBase | nn.RNNCellBase | _ConvNd):
+        return None
+    fan_out, fan_in = width.infshape()[:2]
+    if isinstance(layer, _ConvTransposeNd):
+        fan_in, fan_out = fan_out, fan_in
+    return bool(fan_in.isinf()), bool(fan_out.isinf())
+
+
+def scale_readouts(module: nn.Module, readouts: Mapping[str, float]) -> None:
+    """Multiply the inputs of the named layers by their factors, in place."""
+    for name, factor in readouts.items():
+        module.get_submodule(name).register_forward_pre_hook(ScaleInput(factor))

@@ -1,0 +1,198 @@
+"""The role of each weight of a model, and multipliers of its learning rate and weight decay.
+
+Widths that a layer reads and writes tell the role: embedding, hidden or head. Multipliers: Tensor Programs V, table 8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from surrogate.checks import check_flag, require
+from surrogate.forward_multipliers import input_weight, reads_and_writes
+from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan
+
+if TYPE_CHECKING:
+    from mup.infshape import InfShape
+
+
+def _sgd(infshape: InfShape) -> float:
+    if infshape.ninf() == 2:
+        return 1.0 / float(infshape.fanin_fanout_mult_ratio())
+    return float(infshape.width_mult())
+
+
+def _adam(infshape: InfShape) -> float:
+    return 1.0 / float(infshape.width_mult()) if infshape.ninf() == 2 else 1.0
+
+
+def _adafactor(infshape: InfShape) -> float:
+    """Divide by the root of what Adam's is divided by.
+
+    Adafactor takes the learning rate times the root mean square of the weights, which a hidden layer begins with in
+    proportion to one over the root of its fan-in.
+    """
+    return math.sqrt(_adam(infshape))
+
+
+def _muon(infshape: InfShape, *, original: bool) -> float:
+    """Keep a matrix's update as large as on the target in spectral norm, for its shape (Yang et al. 2023, eq. 4).
+
+    An orthogonalized update has norm 1, times what Muon's `adjust_lr_fn` makes of the shape; muP needs the root of rows
+    over columns.
+    """
+    if len(infshape) != 2:
+        return _adam(infshape)
+    rows, columns = (side.dim for side in infshape)
+    target_rows, target_columns = (side.dim if side.base_dim is None else side.base_dim for side in infshape)
+    wanted = math.sqrt(rows / columns * target_columns / target_rows)
+    if original:
+        return wanted * math.sqrt(max(1.0, target_rows / target_columns) / max(1.0, rows / columns))
+    return wanted * math.sqrt(max(target_rows, target_columns) / max(rows, columns))
+
+
+_ADAPTIVE = (
+    *("adam", "adamw", "adadelta", "adagrad", "adamax", "lion", "nadam", "prodigy", "radam", "rmsprop"),
+    "schedule_free_adamw",
+)
+
+_RULES: dict[str, Callable[[InfShape], float]] = {
+    **dict.fromkeys(("sgd", "asgd", "schedule_free_sgd"), _sgd),
+    **dict.fromkeys(_ADAPTIVE, _adam),
+    "adafactor": _adafactor,
+    "muon": partial(_muon, original=False),
+    "muon.original": partial(_muon, original=True),
+}
+
+
+def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
+    """Return the factor of each parameter's learning rate on a surrogate.
+
+    The numbers are those of `mup.MuSGD`, `mup.MuAdam` and `mup.MuAdamW`. With m the width multiplier
+    (surrogate over target, below 1):
+
+    | parameter                  | SGD, ASGD            | adaptive | Adafactor   |
+    |----------------------------|----------------------|----------|-------------|
+    | hidden (two widths)        | m_fan_out / m_fan_in | 1 / m    | 1 / sqrt(m) |
+    | input, output, bias, norm  | m                    | 1        | 1           |
+    | no width                   | 1                    | 1        | 1           |
+
+    The fan-in of an `nn.Bilinear` is the product of its two inputs' sizes, as it reads all of their products.
+
+    Adaptive optimizers divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop, Lion,
+    Prodigy and Schedule-Free AdamW. Schedule-Free SGD goes by the column of SGD.
+    Adadelta is adaptive while `eps` is far below the squared gradients, which its default of 1e-6 often is not.
+
+    Prodigy multiplies all rates by an estimate, which is the target's if it is of the weights over these multipliers.
+    To first order, the gradients' products with the way so far are how much the loss has fallen, at any width.
+    The absolute sum of the gradients of hidden weights grows with the width, and times 1 / m it does not.
+
+    Adafactor's steps are also in proportion to the size of the weights, so its column needs hidden layers that do not
+    begin at zero. Its learning rate is at most one over the root of the steps so far, whatever the multiplier.
+
+    Muon's hold for the 2-D parameters that it updates: with `adjust_lr_fn="match_rms_adamw"` ("muon") 1 / sqrt(m) of a
+    hidden one, with "original" ("muon.original") 1. All other parameters are updated by AdamW, by whose table they go.
+
+    Args:
+        surrogate: A module from `make_surrogate` or `shrink`, or a deep copy of one.
+        optimizer: Name of an optimizer in that table, in small letters; "muon" or "muon.original".
+
+    Returns:
+        Parameter name -> multiplier, for every name of `surrogate.named_parameters()`; all 1.0 at width ratio 1.
+
+    Raises:
+        ValueError: if `optimizer` is another word, or `surrogate` has no width plan.
+    """
+    require(isinstance(optimizer, str) and optimizer in _RULES, "optimizer", optimizer, f"one of {sorted(_RULES)}")
+    rule = _RULES[optimizer]
+    # Muon updates matrices alone, so a bilinear layer's weight of three dimensions goes to AdamW.
+    of_bilinear = _adam if optimizer.startswith("muon") else rule
+    params = width_plan(surrogate).params
+    return {name: (of_bilinear if p.bilinear else rule)(p.infshape()) for name, p in params.items()}
+
+
+def weight_decay_multipliers(surrogate: nn.Module, optimizer: str, *, independent: bool = True) -> dict[str, float]:
+    """Return the factor of each parameter's weight decay on a surrogate.
+
+    Learning rate x weight decay is the fraction of a weight that one step removes. Independent weight decay keeps this
+    fraction as on the target: the multiplier is 1 over the learning rate's. `mup`'s optimizers do the same.
+
+    Args:
+        surrogate: As for `lr_multipliers`.
+        optimizer: As for `lr_multipliers`.
+        independent: True if the decay is independent; else it follows the multiplied learning rate, and every
+            multiplier is 1.
+
+    Returns:
+        Parameter name -> multiplier, as `lr_multipliers` does.
+
+    Raises:
+        ValueError: as for `lr_multipliers`.
+    """
+    check_flag("independent", independent)
+    rates = lr_multipliers(surrogate, optimizer)
+    return {name: 1.0 / rate if independent else 1.0 for name, rate in rates.items()}
+
+
+def width_plan(surrogate: nn.Module) -> WidthPlan:
+    """The plan that `make_surrogate` or `shrink` left on a module.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    plan = getattr(surrogate, PLAN_ATTRIBUTE, None)
+    if not isinstance(plan, WidthPlan):
+        raise ValueError(
+            f"`surrogate` is a {type(surrogate).__name__} without a width plan, but must come from make_surrogate or "
+            "shrink"
+        )
+    return plan
+
+
+Role = Literal["embedding", "hidden", "head"]
+
+
+def parameter_roles(model: nn.Module, params: Mapping[str, ParamWidth] | None = None) -> dict[str, Role]:
+    """Return the roles of a model's weights.
+
+    - "embedding": weights of embeddings, and of layers that read an input and write a width;
+    - "hidden": weights that read one width and write another;
+    - "head": weights of layers that read a width and write an output.
+
+    Biases, norms, depthwise convolutions, and weights of the same size at each width have no role. A weight that an
+    embedding shares with the head is an embedding's.
+
+    Args:
+        model: A surrogate, or its target if `params` is given.
+        params: Parameter name -> its widths; None: those of the surrogate's plan.
+
+    Returns:
+        Parameter name -> role.
+
+    Raises:
+        ValueError: if `params` is None and `model` has no width plan.
+    """
+    params = width_plan(model).params if params is None else params
+    hidden: dict[str, Role] = {name: "hidden" for name, width in params.items() if width.is_matrix}
+    return hidden | dict(sorted(_roles_of_layers(model, params), key=lambda found: found[1] == "embedding"))
+
+
+def _roles_of_layers(model: nn.Module, params: Mapping[str, ParamWidth]) -> Iterator[tuple[str, Role]]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for layer in model.modules():
+        weight = input_weight(layer)
+        name = "" if weight is None else names.get(id(weight), "")
+        if not name or params[name].shape == params[name].target_shape:
+            continue
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            yield name, "embedding"
+            continue
+        sides = reads_and_writes(layer, params[name])
+        if sides == (True, False):
+            yield name, "head"
+        elif sides == (False, True) and getattr(layer, "groups", 1) == 1:
+            yield name, "embedding"

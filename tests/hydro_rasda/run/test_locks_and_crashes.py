@@ -1,0 +1,109 @@
+"""Processes that die where they are, each in a fork of this one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from hydro_rasda.run import locks_and_crashes as module
+from hydro_rasda.run.locks_and_crashes import LOCK, CrashLog, held
+
+
+def test_a_run_is_held_while_its_lock_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where a file of the same number on another device is locked."""
+    assert not held(tmp_path)
+    with FileLock(tmp_path / LOCK):
+        assert held(tmp_path)
+        mine = f":{(tmp_path / LOCK).stat().st_ino} "
+        (line,) = (line for line in Path("/proc/locks").read_text().splitlines() if mine in line and "->" not in line)
+        for device, expected in ((line.split()[5].rpartition(":")[0], True), ("00:99", False)):
+            before, _, after = line.partition(line.split()[5])
+            (tmp_path / "locks").write_text(f"{before}{device}{mine.rstrip()}{after}\n")
+            monkeypatch.setattr(module, "_LOCKS", tmp_path / "locks")
+            assert held(tmp_path) is expected
+        monkeypatch.undo()
+    assert not held(tmp_path)
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a process that has computed is forked")
+
+
+def in_a_process(work: Callable[[], None]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def die(file: Path, what: str, *epochs: int) -> None:
+    """A process that notes what it does, comes so far, and ends."""
+
+    def work() -> None:
+        doing = CrashLog(file)
+        with doing.of(what):
+            for epoch in epochs:
+                doing.reached(epoch)
+            os._exit(1)
+
+    in_a_process(work)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "doing"
+
+
+def test_two_deaths_in_a_row_at_one_place_are_the_works_fault(file: Path) -> None:
+    die(file, "training 3", 1, 2)
+    assert not CrashLog(file).blamed("training 3")
+    die(file, "training 3", 1, 2)
+    assert "ended 2 times in a row after epoch 2" in CrashLog(file).blamed("training 3")
+    assert not CrashLog(file).blamed("training 4")
+
+
+@pytest.mark.parametrize("second", [(1,), (1, 2, 3)])
+def test_whoever_is_killed_from_outside_dies_anywhere(file: Path, second: tuple[int, ...]) -> None:
+    for epochs in ((1, 2), second, (1, 2), second):
+        die(file, "training 3", *epochs)
+        assert not CrashLog(file).blamed("training 3")
+
+
+def test_what_raises_or_ends_is_no_death_and_leaves_no_file(file: Path) -> None:
+    doing = CrashLog(file)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt), doing.of("training 3"):
+            raise KeyboardInterrupt
+        with doing.of("training 3"):
+            doing.reached(1)
+        assert not CrashLog(file).blamed("training 3")
+    doing.close()
+    assert not file.exists()
+
+
+def test_work_that_is_left_alone_stays_so_for_later_processes(file: Path) -> None:
+    die(file, "training 3")
+    die(file, "training 3")
+    doing = CrashLog(file)
+    with doing.of("training 4"):
+        pass
+    doing.close()
+    assert CrashLog(file).blamed("training 3")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"now": 3, "deaths": {}}', b'{"now": null, "deaths": []}'])
+def test_a_file_that_cannot_be_read_says_nothing(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    doing = CrashLog(file)
+    assert not doing.blamed("training 3")
+    with doing.of("training 3"):
+        doing.reached(1)
+    doing.close()
+    assert not file.exists()

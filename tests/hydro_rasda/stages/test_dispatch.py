@@ -1,0 +1,268 @@
+"""Population based training in the sweep: copies of sound trials, also by who diverged or failed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fusion import lr_factor
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, quniform, uniform
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import Event, Finished, GroupTask, History
+from hydro_rasda.data import make_batches
+from hydro_rasda.objective import supervised
+from hydro_rasda.problem import Problem
+from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of, smoothed
+from hydro_rasda.run.events import RungDecided
+from hydro_rasda.run.journal import read_messages
+from hydro_rasda.run.state import Run
+from hydro_rasda.run.store import Store
+from hydro_rasda.schedulers import PopulationBasedBandits, PopulationBasedTraining, Range
+from hydro_rasda.schedulers.named_rules import POPULATIONS
+from hydro_rasda.space import explored
+from hydro_rasda.stages.sweep import sweep
+from hydro_rasda.stages.transfer_of_finalists import LINEAR
+from tests.hydro_rasda.models import Config, mlp
+from tests.hydro_rasda.stages.test_sweep import Curves, Given, X, Y, again, epochs
+
+FINALS = (4.0, 3.0, 2.0, 1.0, math.nan, 5.0, 6.0, 7.0)
+FAILED = 7
+"""The trial of this number raises in its first epochs; the fifth diverges."""
+
+
+class Fails(Curves):
+    """Trains as `Curves`, but for one trial's first group, which raises."""
+
+    def finished(self) -> list[Finished]:
+        (done,) = super().finished()
+        if done.task.span.start == 0 and FAILED in done.task.members:
+            done.outcome.failures[FAILED] = "it raised"
+            done.outcome.history[FAILED] = []
+        return [done]
+
+    def _history(self, task: GroupTask, number: int, stop: int) -> History:
+        history = super()._history(task, number, stop)
+        if any(math.isfinite(metrics["val_loss"]) for _, metrics in history):
+            return history
+        return [(epoch, {**metrics, "train_loss": math.nan}) for epoch, metrics in history]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    cpu = torch.device("cpu")
+    data = make_batches((X, Y), "data", cpu, 0)
+    asked = SweepConfig(surrogate=0.5, fusion=4, grace_period=3)
+    settings = TuneConfig(sweep=asked, num_samples=8, max_t=27, race=RaceConfig(top_k=2))
+    run = Run(Problem(mlp, supervised(), data, data, settings, cpu), Store.open(tmp_path / "run", {}, "auto"))
+    yield run
+    run.store.close()
+
+
+def configs() -> list[dict[str, Any]]:
+    return [{"lr": 0.1 * 2**-i, "final": final, "batch_size": (2, 4)[i % 2]} for i, final in enumerate(FINALS)]
+
+
+def rule(**changes: Any) -> PopulationBasedTraining:
+    arguments = {"explored": {"lr": Range(1e-4, 1.0, log=True)}, "last": 9, "interval": 3}
+    return PopulationBasedTraining(**{**arguments, **changes})
+
+
+def by_size(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    """A float decides about its structure."""
+    width = int(config["size"] * width_ratio)
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_who_diverged_or_raised_goes_on_as_a_copy(run: Run, devices: int) -> None:
+    backend = Fails(run, devices)
+    best, beside = sweep(run, Given([configs()]), backend, rule())
+    assert (best, beside) == (8, 9)
+    assert run.trials[9].config == {**run.trials[8].config, "schedule": "linear", "decay_start": 0.0, "floor": 0.0}
+    assert [line.partition(" trains ")[0] for line in told(run)[-2:]] == ["trial 8", "trial 9"]
+    assert lineages(run.store.units(), dict.fromkeys(range(8), 9))[best][0].trial == 3
+    assert not run.failures
+    assert {number: of[-1] for number, of in epochs(run).items()} == dict.fromkeys(range(8), 9)
+    assert epochs(run)[FAILED] == [4, 5, 6, 7, 8, 9]
+    copies = {number: source for task in backend.tasks for number, source in task.copies.items() if task.span.stop == 6}
+    assert copies.keys() == {4, 5, 6, 7}
+    assert {*copies.values()} <= {2, 3}
+    for number, source in copies.items():
+        assert run.trials[number].config["batch_size"] == configs()[source]["batch_size"]
+    found = lineages(run.store.units(), dict.fromkeys(range(8), 9))
+    assert [(a.trial, a.start, a.stop) for a in found[3]] == [(3, 0, 9)]
+    assert [(a.trial, a.start, a.stop) for a in found[FAILED]][-1][0] == FAILED
+    assert found[best] == found[beside]
+    assert found[best] in [found[number] for number in range(8)]
+    for number in range(8):
+        of = found[number]
+        assert of[-1].config == run.trials[number].config
+        assert [a.start for a in of][1:] == [a.stop for a in of][:-1]
+        assert (of[0].start, of[-1].stop) == (0, 9)
+
+
+def told(run: Run) -> list[str]:
+    return [message.text for message in read_messages(run.store.path)]
+
+
+def test_a_resumed_population_decides_as_the_unbroken_one(run: Run, tmp_path: Path) -> None:
+    expected = sweep(run, Given([configs()]), Fails(run), rule())
+    whole = {key: (unit.value, unit.lines) for key, unit in run.store.units().items()}
+    for after in range(1, sum("/group-" in key for key in whole)):
+        broken = Run(run.problem, Store.open(tmp_path / str(after), {}, "auto"))
+
+        class Ends(Fails):
+            def finished(self) -> list[Finished]:
+                if sum("/group-" in key for key in self.run.store.units()) >= after:  # noqa: B023
+                    raise KeyboardInterrupt
+                return super().finished()
+
+        with pytest.raises(KeyboardInterrupt):
+            sweep(broken, Given([configs()]), Ends(broken), rule())
+        resumed = again(broken)
+        assert sweep(resumed, Given([configs()]), Fails(resumed), rule()) == expected
+        assert {key: (unit.value, unit.lines) for key, unit in resumed.store.units().items()} == whole
+        assert not resumed.failures
+        resumed.store.close()
+
+
+def test_a_key_that_makes_another_structure_is_refused(run: Run) -> None:
+    sized = [{**config, "size": 8.0 * (i + 1)} for i, config in enumerate(configs())]
+    other = replace(run, problem=replace(run.problem, model_fn=by_size))
+    with pytest.raises(ValueError, match=r"changes `size` of trial .* leave it out of what the rule explores"):
+        sweep(other, Given([sized]), Curves(other), rule(explored={"size": Range(1.0, 99.0)}))
+
+
+SPACE: Mapping[str, Any] = {
+    "lr": loguniform(1e-3, 0.3),
+    "optimizer": choice(["sgd", "adamw"]),
+    "dropout": uniform(0.0, 0.5),
+    "batch_size": 64,
+}
+PBT: dict[str, Any] = {"space": SPACE, "num_samples": 8, "max_t": 9, "sweep": {"rule": "pbt", "fusion": 4}}
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_population_is_trained_and_its_finalists_by_its_schedules(
+    quick: Callable[..., TuneResult], digits: Any
+) -> None:
+    """Interrupted in the sweep, it ends as an unbroken run does."""
+    whole = quick(**PBT, name="whole")
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, RungDecided) and event.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(**PBT, callbacks=[interrupt])
+    found = quick(**PBT)
+    assert [(t.config, t.history) for t in found.trials] == [(t.config, t.history) for t in whole.trials]
+    assert [trial.surrogate_epochs for trial in found.trials] == 8 * [4] + 2 * [0]
+    assert found.best_trial in (8, 9)
+    copied = [trial.trial for trial in found.trials[:8] if len(found.lineage(trial.trial)) > 1]
+    assert len(copied) >= 2
+    for number in copied:
+        *_, parent, last = found.lineage(number)
+        assert last.config == found.trials[number].config
+        assert {key for key in last.config if last.config[key] != parent.config[key]} <= {"lr", "dropout"}
+        assert 0.0 <= last.config["dropout"] <= 0.5
+    assert found.best_schedule == schedule_of(found.lineage(found.best_trial))
+    schedule = found.smoothed_schedule if found.best_trial == 8 else {**found.smoothed_schedule, **LINEAR}
+    assert found.best_config.items() >= schedule.items()
+    trained: dict[str, Any] = {}
+    exec(found.recipe(), trained)
+    model = trained["train"](mlp, digits[0], nn.functional.cross_entropy)
+    for name, weight in found.best_model().state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
+    assert load(found.path).best_schedule == found.best_schedule
+    with pytest.raises(ValueError, match="`trial` is 99, but must be a trial of the run"):
+        found.lineage(99)
+    at_full_width = quick(**{**PBT, "sweep": {**PBT["sweep"], "surrogate": 1}}, name="full width")
+    assert len(at_full_width.trials) == 8
+    assert sum("finalists go on with their last values" in message.text for message in at_full_width.messages) == 1
+
+
+@pytest.mark.parametrize("rule", POPULATIONS)
+def test_a_space_without_floats_is_refused_before_any_work(
+    quick: Callable[..., TuneResult], tmp_path: Path, rule: str
+) -> None:
+    fixed = {"lr": 0.1, "activation": choice(["relu", "tanh"]), "batch_size": choice([32, 64])}
+    with pytest.raises(ValueError, match=r"`space` is .*, but must be one with a float that population based training"):
+        quick(space=fixed, sweep={"rule": rule})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_library_is_told_of_before_any_work(
+    quick: Callable[..., TuneResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydro_rasda.schedulers.population_bandits.find_spec", lambda package: None)
+    told = r"'pb2' needs scikit-learn, which is not there: pip install 'hydro-rasda\[pb2\]'"
+    with pytest.raises(ImportError, match=told):
+        quick(**{**PBT, "sweep": {"rule": "pb2"}})
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ImportError, match=told):
+        PopulationBasedBandits({"lr": Range(0.0, 1.0)}, last=9)
+
+
+def test_a_schedule_has_the_keys_that_changed() -> None:
+    configs = [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.08, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9}]
+    ancestors = [Ancestor(k, 3 * k, 3 * k + 3, config) for k, config in enumerate(configs)]
+    assert schedule_of(ancestors) == {"lr": [(0.0, 0.1), (pytest.approx(1 / 3), 0.08), (pytest.approx(2 / 3), 0.1)]}
+    assert schedule_of(ancestors[:1]) == {}
+
+
+def test_a_lineage_of_a_trapezoid_is_smoothed_to_that_trapezoid() -> None:
+    """Steps of a linear decay from a plateau, with noise on a key that has none."""
+    rates = [lr_factor({"schedule": "linear", "decay_start": 0.4, "floor": 0.1}, at + 0.5, 20) for at in range(20)]
+    ancestors = [
+        Ancestor(at, at, at + 1, {"lr": 0.2 * rate, "lr.head": 0.4 * rate, "p": (0.1, 0.4)[at % 2], "momentum": 0.9})
+        for at, rate in enumerate(rates)
+    ]
+    found = smoothed(ancestors)
+    assert found == {
+        "lr": pytest.approx(0.2, rel=0.02),
+        "lr.head": pytest.approx(0.4, rel=0.02),
+        "p": pytest.approx(0.2),
+        "schedule": "linear",
+        "decay_start": pytest.approx(0.4, abs=0.05),
+        "floor": pytest.approx(0.1, rel=0.3),
+    }
+    scheduled = [replace(ancestor, config={**ancestor.config, "schedule": "cosine"}) for ancestor in ancestors]
+    assert smoothed(scheduled).keys() == {"lr", "lr.head", "p"}
+    assert smoothed(ancestors[:1]) == {}
+    rising = [replace(ancestor, config={"lr": 0.1 * (at + 1)}) for at, ancestor in enumerate(ancestors)]
+    assert smoothed(rising).keys() == {"lr"}
+
+
+def test_a_population_explores_ranges_and_lists_of_floats() -> None:
+    space = {
+        "lr": loguniform(1e-3, 0.3),
+        "lr.head": loguniform(1e-3, 0.3),
+        "momentum": choice([0.9, 0.5]),
+        "dropout": uniform(0.0, 0.5),
+        "decay_start": uniform(0.0, 0.9),
+        "batch_size": choice([32, 64]),
+        "rounded": quniform(0.0, 1.0, 0.1),
+        "nested": {"slope": uniform(0.0, 1.0)},
+        "constant": 0.5,
+    }
+    found = explored(space)
+    assert found.keys() == {"lr", "lr.head", "momentum", "dropout"}
+    assert found["momentum"] == (0.5, 0.9)
+    assert found["lr"] == Range(1e-3, math.nextafter(0.3, 0.0), log=True)
+    assert explored({**space, "optimizer": choice(["sgd", "rmsprop"])}).keys() == found.keys()
+    of_a_function = explored({**space, "optimizer": lambda params, lr: torch.optim.SGD(params, lr)})
+    assert of_a_function.keys() == {"lr", "lr.head", "dropout"}
+    of_a_part = {"optimizer.head": choice(["adam", "sgd"]), "beta1.head": uniform(0.0, 0.9)}
+    assert explored({**space, **of_a_part}).keys() == {*found, "beta1.head"}
+    own = {**of_a_part, "optimizer.head": lambda params, lr: torch.optim.SGD(params, lr)}
+    assert explored({**space, **own}).keys() == found.keys()
+    branches = {"by": choice([{"lr": loguniform(1e-3, 0.3)}, {"lr": loguniform(1e-3, 0.3), "p": uniform(0.0, 1.0)}])}
+    assert explored(branches).keys() == {"lr", "p"}

@@ -1,0 +1,274 @@
+"""The choice of finalists, the check of surrogates at full size, and finalists that resume from the sweep."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, grid_search, loguniform, uniform
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.full_size_stage import recall_targets
+from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.state import FINALISTS, Run, decision_key
+from hydro_rasda.stages.race import train_finalists
+from hydro_rasda.stages.transfer_of_finalists import hand_over
+from hydro_rasda.training.full_size import train_full_size_trial
+from hydro_rasda.training.fused import states_of, train_group
+from hydro_rasda.trial import Trial
+from tests.hydro_rasda.models import Config, mlp
+from tests.hydro_rasda.scripted import Scripted, curves, open_run
+
+Quick = Callable[..., TuneResult]
+ROOM = Path(__file__).parents[1]
+
+
+class Gain(nn.Module):
+    """Multiplies what comes in."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.gain = gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
+def learns_only_wide(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    """At full width the gain helps; below it the gain is turned around, so that surrogates rank upside down."""
+    gain = config["gain"] if width_ratio == 1 else 1 - config["gain"]
+    return nn.Sequential(mlp(config, width_ratio), Gain(3 * gain))
+
+
+def test_no_check_unless_asked_for(quick: Quick) -> None:
+    assert quick().transfer is None
+
+
+def test_check_at_full_width_agrees_with_itself(quick: Quick) -> None:
+    """The surrogates are the targets: the same initial weights and batches, fused or not, rank alike."""
+    result = quick(sweep=SweepConfig(surrogate=1, check_transfer=True))
+    assert result.transfer is not None
+    assert result.transfer.rho == pytest.approx(1.0)
+    assert result.transfer.regret[1] == pytest.approx(0.0, abs=1e-4)
+    assert result.transfer.verdict == "trusted"
+
+
+def test_what_two_seeds_of_one_configuration_differ_by_counts_as_no_regret(quick: Quick, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transfer = quick(sweep=SweepConfig(check_transfer=True)).transfer
+    lines = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
+    values = {line["key"]: line["value"] for line in lines if line.get("key", "").startswith("check/")}
+    (again,) = (key for key in values if key.endswith("/again"))
+    spread = abs(values[again] - values[again.replace("/again", "/first")])
+    assert transfer is not None
+    assert transfer.tolerance == pytest.approx(spread)
+    assert spread > 0
+
+
+def test_a_ranking_upside_down_is_not_trusted(quick: Quick) -> None:
+    space = {"lr": choice([0.01]), "optimizer": "sgd", "gain": uniform(0.0, 1.0)}
+    with pytest.warns(UserWarning, match="transfer to full size is") as told:
+        result = quick(model_fn=learns_only_wide, space=space, num_samples=12, sweep=SweepConfig(check_transfer=True))
+    assert {Path(warning.filename) for warning in told} == {ROOM / "conftest.py"}, "it names the call of `tune`"
+    assert result.transfer is not None
+    assert result.transfer.rho < 0.5
+    assert result.transfer.verdict != "trusted"
+
+
+def test_the_check_is_a_part_of_the_run(quick: Quick) -> None:
+    """A resumed run reads it, and the verdict does not depend on it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first, again = quick(sweep=SweepConfig(check_transfer=True)), quick(sweep=SweepConfig(check_transfer=True))
+    assert first.transfer == again.transfer
+    assert first.transfer is not None
+    assert not math.isnan(first.transfer.rho)
+
+
+def test_it_is_said_where_surrogates_decide_nothing(quick: Quick) -> None:
+    def told(**settings: Any) -> list[str]:
+        said: list[str] = []
+        quick(callbacks=[lambda event: said.append(getattr(event, "text", ""))], max_t=1, **settings)
+        return [text for text in said if "`sweep.surrogate=1`" in text]
+
+    (few,) = told(num_samples=2, name="few")
+    assert few.startswith(
+        "all 2 configurations can become finalists, whatever their surrogates say: `sweep.surrogate=1`"
+    )
+    assert not told(num_samples=2, sweep=SweepConfig(surrogate=1), name="wide")
+    assert not told(num_samples=3, name="more")
+
+
+def test_regularizers_tuned_on_a_narrow_surrogate_are_warned_of(quick: Quick) -> None:
+    space = {"lr": loguniform(1e-3, 0.3), "weight_decay": loguniform(1e-6, 1e-2), "dropout": 0.1}
+    with pytest.warns(
+        UserWarning, match="the best weight_decay at 0.125 of the width may not suit the full model"
+    ) as told:
+        quick(space=space, sweep={"surrogate": 1 / 8})
+    assert Path(told[0].filename) == ROOM / "conftest.py", "it names the call of `tune`"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quick(space=space, sweep=SweepConfig(surrogate=1 / 2), name="wider")
+
+
+Pair = tuple[Tensor, Tensor]
+
+CONFIGS: list[Config] = [
+    {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "schedule": "cosine", "grad_clip": 0.3},
+    {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.01, "schedule": "exponential", "gamma": 0.7},
+    {"optimizer": "adamw", "lr": 0.01, "warmup_epochs": 1.5, "grad_clip": 0.5},
+    {"optimizer": "sgd", "lr": 0.1},
+    {"optimizer": "nadam", "lr": 0.01, "schedule": "cosine", "grad_clip": 0.5},
+    {"optimizer": "schedule_free_adamw", "lr": 0.02, "warmup_epochs": 1.5, "weight_decay": 0.1},
+    {"optimizer": "schedule_free_sgd", "lr": 0.5, "momentum": 0.8, "grad_clip": 0.5},
+]
+
+
+def trained(problem: Problem, trial: Trial, span: Span, state: Any = None) -> FullSizeOutcome:
+    return train_full_size_trial(
+        problem, trial, FullSizeTask("a task", trial.number, span, None, problem.settings.seed), state
+    )
+
+
+def fine_tuned(config: Config) -> nn.Module:
+    """A frozen base, the same for all trials, running statistics, and a head."""
+    base, fixed = nn.Linear(64, 32), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        base.weight.copy_(torch.randn(32, 64, generator=fixed) / 8)
+        base.bias.zero_()
+    return nn.Sequential(base.requires_grad_(False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@pytest.mark.parametrize(("model_fn", "fused"), [(mlp, True), (mlp, False), (fine_tuned, True)])
+def test_going_on_from_a_fused_sweep_is_training_in_one(problem: Problem, model_fn: Any, fused: bool) -> None:
+    # Epochs of a sweep are not those of averaged weights.
+    problem = replace(problem, model_fn=model_fn).with_settings(sweep=SweepConfig(surrogate=1), race=RaceConfig(ema=0))
+    trials = {n: Trial(n, {**config, "batch_size": 32, "dropout": 0.2}) for n, config in enumerate(CONFIGS)}
+    task = GroupTask("a group", (Group("", tuple(trials), fused=fused),), (), Span(0, 2))
+    outcome = train_group(problem, trials, task, load=pytest.fail)
+    for number, trial in trials.items():
+        (state,) = states_of(problem, trials, number, "a group", lambda key: {"parts": outcome.checkpoint})
+        whole, rest = trained(problem, trial, Span(0, 4)), trained(problem, trial, Span(2, 4), state)
+        history = outcome.history[number] + rest.history
+        assert [epoch for epoch, _ in history] == [1, 2, 3, 4]
+        for (_, metrics), (_, expected) in zip(history, whole.history, strict=True):
+            assert metrics == pytest.approx(expected, rel=1e-4)
+        assert rest.state is not None
+        assert whole.state is not None
+        torch.testing.assert_close(rest.state["model"], whole.state["model"], rtol=1e-3, atol=1e-5)
+
+
+SPACE: dict[str, Any] = {"lr": loguniform(1e-3, 0.3), "optimizer": choice(["sgd", "adamw"]), "batch_size": 64}
+
+
+def epochs(result: TuneResult, stage: str) -> dict[int, list[int]]:
+    seen = {r.trial: [line["epoch"] for line in r.history if line["stage"] == stage] for r in result.trials}
+    return {number: of for number, of in seen.items() if of}
+
+
+def test_the_sweeps_epochs_count_once_and_its_checkpoints_go(quick: Quick) -> None:
+    result = quick(sweep=SweepConfig(surrogate=1), space=SPACE, race=RaceConfig(grace_period=1))
+    swept, full = epochs(result, "surrogate"), epochs(result, "target")
+    (winner,) = [record for record in result.trials if record.status == "finished"]
+    assert full == {winner.trial: [3, 4]}, "both finalists were swept to epoch 2, at which one of them is halved"
+    assert (winner.epochs, winner.metric) == (4, result.best_metric)
+    assert result.cost.target_epochs == 2
+    assert result.cost.surrogate_epochs == sum(map(len, swept.values())) == 9 + 4
+    finalists = [record.trial for record in result.trials if record.epochs]
+    assert [result.trials[n].epochs for n in finalists if n != winner.trial] == [2]
+    for number in finalists:
+        result.best_model(number)
+    assert len(list((result.path / "checkpoints").iterdir())) == 2
+    again = quick(sweep=SweepConfig(surrogate=1), space=SPACE, race=RaceConfig(grace_period=1))
+    assert (again.trials, again.cost.target_epochs) == (result.trials, 2)
+
+
+def test_finalists_that_the_sweep_trained_to_the_end_train_no_more(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    result = quick(
+        sweep=SweepConfig(surrogate=1, grace_period=4), space=SPACE, race=RaceConfig(keep="last", grace_period=4)
+    )
+    assert result.cost.target_epochs == 0
+    assert epochs(result, "target") == {}
+    finished = [record for record in result.trials if record.status == "finished"]
+    assert [record.metric == record.surrogate_metric for record in finished] == [True, True]
+    assert result.best_metric == min(record.metric for record in finished)
+    assert result.evaluate(digits[1])["loss"] == pytest.approx(result.best_metric, rel=1e-5)
+
+
+def test_a_best_epoch_whose_weights_are_gone_is_trained_once_more(quick: Quick) -> None:
+    """Here the largest loss is the best: the first epoch's, of which the sweep keeps no weights."""
+    asked: dict[str, Any] = {
+        "sweep": SweepConfig(surrogate=1, grace_period=2),
+        "race": RaceConfig(grace_period=4),
+        "space": {"lr": grid_search([0.05, 0.1])},
+        "num_samples": 1,
+    }
+    high = quick(**asked, mode="max", name="high")
+    assert epochs(high, "target") == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}
+    assert [record.kept_epoch for record in high.trials] == [1, 1]
+    low = quick(**asked, mode="min", name="low")
+    assert epochs(low, "target") == {0: [3, 4], 1: [3, 4]}
+
+
+def test_narrow_surrogates_are_not_handed_over(quick: Quick) -> None:
+    result = quick(space=SPACE, race=RaceConfig(grace_period=4))
+    assert sorted(epochs(result, "target").values()) == [[1, 2, 3, 4]] * 2
+
+
+@pytest.fixture
+def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
+    """Opens a run of two trials once more, which a sweep at full width has trained for two epochs."""
+    opened: list[Run] = []
+    group = GroupTask("surrogate/to-2/group-0", (Group("", (0, 1), fused=True),), (), Span(0, 2))
+
+    def call() -> Run:
+        for run in opened:
+            run.store.close()
+        run = open_run(tmp_path / "run", problem, 2, sweep=SweepConfig(surrogate=1), race=RaceConfig(grace_period=1))
+        opened.append(run)
+        if run.store.done(group.key):
+            run.recall(group.key)
+        else:
+            outcome = train_group(run.problem, run.trials, group, load=pytest.fail)
+            run.store.save(group.key, {"parts": outcome.checkpoint})
+            run.record(group.key, curves("surrogate", {0: [0.5, 0.4], 1: [0.3, 0.2]}))
+        run.sources |= {0: group.key, 1: group.key}
+        return run
+
+    yield call
+    opened[-1].store.close()
+
+
+def test_a_call_with_more_time_can_go_on_with_the_sweep(open_swept: Callable[[], Run]) -> None:
+    run = open_swept()
+    hand_over(run, [0, 1])
+    assert run.store.has("surrogate/to-2/group-0")
+    run.store.record(decision_key(FINALISTS, run.trials), Unit([0, 1]))
+    hand_over(run, [0, 1])
+    assert not run.store.has("surrogate/to-2/group-0")
+    assert not run.sources
+
+
+def test_who_trained_on_or_failed_since_stays_as_it_is(open_swept: Callable[[], Run]) -> None:
+    run = open_swept()
+    hand_over(run, [0, 1])
+    assert run.curve("target", 1) == {1: 0.3, 2: 0.2}
+    train_finalists(run, [0, 1], device := Scripted({0: [0.5, 0.4, 0.4, 0.4], 1: [0.3, 0.2, 0.6]}))
+    # What raised afterwards is tried twice more, and then the one that was stopped goes on.
+    assert device.trained == [(1, 3)] * 3 + [(0, 3), (0, 4)]
+    assert set(run.failures) == {1}
+    run = open_swept()
+    hand_over(run, [0, 1])
+    recall_targets(run)
+    assert run.curve("target", 1) == {1: 0.3, 2: 0.2}
+    assert set(run.failures) == {1}

@@ -1,0 +1,93 @@
+""" """
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from surrogate import make_surrogate
+from surrogate.forward_multipliers import ScaleInput, find_logit_scales, find_readouts, head_sizes, scale_logits
+from surrogate.roles_and_multipliers import width_plan
+from surrogate.widths import compare_shapes, shapes_of
+from tests.surrogate.models import ZOO, narrow_heads, transformer
+
+
+def test_head_size_kept_means_no_logit_scale() -> None:
+    assert width_plan(make_surrogate(transformer, {}, 1 / 4)).attention == {}
+
+
+def test_head_size_shrunk_scales_logits_by_root_of_the_ratio() -> None:
+    plan = width_plan(make_surrogate(narrow_heads, {}, 1 / 4))
+    assert plan.attention == {"block.self_attn": math.sqrt(32 / 8)}
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_multihead_attention_with_target_head_16_and_own_head_4(by_name: bool) -> None:
+    """Logits are q.k sqrt(D) / d with D = 16, d = 4 (Tensor Programs V, definition 4.1 relative to D)."""
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)  # heads of 4
+    x = torch.randn(3, 5, 8)
+    scale_logits(layer, find_logit_scales(layer, {"": 16}))
+    ours = layer(query=x, key=x, value=x)[0] if by_name else layer(x, x, x)[0]
+    projected = (x @ layer.in_proj_weight.T).chunk(3, dim=-1)
+    q, k, v = (part.view(3, 5, 2, 4).transpose(1, 2) for part in projected)
+    mixed = scaled_dot_product_attention(q, k, v, scale=math.sqrt(16) / 4)
+    torch.testing.assert_close(ours, layer.out_proj(mixed.transpose(1, 2).reshape(3, 5, 8)))
+
+
+class OwnAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim = 4
+        self.scaling = self.head_dim**-0.5
+
+
+def test_an_attention_that_keeps_its_scale_in_an_attribute() -> None:
+    layer = OwnAttention()
+    assert head_sizes(layer) == {"": 4}
+    scale_logits(layer, find_logit_scales(layer, {"": 16}))
+    assert layer.scaling == pytest.approx(math.sqrt(16) / 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mlp", {"4": 4.0}),
+        ("cnn", {"8": 4.0}),
+        ("conv_readout", {"2": 4.0}),
+        ("transformer", {"readout": 4.0}),
+        ("tied", {"readout": 4.0}),
+        ("two_heads", {"classes": 4.0, "box": 4.0}),
+        ("lstm", {"readout": 4.0}),
+    ],
+)
+def test_readouts_by_shape(name: str, expected: dict[str, float]) -> None:
+    model_fn, config, _ = ZOO[name]
+    narrow, wide = model_fn(config, 1 / 4), model_fn(config, 1.0)
+    assert find_readouts(narrow, compare_shapes(shapes_of(wide), shapes_of(narrow))) == expected
+
+
+def test_readout_input_is_multiplied_and_its_bias_is_not() -> None:
+    model_fn, config, x = ZOO["mlp"]
+    narrow = make_surrogate(model_fn, config, 1 / 4)
+    assert isinstance(narrow, nn.Sequential)
+    hidden = narrow[:-1](x)
+    expected = 4.0 * hidden @ narrow.get_parameter("4.weight").T + narrow.get_parameter("4.bias")
+    torch.testing.assert_close(narrow(x), expected)
+
+
+def test_hooks_compare_by_value_and_pickle() -> None:
+    assert ScaleInput(4.0) == ScaleInput(4.0) != ScaleInput(2.0)
+    assert pickle.loads(pickle.dumps(ScaleInput(4.0))) == ScaleInput(4.0)
+
+
+def test_a_readout_called_by_keyword() -> None:
+    layer = nn.Linear(4, 2)
+    layer.register_forward_pre_hook(ScaleInput(2.0))
+    with pytest.raises(ValueError, match=r"a readout .* first positional argument"):
+        layer(input=torch.zeros(1, 4))
