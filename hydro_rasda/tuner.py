@@ -16,7 +16,6 @@ from fusion.streams import preserved_generators
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.checks import check_choice, check_flag, check_folder, check_name, require
 from hydro_rasda.config import BACKENDS, RESUME, Mode, Precision, RaceConfig, SweepConfig, TuneConfig
-from hydro_rasda.console import HeldBack, warnings_in_one_line
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Data, Splitter
 from hydro_rasda.identity_settings import determining
@@ -41,6 +40,7 @@ from hydro_rasda.stages.preparation import Ready, get_ready
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.stages.sweep import sweep as run_sweep
 from hydro_rasda.stages.transfer_of_finalists import hand_over
+from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
 
 if TYPE_CHECKING:
     from hydro_rasda.results.progress import Progress

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS = (
     {
-        *("checks", "console", "package_exports", "renames", "secret_masking"),
+        *("checks", "console", "package_exports", "renames", "secret_masking", "warning_lines"),
         "trial",
     },
     {"schedulers"},

@@ -41,7 +41,7 @@ def sources() -> Iterator[tuple[str, str]]:
 
 def test_no_module_is_long() -> None:
     lines = {name: len(text.splitlines()) for name, text in sources()}
-    assert len(lines) > 400  # that anything was read at all
+    assert len(lines) > 300  # that anything was read at all
     assert {name: count for name, count in lines.items() if count > MODULE_LINES} == {}
 
 

@@ -45,7 +45,7 @@ def write(folder: Path = FOLDER) -> Path:
     tables, path = recorded(folder), folder.parent / "replay.md"
     environments = {json.dumps(e, sort_keys=True) for table in tables.values() for e in table.about.environments}
     parts = ["# Replay", "", f"Drawn by `python -m benchmarks.replay write`; [what to read from it]({NOTES}).", ""]
-    parts += [f"Recorded with: {', '.join(sorted(environments))}.", "", overview(tables), ""]
+    parts += ["Recorded with:", "", *(f"- `{told}`" for told in sorted(environments)), "", overview(tables), ""]
     searches = live.setups(folder)
     found = (
         yardsticks.page(tables),

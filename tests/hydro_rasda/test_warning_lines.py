@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hydro_rasda.console import HeldBack, warnings_in_one_line
+from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
 
 
 def test_a_warning_is_one_line_without_source_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,58 @@
+"""Warnings as a user of `tune` reads them: a line each, without a line of source code, after the run is announced."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Print warnings without the line of source code. A format of the user's own stays."""
+    before = warnings.formatwarning
+    if before.__module__ not in ("warnings", "_py_warnings"):
+        yield
+        return
+    warnings.formatwarning = _in_one_line
+    try:
+        yield
+    finally:
+        if warnings.formatwarning is _in_one_line:
+            warnings.formatwarning = before
+
+
+def _in_one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    # If users cannot change the place, its name only distracts from the message.
+    where = "" if issubclass(category, UserWarning) else f" ({category.__name__}, {filename}:{lineno})"
+    return f"warning: {message}{where}\n"
+
+
+class HeldBack:
+    """Warnings that are given later: what comes first on the screen is not a warning."""
+
+    def __init__(self) -> None:
+        self._caught: list[warnings.WarningMessage] = []
+
+    @contextlib.contextmanager
+    def catching(self) -> Iterator[None]:
+        """Hold back the warnings of a block."""
+        with warnings.catch_warnings(record=True) as caught:
+            try:
+                yield
+            finally:
+                self._caught += caught
+
+    def give(self) -> None:
+        """Give those that were held back, as the filters say."""
+        caught, self._caught = self._caught, []
+        for one in caught:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno, source=one.source)
+
+    def __enter__(self) -> HeldBack:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give()
