@@ -9,9 +9,10 @@ CONSTRAINTS := constraints.txt
 demo: $(VENV)/.demo
 	$(BIN)/python examples/digits.py
 
-# Two processes: what most machines have cores for, and tests use processes of their own.
+# Two processes: what most machines have cores for, and tests use processes of their own. Their threads wait without
+# spinning, which would take the cores from each other.
 # ARGS: what these commands are given besides, as in make test ARGS="-k digits".
-pytest = HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --durations 10 $(ARGS)
+pytest = HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations 10 $(ARGS)
 
 # Each promise has a test here; the rest repeats them at length: all cases, kills at each point, whole clusters.
 test: $(VENV)/.test

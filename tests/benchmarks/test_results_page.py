@@ -18,10 +18,9 @@ def test_the_published_page_is_drawn_from_the_published_files() -> None:
 
 
 def test_every_source_is_there() -> None:
-    subjects = by_subject(RESULTS)
-    assert all(subjects.values())
-    for claim in (claim for found in subjects.values() for claim in found):
-        assert (RESULTS / claim.source).exists(), claim.source
+    sources = re.findall(r"\]\(results/([^)#]+)\)", PAGE.read_text())
+    assert len(sources) > 20
+    assert all((RESULTS / source).exists() for source in sources)
 
 
 def test_a_miss_is_a_miss(tmp_path: Path) -> None:

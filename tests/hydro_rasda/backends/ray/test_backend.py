@@ -133,6 +133,7 @@ def test_a_score_that_is_good_enough_ends_the_full_size_stage(ray8: None, quick:
     assert quick(**settings, **on_devices(2)).finished
 
 
+@pytest.mark.slow
 def test_several_devices_end_in_workers_that_double(ray8: None, quick: Quick) -> None:
     settings: dict[str, Any] = {
         "num_samples": 24,
