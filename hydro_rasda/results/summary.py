@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from fusion.hyperparameters import OPTIMIZERS, SCHEDULE_FREE
-from fusion.part_settings import configs_of_parts
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.full_size_stage import (
@@ -24,6 +22,12 @@ from hydro_rasda.run.full_size_stage import (
 )
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain, rank
+
+AVERAGED = {
+    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd"),
+    *("lion", "muon", "nadam", "prodigy", "radam", "rmsprop", "sgd"),
+}
+"""Optimizers that do not average weights by themselves; a test holds them to those of `fusion`, which needs torch."""
 
 
 def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = None) -> RunRecord:
@@ -121,14 +125,15 @@ def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
 
     None if the optimizer averages them by itself, or is a function of which a loaded run knows the name alone.
     """
-    configs = configs_of_parts(config).values()
-    names = [own.get("optimizer", "adamw") for own in configs]
+    names = [config.get("optimizer", "adamw"), *(config[key] for key in config if key.startswith("optimizer."))]
     if all(isinstance(name, str) for name in names):
-        known = all(name in OPTIMIZERS and name not in SCHEDULE_FREE for name in names)
+        known = AVERAGED.issuperset(names)
     else:
-        from fusion.optim import Hyperparameters  # needs torch, which a run that is only read does without
+        # These need torch, which a run that is only read does without.
+        from fusion.optim import Hyperparameters
+        from fusion.part_settings import configs_of_parts
 
-        known = not any(Hyperparameters.from_config(own).has_modes for own in configs)
+        known = not any(Hyperparameters.from_config(own).has_modes for own in configs_of_parts(config).values())
     return None if not known else settings.race.keep == "best" and settings.race.ema > 0
 
 

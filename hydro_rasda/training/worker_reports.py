@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
-from typing import Any
-
-import torch
-from torch.optim import Optimizer
+from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.schedulers import parallel_efficiency
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim import Optimizer
 
 EPOCH_SECONDS = "epoch_seconds"
 """In a report, its epoch's own time: without starts and waits, and without what follows the epoch."""
@@ -81,6 +82,8 @@ class StepTimes:
 
     def _mark(self, *_: Any) -> None:
         if self._on_gpu:
+            import torch  # the keys above are read without it
+
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             self._marks.append(event)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fusion.hyperparameters import OPTIMIZERS, SCHEDULE_FREE
 from hydro_rasda import (
     AllTrialsFailed,
     RaceConfig,
@@ -25,6 +26,7 @@ from hydro_rasda import (
     tune,
 )
 from hydro_rasda.problem import Problem
+from hydro_rasda.results import summary
 from hydro_rasda.results.report import best_first
 from hydro_rasda.results.result import make_result
 from hydro_rasda.run.full_size_stage import record_epochs, record_failure
@@ -350,3 +352,7 @@ def test_its_report_is_a_page(result: TuneResult, tmp_path: Path) -> None:
     for status in ("finished", "stopped", "diverged"):
         assert status in page
     assert f"best configuration (trial {result.best_trial})" in result._repr_html_()
+
+
+def test_optimizers_that_average_nothing_are_those_of_fusion() -> None:
+    assert set(OPTIMIZERS) - set(SCHEDULE_FREE) == summary.AVERAGED
