@@ -109,7 +109,7 @@ def resume(
     """Do what is not done yet.
 
     Args:
-        device: What they run on; on another one they are done anew.
+        device: The device that they run on; on another one they are done anew.
         do: Does a step, and says how that ended; "" where it is to be done again.
 
     Returns:

@@ -214,7 +214,7 @@ def plot(results: Row, weak: Sequence[Row], timelines: list[Row], path: Path) ->
 
 
 def held_by(rule: str, outcome: Outcome) -> Row:
-    """What the trials of a search hold over time, for `draw_held`."""
+    """The workers that the trials of a search hold over time, for `draw_held`."""
     return {"rule": rule, "held": [{"start": s.start, "stop": s.stop, "workers": s.workers} for s in outcome.segments]}
 
 

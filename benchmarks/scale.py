@@ -5,7 +5,7 @@
 Rows that are named are measured again, all of them by default; the others stay as they were measured. "Before" is the
 column of the code before this work. Result files: `results/scale.json` and, as a table, `scale.md`; then `python -m
 benchmarks.results_page` draws `RESULTS.md` again. Each row has a function, which takes its sizes and returns numbers.
-Where a time would drown in noise, it counts instead.
+A row counts instead of timing if the time would drown in noise.
 """
 
 from __future__ import annotations

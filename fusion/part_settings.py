@@ -162,7 +162,7 @@ def checked_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """
     check_mapping("config", config)
     configs = configs_of_parts(config)
-    # Which keys are read depends on the optimizers, so these are checked first.
+    # The optimizers decide which keys are read, so they are checked first.
     for name in sorted(filter(is_of_part, config), key=lambda name: split_key(name)[0] != "optimizer"):
         key, part = split_key(name)
         own = configs.get(part, {})

@@ -103,7 +103,7 @@ class Runs:
             return self._read[name][1]
 
     def shown(self, *names: str) -> tuple[Stamp, ...]:
-        """Of what `page` gives: where a page has just been made, for a while that of this page."""
+        """Return the stamps of what `page` gives: for a while, those of a page that has just been made."""
         made = self._made.get(names)
         if made is not None and time.monotonic() < made.until:
             return made.stamps

@@ -214,7 +214,7 @@ class MLflowLogger(TrialLogger):
         name = self._asked or event.path.name
         known = client.get_experiment_by_name(name)
         self._experiment = client.create_experiment(name) if known is None else known.experiment_id
-        # What an earlier process of this run logged goes on.
+        # Runs that an earlier process of this run logged go on.
         own = f"tags.hydro_rasda = '{self._run}'"
         runs = client.search_runs([self._experiment], own, max_results=50_000)
         self._ids = {int(run.data.tags["trial"]): run.info.run_id for run in runs}
@@ -271,7 +271,7 @@ class TensorBoardLogger(TrialLogger):
         self._there = {path.name for path in self._folder.glob("trial-*")}
 
     def logged(self, trial: int, stage: str) -> float:
-        # What an earlier process wrote is not read again; of a trial without a folder, that is nothing.
+        # Files of an earlier process are not read again; a trial without a folder has none.
         return math.inf if f"trial-{trial}" in self._there else 0
 
     def open(self, trial: Logged) -> None:

@@ -131,7 +131,7 @@ def refuse_other_packages(*names: str) -> None:
 def _is_ours(spec: ModuleSpec) -> bool:
     get_source = getattr(spec.loader, "get_source", lambda name: None)
     source = get_source(spec.name)
-    # What is shipped without its sources cannot be asked.
+    # A package that is shipped without its sources cannot be asked.
     return spec.submodule_search_locations is not None if source is None else DISTRIBUTION in source
 
 

@@ -1,4 +1,4 @@
-"""What single benchmarks say: fusion, surrogates, RASDA, Ray, packing, bubbles."""
+"""Results of single benchmarks: fusion, surrogates, RASDA, Ray, packing, bubbles."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def really_run(folder: Path) -> list[Claim]:
 
 
 def on_ray(folder: Path) -> list[Claim]:
-    """What Ray takes to resize trials, and to run short ones."""
+    """The time that Ray takes to resize trials, and to run short ones."""
     result = read(folder / "ray_overhead.json")
     if result is None:
         return []
