@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.claims.claim import Claim, of_source
-from benchmarks.replay.table import recorded
+from benchmarks.replay.table import pooled
 from benchmarks.replay.yardsticks import AGAIN, RESAMPLES, RULES, TODAY, Row, Rows, halves, mean, races, rows
 from benchmarks.vs_asha.report import of_today, read
 from benchmarks.vs_asha.statistics import BASELINE, overall
@@ -48,7 +48,7 @@ def held_out(folder: Path, resamples: int = RESAMPLES) -> list[Claim]:
 
 
 def _replayed(folder: Path, resamples: int) -> list[Claim]:
-    tables = halves(recorded(folder / "replay"))[1]
+    tables = halves(pooled(folder / "replay"))[1]
     if not tables:
         return []
     found = rows(tables, {name: rule for name, rule in RULES.items() if name in ABLATIONS}, resamples)
@@ -96,7 +96,7 @@ def _tasks(behind: Sequence[str]) -> tuple[str, str, bool]:
 
 
 def _live(folder: Path) -> list[Claim]:
-    tables = halves(recorded(folder / "replay"))[1]
+    tables = halves(pooled(folder / "replay"))[1]
     tasks = {task: methods for task, methods in of_today(read(folder / "vs_asha")).items() if task in tables}
     if not tasks:
         return []

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.replay import anytime, live, yardsticks
-from benchmarks.replay.table import FOLDER, Table, recorded, sample_folder
+from benchmarks.replay.table import FOLDER, Table, pooled, sample_folder
 from benchmarks.result_files import DEFAULT_DATA, texts
 from benchmarks.tasks.load import ON_GPU, TASKS, load_task
 
@@ -42,7 +42,7 @@ def overview(tables: Mapping[str, Table]) -> str:
 
 def write(folder: Path = FOLDER) -> Path:
     """Draw the page and its figure beside the folder of the tables."""
-    tables, path = recorded(folder), folder.parent / "replay.md"
+    tables, path = pooled(folder), folder.parent / "replay.md"
     environments = {json.dumps(e, sort_keys=True) for table in tables.values() for e in table.about.environments}
     parts = ["# Replay", "", f"Drawn by `python -m benchmarks.replay write`; [what to read from it]({NOTES}).", ""]
     parts += ["Recorded with:", "", *(f"- `{told}`" for told in sorted(environments)), "", overview(tables), ""]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, swept, today
-from benchmarks.replay.table import FOLDER, Table, goodness, recorded, sample_folder
+from benchmarks.replay.table import FOLDER, Table, goodness, samples
 from benchmarks.vs_asha.report import Cells, read
 from benchmarks.vs_asha.statistics import BASELINE, as_good, ended, maximizes, paired, seed_spread
 from hydro_rasda.schedulers import agreement
@@ -70,13 +70,7 @@ class Replayed:
 def setups(folder: Path = FOLDER) -> list[Setup]:
     """All searches that were run live with Ray's ASHA and whose configurations are recorded at both widths."""
     cells = read(folder.parent / "vs_asha")
-    return [setup for seed, tables in _samples(folder) for setup in _setups(seed, tables, cells)]
-
-
-def _samples(folder: Path) -> Iterator[tuple[int, Mapping[str, Table]]]:
-    yield 0, recorded(folder)
-    for other in sorted(folder.glob(f"{sample_folder(0, folder).name[:-1]}*")):
-        yield int(other.name.split("-")[1]), recorded(other)
+    return [setup for seed, tables in samples(folder).items() for setup in _setups(seed, tables, cells)]
 
 
 def _setups(seed: int, tables: Mapping[str, Table], cells: Cells) -> Iterator[Setup]:

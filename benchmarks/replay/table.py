@@ -19,7 +19,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -189,8 +189,46 @@ def recorded(folder: Path = FOLDER) -> dict[str, Table]:
 
 
 def sample_folder(sample: int, folder: Path = FOLDER) -> Path:
-    """Where tables of what `tune` samples with another seed than 0 are; they are recorded with that seed alone."""
+    """Where tables of what `tune` samples with another seed than 0 are."""
     return folder / f"sample-{sample}"
+
+
+def samples(folder: Path = FOLDER) -> dict[int, dict[str, Table]]:
+    """All tables by the seed that sampled their configurations, then by task."""
+    others = sorted(folder.glob("sample-*"))
+    return {0: recorded(folder), **{int(other.name.split("-")[1]): recorded(other) for other in others}}
+
+
+def pooled(folder: Path = FOLDER) -> dict[str, Table]:
+    """Tables by task, with the configurations of all samples that are recorded at the same widths and seeds."""
+    first, *others = samples(folder).values()
+    return {
+        name: joined([table, *(other[name] for other in others if name in other and _alike(table, other[name]))])
+        for name, table in first.items()
+    }
+
+
+def _alike(table: Table, other: Table) -> bool:
+    ones, two = table.about, other.about
+    same = (ones.widths, ones.seeds, ones.branches) == (two.widths, two.seeds, two.branches)
+    return same and np.array_equal(table.recorded.all(-1), other.recorded.all(-1))
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """One table with the configurations of several that are alike in all else, in their order."""
+    abouts = [table.about for table in tables]
+    environments = [told for about in abouts for told in about.environments]
+    about = replace(
+        abouts[0],
+        configs=[config for about in abouts for config in about.configs],
+        environments=[told for i, told in enumerate(environments) if told not in environments[:i]],
+    )
+    return Table(
+        about,
+        np.concatenate([table.scores for table in tables], 2),
+        np.concatenate([table.seconds for table in tables], 2),
+        np.concatenate([table.cooled for table in tables], 2),
+    )
 
 
 def save(table: Table, folder: Path = FOLDER) -> None:
@@ -287,9 +325,9 @@ def best_first(scores: Floats) -> Ints:
     return np.argsort(-scores, kind="stable")
 
 
-def subsets(configs: int, share: float, count: int) -> Iterator[Ints]:
-    """Random subsets of so many configurations, in random order; the same in every call."""
+def halvings(configs: int, count: int) -> Iterator[tuple[Ints, Ints]]:
+    """Random halves of so many configurations, and what is left of them, in random order; the same in every call."""
     generator = np.random.default_rng(0)
-    size = round(share * configs)
     for _ in range(count):
-        yield generator.permutation(configs)[:size]
+        order = generator.permutation(configs)
+        yield order[: configs // 2], order[configs - configs // 2 :]

@@ -1,8 +1,9 @@
 """Both yardsticks on every table: the model that a search hands back, and its configuration trained again plainly.
 
-A configuration that is trained again has its last epoch's own weights, with seeds that the search has not seen. Each
-policy is compared with ASHA on the same configurations, and so is ASHA itself with another sample of them. Scores are
-test scores; they count as no worse up to a standard deviation of plain trainings between seeds.
+A configuration that is trained again has its last epoch's own weights, with seeds that the search has not seen. A
+search has half of a table's configurations. Each policy is compared with ASHA on the same ones, and so is ASHA itself
+with the other half. Scores are test scores; they count as no worse up to a standard deviation of plain trainings
+between seeds.
 
 Tasks fall into two halves, those of `FIRST` and the others. Each half chooses a rule, which the other half judges.
 """
@@ -12,16 +13,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.replay.policies import RACE_FACTOR, Policy, Search, Tables, Tune, asha, swept, today
-from benchmarks.replay.table import Ints, Keep, Table, complete_seeds, goodness, seed_spread, subsets, truth
+from benchmarks.replay.table import Ints, Keep, Table, complete_seeds, goodness, halvings, seed_spread, truth
 from hydro_rasda.schedulers import Race, chances
 
-SHARE, RESAMPLES = 0.75, 50
+RESAMPLES = 50
 AGAIN = "ASHA, another sample"
 TODAY = "today's rule"
 TODAY_LAST = f'{TODAY}, `keep="last"`'
@@ -61,23 +62,25 @@ class Draw:
     """The configurations of a search, and the seeds that judge its winner.
 
     Attributes:
+        rest: As many others, another sample.
         best: The best mean of their last validation scores with the seeds that judge.
     """
 
     seed: int
     others: list[int]
     subset: Ints
+    rest: Ints
     best: float
 
 
 def draws(table: Table, resamples: int = RESAMPLES, keep: Keep = "last") -> Iterator[Draw]:
-    """The same subsets with each seed, in every call."""
+    """The same halves with each seed, in every call."""
     full = complete_seeds(table, 1.0)
     for seed in complete_seeds(table, 1 / 8, 1.0):
         others = [s for s in full if s != seed]
         known = truth(table, others, keep=keep)
-        for subset in subsets(len(table.about.configs), SHARE, resamples):
-            yield Draw(seed, others, subset, float(known[subset].max()))
+        for subset, rest in halvings(len(table.about.configs), resamples):
+            yield Draw(seed, others, subset, rest, float(known[subset].max()))
 
 
 def comparable(tables: Mapping[str, Table]) -> dict[str, Table]:
@@ -142,44 +145,38 @@ class Judge:
 
     Args:
         table: With at least two seeds at full width.
-        resamples: How many subsets of the configurations are searched, with each seed.
+        resamples: How many halves of the configurations are searched, with each seed.
     """
 
     def __init__(self, table: Table, resamples: int = RESAMPLES) -> None:
-        self._tables, self._draws = Tables(table), list(draws(table, resamples))
+        self._tables = Tables(table)
+        self._draws = list(draws(table, resamples))
         keeps: tuple[Keep, ...] = ("last", "best")
         self._tests = {keep: goodness(table, 1.0, "test", keep=keep) for keep in keeps}
         self._validation = {"last": self._tables.scores[1.0, "own"], "best": self._tables.kept}
         self._spread = seed_spread(table, complete_seeds(table, 1.0), "test")
-        self._baseline = self.judged(asha, "last")
-
-    def judged(self, policy: Policy, keep: Keep) -> Judged:
-        """A policy's winners in all searches, which hand back the best epoch or the last."""
-        rows = []
-        for draw in self._draws:
-            search = Search(self._tables, draw.seed, draw.subset.tolist())
-            winner = policy(search)
-            at = np.s_[draw.seed, winner, search.reached(winner) - 1]
-            again = self._tests["last"][draw.others, winner, -1].mean()
-            rows.append((search.spent, self._validation[keep][at], self._tests[keep][at], again))
-        return Judged(*np.array(rows).T)
+        self._baseline = self._judged(asha, "last", self._draws)
 
     def row(self, policy: Policy, keep: Keep = "best") -> Row:
-        """A policy against ASHA."""
-        return self._against(self.judged(policy, keep))
+        """A policy against ASHA; it hands back the best epoch or the last."""
+        return self._against(self._judged(policy, keep, self._draws))
 
     def again(self) -> Row:
         """ASHA's own winners with another sample of configurations.
 
         Of the same seed, as a policy has ASHA's: what all trainings with one seed have in common makes none better.
         """
-        found, others = self._baseline, np.arange(len(self._draws))
-        for seed in {draw.seed for draw in self._draws}:
-            places = np.flatnonzero([draw.seed == seed for draw in self._draws])
-            others[places] = np.roll(places, 1)
-        return self._against(
-            Judged(*(values[others] for values in (found.cost, found.validation, found.handed, found.retrained)))
-        )
+        return self._against(self._judged(asha, "last", [replace(draw, subset=draw.rest) for draw in self._draws]))
+
+    def _judged(self, policy: Policy, keep: Keep, of: Iterable[Draw]) -> Judged:
+        rows = []
+        for draw in of:
+            search = Search(self._tables, draw.seed, draw.subset.tolist())
+            winner = policy(search)
+            at = np.s_[draw.seed, winner, search.reached(winner) - 1]
+            again = self._tests["last"][draw.others, winner, -1].mean()
+            rows.append((search.spent, self._validation[keep][at], self._tests[keep][at], again))
+        return Judged(*np.array(rows).T)
 
     def _against(self, found: Judged) -> Row:
         base = self._baseline
