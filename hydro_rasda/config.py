@@ -79,7 +79,8 @@ class RaceConfig(Part):
         ema: Share of a full training's steps over which weights and running statistics are averaged, exponentially,
             beside training. With `keep="best"`, the averaged weights are validated and kept, at the cost of another
             copy of them. At milestones the others are validated, too, as `METRIC_unaveraged`, by which trials are
-            compared. With `keep="last"`, or 0, nothing is averaged.
+            compared. If they are better after the last epoch, they count in place of the averaged ones, whose score is
+            then `METRIC_averaged`; not so with several metrics. With `keep="last"`, or 0, nothing is averaged.
         checkpoint_every: Epochs between checkpoints; None checkpoints at milestones only.
         train: `train(worker)` trains the full-size models in the library's place, from `worker.config` and
             `worker.data`, which is `(train_data, val_data)`, to its last epoch: see `Worker`. Each `worker.report(
@@ -261,11 +262,6 @@ class TuneConfig:
         return Comparison(objectives, bounds_of(self.sweep.constraints), spread)
 
     @property
-    def unaveraged(self) -> str:
-        """Name of the metric of the weights that training left, where averaged ones are validated."""
-        return unaveraged(self.metric)
-
-    @property
     def first_look(self) -> int:
         """Epochs before the race of the finalists stops any: `race.grace_period`, or half of `max_t`, rounded up."""
         return self.race.grace_period or math.ceil(self.max_t / 2)
@@ -297,8 +293,13 @@ class TuneConfig:
 
 
 def unaveraged(metric: str) -> str:
-    """Name a metric of the weights that training left, where averaged ones are validated."""
+    """Name a metric of the weights that training left, where averaged ones count."""
     return f"{metric}_unaveraged"
+
+
+def averaged(metric: str) -> str:
+    """Name a metric of averaged weights, where those that training left are better and count."""
+    return f"{metric}_averaged"
 
 
 def check_steps(graph: object, loader_workers: object) -> None:

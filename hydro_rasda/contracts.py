@@ -149,6 +149,7 @@ class FullSizeTask:
         beside: How many trials are trained to this milestone, itself included: they share the devices.
         horizon: Epochs over which its schedule runs; None: those of a full training.
         refit: True to train one model on the examples of all folds, without validation.
+        averaged: False if the weights that it leaves are wanted, where training averages weights besides.
     """
 
     key: str
@@ -159,6 +160,7 @@ class FullSizeTask:
     beside: int = 1
     horizon: int | None = None
     refit: bool = False
+    averaged: bool = True
 
 
 @dataclass(frozen=True)

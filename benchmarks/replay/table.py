@@ -253,7 +253,7 @@ def _rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Keep = Literal["last", "best"]
-"""The weights that are handed back: those after the last epoch, or averaged ones after the epoch that `tune` keeps."""
+"""The weights that are handed back: those after the last epoch, or those that `tune` keeps."""
 
 
 def goodness(
@@ -263,12 +263,16 @@ def goodness(
 
     Args:
         ema: Whether weights are averaged.
-        keep: With "best", at each epoch the score of the averaged weights that are kept up to there.
+        keep: With "best", at each epoch the score of the weights that `tune` keeps up to there: averaged ones, or, in
+            the end, those that training left, if these validate better.
     """
     if keep == "last":
         return better_is_higher(table, table.curves(width, split, ema=ema))
-    validated = goodness(table, width, ema=True)
-    return np.take_along_axis(goodness(table, width, split, ema=True), _kept_so_far(validated), -1)
+    own, averaged = (goodness(table, width, ema=ema) for ema in (False, True))
+    left = np.zeros(own.shape, bool)
+    left[..., -1] = own[..., -1] > averaged[..., -1]
+    counts = np.where(left, goodness(table, width, split), goodness(table, width, split, ema=True))
+    return np.take_along_axis(counts, _kept_so_far(np.where(left, own, averaged)), -1)
 
 
 def after_cooldown(table: Table, width: float, epoch: int, share: float) -> Floats:

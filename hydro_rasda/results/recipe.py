@@ -20,7 +20,7 @@ from hydro_rasda.results.recipe_parts import Form
 from hydro_rasda.results.recipe_text import Recipe, written
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import chosen_line
-from hydro_rasda.results.summary import averages, swept_epochs
+from hydro_rasda.results.summary import averages, averages_count, swept_epochs
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.portable import Gone
 from hydro_rasda.run.spec import read_asked
@@ -62,7 +62,7 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
             trial=number,
             epochs=int(found.kept_epoch),
             settings=settings,
-            averaged_from=swept if averages(settings, config) and swept < found.kept_epoch else None,
+            averaged_from=swept if averages(settings, config) and averages_count(settings, found) else None,
             data=_form(str(asked.get("train_data", ""))),
             objective="objective" in asked.get("digests", {}),
             by_part=bool(asked.get("parts")),

@@ -12,6 +12,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.full_size_stage import (
     at_the_end,
+    averages_lost,
     deciding_curve,
     expected_ends,
     found_enough,
@@ -141,8 +142,13 @@ def _averaged(run: Run, trial: TrialRecord) -> bool | None:
     """Tell whether the weights that count are averages over steps; None if no loop of the library trained them."""
     if not trial.epochs or run.problem.full_size is not None:
         return None
-    after = trial.kept_epoch > swept_epochs(trial, run.settings.sweep.surrogate)
-    return averages(run.settings, trial.config) and after
+    return averages(run.settings, trial.config) and averages_count(run.settings, trial)
+
+
+def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
+    """Tell whether averaged weights, where full-size training averages any, are those of the trial's kept epoch."""
+    after = trial.kept_epoch > swept_epochs(trial, settings.sweep.surrogate)
+    return after and not averages_lost(trial.history, trial.kept_epoch, settings.metric)
 
 
 def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:

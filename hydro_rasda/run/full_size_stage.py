@@ -21,7 +21,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
-from hydro_rasda.config import Mode, unaveraged
+from hydro_rasda.config import Mode, averaged, unaveraged
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key, failure_line
@@ -50,14 +50,24 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
 
     With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs. A user who
     trains the winner's configuration again, elsewhere or on more data, gets the last epoch. If weights are averaged,
-    the curve has the epochs at which the unaveraged weights were validated as well. The best epoch so far counts if
-    training ends by early stopping (`patience`), or by a user's function that returns before the end.
+    the curve is of the unaveraged ones, at the epochs at which these were validated as well. The best epoch so far
+    counts if training ends by early stopping (`patience`), or by a user's function that returns before the end.
     """
     settings, curve = run.settings, run.curve("target", number)
     if settings.race.keep == "best" and (settings.race.patience is not None or done_early(run, number)):
         return dict(zip(curve, accumulate(curve.values(), partial(_better, mode=settings.mode))))
-    lines, name = run.metrics.get(("target", number), ()), settings.unaveraged
-    return {line["epoch"]: run.score_of(line, name) for line in lines if name in line} or curve
+    found = dict[int, float]()
+    for line in run.metrics.get(("target", number), ()):
+        if (name := unaveraged(settings.metric)) in line:
+            found[line["epoch"]] = run.score_of(line, name)
+        elif averaged(settings.metric) in line:
+            found[line["epoch"]] = run.score_of(line)
+    return found or curve
+
+
+def averages_lost(lines: Iterable[Mapping[str, Any]], epoch: int, metric: str) -> bool:
+    """Tell whether averaged weights were worse after an epoch than those that training left, which count then."""
+    return any(averaged(metric) in line for line in lines if line["epoch"] == epoch)
 
 
 def places_at(run: Run, stop: int, scores: Mapping[int, float]) -> dict[int, float]:

@@ -13,6 +13,7 @@ from hydro_rasda.results.summary import best_of, drop_lost_winner, kept_of
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.full_size_stage import (
     another_chance,
+    averages_lost,
     deciding_curve,
     done_early,
     end_by_score,
@@ -115,7 +116,8 @@ def _refit(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None
         return
     run.begin_stage(FULL_SIZE, epoch)
     run.say(f"trial {winner} trains once more, on the examples of all {settings.folds} folds, to epoch {epoch}")
-    task = FullSizeTask(key, winner, Span(0, epoch), None, settings.seed, refit=True)
+    is_average = not averages_lost(run.metrics["target", winner], epoch, settings.metric)
+    task = FullSizeTask(key, winner, Span(0, epoch), None, settings.seed, refit=True, averaged=is_average)
     for outcome in devices.train_each([task]):
         if outcome.error is None:
             assert outcome.state is not None

@@ -62,7 +62,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     span = Span(worker.iteration, problem.settings.max_t)
     began = time.perf_counter()
     for epoch, metrics in train_epochs(learner, problem, span, global_batch_size, [trial.number]):
-        keep_best(learner, problem, epoch, metrics)
+        metrics = keep_best([learner], problem, epoch, metrics)
         over = diverged(metrics) or out_of_patience(learner, problem, epoch) or good_enough(problem, metrics)
         worker.report(
             {name: values[0] for name, values in metrics.items()}

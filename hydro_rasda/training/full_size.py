@@ -89,8 +89,7 @@ def train_full_size_trial(
         ended = state is not None and out_of_patience(learners[0], problem, task.span.start)
         span = Span(task.span.start, task.span.start) if ended else task.span
         for epoch, metrics in _epochs(learners, each, span, trial, should_stop):
-            for learner in learners:
-                keep_best(learner, problem, epoch, metrics)
+            metrics = keep_best(learners, problem, epoch, metrics)
             history.append((epoch, {name: values[0] for name, values in metrics.items()}))
             on_epoch(epoch, metrics)
             ended = out_of_patience(learners[0], problem, epoch)
@@ -103,7 +102,7 @@ def train_full_size_trial(
         learner = full_size_learner(problem, trial)
         for epoch, _ in train_epochs(learner, problem, task.span, trial.batch_size, [trial.number]):
             on_epoch(epoch, {problem.settings.metric: []})
-        learner.remember(task.span.stop, 0.0, problem.settings.mode)
+        learner.remember(task.span.stop, 0.0, problem.settings.mode, averaged=task.averaged)
         return FullSizeOutcome(task, learner.state(), [], None, time.perf_counter() - started, ended=True)
 
     try:

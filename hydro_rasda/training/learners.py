@@ -247,11 +247,15 @@ class SingleLearner:
         """Return the number of epochs since the best one; 0 if none is remembered."""
         return epochs_since(self._best, epoch)
 
-    def remember(self, epoch: int, score: float, mode: Mode) -> None:
-        """Keep a copy of the evaluated weights as "best" of `state`, if `bettered` chooses it; on all ranks alike."""
+    def remember(self, epoch: int, score: float, mode: Mode, *, averaged: bool = True) -> None:
+        """Keep a copy of the weights as "best" of `state`, if `bettered` chooses it; on all ranks alike.
+
+        Args:
+            averaged: False for the weights that training left, where there are averaged ones.
+        """
 
         def evaluated() -> Mapping[str, Any]:
-            with self.evaluating():
+            with self.evaluating(averaged):
                 return copy.deepcopy(cast(dict[str, Any], self._whole(self.model.state_dict())))
 
         self._best = bettered(self._best, epoch, score, mode, evaluated)

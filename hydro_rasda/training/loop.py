@@ -13,7 +13,7 @@ from itertools import zip_longest
 from torch import Tensor
 
 from fusion.width.microbatch import Sums
-from hydro_rasda.config import unaveraged
+from hydro_rasda.config import TuneConfig, averaged, unaveraged
 from hydro_rasda.contracts import EpochMetrics, Span
 from hydro_rasda.data import ALONE, Share
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Collected, add_over_ranks, of_members, summed
@@ -68,17 +68,46 @@ def train_epochs(
         values = over_models({**named("train", train), **values}, len(each), problem.settings)
         if learner.averages and epoch + 1 in problem.settings.race_milestones:
             own = _validated(learner, problem, batch_size, averaged=False)
-            values |= {unaveraged(name): own[name] for name in problem.settings.comparison.trained if name in own}
+            values |= {unaveraged(name): of_each for name, of_each in own.items()}
         yield epoch + 1, values
         if should_stop() or diverged(values):
             return
 
 
-def keep_best(learner: SingleLearner, problem: Problem, epoch: int, metrics: EpochMetrics) -> None:
-    """Keep the weights of this epoch of a full-size training if the best epoch counts and none before was better."""
+def keep_best(learners: Sequence[SingleLearner], problem: Problem, epoch: int, metrics: EpochMetrics) -> EpochMetrics:
+    """Keep the weights of this epoch of a full-size training if the best epoch counts and none before was better.
+
+    Args:
+        learners: Of a trial's models.
+        metrics: As `train_epochs` yields them, of a trial's models together.
+
+    Returns:
+        The metrics of the weights that count, with what the others are compared by beside them.
+    """
     settings = problem.settings
+    metrics = _of_better_weights(metrics, settings, epoch == settings.max_t)
     if settings.race.keep == "best" and not diverged(metrics):
-        learner.remember(epoch, metrics[settings.metric][0], settings.mode)
+        for learner in learners:
+            score, is_average = metrics[settings.metric][0], averaged(settings.metric) not in metrics
+            learner.remember(epoch, score, settings.mode, averaged=is_average)
+    return metrics
+
+
+def _of_better_weights(metrics: EpochMetrics, settings: TuneConfig, at_end: bool) -> EpochMetrics:
+    """Have metrics be those of the weights that training left, if in the end averaged ones are worse.
+
+    Averages lag where a model still improves. At earlier epochs they count in any case: with those weights in the
+    choice as well, it would be more a matter of luck.
+    """
+    own = {name: metrics[unaveraged(name)] for name in metrics if unaveraged(name) in metrics}
+    known = {name: value for name, value in metrics.items() if name not in map(unaveraged, own)}
+    compared = [name for name in settings.comparison.trained if name in own]
+    if at_end and settings.metric in own and not settings.comparison.by_place:
+        sign = 1.0 if settings.mode == "max" else -1.0
+        ours, theirs = (sign * of[settings.metric][0] for of in (own, known))
+        if math.isfinite(ours) and not theirs >= ours:  # of equal ones, the averages count; NaN is worse than any
+            return known | own | {averaged(name): known[name] for name in compared}
+    return known | {unaveraged(name): own[name] for name in compared}
 
 
 def good_enough(problem: Problem, metrics: EpochMetrics) -> bool:

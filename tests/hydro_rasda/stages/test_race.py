@@ -122,25 +122,28 @@ def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., 
     assert [len(found) for found in epochs(run).values()] == [2, 4, 4]
 
 
-@pytest.mark.parametrize("unaveraged", [True, False])
+@pytest.mark.parametrize("kept", ["averaged", "own", "none averaged"])
 def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
-    open_race: Callable[..., Run], unaveraged: bool
+    open_race: Callable[..., Run], kept: str
 ) -> None:
     """Trial 0 was better than trial 1 ever is; in the end, of the weights that training leaves, it is worse."""
     own = {0: [0.9, 0.9, 0.9, 0.9], 1: [0.8, 0.7, 0.6, 0.5]}
-    averaged = {0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.55]}
+    averaged = {0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.45 if kept == "averaged" else 0.55]}
     run = open_race(2, race=RaceConfig(grace_period=4))
-    best = {0: (2, 0.2), 1: (4, 0.55)}
-    for number, scores in (averaged if unaveraged else own).items():
+    best = {0: (2, 0.2), 1: (4, averaged[1][-1] if kept == "averaged" else 0.5)}
+    for number, scores in (own if kept == "none averaged" else averaged).items():
         lines = curves("target", {number: scores}).lines
-        if unaveraged:
+        if kept == "own" and number == 1:
+            lines[-1] |= {"val_loss": own[number][-1], "val_loss_averaged": scores[-1]}
+        elif kept != "none averaged":
             lines[-1]["val_loss_unaveraged"] = own[number][-1]
         epoch, score = best[number]
         record_epochs(run, number, lines, {"model": {}, "best": {"epoch": epoch, "score": score, "model": {}}})
     train_finalists(run, [0, 1], Scripted({}))
     found = sum_up(run, [0, 1])
-    assert (found.best_trial, found.best_metric, found.trials[1].kept_epoch) == (1, 0.55, 4)
+    assert (found.best_trial, found.best_metric, found.trials[1].kept_epoch) == (1, best[1][1], 4)
     assert [record.chance for record in found.trials] == [0.0, 1.0]
+    assert found.averaged == (kept != "own")
 
 
 def test_with_early_stopping_the_best_epoch_decides(open_race: Callable[..., Run]) -> None:

@@ -102,6 +102,27 @@ def test_what_is_validated_and_kept_are_averaged_weights(problem: Problem) -> No
     assert own.history[-1][1]["val_loss"] != other.history[-1][1]["val_loss"]
 
 
+@pytest.mark.parametrize("lr", [0.02, 0.5])
+def test_of_averaged_and_other_weights_the_better_ones_are_kept(problem: Problem, lr: float) -> None:
+    """Averages lag behind a low rate, and smooth a high one; both are validated where training ends."""
+    trial = Trial(5, {"lr": lr, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
+    own = trained(problem.with_settings(race=RaceConfig(ema=0)), trial, Span(0, 4))
+    both = trained(problem.with_settings(race=RaceConfig(ema=0.5)), trial, Span(0, 4))
+    assert own.state is not None
+    assert both.state is not None
+    best, (_, last) = both.state["best"], both.history[-1]
+    left = {name: value for name, value in own.history[-1][1].items() if name.startswith("val_")}
+    if lr == 0.02:
+        assert last["val_loss_averaged"] > last["val_loss"]
+        assert last.items() >= left.items()
+        assert (best["epoch"], best["score"]) == (4, left["val_loss"])
+        torch.testing.assert_close(dict(best["model"]), dict(own.state["model"]), rtol=0, atol=0)
+    else:
+        assert last["val_loss"] < last["val_loss_unaveraged"] == left["val_loss"]
+        assert best["score"] == last["val_loss"]
+    assert not {"val_accuracy_averaged", "val_accuracy_unaveraged"} & last.keys()
+
+
 @pytest.mark.parametrize("optimizer", ["schedule_free_adamw", "schedule_free_sgd", with_modes])
 @pytest.mark.parametrize("keep", ["best", "last"])
 def test_the_optimizers_own_averages_are_validated_and_kept(problem: Problem, keep: Keep, optimizer: Any) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +35,46 @@ def test_means_are_over_examples_in_double_precision() -> None:
     torch.testing.assert_close(means, torch.tensor([2.0, float("nan")], dtype=torch.float64), equal_nan=True)
     many = mean_metrics(({"loss": torch.tensor(0.1)}, 1) for _ in range(10_000))["loss"]
     assert many.item() == pytest.approx(float(torch.tensor(0.1)), rel=1e-12)
+
+
+class Noting:
+    """Stands in for a learner: notes what it is to remember."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, float, bool]] = []
+
+    def remember(self, epoch: int, score: float, mode: str, *, averaged: bool) -> None:
+        self.told.append((epoch, score, averaged))
+
+
+@pytest.mark.parametrize(
+    ("averaged", "own", "more", "kept"),
+    [
+        (0.5, 0.4, {}, "own"),
+        (0.4, 0.5, {}, "averaged"),
+        (0.5, 0.5, {}, "averaged"),
+        (0.5, math.nan, {}, "averaged"),
+        (0.5, 0.6, {"mode": "max"}, "own"),
+        (0.5, 0.4, {"max_t": 4}, "averaged"),
+        (0.5, 0.4, {"objectives": (("val_loss", "min"), ("val_size", "min"))}, "averaged"),
+    ],
+)
+def test_the_better_weights_metrics_count(
+    digits: tuple[Pair, Pair], averaged: float, own: float, more: dict[str, Any], kept: str
+) -> None:
+    """All metrics of an epoch are of the same weights; before the end, these are averaged."""
+    train, val = (make_batches(pair, "data", torch.device("cpu"), 0) for pair in digits)
+    problem = Problem(*MODELS["linear"], train, val, TuneConfig(**{"max_t": 3} | more), torch.device("cpu"))
+    metrics = {"train_loss": [1.0], "val_loss": [averaged], "val_size": [1.0], "val_loss_unaveraged": [own]}
+    learner = Noting()
+    found = keep_best([learner], problem, 3, metrics | {"val_size_unaveraged": [2.0]})  # type: ignore[list-item]
+    counts, size, other = (own, 2.0, {"val_loss_averaged": [averaged]})
+    if kept == "averaged":
+        counts, size, other = averaged, 1.0, {"val_loss_unaveraged": [pytest.approx(own, nan_ok=True)]}
+    if "objectives" in more:
+        other["val_size_unaveraged"] = [2.0]
+    assert found == {"train_loss": [1.0], "val_loss": [counts], "val_size": [size], **other}
+    assert learner.told == [(3, counts, kept == "averaged")]
 
 
 class Drawing(nn.Module):
@@ -105,7 +146,7 @@ def train_on_rank(
     epochs = train_epochs(learner, problem, Span(0, 3), trial.batch_size, [0])
     history = []
     for epoch, metrics in epochs:
-        keep_best(learner, problem, epoch, metrics)
+        metrics = keep_best([learner], problem, epoch, metrics)
         history.append((epoch, metrics))
     with learner.evaluating():
         averaged = copy.deepcopy(learner.model.state_dict())

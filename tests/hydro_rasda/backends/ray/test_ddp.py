@@ -150,7 +150,7 @@ def one_process(
         steps = round(warmup * (what.train_data.steps(batch_size) or 0))
         rescaled = RescaledLR(learner.optimizer, growth, "auto", steps, rescaled.state_dict() if rescaled else None)
         for epoch, metrics in train_epochs(learner, what, span, batch_size, [number]):
-            keep_best(learner, what, epoch, metrics)
+            metrics = keep_best([learner], what, epoch, metrics)
             history.append({name: values[0] for name, values in metrics.items()})
         state = learner.state()
     return history, state["model"]
@@ -165,7 +165,8 @@ def ending_at(max_t: int, what: Problem) -> Problem:
 def assert_same(reports: Reports, history: list[dict[str, float]]) -> None:
     assert [report["epoch"] for report in reports] == list(range(1, len(history) + 1))
     for report, metrics in zip(reports, history):
-        assert set(metrics) - {"val_loss_unaveraged"} == {"train_loss", "train_size", "val_loss", "val_size"}
+        of_others = {"val_loss_unaveraged", "val_loss_averaged"}
+        assert set(metrics) - of_others == {"train_loss", "train_size", "val_loss", "val_size"}
         for name, value in metrics.items():
             assert report[name] == pytest.approx(value, rel=1e-11)
 
