@@ -268,6 +268,9 @@ OLDER: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "which looked at finalists after a ninth, and chose by the best epochs of averaged weights": (
         lambda asked: bool(asked.get("averaged")) and "first_look" not in asked
     ),
+    "which handed back averaged weights also where the last step's own validated better": (
+        lambda asked: asked.get("averaged") is True and "first_look" in asked
+    ),
 }
 """What `tune`'s older defaults did, and whether a cell's settings are of these."""
 
