@@ -71,7 +71,8 @@ def measure(task: Task, method: str, seed: int, *, timed: bool = True) -> dict[s
         | _rounded(scores(task, outcome.model, config["batch_size"])),
         "floor": {"seconds": round(median(took), 3)} | _rounded(again[0]),
         "again": [_short(trained["test"]) for trained in again],
-        "settings": _settings(task) | {"keep": outcome.keep, "averaged": outcome.keep == "best" and "unless worse in the end"},
+        "settings": _settings(task)
+        | {"keep": outcome.keep, "averaged": outcome.keep == "best" and "unless worse in the end"},
         "environment": environment,
         "events": [_compact(event) for event in outcome.events],
     }

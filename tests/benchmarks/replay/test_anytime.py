@@ -58,9 +58,9 @@ def test_a_curve_ends_where_the_search_does() -> None:
 
 
 def test_before_anything_is_trained_at_full_width_there_is_nothing_in_hand() -> None:
-    """12 at a tenth of the price: for an epoch, 4 of them to the third; then the best trains its first epoch."""
+    """8 at a tenth of the price: for an epoch, 2 of them to the third; then the best trains its first epoch."""
     found, _ = regrets(noisy(), swept(1), resamples=5)
-    begins = (12 + 4 * 2) / 9 / 10 + 1 / 9
+    begins = (8 + 2 * 2) / 9 / 10 + 1 / 9
     assert (found[begins > GRID] == MOST).all()
     assert found[begins + 0.01 < GRID][0] < MOST
     assert regrets(noisy(), asha, resamples=5)[0][0] < MOST

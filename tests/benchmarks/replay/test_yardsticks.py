@@ -46,7 +46,7 @@ def test_what_is_handed_back_and_what_is_trained_again_are_two_things() -> None:
 
 
 def test_asha_with_another_seed_is_as_good_as_the_samples_are_alike() -> None:
-    """A quarter of the configurations is left out each time; where all but the best are equal, luck decides."""
+    """Half of the configurations each: one of the two samples has the best of all, and is no worse than the other."""
     assert 0 < Judge(apart(4), resamples=40).again().retrained < 1
     equal = table_of(np.ones((8, 9)))
     equal.scores[1, 1] += 0.5
