@@ -22,7 +22,7 @@ from benchmarks.replay.policies import RACE_FACTOR, Policy, Search, Tables, Tune
 from benchmarks.replay.table import Ints, Keep, Table, complete_seeds, goodness, halvings, seed_spread, truth
 from hydro_rasda.schedulers import Race, chances
 
-RESAMPLES = 50
+RESAMPLES = 100
 AGAIN = "ASHA, another sample"
 TODAY = "today's rule"
 TODAY_LAST = f'{TODAY}, `keep="last"`'

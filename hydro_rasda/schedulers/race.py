@@ -176,7 +176,8 @@ def _no_better(found: ExpectedEnd, value: float, sign: float) -> float:
     """The probability that a trial comes to no more than a value."""
     if not found.deviation:
         return float(sign * found.end <= value)
-    return NormalDist(sign * found.end, found.deviation).cdf(value)
+    # That of `NormalDist`, which takes three times as long to make as to ask.
+    return 0.5 * (1.0 + math.erf((value - sign * found.end) / (found.deviation * math.sqrt(2.0))))
 
 
 def expected_gain(expected_ends: Sequence[ExpectedEnd], mode: Mode) -> float:
