@@ -27,6 +27,9 @@ GRID = np.geomspace(0.25, 14, 300)
 """Costs at which curves are drawn, in full trainings."""
 MOST = 10.0
 """Standard deviations that a run counts as behind at most: what diverges is infinitely behind."""
+LAST = 4.0
+"""Full trainings up to which today's rule is compared with ASHA at every cost."""
+AHEAD = "`tune` has less regret than ASHA from "
 LEAST = 0.1
 """Regret below which curves are drawn as if they were there: what is less is noise, and zero has no logarithm."""
 
@@ -110,7 +113,17 @@ def page(tables: Mapping[str, Table], path: Path, resamples: int = RESAMPLES) ->
     if not panels:
         return ""
     plot(panels, path)
-    return f"![Regret by cost of each method]({path.name})"
+    told = [
+        f"- {title[0].upper()}{title[1:]}: {AHEAD}{ahead_from(means)} trainings on." for title, means in panels.items()
+    ]
+    return "\n".join([*told, "", f"![Regret by cost of each method]({path.name})"])
+
+
+def ahead_from(curves: Mapping[str, Curve]) -> str:
+    """Return the cost from which on today's rule has less regret than ASHA, up to `LAST`."""
+    ours, theirs = curves["today: tune's defaults"].regret, curves["ASHA"].regret
+    behind = np.flatnonzero((ours >= theirs) & (GRID <= LAST))
+    return f"{GRID[behind[-1] + 1 if len(behind) else 0]:.2f}"
 
 
 def plot(panels: Mapping[str, Mapping[str, Curve]], path: Path) -> None:

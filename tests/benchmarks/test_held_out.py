@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.claims.held_out import ASKED, held_out, in_the_replay
+from benchmarks.replay.anytime import AHEAD
 from benchmarks.replay.table import save
 from benchmarks.result_files import RESULTS
 from tests.benchmarks.replay.tables import parallel, table_of
@@ -27,6 +28,17 @@ def test_tasks_that_chose_no_rule_are_judged_against_asha_and_against_chance(tmp
 
 def test_nothing_is_said_without_tables(tmp_path: Path) -> None:
     assert held_out(tmp_path) == in_the_replay(tmp_path) == []
+
+
+def test_regret_under_cost_is_read_off_the_page_of_the_replay(tmp_path: Path) -> None:
+    (tmp_path / "replay").mkdir()
+    told = [f"- Mean over tasks: {AHEAD}{cost} trainings on." for cost in ("0.40", "0.66")]
+    (tmp_path / "replay.md").write_text("\n".join(told))
+    (claim,) = held_out(tmp_path)
+    assert claim.measured == "from 0.40 on (tasks that chose earlier rules), from 0.66 on (tasks that chose none)"
+    assert claim.met is False
+    (tmp_path / "replay.md").write_text(told[0])
+    assert [claim.met for claim in held_out(tmp_path)] == [True]
 
 
 def test_rules_of_the_replay_are_read_off_its_page() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.replay.anytime import GRID, MOST, apart, incumbents, regrets
+from benchmarks.replay.anytime import GRID, LAST, MOST, Curve, ahead_from, apart, incumbents, regrets
 from benchmarks.replay.policies import Search, Tables, Tune, asha, swept
 from benchmarks.replay.table import Table, goodness, seed_spread
 from benchmarks.replay.yardsticks import draws
@@ -64,6 +64,15 @@ def test_before_anything_is_trained_at_full_width_there_is_nothing_in_hand() -> 
     assert (found[begins > GRID] == MOST).all()
     assert found[begins + 0.01 < GRID][0] < MOST
     assert regrets(noisy(), asha, resamples=5)[0][0] < MOST
+
+
+def test_from_where_on_it_is_ahead_of_asha() -> None:
+    """The latest cost at which it is not counts; a method that is equal is not ahead, nor what comes after `LAST`."""
+    flat, later = np.ones_like(GRID), np.where(GRID < 2, 2.0, np.where(LAST < GRID, 2.0, 0.5))
+    ours, asha_ = "today: tune's defaults", "ASHA"
+    assert float(ahead_from({ours: Curve(later, []), asha_: Curve(flat, [])})) == pytest.approx(2, abs=0.03)
+    assert float(ahead_from({ours: Curve(flat / 2, []), asha_: Curve(flat, [])})) == GRID[0]
+    assert float(ahead_from({ours: Curve(flat, []), asha_: Curve(flat, [])})) == LAST
 
 
 def test_labels_keep_their_order_and_their_distance() -> None:
