@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hydro_rasda.results.load import load as load
     from hydro_rasda.results.result import AllTrialsFailed as AllTrialsFailed
     from hydro_rasda.results.result import TuneResult as TuneResult
-    from hydro_rasda.run.spec import RunExists as RunExists
+    from hydro_rasda.run.resume_rules import RunExists as RunExists
     from hydro_rasda.training.worker import Worker as Worker
     from hydro_rasda.tuner import tune as tune
 else:

@@ -232,18 +232,6 @@ class Widths:
         slow, quick = above / self.throughput[above], below / self.throughput[below]
         return slow if above == below else quick + (slow - quick) * (members - below) / (above - below)
 
-    def compiling_pays(self, members: int, steps: float) -> bool:
-        """Return whether a group of so many members wins twice the time of compiling its step, over so many steps.
-
-        Narrower groups win more, as more of their time is not arithmetic.
-
-        >>> widths = Widths(4, 2, {1: 100.0, 4: 200.0}, compiled=2.0, compile_seconds=10.0)
-        >>> widths.compiling_pays(4, 1900), widths.compiling_pays(4, 2100)
-        (False, True)
-        """
-        won = steps * self.seconds(members) * (1 - 1 / self.compiled)
-        return won > 2 * self.compile_seconds
-
 
 class FullSizeTrainer(Protocol):
     """Trains full-size models."""

@@ -22,6 +22,20 @@ TOLERANCE = 0.05
 """Largest difference between the results of compiled code and of the step: rounding stays below, even in bfloat16."""
 
 
+def compiling_pays(seconds: float, speedup: float, compile_seconds: float) -> bool:
+    """Return whether compiling a step wins more than twice the time that it takes.
+
+    Args:
+        seconds: Time that all steps to come take as they are.
+        speedup: How many times as fast they are once compiled.
+        compile_seconds: Time that compiling takes.
+
+    >>> compiling_pays(39.0, 2.0, 10.0), compiling_pays(41.0, 2.0, 10.0)
+    (False, True)
+    """
+    return seconds * (1 - 1 / speedup) > 2 * compile_seconds
+
+
 class Inductor:
     """A `Capture` that compiles: all operators of a step, forward, backward and update, become loops in C++.
 

@@ -1,4 +1,4 @@
-"""Update rules that take rows of members at once: the vectors that each reads, its moments and its coefficients.
+"""The table of update rules for rows of members: the vectors that each reads, its moments and its coefficients.
 
 Shape suffixes: R members of a run, G groups of parameters that differ in their multipliers. All coefficients are
 computed in float64, as Python's floats are in torch.optim, and rounded once, to the parameter's type.
@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fusion.optim import updates
+from fusion.optim import elementwise
 from fusion.optim.learned import Learn, corrected, learn_average, learn_distance
 from fusion.optim.optimizer_config import Hyperparameters
 
@@ -53,7 +53,7 @@ class Rule:
         constants: Returns the coefficients that never change, [R, 1] or [R, G] each, None if unused. It takes the
             members, their vectors, and their coupled weight decays (None if no member has one).
         coefficients: Returns the others, in the same shapes.
-        update: The rule; see `updates`. None if it does not work element by element.
+        update: The rule; see `elementwise`. None if it does not work element by element.
         before: Coefficients and function of a pass over all parameters before the update; None if it needs none. Its
             sums of each member are what `learn` takes.
         learn: Updates the numbers of `LEARNED` before the update; None if there are none.
@@ -208,12 +208,12 @@ RULES = {
         {"first": "momentum_buffer"},
         _sgd_constants,
         _sgd_coefficients,
-        updates.sgd,
+        elementwise.sgd,
     ),
-    "adam": Rule(("adam", "adamw"), _BETAS, _ADAM, _adam_constants, _adam_coefficients, updates.adam),
+    "adam": Rule(("adam", "adamw"), _BETAS, _ADAM, _adam_constants, _adam_coefficients, elementwise.adam),
     # Its rows are those that AdamW updates.
     "muon": Rule(
-        ("muon",), (*_BETAS, "momentum", "nesterov"), _ADAM, _adam_constants, _adam_coefficients, updates.adam
+        ("muon",), (*_BETAS, "momentum", "nesterov"), _ADAM, _adam_constants, _adam_coefficients, elementwise.adam
     ),
     "adafactor": Rule(
         ("adafactor",),
@@ -229,30 +229,30 @@ RULES = {
         {"first": "exp_avg", "second": "exp_inf"},
         _adamax_constants,
         _adamax_coefficients,
-        updates.adamax,
+        elementwise.adamax,
     ),
     "lion": Rule(
-        ("lion",), ("beta1", "beta2"), {"first": "exp_avg"}, _lion_constants, _lion_coefficients, updates.lion
+        ("lion",), ("beta1", "beta2"), {"first": "exp_avg"}, _lion_constants, _lion_coefficients, elementwise.lion
     ),
-    "nadam": Rule(("nadam",), _BETAS, _ADAM, _adam_constants, _nadam_coefficients, updates.nadam),
+    "nadam": Rule(("nadam",), _BETAS, _ADAM, _adam_constants, _nadam_coefficients, elementwise.nadam),
     "prodigy": Rule(
         ("prodigy",),
         ("lr", *_BETAS, "d_coef", "d0", "use_bias_correction", "safeguard_warmup"),
         {**_ADAM, "sum": "s", "start": "p0"},
         lambda members, vectors, decay_RG: {},
         _prodigy_coefficients,
-        updates.prodigy,
-        (_prodigy_sums, updates.prodigy_sums),
+        elementwise.prodigy,
+        (_prodigy_sums, elementwise.prodigy_sums),
         learn_distance,
     ),
-    "radam": Rule(("radam",), _BETAS, _ADAM, _adam_constants, _radam_coefficients, updates.radam),
+    "radam": Rule(("radam",), _BETAS, _ADAM, _adam_constants, _radam_coefficients, elementwise.radam),
     "rmsprop": Rule(
         ("rmsprop",),
         ("alpha", "eps", "momentum"),
         {"second": "square_avg", "first": "momentum_buffer"},
         _rmsprop_constants,
         _rmsprop_coefficients,
-        updates.rmsprop,
+        elementwise.rmsprop,
     ),
     "schedule_free_adamw": Rule(
         ("schedule_free_adamw",),
@@ -260,7 +260,7 @@ RULES = {
         {"iterate": "z", "second": "exp_avg_sq"},
         _schedule_free_constants,
         _schedule_free_coefficients,
-        updates.schedule_free,
+        elementwise.schedule_free,
         learn=learn_average,
     ),
     "schedule_free_sgd": Rule(
@@ -269,7 +269,7 @@ RULES = {
         {"iterate": "z"},
         _schedule_free_constants,
         _schedule_free_coefficients,
-        updates.schedule_free,
+        elementwise.schedule_free,
         learn=learn_average,
     ),
 }

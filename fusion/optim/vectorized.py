@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusion.bounded_cache import kept
-from fusion.optim import native, updates
+from fusion.optim import elementwise, native
 from fusion.optim.runs import Run
 from fusion.optim.segments import Segment, block
 from fusion.optim.update_rules import Coefficients
@@ -70,7 +70,7 @@ class Tile:
         changing = run.coefficients(self._lr_RG, self._decoupled_RG, *own, before=before)
         coefficients = {**self._constants, **self._rounded(changing)}
         if takes_K1 is not None:
-            coefficients = updates.for_those(_rows(takes_K1, run.start, run.stop), coefficients)
+            coefficients = elementwise.for_those(_rows(takes_K1, run.start, run.stop), coefficients)
         start, stop = self._reals * segment.start, self._reals * segment.stop
         tensors = [_columns(_rows(t, run.start, run.stop), start, stop) for t in stored]
         R, n = tensors[0].shape

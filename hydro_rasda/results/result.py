@@ -24,7 +24,8 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of, save_model, weights_of
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.study import make_study
-from hydro_rasda.results.summary import eligible, sum_up
+from hydro_rasda.results.summary import sum_up
+from hydro_rasda.results.winner import eligible
 from hydro_rasda.run.portable import Gone, dumped, loaded
 from hydro_rasda.run.state import Run
 from hydro_rasda.secret_masking import HIDDEN, value_at, withholding

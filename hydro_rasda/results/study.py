@@ -49,7 +49,7 @@ def make_study(record: RunRecord) -> Study:
     study = optuna.create_study(study_name=record.path.name, directions=directions)
     for name, value in {"metric": record.metric, "run": str(record.path), "finished": record.finished}.items():
         study.set_user_attr(name, value)
-    # As in `summary.eligible`: last weights count only in trials that came furthest, best ones in all.
+    # As in `winner.eligible`: last weights count only in trials that came furthest, best ones in all.
     furthest = max((trial.epochs for trial in record.trials if math.isfinite(trial.metric)), default=0)
     enough = max(1, furthest) if asked["keep"] == "last" else 1
     for i, trial in enumerate(record.trials):

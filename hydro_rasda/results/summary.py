@@ -10,19 +10,10 @@ from typing import Any
 
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
-from hydro_rasda.run.full_size_stage import (
-    at_the_end,
-    averages_lost,
-    deciding_curve,
-    expected_ends,
-    found_enough,
-    refit_key,
-    run_end,
-    source_of,
-    tried_targets,
-)
+from hydro_rasda.results.winner import best_of, eligible, kept_of, scored
+from hydro_rasda.run.full_size_stage import averages_lost, expected_ends, refit_key, run_end
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain, rank
+from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain
 
 AVERAGED = {
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd"),
@@ -86,32 +77,12 @@ def _refit(run: Run) -> dict[int, str]:
 def _agreement(run: Run, finalists: Sequence[int]) -> Agreement | None:
     swept = [n for n in finalists if run.epochs("surrogate", n)]  # others train by a schedule that the sweep found
     began = [n for n in swept if run.epochs("target", n) and n not in run.failures]
-    epoch = min((run.epochs("target", n) for n in _scored(run, began)), default=0)
+    epoch = min((run.epochs("target", n) for n in scored(run, began)), default=0)
     if run.settings.sweep.surrogate == 1 or not epoch:
         return None
     narrow = min(epoch, *(run.epochs("surrogate", n) for n in began))
     scores = {n: (run.score_at("surrogate", n, narrow), run.score_at("target", n, epoch)) for n in sorted(began)}
     return agreement(epoch, scores, run.settings.mode)
-
-
-def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
-    """Return the winner and its metric at full size; if no trial has one, the best surrogate, and NaN.
-
-    The winner is the best at its end (`deciding_curve`). If no training came to an end, or a score was as good as
-    `stop_at` asks, it is the trial whose kept weights are best. Trials that break a bound of a metric more than others
-    do cannot win.
-    """
-    if able := eligible(run, finalists):
-        comparison = run.settings.comparison
-        if comparison.of_training:
-            able = comparison.best({n: run.values_at("target", n, kept_of(run, n)[0]) for n in able})
-        ended = [] if found_enough(run) else [n for n in able if at_the_end(run, n)]
-        ends = {n: [*deciding_curve(run, n).values()][-1] for n in ended}
-        scores = [ends[n] for n in ended] or [kept_of(run, n)[1] for n in able]
-        winner = (ended or able)[rank(scores, run.settings.mode)[0]]
-        return winner, kept_of(run, winner)[1]
-    swept = _longest_trained(run, sorted(run.trials), "surrogate") or [0]
-    return swept[rank([run.score("surrogate", n) for n in swept], run.settings.mode)[0]], math.nan
 
 
 def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
@@ -149,45 +120,6 @@ def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
     """Tell whether averaged weights, where full-size training averages any, are those of the trial's kept epoch."""
     after = trial.kept_epoch > swept_epochs(trial, settings.sweep.surrogate)
     return after and not averages_lost(trial.history, trial.kept_epoch, settings.metric)
-
-
-def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
-    """Drop a finished run's winner if its weights are damaged, so that it trains anew; return whether it was
-    dropped."""
-    winner, _ = best_of(run, tried_targets(run, finalists))
-    return winner in finalists and winner in run.checkpoints and source_of(run, winner) is None
-
-
-def eligible(run: Run, finalists: Sequence[int]) -> list[int]:
-    """Return the finalists that may win: they have a finite metric and, if last weights count, came furthest."""
-    if run.settings.race.keep == "best":
-        return [n for n in finalists if math.isfinite(kept_of(run, n)[1])]
-    return _longest_trained(run, finalists)
-
-
-def _longest_trained(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
-    """Return the trials with a finite score that came furthest.
-
-    If last weights count, a better score of a trial that was stopped earlier is no promise: it does not tell where that
-    trial would have ended.
-    """
-    scored = _scored(run, numbers, stage)
-    last = max((run.epochs(stage, n) for n in scored), default=0)
-    return [n for n in scored if run.epochs(stage, n) == last]
-
-
-def _scored(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
-    return [n for n in numbers if math.isfinite(run.score(stage, n))]
-
-
-def kept_of(run: Run, number: int) -> tuple[int, float]:
-    """Return the full-size epoch whose weights count, and the metric after it.
-
-    A trial's best epoch counts even if it diverged or raised later.
-    """
-    score = run.score("target", number)
-    last = run.epochs("target", number), score
-    return run.best.get(number, last) if run.settings.race.keep == "best" or math.isfinite(score) else last
 
 
 def _record(run: Run, number: int, at_end: Collection[int], undecided: Collection[int], chance: float) -> TrialRecord:

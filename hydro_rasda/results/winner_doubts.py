@@ -16,7 +16,7 @@ from hydro_rasda.data import batch_length
 from hydro_rasda.data.batch_splits import IndexedBatches
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import TuneResult
-from hydro_rasda.results.summary import best_of
+from hydro_rasda.results.winner import best_of
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.schedulers import rank
 

@@ -22,6 +22,9 @@ from hydro_rasda.run.files import Unsafe, open_regular, open_to_read, read_json,
 LOCK = ".lock"
 """File in a run's folder that is locked by the process working on the run."""
 
+DOING = ".doing"
+"""File in a run's folder that notes the work of its process, and the work at which earlier ones died."""
+
 _LOCKS = Path("/proc/locks")
 
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}

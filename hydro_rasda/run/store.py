@@ -7,7 +7,7 @@
         journal.jsonl     one line for each metric, decision and finished unit of work
         messages.jsonl    what was said, for who reads the run later
         checkpoints/      weights and optimizer state of the rung reached last; tensors and plain values only
-        before-1/         the run so far, where `resume="changed"` went on with another measure; see `aside`
+        before-1/         the run so far, where `resume="changed"` went on with another measure; see `set_aside`
 
 A run is a sequence of *units* of work, such as one fused group trained to one milestone. Every unit starts from the
 files on disk and leaves its lines and its checkpoint there. So a resumed run is an ordinary run whose first units are
@@ -49,14 +49,12 @@ from hydro_rasda.run.files import (
     write_atomically,
 )
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, UNIT, JournalLine, Unit, jsonable, keep_message, read_units
-from hydro_rasda.run.locks_and_crashes import LOCK, CrashLog, hold
-from hydro_rasda.run.spec import FORMAT, SPEC, RunExists, read_spec, refuse_other, run_id, scored_otherwise, set_aside
+from hydro_rasda.run.locks_and_crashes import DOING, LOCK, CrashLog, hold
+from hydro_rasda.run.resume_rules import refuse_new, refuse_other, scored_otherwise, set_aside
+from hydro_rasda.run.spec import FORMAT, SPEC, read_spec, run_id
 
 if TYPE_CHECKING:
     import torch
-
-DOING = ".doing"
-"""File in a run's folder that notes the work of its process, and the work at which earlier ones died."""
 
 
 class Store:
@@ -111,9 +109,7 @@ class Store:
         require(resume in RESUME, "resume", resume, f"one of {RESUME}")
         spec = path / SPEC
         if not spec.exists():
-            if resume == "must":
-                raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
-            _refuse_what_is_no_run(path)
+            refuse_new(path, resume)
         refuse_links(path / "checkpoints", path / LOCK, path / JOURNAL, path / DOING, path / MESSAGES, spec)
         make_private(path)
         (path / "checkpoints").mkdir(exist_ok=True)
@@ -264,16 +260,6 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _refuse_what_is_no_run(path: Path) -> None:
-    """Refuse a folder, unless a process that was killed before its run began left all of its files."""
-    if not path.exists():
-        return
-    known = (LOCK, DOING, ".dry-run", "checkpoints")
-    strange = [p.name for p in path.iterdir() if p.name not in known and not p.match(TEMPORARY)]
-    if strange or any((path / "checkpoints").glob("*")):
-        raise RunExists(f"{path} is there, but holds no run; choose another `name` or `storage_path`")
 
 
 def _rounded_up(seconds: float) -> float:

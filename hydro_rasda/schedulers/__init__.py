@@ -4,6 +4,7 @@ Real runs and the simulator decide by the same code.
 """
 
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
+from hydro_rasda.schedulers.backfill_queue import Held, Placement, Queue, Waiting, place, worker_slots
 from hydro_rasda.schedulers.halving_and_hyperband import Bracket, Hyperband, SuccessiveHalving
 from hydro_rasda.schedulers.milestones import MilestoneBarrier, first_milestone, milestones
 from hydro_rasda.schedulers.named_rules import MedianStopping, NoStopping, named_rule
@@ -19,7 +20,6 @@ from hydro_rasda.schedulers.packing_policy import (
     worst_fit,
     worst_fit_decreasing,
 )
-from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, place, worker_slots
 from hydro_rasda.schedulers.population import PopulationBasedTraining, Range
 from hydro_rasda.schedulers.population_bandits import PopulationBasedBandits
 from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from fusion.graph.compiled import compiling_pays
 from fusion.hyperparameters import KEYS, KINDS
 from fusion.padding import keeps_zeros
 from fusion.part_settings import is_of_part, optimizer_names
@@ -25,7 +26,7 @@ from hydro_rasda.schedulers import Continue, SweepState
 from hydro_rasda.search import Search
 from hydro_rasda.secret_masking import hide
 from hydro_rasda.stages.next_groups import Waiting, joining_pays, next_groups
-from hydro_rasda.stages.width_padding import find_wider, form
+from hydro_rasda.stages.wider_groups import find_wider, form
 from hydro_rasda.trial import Trial
 
 _Place = tuple[tuple[int, ...], int]
@@ -228,8 +229,12 @@ def _widths(value: Mapping[str, Any]) -> Widths:
 
 
 def _is_compiled(group: Group, of: Waiting, span: Span) -> bool:
-    """Tell whether compiling a group's step pays by its next milestone."""
-    return group.fused and of.widths.compiling_pays(len(group.members), of.steps * (span.stop - span.start))
+    """Tell whether compiling a group's step pays by its next milestone.
+
+    Narrower groups win more than the measured speedup, as more of their time is not arithmetic.
+    """
+    seconds = of.seconds(len(group.members)) * (span.stop - span.start)
+    return group.fused and compiling_pays(seconds, of.widths.compiled, of.widths.compile_seconds)
 
 
 def make_copies(

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from hydro_rasda import RaceConfig, RunExists, TuneResult, load
 from hydro_rasda.run.fingerprint import BYTES, content, data_digest, digest, unchanged
 from hydro_rasda.run.identity import parameters
-from hydro_rasda.run.spec import differences, scored_otherwise, set_aside
+from hydro_rasda.run.resume_rules import differences, scored_otherwise, set_aside
 from tests.hydro_rasda.models import counted, mlp
 
 Quick = Callable[..., TuneResult]

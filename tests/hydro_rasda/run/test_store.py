@@ -18,7 +18,7 @@ import torch
 
 from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.run.journal import DamagedJournal, JournalLine, Unit
-from hydro_rasda.run.spec import RunExists
+from hydro_rasda.run.resume_rules import RunExists
 from hydro_rasda.run.store import Store
 
 ASKED: dict[str, Any] = {"seed": 0, "space": {"lr": "loguniform"}, "surrogate": 0.125}

@@ -1,4 +1,4 @@
-"""The update rules, for some parameters of members that use the same rule.
+"""The update rules that work element by element, for some parameters of members that use the same rule.
 
 Shape suffixes: B members, n elements of each. p, g, m, v are [B, n]: parameters, their gradients and moments. Every
 coefficient is [B, 1] or [B, n] (or None if it is zero for all members), so no rule mixes members. Each rule follows

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from hydro_rasda.schedulers import Held, Placement, Queue, Waiting, place, worker_slots
-from tests.hydro_rasda.schedulers.slow_placement import Running, slow_place
+from tests.hydro_rasda.schedulers.slow_backfill import Running, slow_place
 
 
 def held(*running: tuple[int, float]) -> Held:

@@ -1,0 +1,164 @@
+"""Rules by which a call of `tune` goes on with an earlier run: which differences are refused, and which accepted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from hydro_rasda.renames import ARGUMENTS
+from hydro_rasda.run.files import TEMPORARY, read_file, refuse_links, sync_folder, write_atomically
+from hydro_rasda.run.journal import JOURNAL, MESSAGES
+from hydro_rasda.run.locks_and_crashes import DOING, LOCK
+from hydro_rasda.run.spec import SPEC
+from hydro_rasda.schedulers.named_rules import HALVING
+from hydro_rasda.secret_masking import described_secrets, hide
+
+
+class RunExists(ValueError):
+    """A run of this name is there already, and is another one."""
+
+
+def refuse_new(path: Path, resume: str) -> None:
+    """Refuse to begin a run where there is none, if one must be there, or if its folder holds something else."""
+    if resume == "must":
+        raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
+    if not path.exists():
+        return
+    # A process that was killed before its run began leaves these at most.
+    known = (LOCK, DOING, ".dry-run", "checkpoints")
+    strange = [p.name for p in path.iterdir() if p.name not in known and not p.match(TEMPORARY)]
+    if strange or any((path / "checkpoints").glob("*")):
+        raise RunExists(f"{path} is there, but holds no run; choose another `name` or `storage_path`")
+
+
+def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> list[str]:
+    """Refuse a run that may not go on; else say how its code and data differ."""
+    if resume == "never":
+        raise RunExists(f"`resume` is 'never', but {path} holds a run; choose another `name`")
+    another = f"`name` is {path.name!r}, but the run of that name in {path.parent}"
+    if "digests" in asked and "digests" not in found:
+        raise RunExists(f"{another} is of an earlier version, which kept no digest of its code and data")
+    deciding, changes = differences(found, asked)
+    if deciding or (changes and resume != "changed"):
+        told = "; ".join(deciding + changes)
+        hint = "" if deciding else "; `resume='changed'` goes on with it all the same"
+        raise RunExists(f"{another} is another: {told}{hint}")
+    return changes
+
+
+_OF_CODE = "is another function than the run's"
+_OF_DATA = "has other content than the run's"
+_WORDS = {
+    "model_fn": _OF_CODE,
+    "full_size": _OF_CODE,
+    "metrics": _OF_CODE,
+    "objective": _OF_CODE,
+    "loss_fn": _OF_CODE,
+    "train_data": _OF_DATA,
+    "val_data": _OF_DATA,
+}
+_NO_DIFFERENCE = ("digests", "environment", "python", "train_data", "val_data", "folds", "refit", "parts")
+"""Keys that are compared by their digests, or that are noted without being a part of the run."""
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Say how two runs differ.
+
+    Args:
+        was: The content of `run.json`: settings, outlines, and by argument the "digests".
+
+    Returns:
+        Two lists. The first has differences that forbid resuming: settings, space, searcher, the model's parameters.
+        The second has those in code and data, with which a user may go on knowingly. More samples are no difference: a
+        run can grow.
+    """
+    deciding = {key: _told(key, was.get(key), now.get(key)) for key in {**now, **was} if key not in _NO_DIFFERENCE}
+    knowing: dict[str, str | None] = {}
+    before, after = was.get("digests", {}), now.get("digests", {})
+    for name in {**after, **before}:
+        if before.get(name) != after.get(name):
+            if name in _WORDS:
+                knowing[name] = f"`{_argument(name)}` {_WORDS[name]}"
+            else:
+                told = f"`{_argument(name)}` has other values or functions than the run's"
+                deciding[name] = deciding.get(name) or told
+    if knowing and was.get("python") != now.get("python"):
+        knowing["python"] = (
+            f"functions look different under another version of Python: {was.get('python')}, now {now.get('python')}"
+        )
+    return [told for told in deciding.values() if told], [told for told in knowing.values() if told]
+
+
+def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Tell whether scores of two runs do not compare: they come from other functions, or other validation data.
+
+    Functions look different under another version of Python. They are then not compared: a user who goes on knows that
+    they are the same.
+    """
+    names = ["val_data"] + _OF_SCORES * (was.get("python") == now.get("python"))
+    before, after = was.get("digests", {}), now.get("digests", {})
+    return any(before.get(name) != after.get(name) for name in names)
+
+
+_OF_SCORES = ["loss_fn", "objective", "metrics"]
+
+
+def _told(key: str, was: Any, now: Any) -> str | None:
+    """Say how a setting differs; None if it does not."""
+    if key == "num_samples" and isinstance(was, int) and isinstance(now, int):
+        return f"num_samples was {was}, now {now}, but a run can only grow" if now < was else None
+    if isinstance(was, Mapping) and isinstance(now, Mapping) and key == "space":
+        # Earlier versions kept secrets in clear. The digest tells whether they are the same.
+        was, now = (hide(each, described_secrets(each)) for each in (was, now))
+    if isinstance(was, Mapping) and isinstance(now, Mapping) and key == "rasda":
+        changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        return "; ".join(f"race.{name} was {was.get(name)!r}, now {now.get(name)!r}" for name in changed) or None
+    if key == "sweep_rule":
+        was, now = was or HALVING, now or HALVING
+    if key in ("repeats", "depth"):
+        was, now = was or 1, now or 1
+    return f"{_argument(key)} was {was!r}, now {now!r}" if was != now else None
+
+
+def _argument(name: str) -> str:
+    """Return the argument that `run.json` has by this name."""
+    return f"sweep.{name}" if name in ("repeats", "depth") else ARGUMENTS.get(name, name)
+
+
+ASIDE = "before-"
+"""Beginning of the name of a folder with results that are set aside; a number from 1 follows."""
+
+# The journal moves last: a folder without it is left by a process that was killed on the way.
+_MOVED = ("checkpoints", MESSAGES, JOURNAL)
+
+
+def set_aside(path: Path) -> str:
+    """Move the results of the run in a folder into a folder inside it, which is then a separate run.
+
+    If the process is killed on the way, the next one moves the rest to the same place.
+
+    Args:
+        path: The run's folder, locked by this process. Its `run.json` is copied, and stays until another is written.
+
+    Returns:
+        A message on the move; empty if there was nothing to move.
+    """
+    if not (path / JOURNAL).exists():
+        return ""
+    aside = next(to for to in (path / f"{ASIDE}{number}" for number in count(1)) if not (to / JOURNAL).exists())
+    refuse_links(aside)
+    aside.mkdir(exist_ok=True)
+    write_atomically(aside / SPEC, read_file(path / SPEC))
+    for name in _MOVED:
+        with contextlib.suppress(FileNotFoundError):
+            (path / name).rename(aside / name)
+        sync_folder(aside)
+    sync_folder(path)
+    (path / "checkpoints").mkdir(exist_ok=True)
+    return (
+        f"scores by other code or data do not compare with those to come: what was trained so far is the run "
+        f"{str(aside)!r} from now on, and this one begins anew"
+    )
