@@ -11,9 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
-from sklearn.datasets import load_digits
 
 from hydro_rasda import RaceConfig, RayBackend, SweepConfig, choice, loguniform, tune, uniform
 from hydro_rasda.contracts import Event
@@ -38,15 +36,18 @@ def main(storage_path: str, name: str, devices: str = "0", units: str = "1000") 
 
     on_ray: dict[str, Any] = {}
     if int(devices):
+        import ray  # not needed by a run without it, which starts sooner so
+
         ray.init(address="local", num_cpus=int(devices), include_dashboard=False, log_to_driver=False)
         on_ray = {"backend": RayBackend(resources_per_worker={"CPU": 1})}
-    data = load_digits()
-    x, y = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(480, 64, generator=generator)
+    y = (x @ torch.randn(64, 10, generator=generator)).argmax(dim=1)
     result = tune(
         mlp,
         SPACE,
         train_data=(x[:320], y[:320]),
-        val_data=(x[320:480], y[320:480]),
+        val_data=(x[320:], y[320:]),
         num_samples=12,
         max_t=6,
         sweep=SweepConfig(reduction_factor=2, surrogate=1 / 2, fusion=4),

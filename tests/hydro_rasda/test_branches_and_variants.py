@@ -11,6 +11,8 @@ from hydro_rasda.branches_and_variants import chosen, indexed, reachable, restri
 from hydro_rasda.search import RandomSearch, check_first
 from hydro_rasda.space import check_space, describe, longest_warmup, sample, tuned
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Quick = Callable[..., TuneResult]
 
 SGD = {"optimizer": "sgd", "momentum": uniform(0.5, 0.99)}

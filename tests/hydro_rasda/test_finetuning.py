@@ -20,6 +20,8 @@ from tests import zoo
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.problems import problem, trials
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Quick = Callable[..., TuneResult]
 TOKENS = torch.randint(11, (24, 7), generator=torch.Generator().manual_seed(0))
 
@@ -61,7 +63,7 @@ def tuned(quick: Quick, model_fn: Callable[..., nn.Module], **arguments: Any) ->
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
-def test_adapters_on_a_frozen_base(quick: Quick, base: nn.Module, one_process: None) -> None:
+def test_adapters_on_a_frozen_base(quick: Quick, base: nn.Module) -> None:
     with pytest.warns(UserWarning, match=r"same from every seed, .* surrogate of 0.125 .* the model itself is swept"):
         result = tuned(quick, with_adapters(base))
     trained, before = dict(result.best_model().named_parameters()), dict(base.named_parameters())
@@ -70,7 +72,7 @@ def test_adapters_on_a_frozen_base(quick: Quick, base: nn.Module, one_process: N
     assert any(parameter.any() for name, parameter in trained.items() if "lora_B" in name)
 
 
-def test_all_weights_of_a_trained_model(quick: Quick, base: nn.Module, one_process: None) -> None:
+def test_all_weights_of_a_trained_model(quick: Quick, base: nn.Module) -> None:
     """The run is one at full width, however its surrogate was asked for."""
     with pytest.warns(UserWarning, match="same from every seed"):
         first = tuned(quick, lambda config: copy.deepcopy(base))

@@ -26,6 +26,8 @@ from hydro_rasda.run.events import CheckpointSaved, RunBegan
 from hydro_rasda.run.spec import read_asked
 from tests.hydro_rasda.conftest import SPACE
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Quick = Callable[..., TuneResult]
 Pair = tuple[Tensor, Tensor]
 CPU = torch.device("cpu")
@@ -42,7 +44,6 @@ def said(result: TuneResult) -> list[str]:
     return [message.text for message in result.messages]
 
 
-@pytest.mark.usefixtures("one_process")
 def test_folds_are_scikit_learns(digits: tuple[Pair, Pair]) -> None:
     x, y = digits[0]
     splitter = StratifiedKFold(4, shuffle=True, random_state=1)
@@ -77,7 +78,6 @@ def test_a_splitter_without_a_seed_draws_from_the_runs(digits: tuple[Pair, Pair]
     assert np.array_equal(np.random.get_state()[1], before)  # type: ignore[index]
 
 
-@pytest.mark.usefixtures("one_process")
 def test_tune_over_folds(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path) -> None:
     result = quick(**FOLDS)
     (x, y), (test_x, test_y) = digits
@@ -132,7 +132,6 @@ def _units(path: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "unit"]
 
 
-@pytest.mark.usefixtures("one_process")
 def test_without_refit_the_models_of_the_folds_are_handed_back(quick: Quick, tmp_path: Path) -> None:
     result = quick(**FOLDS, race=RaceConfig(refit=False))
     assert isinstance(result.best_model(), MeanOfModels)
@@ -157,7 +156,6 @@ def stopped_after(count: int) -> Callable[[Event], None]:
     return stop
 
 
-@pytest.mark.usefixtures("one_process")
 def test_a_run_over_folds_goes_on_where_it_was_killed(quick: Quick) -> None:
     whole = quick(**FOLDS, name="whole")
     for at in range(100):
@@ -172,7 +170,6 @@ def test_a_run_over_folds_goes_on_where_it_was_killed(quick: Quick) -> None:
         assert torch.equal(result.best_model().state_dict()[name], value)
 
 
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(("full_trainings", "seeds"), [(3.0, 1), (6.0, 2), (30.0, 3)])
 def test_finalists_repeat_as_often_as_the_budget_allows(quick: Quick, full_trainings: float, seeds: int) -> None:
     events: list[Event] = []
@@ -192,7 +189,6 @@ def test_finalists_repeat_as_often_as_the_budget_allows(quick: Quick, full_train
     assert begun.settings["repeats"] == 3
 
 
-@pytest.mark.usefixtures("one_process")
 def test_the_spread_is_shown_wherever_scores_are(
     quick: Quick, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,7 +214,6 @@ def test_the_spread_is_shown_wherever_scores_are(
     assert "StratifiedKFold" in page
 
 
-@pytest.mark.usefixtures("one_process")
 def test_a_sweep_of_the_model_itself_goes_on_with_all_of_its_models(quick: Quick) -> None:
     asked: dict[str, Any] = {"sweep": SweepConfig(surrogate=1), "race": RaceConfig(keep="last", ema=0)}
     result = quick(**(FOLDS | asked))
@@ -293,7 +288,6 @@ def test_other_folds_are_other_validation_data(quick: Quick) -> None:
         quick(**asked | {"val_data": StratifiedKFold(3, shuffle=True, random_state=0)})
 
 
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.filterwarnings("ignore:no trial's val_loss differs from chance")
 def test_the_argument_that_tells_more_is_named_where_chance_chose(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     x, y = digits[0]

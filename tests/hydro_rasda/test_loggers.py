@@ -16,6 +16,8 @@ import pytest
 from hydro_rasda import RaceConfig, TuneResult
 from hydro_rasda.loggers import CSVLogger, MLflowLogger, TensorBoardLogger, WandbLogger
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Quick = Callable[..., TuneResult]
 Values = dict[tuple[int, str, int], float]
 

@@ -17,6 +17,8 @@ from hydro_rasda import RaceConfig, SweepConfig, TuneResult, loguniform, tune
 from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.objective import Objective, as_objective, checked, supervised
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(72, 6, generator=GENERATOR)
 CLASSES = torch.randint(0, 5, (72,), generator=GENERATOR)
@@ -152,7 +154,6 @@ def test_an_objective_that_returns_torchs_mean_is_weighed_by_it() -> None:
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("size", [8, 16])
 @pytest.mark.parametrize("loss_fn", [F.cross_entropy, nn.CrossEntropyLoss(CLASS_WEIGHT)])
-@pytest.mark.usefixtures("one_process")
 def test_a_run_scores_what_the_model_scores(loss_fn: Any, size: int, accumulate: int, tmp_path: Path) -> None:
     """With whole batches that do not count, in training and validation; the sweep is fused."""
 

@@ -19,6 +19,8 @@ from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.problems import LABELS, X, problem, trials
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 BY_ROLE = {"lr.embedding": 0.3, "lr.hidden": 0.02, "lr.head": 0.005}
 BY_NAME = {"lr.0.weight": 0.3, "lr.2.weight": 0.02, "lr.4.weight": 0.005}
 ROLES = {"first.weight": "embedding", "first.bias": None, "second.weight": "hidden", "head.weight": "head"}

@@ -23,6 +23,8 @@ from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 
 def scores(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
     """What no mean over batches gives."""

@@ -31,6 +31,8 @@ from hydro_rasda.trial import Trial
 from surrogate import lr_multipliers
 from tests.hydro_rasda.ranks import on_ranks
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 CPU, STEPS, PER_EPOCH = torch.device("cpu"), 20, 5
 X = torch.randn(64, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Objectives = Mapping[str, Any]

@@ -25,6 +25,8 @@ from hydro_rasda.training.fused import train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 EPOCHS = 6
 
 

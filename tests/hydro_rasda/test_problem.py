@@ -19,6 +19,8 @@ from surrogate.roles_and_multipliers import width_plan
 from tests.hydro_rasda.models import Config, fixed_mlp, mlp
 from tests.hydro_rasda.problems import X, problem, trials
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 
 def equal(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))

@@ -145,6 +145,7 @@ def test_data_that_an_objective_writes_into_stay_as_they_are(normalizing: Proble
         assert losses(normalizing, members, fused)[1] == pytest.approx(alone, rel=1e-3)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_journal_names_the_groups_that_trained(quick: Callable[..., TuneResult]) -> None:
     space = {"lr": loguniform(1e-3, 0.3), "dropout": 0.5}
     result = quick(space=space, sweep=SweepConfig(fusion=2), num_samples=5, race=RaceConfig(top_k=1), max_t=2)
@@ -167,9 +168,9 @@ def test_who_loads_a_dataset_changes_nothing(
             space,
             train_data=train,
             val_data=val,
-            num_samples=4,
+            num_samples=3,
             max_t=2,
-            race=RaceConfig(top_k=2),
+            race=RaceConfig(top_k=1),
             backend=LocalBackend(loader_workers=workers),
             storage_path=tmp_path,
             name=f"{workers}",

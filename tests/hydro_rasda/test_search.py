@@ -23,6 +23,8 @@ from hydro_rasda.space import sample
 from hydro_rasda.sweep_config import SEARCHERS
 from tests.hydro_rasda.models import counted
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 SPACE: dict[str, Any] = {
     "lr": loguniform(1e-4, 1.0),
     "batch_size": choice([16, 32]),
@@ -236,7 +238,6 @@ def test_a_searcher_stays_as_it_was(quick: Quick) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_process")
 def test_an_interrupted_run_with_a_seeded_searcher_ends_as_an_unbroken_one(quick: Quick) -> None:
     calls: list[bool] = []
     impatient = counted(calls, interrupted_at=60)

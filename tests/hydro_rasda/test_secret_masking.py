@@ -100,6 +100,7 @@ def test_an_error_shows_none(quick: Quick) -> None:
     assert KEY not in str(raised.value)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_another_secret_is_another_run(quick: Quick) -> None:
     """As any other constant: a name may mislead."""
     quick(space=SPACE, num_samples=2, max_t=1)
@@ -107,6 +108,7 @@ def test_another_secret_is_another_run(quick: Quick) -> None:
         quick(space={**SPACE, "hf_token": "another"}, num_samples=2, max_t=1)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_run_that_kept_them_goes_on_and_shows_them_no_more(
     quick: Quick, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_run_that_kept_them_goes_on_and_shows_them_no_more(
     assert TOKEN not in (tmp_path / "run" / "run.json").read_text()
 
 
+@pytest.mark.usefixtures("one_process")
 def test_searchers_go_on_with_them(quick: Quick, tmp_path: Path) -> None:
     space = {"lr": loguniform(1e-3, 0.5), "hf_token": TOKEN, "hub": {"api_key": KEY}, "dropout": uniform(0, 0.5)}
     given: dict[str, Any] = {"model_fn": model_fn, "space": space, "max_t": 1}

@@ -17,6 +17,8 @@ from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.events import EpochEnded, RungDecided
 from hydro_rasda.schedulers.pareto import dominates
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Quick = Callable[..., TuneResult]
 
 SPACE: dict[str, Any] = {"lr": loguniform(1e-2, 0.3), "width": choice([16, 32, 64]), "batch_size": 32}
@@ -41,8 +43,17 @@ def without_paths(result: TuneResult) -> list[Any]:
     return [dataclasses.astuple(trial) for trial in result.trials]
 
 
-@pytest.mark.parametrize("rule", ["halving", "hyperband", "epsilon-net", "median"])
-@pytest.mark.parametrize(("metric", "mode"), [("val_loss", "min"), ("val_accuracy", "max")])
+RULES = ["halving", "hyperband", "epsilon-net", "median"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "rule"),
+    [
+        *(("val_loss", "min", rule) for rule in RULES),
+        ("val_accuracy", "max", "halving"),
+        *(pytest.param("val_accuracy", "max", rule, marks=pytest.mark.slow) for rule in RULES[1:]),
+    ],
+)
 def test_the_front_holds_every_model_that_no_other_beats(quick: Quick, metric: str, mode: str, rule: str) -> None:
     events: list[Event] = []
     asked = BOTH | {"metric": [metric, "macs"], "mode": [mode, "min"], "sweep": {"rule": rule}}

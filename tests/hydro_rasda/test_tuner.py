@@ -136,6 +136,7 @@ def test_runs_that_begin_at_once_without_a_name_have_folders_of_their_own(tmp_pa
     assert _folder(tmp_path, "named") == tmp_path / "named"
 
 
+@pytest.mark.usefixtures("one_process")
 def test_runs_without_a_name_are_runs_of_their_own(quick: Quick, tmp_path: Path) -> None:
     one, two = (quick(name=None, num_samples=1, max_t=1) for _ in range(2))
     assert one.path != two.path
@@ -188,6 +189,7 @@ def test_interrupted_in_process_it_goes_on(quick: Quick) -> None:
     assert records(result) == records(quick(model_fn=impatient, name="unbroken"))
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("kind", ["dataset", "loader", "objective", "regression", "sequences", "max", "full width"])
 def test_forms_of_the_problem(kind: str, quick: Quick, digits: tuple[Pair, Pair]) -> None:
     (x, y), (vx, vy) = digits
@@ -258,6 +260,7 @@ def test_data_in_an_open_file_are_read_by_one_process(quick: Quick, digits: tupl
         assert trial.surrogate_metric == pytest.approx(same.surrogate_metric, rel=1e-3)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_model_without_a_width_is_shrunk(quick: Quick) -> None:
     result = quick(model_fn=fixed_mlp, num_samples=3, max_t=2)
     assert math.isfinite(result.best_metric)
@@ -313,6 +316,7 @@ def test_all_diverged_says_so_and_where_to_look(quick: Quick, tmp_path: Path) ->
     assert (tmp_path / "run" / "journal.jsonl").stat().st_size > 0
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_diverged_trial_is_recorded_as_such(quick: Quick) -> None:
     result = quick(space={"lr": grid_search([0.1, 1e30]), "optimizer": "sgd"}, num_samples=1)
     tame, wild = result.trials
@@ -321,6 +325,7 @@ def test_a_diverged_trial_is_recorded_as_such(quick: Quick) -> None:
     assert wild.history[0]["train_loss"] is None
 
 
+@pytest.mark.usefixtures("one_process")
 def test_out_of_time_it_ends_with_a_model_and_goes_on_with_more(quick: Quick) -> None:
     hasty = quick(time_budget_s=1e-3, num_samples=4)
     assert math.isfinite(hasty.best_metric)
@@ -364,6 +369,7 @@ def test_a_run_can_be_given_more_samples(quick: Quick) -> None:
         quick(num_samples=3, **arguments)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_time_budget_ends_a_long_run(quick: Quick) -> None:
     result = quick(time_budget_s=4.0, num_samples=4, max_t=100_000, sweep=SweepConfig(grace_period=50_000))
     assert 4.0 <= result.cost.seconds < 600.0  # of hours
@@ -388,6 +394,7 @@ def test_finalists_that_had_no_time_are_not_forgotten(quick: Quick) -> None:
     assert records(quick(num_samples=4, race=RaceConfig(grace_period=1))) == records(full)
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     "change",
     [
@@ -426,6 +433,7 @@ def of_user(params: Any, lr: float, nesterov: bool = False) -> torch.optim.Optim
     return torch.optim.SGD(params, lr=lr, momentum=0.9, nesterov=nesterov)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_any_optimizer(quick: Quick) -> None:
     """By name, by class and by function: those that are SGD score as SGD does, on surrogates and at full size."""
     of_library = {"lr": grid_search([0.03, 0.1]), "optimizer": "sgd", "momentum": 0.9, "nesterov": True}
@@ -542,6 +550,7 @@ def rungs(result: TuneResult) -> tuple[set[int], set[int]]:
     return {t.surrogate_epochs for t in result.trials}, {t.epochs for t in result.trials}
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.usefixtures("one_process")
 def test_no_rung_before_the_longest_warmup_is_over(quick: Quick, capsys: pytest.CaptureFixture[str]) -> None:
     result = quick(space={**LR, "warmup_epochs": choice([0.0, 1.5])}, race=RaceConfig(top_k=1), progress=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from surrogate import coordinate_check, plan_shrink, shrink
+from surrogate import ShrinkPlan, coordinate_check, plan_shrink, shrink
 from surrogate.coordinates import CoordinateCheck
 from surrogate.roles_and_multipliers import lr_multipliers, width_plan
 from surrogate.widths import shapes_of
@@ -39,12 +40,18 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("transformer", "
 LEARNS = ["rnn", "gru", "lstm", "attention", *SLOW]
 
 
+@cache
+def planned(name: str, ratio: float, scale: float) -> ShrinkPlan:
+    make, batch = EXACT[name]
+    return plan_shrink(make(scale), ratio, batch)
+
+
 def check(name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch, scale: float = 4.0) -> CoordinateCheck:
     make, batch = EXACT[name]
-    plans = {ratio: plan_shrink(make(scale), ratio, batch) for ratio in WIDTHS if ratio < 1}
 
     def narrow(*args: Any) -> nn.Module:
-        return shrink(make(scale), args[2], batch, plan=plans.get(args[2]))
+        plan = planned(name, args[2], scale) if args[2] < 1 else None
+        return shrink(make(scale), args[2], batch, plan=plan)
 
     monkeypatch.setattr("surrogate.coordinates.make_surrogate", narrow)
     torch.manual_seed(1)

@@ -12,6 +12,7 @@ from filelock import FileLock
 from torch import nn
 
 from hydro_rasda import RaceConfig, choice, loguniform, tune
+from hydro_rasda.processes.child_count import ONE_PROCESS
 
 
 def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
@@ -20,21 +21,23 @@ def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
 
 
 def search(folder: Path, name: str, build: Callable[..., nn.Module] = model_fn, **arguments: Any) -> str:
-    """A search of a second: 12 configurations on random data, 9 epochs."""
+    """A search of a second, in one process: 12 configurations on random data, 9 epochs."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(256, 8, generator=generator), torch.randint(0, 3, (256,), generator=generator)
     domains = {"lr": loguniform(1e-4, 1), "optimizer": choice(["sgd", "adamw"]), "batch_size": choice([32, 64])}
     space = arguments.pop("space", domains)
     defaults: dict[str, Any] = {"num_samples": 12, "max_t": 9, "race": RaceConfig(top_k=3), "progress": False}
-    tune(
-        build,
-        space,
-        train_data=(x, y),
-        val_data=(x, y),
-        storage_path=folder,
-        name=name,
-        **{**defaults, **arguments},
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ONE_PROCESS, "1")
+        tune(
+            build,
+            space,
+            train_data=(x, y),
+            val_data=(x, y),
+            storage_path=folder,
+            name=name,
+            **{**defaults, **arguments},
+        )
     return str(folder / name)
 
 

@@ -15,6 +15,8 @@ from torch.utils.data import Dataset
 from hydro_rasda import TuneResult
 from hydro_rasda.data import make_batches, survey, unlike
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 N = 200
 X, Y = torch.rand(N, 64), torch.arange(N) % 10
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform
 from hydro_rasda.config import Keep
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Quick = Callable[..., TuneResult]
 
 

@@ -33,6 +33,8 @@ from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import counted, mlp, stumbles_in_some
 from tests.hydro_rasda.stages.test_sweep_rules import Population
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Quick = Callable[..., TuneResult]
 Pair = tuple[Tensor, Tensor]
 
@@ -127,7 +129,6 @@ def test_a_run_that_was_given_more_samples(quick: Quick) -> None:
     assert told(load(more.path)) == told(more)
 
 
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("how", ["to the end", "by time", "by score"])
 def test_one_function_says_how_a_run_has_ended(quick: Quick, how: str) -> None:
     """It is given more samples, none of which is any good: nothing trains at full size."""
@@ -148,7 +149,6 @@ def test_one_function_says_how_a_run_has_ended(quick: Quick, how: str) -> None:
         assert (found.finished, found.ended, state_of(found)) == expected
 
 
-@pytest.mark.usefixtures("one_process")
 def test_one_that_was_interrupted_tells_what_there_is_so_far(quick: Quick, tmp_path: Path) -> None:
     arguments = {"model_fn": counted([], interrupted_at=60), "num_samples": 4, "sweep": SweepConfig(fusion=1)}
     with pytest.raises(KeyboardInterrupt):
@@ -300,7 +300,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
             load(tmp_path)
 
 
-def test_what_an_earlier_version_did_not_write_down_is_not_guessed(quick: Quick, one_process: None) -> None:
+def test_what_an_earlier_version_did_not_write_down_is_not_guessed(quick: Quick) -> None:
     """Today's defaults tell nothing of it."""
     made = quick(num_samples=2, max_t=2)
     assert (made.keep, made.averaged) == ("best", True)

@@ -30,6 +30,8 @@ from hydro_rasda.run.events import (
 )
 from tests.hydro_rasda.results.test_report import RECORD
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 
 def test_progress_tells_of_each_decision(capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]) -> None:
     quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)

@@ -24,6 +24,8 @@ from hydro_rasda.results.recipe import _check_own_weights, recipe_of
 from hydro_rasda.run.journal import Unit
 from tests.hydro_rasda.models import Config, mlp
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Pair = tuple[Tensor, Tensor]
 Quick = Callable[..., TuneResult]
 
@@ -176,7 +178,6 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("name", SPACES)
 def test_it_trains_what_was_handed_back(name: str, quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """To the last bit, on one thread: order, dropout, rates, averages and the epoch at which it ends; loaded, too.
@@ -215,7 +216,6 @@ def of_head(model: Any, batch: Pair) -> dict[str, Tensor]:
         ({"optimizer.head": "sgd", "lr.head": 0.1, "grad_clip": 0.5}, {"precision": "fp16"}),
     ],
 )
-@pytest.mark.usefixtures("one_process")
 def test_parts_take_turns(more: Config, arguments: Any, quick: Quick, digits: tuple[Pair, Pair]) -> None:
     objective = {"head": of_head, "body": of_body}
     given = {"optimizer_head": own_optimizer} if callable(more.get("optimizer.head")) else {}
@@ -229,7 +229,6 @@ def test_parts_take_turns(more: Config, arguments: Any, quick: Quick, digits: tu
         assert_same(again(load(result.path).recipe(), deeper, digits[0], objective), result, rtol)
 
 
-@pytest.mark.usefixtures("one_process")
 def test_the_winners_schedule_is_had_as_torchs(quick: Quick) -> None:
     space = {**SGD, "schedule": "linear", "decay_start": choice([0.25, 0.5]), "floor": 0.1, "warmup": 0.1}
     result = quick(space=space, num_samples=2)
@@ -248,7 +247,6 @@ def test_the_winners_schedule_is_had_as_torchs(quick: Quick) -> None:
         assert rates[-1] < rates[len(rates) // 4]
 
 
-@pytest.mark.usefixtures("one_process")
 def test_it_ends_after_the_winning_epoch_and_another_trial_can_be_had(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """Few examples are overfitted: the schedule is that of all epochs, and the weights of an early one count."""
     few = tuple(t[:80] for t in digits[0])
@@ -298,7 +296,6 @@ class Endless(IterableDataset[Any]):
         return iter([(x[row], y[row]) for row in torch.randperm(len(y)).tolist()])
 
 
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("form", ["dataset", "loader", "stream"])
 def test_other_forms_of_data(form: str, quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """Examples come in the run's order, and draw the run's random numbers, as the model does."""
@@ -314,7 +311,6 @@ def test_other_forms_of_data(form: str, quick: Quick, digits: tuple[Pair, Pair])
     assert_same(again(load(result.path).recipe(), mlp, pairs[form], smoothed), result)
 
 
-@pytest.mark.usefixtures("one_process")
 def test_an_optimizer_of_the_users_own_with_modes(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     def own(params: Any, lr: float) -> torch.optim.Optimizer:
         return ScheduleFreeAdamW(params, lr)
@@ -324,7 +320,6 @@ def test_an_optimizer_of_the_users_own_with_modes(quick: Quick, digits: tuple[Pa
     assert_same(again(result.recipe(), mlp, digits[0], optimizer=own), result, rtol=1e-4)
 
 
-@pytest.mark.usefixtures("one_process")
 def test_what_cannot_be_written_is_an_argument(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """Functions, and secrets: no text has those; a loaded run has not the functions either."""
     space = {**ADAMW, "optimizer": own_optimizer, "schedule": own_schedule, "amsgrad": True, "hf_token": "hush-hush"}
@@ -340,7 +335,6 @@ def test_what_cannot_be_written_is_an_argument(quick: Quick, digits: tuple[Pair,
 
 
 @pytest.mark.parametrize("lr", [0.01, 0.1])
-@pytest.mark.usefixtures("one_process")
 def test_what_a_sweep_at_full_width_trained_is_not_averaged(quick: Quick, digits: tuple[Pair, Pair], lr: float) -> None:
     """Fused with others, in sums of another order; averages begin where full-size training takes over.
 
@@ -356,7 +350,7 @@ def test_what_a_sweep_at_full_width_trained_is_not_averaged(quick: Quick, digits
     assert_same(again(text, mlp, digits[0]), result, rtol=1e-4)
 
 
-def test_it_is_code_of_no_name_or_value_of_a_run(quick: Quick, one_process: None, tmp_path: Path) -> None:
+def test_it_is_code_of_no_name_or_value_of_a_run(quick: Quick, tmp_path: Path) -> None:
     """Whatever names and texts a run has, none of them is run, and nothing of the library is needed."""
     evil = '"""\nraise SystemExit(7)\n# \u2028raise SystemExit(8)'
     result = quick(space={**ADAMW, evil: evil, "class": print}, num_samples=2, max_t=2, name="a'b")
@@ -390,7 +384,6 @@ def own_loop(worker: Any) -> None:
         worker.report({"val_loss": 1.0}, {"model": model.state_dict()})
 
 
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

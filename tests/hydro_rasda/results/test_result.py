@@ -306,6 +306,7 @@ def test_where_time_is_up_the_best_of_those_that_came_furthest_wins(race: Callab
     assert result.best_metric == 0.2
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_best_epoch_is_kept_where_asked(
     quick: Callable[..., TuneResult], digits: tuple[Pair, Pair], capsys: pytest.CaptureFixture[str]
 ) -> None:

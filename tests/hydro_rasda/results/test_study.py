@@ -32,6 +32,8 @@ from hydro_rasda.space import describe, sample
 from tests.hydro_rasda.conftest import SPACE
 from tests.hydro_rasda.models import stumbles_in_some
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Quick = Callable[..., TuneResult]
 
 

@@ -74,6 +74,7 @@ def test_it_is_told_each_line_of_the_journal_once_and_in_order(threads: int, qui
     assert seconds == pytest.approx(sorted(seconds), abs=1e-3)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_it_is_told_decisions_checkpoints_and_how_the_run_goes(quick: Quick) -> None:
     events: list[Event] = []
     there: list[bool] = []
@@ -121,6 +122,7 @@ class Remembers:
         self.events.append(event)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_what_a_resumed_run_recalls_is_told_as_such_and_nothing_twice(quick: Quick) -> None:
     first, second, third = Remembers(), Remembers(), Remembers()
     quick(callbacks=[first], **SMALL)
@@ -138,6 +140,7 @@ def test_what_a_resumed_run_recalls_is_told_as_such_and_nothing_twice(quick: Qui
     assert whole.best_trial == of(RunEnded, first.events)[0].best_trial
 
 
+@pytest.mark.usefixtures("one_process")
 def test_one_that_raises_is_left_out_and_changes_nothing(quick: Quick) -> None:
     told: list[Event] = []
     plain = quick(name="plain", callbacks=[told.append], **SMALL)
@@ -160,6 +163,7 @@ def test_one_that_raises_is_left_out_and_changes_nothing(quick: Quick) -> None:
         assert torch.equal(plain.best_model().state_dict()[name], weights)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_it_is_told_that_a_run_was_interrupted(quick: Quick) -> None:
     events: list[Event] = []
 

@@ -18,6 +18,8 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.stages.chance_baseline import Chance, chance_of
 from tests.hydro_rasda.models import mlp, regressor
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Quick = Callable[..., TuneResult]
 Pair = tuple[Tensor, Tensor]
 G = torch.Generator().manual_seed(0)

@@ -24,6 +24,8 @@ from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 X, Y = torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64)
 
 

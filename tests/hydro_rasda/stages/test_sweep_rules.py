@@ -162,6 +162,7 @@ EPOCHS = {
 OF_ONE_METRIC = [name for name in RULES if name != "epsilon-net"]
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("rule", OF_ONE_METRIC)
 def test_a_rule_by_name_ends_at_the_last_rung_with_the_best(run: Run, rule: str, devices: int) -> None:
@@ -176,8 +177,15 @@ def test_a_rule_by_name_ends_at_the_last_rung_with_the_best(run: Run, rule: str,
         assert trained == EPOCHS[rule]
 
 
-@pytest.mark.parametrize("after", [1, 6])
-@pytest.mark.parametrize("rule", OF_ONE_METRIC)
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(
+    ("rule", "after"),
+    [
+        *((rule, after) for rule in OF_ONE_METRIC for after in (1, 6) if rule != "pb2"),
+        ("pb2", 6),
+        pytest.param("pb2", 1, marks=pytest.mark.slow),  # takes as long as all others together
+    ],
+)
 def test_a_rule_by_name_decides_alike_after_a_kill(run: Run, rule: str, after: int, tmp_path: Path) -> None:
     def decided(of: Run) -> dict[str, Any]:
         return {key: unit.value for key, unit in of.store.units().items()}
@@ -200,6 +208,7 @@ def test_a_rule_by_name_decides_alike_after_a_kill(run: Run, rule: str, after: i
         store.close()
 
 
+@pytest.mark.usefixtures("one_process")
 def test_all_brackets_of_hyperband_tell_whether_the_first_rung_differs_from_chance(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +225,7 @@ def lengths(run: Run) -> dict[int, int]:
     return {number: len(trained) for number, trained in epochs(run).items()}
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("devices", [1, 3])
 def test_median_stopping(run: Run, devices: int) -> None:
     found = sweep(run, Given([configs(FINALS)]), Curves(run, devices), MedianStopping())
@@ -225,12 +235,14 @@ def test_median_stopping(run: Run, devices: int) -> None:
     assert 1 <= trained[FINALS.index(26.0)] < max(trained.values()) < 9
 
 
+@pytest.mark.usefixtures("one_process")
 def test_what_came_last_is_decided_by_the_curves(run: Run) -> None:
     devices = Curves(run)
     assert sweep(run, Given([configs(FINALS)]), devices, TopHalfBySlope()) == [0, 4]
     assert sorted(lengths(run).values()) == [2] * 14 + [9] * 13
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("devices", [1, 3])
 def test_who_is_brought_back_trains_again_from_its_first_epoch(run: Run, devices: int) -> None:
     backend = Curves(run, devices)
@@ -241,6 +253,7 @@ def test_who_is_brought_back_trains_again_from_its_first_epoch(run: Run, devices
     assert lengths(run)[8] == 1
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_rule_can_wait_and_takes_in_as_many_as_it_likes(run: Run) -> None:
     backend = Curves(run, devices=2)
     sweep(run, Given([configs(FINALS)]), backend, Patient())
@@ -263,6 +276,7 @@ class Stopped(Curves):
         return super().finished()
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("after", [1, 3, 8, 10])
 def test_a_run_that_was_killed_decides_alike(run: Run, after: int) -> None:
     first = Moody()
@@ -352,6 +366,7 @@ def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult
     assert history[1] != pytest.approx(swept[worst][1], rel=1e-5)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_tune_sweeps_by_a_rule_of_ones_own(quick: Callable[..., TuneResult]) -> None:
     result = quick(sweep=SweepConfig(rule=MedianStopping()))
     assert math.isfinite(result.best_metric)
@@ -367,6 +382,7 @@ def test_tune_sweeps_by_a_rule_of_ones_own(quick: Callable[..., TuneResult]) -> 
         quick(sweep=SweepConfig(rule=Population(2.0)), name="population")
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("rule", OF_ONE_METRIC)
 def test_tune_sweeps_by_a_rule_of_this_name(quick: Callable[..., TuneResult], rule: Any, tmp_path: Path) -> None:
     result = quick(sweep={"rule": rule}, num_samples=6)

@@ -28,6 +28,8 @@ from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import Scripted, curves, open_run
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Quick = Callable[..., TuneResult]
 ROOM = Path(__file__).parents[1]
 

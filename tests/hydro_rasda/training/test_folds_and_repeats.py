@@ -24,6 +24,8 @@ from hydro_rasda.training.fused import LiveGroup, states_of, train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 Pair = tuple[Tensor, Tensor]
 CPU = torch.device("cpu")
 OBJECTIVE = as_objective(None, nn.functional.cross_entropy, False)

@@ -29,6 +29,8 @@ from hydro_rasda.training.parameters import multipliers
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp, stumbles_in_some
 
+pytestmark = pytest.mark.usefixtures("set_aside")  # each time memory runs out, garbage is collected
+
 Pair = tuple[Tensor, Tensor]
 EPOCHS = 3
 

@@ -28,6 +28,8 @@ from tests.surrogate.models import ModelFn, transformer
 from tests.surrogate.test_coordinates import WIDTHS, deep, random_batches, tied
 from tests.surrogate.test_coordinates import objective as next_token
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 TRIALS = {n: Trial(n, {"rate": rate, "batch_size": 64}) for n, rate in enumerate([1e-2, 3e-3])}
 DECAY, SLOWER = 0.5, 0.1
 

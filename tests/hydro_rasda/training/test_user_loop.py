@@ -22,6 +22,8 @@ from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 LAST = 4
 
 
@@ -139,7 +141,6 @@ def test_the_winner_comes_back_trained(quick: Callable[..., TuneResult], digits:
     assert max(record.epochs for record in finalists) == LAST
 
 
-@pytest.mark.usefixtures("one_process")
 def test_it_goes_on_with_the_run_that_was_interrupted(quick: Callable[..., TuneResult], tmp_path: Path) -> None:
     whole = quick(race=RaceConfig(train=train, checkpoint_every=1), name="whole")
     interrupted: list[int] = []
@@ -160,7 +161,6 @@ def test_it_goes_on_with_the_run_that_was_interrupted(quick: Callable[..., TuneR
         assert torch.equal(again.best_model().state_dict()[name], value)
 
 
-@pytest.mark.usefixtures("one_process")
 def test_a_function_that_failed_is_mended_without_another_sweep(quick: Callable[..., TuneResult]) -> None:
     def broken(worker: Worker) -> None:
         raise NameError("name 'optimiser' is not defined")
@@ -176,7 +176,6 @@ def test_a_function_that_failed_is_mended_without_another_sweep(quick: Callable[
     assert not [e for e in told if type(e).__name__ == "EpochEnded" and e.stage == "surrogate" and not e.recalled]
 
 
-@pytest.mark.usefixtures("one_process")
 def test_who_ends_by_itself_leaves_the_race_and_may_win_it(quick: Callable[..., TuneResult]) -> None:
     result = quick(race=RaceConfig(train=lambda worker: train(worker, last=1)))
     assert result.finished
@@ -185,7 +184,6 @@ def test_who_ends_by_itself_leaves_the_race_and_may_win_it(quick: Callable[..., 
     assert again.best_metric == result.best_metric
 
 
-@pytest.mark.usefixtures("one_process")
 def test_those_without_patience_end_and_the_best_epoch_wins(quick: Callable[..., TuneResult]) -> None:
     space = {"lr": loguniform(0.4, 0.6), "optimizer": "sgd", "momentum": 0.9, "batch_size": 32}
     result = quick(space=space, num_samples=2, max_t=8, race=RaceConfig(patience=1, ema=0), full_trainings=2)
@@ -197,7 +195,6 @@ def test_those_without_patience_end_and_the_best_epoch_wins(quick: Callable[...,
         quick(race=RaceConfig(patience=1, train=train))
 
 
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("full_size", [None, train])
 def test_a_score_that_is_good_enough_ends_the_stage(quick: Callable[..., TuneResult], full_size: Any) -> None:
     whole = quick(race=RaceConfig(train=full_size), name="whole", full_trainings=2)
