@@ -57,3 +57,8 @@ def test_the_longest_argument_that_is_taken_is_run() -> None:
 def test_an_estimate_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"`{name}` is 0"):
         Estimate(**{name: 0})
+
+
+def test_a_list_of_jobs_says_which_of_them_cannot_be_run() -> None:
+    with pytest.raises(ValueError, match=r"`jobs\[1\]`: `run` is 'true', but must be a function, or a list"):
+        tasks_of([["true"], "true"])  # type: ignore[list-item]
