@@ -46,7 +46,7 @@ def test_one_process_of_a_node_forks_its_ranks_and_keeps_two_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_client, "_socket_path", lambda: str(tmp_path / "socket"))
-    seen = []
+    seen = list[tuple[int, int, str]]()
     try:
         seen = [forked(*each) for each in (("a", "1"), ("a", "2"), ("b", "3"), ("c", "4"), ("a", "5"))]
     finally:
