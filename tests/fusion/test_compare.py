@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import FusionMismatch, FusionWarning, dry_run, fuse
+from fusion.compare import _differing_in_float64
 from tests.zoo import CASES, Case
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
@@ -243,3 +244,13 @@ def test_buffers_of_booleans_and_sparse_gradients_are_compared() -> None:
 
     with pytest.warns(FusionWarning, match="sparse"):
         dry_run(fuse([nn.Embedding(9, 4, sparse=True) for _ in range(3)]), bags, torch.arange(6))
+
+
+def test_members_that_vmap_cannot_follow_are_compared_in_float64_one_after_another() -> None:
+    class Branching(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            return out if out.sum() > 0 else -out
+
+    fused = fuse([Branching(4, 3) for _ in range(3)], one_by_one=True)
+    assert _differing_in_float64(fused, [0, 2], loss, BATCH) == {}

@@ -225,6 +225,17 @@ def test_what_draws_from_other_generators_is_evaluated_one_by_one(draw: Callable
     assert global_states() == before
 
 
+def test_what_draws_from_a_generator_of_its_own_is_evaluated_one_by_one() -> None:
+    def draw(x: Tensor) -> Tensor:
+        return x + torch.rand(4, generator=torch.Generator().manual_seed(0))
+
+    models = [Noisy(draw) for _ in SEEDS]
+    fused = fuse(models)
+    with pytest.warns(FusionWarning, match="one after another"):
+        assert isinstance(dry_run(fused, lambda model, x: model(x).sum(), ROWS), Obstacle)
+    torch.testing.assert_close(fused(ROWS), torch.stack([model(ROWS) for model in models]))
+
+
 def test_what_begins_to_draw_after_a_change_of_mode_is_seen() -> None:
     def objective(model: nn.Module, _: None) -> float:
         return 0.0 if model.training else random.random()

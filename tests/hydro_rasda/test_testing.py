@@ -19,7 +19,7 @@ from hydro_rasda.backends.local import LocalDevice
 from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, GroupTask, Widths
 from hydro_rasda.run.state import Run
 from hydro_rasda.testing import Check, backend_checks, backends
-from hydro_rasda.testing.tiny_runs import train_two_rungs
+from hydro_rasda.testing.tiny_runs import is_running, train_two_rungs
 
 each_check = pytest.mark.parametrize("check", backend_checks(), ids=lambda check: check.__name__)
 
@@ -136,3 +136,10 @@ def test_results_of_both_members_are_compared(tmp_path: Path) -> None:
     configs = [{"lr": lr, "optimizer": "sgd", "batch_size": 32} for lr in (0.1, 0.01)]
     found = train_two_rungs(LocalBackend(["cpu"]), tmp_path, configs)
     assert {n: [epoch for epoch, _ in history] for n, history in found.items()} == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}
+
+
+def test_a_process_that_was_waited_for_is_not_running() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert is_running(process.pid)
+    process.communicate(b"\n")
+    assert not is_running(process.pid)

@@ -79,6 +79,21 @@ def test_patterns_are_not_random(initialize: Callable[[Tensor], Any]) -> None:
     assert (law.constant, law.random) == (False, False)
 
 
+def joined(weight: Tensor) -> None:
+    weight.data[:8].copy_(torch.cat([torch.randn(4, 64), torch.zeros(4, 64)]))
+
+
+def overlapping(weight: Tensor) -> None:
+    nn.init.normal_(weight[:20], std=0.1)
+    nn.init.normal_(weight[10:], std=0.2)
+
+
+@pytest.mark.parametrize("initialize", [joined, overlapping])
+def test_no_size_is_told_where_that_of_a_part_is_unknown(initialize: Callable[[Tensor], Any]) -> None:
+    law = laws_of(linear(initialize))["weight"]
+    assert (law.size, law.random) == (None, True)
+
+
 class Loose(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -79,6 +79,14 @@ def test_people_get_a_table_what_it_rests_on_and_why_the_slower_ones_are_slower(
     assert re.match(r"random search: 1\.\d+ times as long as RASDA, both; it trains 36 epochs, not \d\d$", lines[3])
 
 
+@pytest.mark.parametrize(("epoch", "told"), [(101.1, "0.253"), (493.1, "1.23"), (4931, "12.3"), (49310, "123")])
+def test_hours_have_three_digits(past: str, capsys: pytest.CaptureFixture[str], epoch: float, told: str) -> None:
+    """Nine epochs on one GPU, in hours."""
+    options = f"--gpus 1 --trials 1 --epoch-seconds {epoch} --restart-seconds 0 --jitter 0 --rule random"
+    row = next(line for line in screen(capsys, past, options).splitlines() if line.startswith("random"))
+    assert row.split("  ").count(told) + row.split("  ").count(f" {told}") == 2  # busy and reserved
+
+
 def test_limits_are_kept_with_the_fewest_gpu_hours_or_the_least_time(
     past: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

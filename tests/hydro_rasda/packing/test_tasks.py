@@ -53,7 +53,23 @@ def test_the_longest_argument_that_is_taken_is_run() -> None:
     assert subprocess.run(list(task.what), capture_output=True, check=True).stdout.decode() == f"{word}\n"
 
 
+def test_a_command_may_have_all_the_bytes_that_are_told() -> None:
+    with pytest.raises(ValueError, match="at most") as refusal:
+        Task(["x" * 1000] * 7000)
+    most = int(str(refusal.value).partition("at most ")[2].split()[0])
+    count, rest = divmod(most, 1000 + 9)  # the end of an argument and its address take 9 bytes
+    words = ["x" * 1000] * (count - 1)
+    assert Task([*words, "x" * 1000, "x" * (rest - 9)] if rest > 9 else [*words, "x" * (1000 + rest)]).run
+    with pytest.raises(ValueError, match="at most"):
+        Task([*words, "x" * 1000, "x" * (rest - 8)] if rest > 9 else [*words, "x" * (1001 + rest)])
+
+
 @pytest.mark.parametrize("name", ["memory", "share", "seconds"])
 def test_an_estimate_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"`{name}` is 0"):
         Estimate(**{name: 0})
+
+
+def test_a_list_of_jobs_says_which_of_them_cannot_be_run() -> None:
+    with pytest.raises(ValueError, match=r"`jobs\[1\]`: `run` is 'true', but must be a function, or a list"):
+        tasks_of([["true"], "true"])

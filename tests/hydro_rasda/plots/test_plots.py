@@ -278,6 +278,14 @@ def test_importing_it_needs_neither_plotly_nor_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_each_slice_has_a_place_in_the_grid(sorts: Sorts) -> None:
+    figure = plots.slices(sorts["over"])
+    places = ["", *map(str, range(2, len(figure.data) + 1))]
+    assert [(trace.xaxis, trace.yaxis) for trace in figure.data] == [(f"x{i}", f"y{i}") for i in places]
+    assert (figure.layout.grid.rows - 1) * figure.layout.grid.columns < len(places)
+    assert [figure.layout[f"xaxis{i}"].title.text for i in places]
+
+
 def test_names_of_the_users_are_text(sorts: Sorts) -> None:
     written = plots.slices(sorts["over"], ["activation"]).to_json()
     assert SCRIPT not in written

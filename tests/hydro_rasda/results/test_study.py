@@ -169,6 +169,17 @@ def test_nested_names_and_objects(quick: Quick) -> None:
         assert best["extra/act"] == result.best_config["extra"]["act"].__name__
 
 
+def test_a_key_that_branches_draw_from_several_domains_spans_its_values(quick: Quick) -> None:
+    branches = [{"act": choice(["relu", "gelu"]), "size": uniform(1, 2)}, {"act": "tanh", "size": randint(5, 9)}]
+    result = quick(space={"lr": 0.1, "branch": choice(branches)}, num_samples=9, max_t=1)
+    acts, sizes = ([record.config[name] for record in result.trials] for name in ("act", "size"))
+    distributions = result.to_optuna().trials[0].distributions
+    assert distributions == {
+        "act": CategoricalDistribution(tuple(dict.fromkeys(acts))),
+        "size": FloatDistribution(min(sizes), max(sizes)),
+    }
+
+
 def test_without_optuna_it_says_what_to_install(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
     result = quick(num_samples=1, max_t=1)
     monkeypatch.setitem(sys.modules, "optuna", None)

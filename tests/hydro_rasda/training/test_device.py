@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydro_rasda.contracts import FullSizeTask, Group, GroupTask, Span
+from hydro_rasda.contracts import FullSizeTask, Group, GroupTask, Span, Widths
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
@@ -275,6 +275,15 @@ def test_what_fits_memory_trains_at_the_same_time(problem: Problem, tmp_path: Pa
     device._peaks["surrogate"].learn("odd+adamw", 1, 1.2 * BALLAST)
     outcome = device.train_groups(groups(even, odd), work())  # would wait for ever for each other
     assert not outcome.failures
+
+
+def test_the_share_of_memory_is_told_in_hundredths_of_a_core(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the same groups are made where a peak was measured a little differently."""
+    monkeypatch.setattr("hydro_rasda.training.device.planned_widths", lambda *_: {"even": Widths(4)})
+    for peak in (0.1235, 0.1265):
+        device = Device(problem, share=Share(memory=1e6))
+        device._peaks["surrogate"].learn("even+adamw", 4, peak * 1e6)
+        assert device.plan({"even": [TRIALS[0]]})["even"].share == 37 / 300
 
 
 def tasks(*numbers: int) -> list[FullSizeTask]:
