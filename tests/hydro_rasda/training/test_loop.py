@@ -68,7 +68,8 @@ def test_the_better_weights_metrics_count(
     metrics = {"train_loss": [1.0], "val_loss": [averaged], "val_size": [1.0], "val_loss_unaveraged": [own]}
     learner = Noting()
     found = keep_best([learner], problem, 3, metrics | {"val_size_unaveraged": [2.0]})  # type: ignore[list-item]
-    counts, size, other = (own, 2.0, {"val_loss_averaged": [averaged]})
+    counts, size = own, 2.0
+    other: dict[str, Any] = {"val_loss_averaged": [averaged]}
     if kept == "averaged":
         counts, size, other = averaged, 1.0, {"val_loss_unaveraged": [pytest.approx(own, nan_ok=True)]}
     if "objectives" in more:
