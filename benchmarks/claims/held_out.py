@@ -127,7 +127,7 @@ def _anytime(page: str) -> list[Claim]:
     costs = re.findall(f"{re.escape(AHEAD_OF_ASHA)}([0-9.]+)", page)
     if not costs:
         return []
-    what = "What a search has in hand has less regret than ASHA's at every cost up to 4 full trainings (replayed)"
+    what = "The regret of what a search has in hand is below ASHA's at every cost up to 4 full trainings (replayed)"
     halves = ("tasks that chose earlier rules", "tasks that chose none")
     measured = ", ".join(f"from {cost} on ({half})" for cost, half in zip(costs, halves))
     return [Claim(what, measured, "from 0.5 on", all(float(cost) <= 0.5 for cost in costs), "", REPLAY)]
