@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fusion.width.microbatch import Sums
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.config import TuneConfig, unaveraged
 from hydro_rasda.contracts import EpochMetrics
 from hydro_rasda.data import Batch, Shard, Share
 from hydro_rasda.problem import Problem
@@ -78,6 +78,8 @@ def over_models(values: EpochMetrics, models: int, settings: TuneConfig) -> Epoc
         return [summary(own) if all(map(math.isfinite, own)) else math.nan for own in trials]
 
     means = {name: each(of_models, fmean) for name, of_models in values.items()}
-    if settings.metric in values:
-        means.setdefault(settings.spread, each(values[settings.metric], stdev))
+    metric, spread = settings.metric, settings.spread
+    for of, deviation in ((metric, spread), (unaveraged(metric), unaveraged(spread))):
+        if of in values:
+            means.setdefault(deviation, each(values[of], stdev))
     return means

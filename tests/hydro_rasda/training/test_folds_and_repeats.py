@@ -218,6 +218,18 @@ def test_a_finalist_on_its_folds_is_a_training_on_each(doubles: Pair) -> None:
     assert len({state["best"]["epoch"] for state in states_apart(done.state, 3)} | {done.state["best"]["epoch"]}) == 1
 
 
+def test_the_deviation_over_folds_is_that_of_the_weights_that_count(doubles: Pair) -> None:
+    """Averages over half of a short training lag, and count in no fold."""
+    x, y = doubles
+    own, both = (
+        full_size(folded((x[:100], y[:100]), KFold(3), race=RaceConfig(ema=ema)), 1, Span(0, 4)).history[-1][1]
+        for ema in (0, 0.5)
+    )
+    assert both["val_loss_averaged"] > both["val_loss"]
+    assert both.items() >= own.items()
+    assert "val_loss_std" in own
+
+
 def test_the_winner_is_trained_once_more_as_a_run_on_all_examples_trains_it(doubles: Pair) -> None:
     x, y = doubles
     problem = folded((x[:100], y[:100]), KFold(3), race=RaceConfig(ema=0))
