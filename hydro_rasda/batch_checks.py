@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fusion.hyperparameters import read
 from fusion.width.microbatch import split
 from hydro_rasda.checks import require
-from hydro_rasda.data import Batch, Batches, batch_length, non_finite, outline, unlike
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Collected, measured
+from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
+from hydro_rasda.metrics import Collected, measured
 from hydro_rasda.objective import Objective, check_metrics, checked, scalars
 from hydro_rasda.objective_parts import joined, moving
 from hydro_rasda.precision import as_given, in_precision, turns

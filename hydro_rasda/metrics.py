@@ -16,9 +16,6 @@ from hydro_rasda.checks import is_metric
 from hydro_rasda.loss_weight import IGNORED
 from hydro_rasda.objective import OUTPUTS, TARGETS, scalars
 
-EVAL_BATCH_FACTOR = 4
-"""Evaluation keeps no activations for a backward pass, so its batches are this many times larger."""
-
 
 def mean_metrics(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> dict[str, Tensor]:
     """Mean over a data set, in double precision, without waiting for the device at each step.

@@ -36,7 +36,7 @@ from hydro_rasda.run.store import Store
 from hydro_rasda.search import RandomSearch, Search, SearcherSearch
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.stages.cost_limits import Costs, all_fit
-from hydro_rasda.stages.preparation import Ready, get_ready
+from hydro_rasda.stages.dry_run_and_hints import Ready, get_ready
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.stages.sweep import sweep as run_sweep
 from hydro_rasda.stages.transfer_of_finalists import hand_over

@@ -6,13 +6,26 @@ run sees the batches of an unbroken one. Batches are copies, so that writing int
 """
 
 from hydro_rasda.data.batch_splits import MOST_EXAMPLES
-from hydro_rasda.data.batches import ALONE, Batch, Batches, Data, Part, Shard, Share, batch_length, move, outline
+from hydro_rasda.data.batches import (
+    ALONE,
+    EVAL_BATCH_FACTOR,
+    Batch,
+    Batches,
+    Data,
+    Part,
+    Shard,
+    Share,
+    batch_length,
+    move,
+    outline,
+)
 from hydro_rasda.data.folds import Folds, Splitter, is_splitter, make_folds, reseeded
 from hydro_rasda.data.survey import naming_batch, non_finite, unlike
 from hydro_rasda.data.tensors_datasets_loaders import make_batches
 
 __all__ = [
     "ALONE",
+    "EVAL_BATCH_FACTOR",
     "MOST_EXAMPLES",
     "Batch",
     "Batches",

@@ -56,6 +56,9 @@ class Shard:
 
 ALONE = Shard()
 
+EVAL_BATCH_FACTOR = 4
+"""Evaluation keeps no activations for a backward pass, so its batches are this many times larger."""
+
 
 Batch = Any
 """A tensor, or any nesting of tuples, lists and dicts of tensors; for supervised learning `(inputs, target)`."""

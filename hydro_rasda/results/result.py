@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map
 from fusion.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_function, check_int, check_path
-from hydro_rasda.data import Data, batch_length, make_batches
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Collected, mean_metrics, measured
+from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches
+from hydro_rasda.metrics import Collected, mean_metrics, measured
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of, save_model, weights_of

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fusion.warn import warn
 from hydro_rasda.config import Mode
-from hydro_rasda.data import Batch, Batches, batch_length
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
+from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length
+from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.objective import Supervised, scalars
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem

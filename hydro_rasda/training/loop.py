@@ -15,8 +15,8 @@ from torch import Tensor
 from fusion.width.microbatch import Sums
 from hydro_rasda.config import TuneConfig, averaged, unaveraged
 from hydro_rasda.contracts import EpochMetrics, Span
-from hydro_rasda.data import ALONE, Share
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Collected, add_over_ranks, of_members, summed
+from hydro_rasda.data import ALONE, EVAL_BATCH_FACTOR, Share
+from hydro_rasda.metrics import Collected, add_over_ranks, of_members, summed
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed

@@ -12,9 +12,8 @@ from fusion.hyperparameters import SCHEDULE_FREE
 from fusion.part_settings import optimizer_names
 from fusion.warn import warn
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.data import naming_batch
+from hydro_rasda.data import EVAL_BATCH_FACTOR, naming_batch
 from hydro_rasda.dry_run import DryRun
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.fingerprint import spread_indices
