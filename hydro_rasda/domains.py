@@ -206,6 +206,28 @@ def to_ray(space: Any) -> Any:
     return _rays_own(space, importlib.import_module(_RAYS))
 
 
+def to_own(space: Any) -> Any:
+    """A space, or a value of one, with this module's domains in place of Ray Tune's, but for laws that it has not.
+
+    It is the same whether Ray Tune was loaded when the space was made.
+    """
+    if isinstance(space, Mapping):
+        return {key: to_own(value) for key, value in space.items()}
+    if type(space) in (list, tuple):
+        return type(space)(map(to_own, space))
+    if is_a(space, "Categorical"):
+        return Categorical([to_own(category) for category in space.categories])
+    if is_a(space, "Function"):
+        return Function(space.func)
+    if is_a(space, "Float", "Integer"):
+        law = law_of(space)
+        if is_a(space, "Float") and law.name in ("uniform", "loguniform"):
+            return Float(space.lower, space.upper, law.name, law.q)
+        if is_a(space, "Integer") and law == Law("uniform"):
+            return Integer(space.lower, space.upper)
+    return space
+
+
 def is_a(value: object, *kinds: str) -> bool:
     """Return whether a value is a domain of a kind: "Float", "Integer", "Categorical", "Function", or any "Domain".
 

@@ -15,6 +15,7 @@ import torch
 
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data
+from hydro_rasda.domains import to_own
 from hydro_rasda.identity_settings import determining
 from hydro_rasda.objective_parts import ByPart
 from hydro_rasda.precision import as_given
@@ -49,7 +50,10 @@ class Identity:
             "searcher": None if searcher in (None, "random") else _name_of(searcher),
             "sweep_rule": None if sweep_rule == HALVING else _name_of(sweep_rule),
         }
-        self._made = {"space": content(space), "searcher": parameters(None if searcher == "random" else searcher)}
+        self._made = {
+            "space": content(to_own(space)),
+            "searcher": parameters(None if searcher == "random" else searcher),
+        }
         if not isinstance(sweep_rule, str):
             self._made["sweep_rule"] = parameters(sweep_rule)
         if first:

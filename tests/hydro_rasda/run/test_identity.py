@@ -226,11 +226,12 @@ SCRIPT = """
 import torch
 from torch.nn import functional as F
 from hydro_rasda import choice
+from hydro_rasda.domains import to_own
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.space import describe
 from tests.hydro_rasda.run.test_identity import DIFFERENT, Examples, data_digest, model_fn, of
 from tests.hydro_rasda.conftest import SPACE
-print(of(model_fn()), of(SPACE), of(frozenset("abcdef")), data_digest(Examples(1.0), 8))
+print(of(model_fn()), of(to_own(SPACE)), of(frozenset("abcdef")), data_digest(Examples(1.0), 8))
 print([of(one) for one, _ in DIFFERENT.values()])
 modules = {"modules": choice([set("abc"), frozenset("xyz"), {"b": {"c", "d"}}]), "more": set("qrs")}
 print(describe(modules), jsonable(modules["more"]))
