@@ -207,14 +207,16 @@ def to_ray(space: Any) -> Any:
 
 
 def to_own(space: Any) -> Any:
-    """A space, or a value of one, with this module's domains in place of Ray Tune's, but for laws that it has not.
+    """A space, or a value of one, with this module's domains in place of Ray Tune's, except for laws that it lacks.
 
-    It is the same whether Ray Tune was loaded when the space was made.
+    The result does not tell whether Ray Tune was loaded when the space was made.
     """
     if isinstance(space, Mapping):
         return {key: to_own(value) for key, value in space.items()}
     if type(space) in (list, tuple):
         return type(space)(map(to_own, space))
+    if type(space).__module__ not in (__name__, _RAYS):  # such as a class that is derived of a domain's
+        return space
     if is_a(space, "Categorical"):
         return Categorical([to_own(category) for category in space.categories])
     if is_a(space, "Function"):

@@ -22,7 +22,7 @@ from ray.tune.search.variant_generator import generate_variants
 import hydro_rasda
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda import choice, domains, loguniform, qloguniform, quniform, randint, sample_from, uniform
-from hydro_rasda.domains import Domain, to_own, to_ray
+from hydro_rasda.domains import Domain, Integer, to_own, to_ray
 from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.search import prepare
 from hydro_rasda.space import check_space, derived, describe, longest_warmup, sample, schedules, tuned
@@ -224,12 +224,16 @@ def test_arguments_have_ray_tunes_names() -> None:
 
 
 def test_a_run_is_the_same_whether_ray_was_loaded_when_its_space_was_made() -> None:
-    """But for Ray's laws that this module has not, which mean other values."""
+    """Except for laws that only Ray Tune has, and for classes of a user's, which may draw other values."""
     with without_ray():
         own = every(hydro_rasda)
     assert content(every(tune)) != content(own)
     assert digest(content(to_own(every(tune)))) == digest(content(to_own(own))) == digest(content(own))
-    others = {"a": tune.randn(0.0, 1.0), "b": tune.qrandint(0, 9, 3), "c": tune.lograndint(1, 9)}
+
+    class Odd(Integer):
+        pass
+
+    others = {"a": tune.randn(0.0, 1.0), "b": tune.qrandint(0, 9, 3), "c": tune.lograndint(1, 9), "d": Odd(1, 9)}
     assert to_own(others) == others
 
 
