@@ -34,8 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(args=None if arguments is None else list(arguments), prog_name=NAME)
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BrokenPipeError:
-        return _without_reader()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         from hydro_rasda.cli.output import say
 

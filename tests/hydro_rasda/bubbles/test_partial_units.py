@@ -9,9 +9,10 @@ import pytest
 
 from hydro_rasda import RaceConfig, TuneResult, Worker
 from hydro_rasda.bubbles import BubbleBackend
-from hydro_rasda.bubbles.partial_units import TargetWork
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Span
+from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
 from hydro_rasda.problem import Problem
+from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.scripted import open_run
@@ -54,6 +55,19 @@ def test_a_training_that_is_over_before_its_milestone_is_done(run: Run, last: Fu
         assert work.outcome is not None
         assert (work.outcome.task, work.outcome.ended) == (TASK, last.ended)
         assert [epoch for epoch, _ in work.outcome.history] == [1, 2, *(epoch for epoch, _ in last.history)]
+
+
+def test_trials_whose_guests_die_again_and_again_fail_one_by_one(run: Run) -> None:
+    """The group is tried again, then halved, until each of them is alone."""
+    task = GroupTask("surrogate/to-2/group-0", (Group("a", (0, 1), True),), (), Span(0, 2))
+    work, deaths = GroupWork(run, task, 1), Deaths()
+    left = [*work.begin()]
+    while left:
+        left += work.died(left.pop(), "signal 9", deaths)
+    assert work.done
+    assert work.outcome.history == {0: [], 1: []}
+    assert [*sorted(work.outcome.failures)] == [0, 1]
+    assert all("signal 9" in error for error in work.outcome.failures.values())
 
 
 def test_a_training_function_that_returns_early_ends_its_trial(
