@@ -196,14 +196,7 @@ def _rays_own(domain: Any, rays: Any) -> Any:
 
 def to_ray(space: Any) -> Any:
     """A space, or a value of one, with all domains Ray Tune's own, as its searchers and schedulers want them."""
-    if is_a(space, "Categorical"):
-        space = copy.copy(space)
-        space.categories = [to_ray(category) for category in space.categories]
-    if isinstance(space, Mapping):
-        return {key: to_ray(value) for key, value in space.items()}
-    if type(space) in (list, tuple):
-        return type(space)(map(to_ray, space))
-    return _rays_own(space, importlib.import_module(_RAYS))
+    return _each(space, lambda value: _rays_own(value, importlib.import_module(_RAYS)))
 
 
 def to_own(space: Any) -> Any:
@@ -211,23 +204,35 @@ def to_own(space: Any) -> Any:
 
     The result does not tell whether Ray Tune was loaded when the space was made.
     """
-    if isinstance(space, Mapping):
-        return {key: to_own(value) for key, value in space.items()}
-    if type(space) in (list, tuple):
-        return type(space)(map(to_own, space))
-    if type(space).__module__ not in (__name__, _RAYS):  # such as a class that is derived of a domain's
-        return space
+    return _each(space, _own)
+
+
+def _each(space: Any, convert: Callable[[Any], Any]) -> Any:
+    """A space, or a value of one, with all values in it converted, those of a choice before the choice."""
     if is_a(space, "Categorical"):
-        return Categorical([to_own(category) for category in space.categories])
-    if is_a(space, "Function"):
-        return Function(space.func)
-    if is_a(space, "Float", "Integer"):
-        law = law_of(space)
-        if is_a(space, "Float") and law.name in ("uniform", "loguniform"):
-            return Float(space.lower, space.upper, law.name, law.q)
-        if is_a(space, "Integer") and law == Law("uniform"):
-            return Integer(space.lower, space.upper)
-    return space
+        space = copy.copy(space)
+        space.categories = [_each(category, convert) for category in space.categories]
+    if isinstance(space, Mapping):
+        return {key: _each(value, convert) for key, value in space.items()}
+    if type(space) in (list, tuple):
+        return type(space)(_each(value, convert) for value in space)
+    return convert(space)
+
+
+def _own(value: Any) -> Any:
+    if type(value).__module__ != _RAYS:  # such as a class that is derived of a domain's
+        return value
+    if is_a(value, "Categorical"):
+        return Categorical(value.categories)
+    if is_a(value, "Function"):
+        return Function(value.func)
+    if is_a(value, "Float", "Integer"):
+        law = law_of(value)
+        if is_a(value, "Float") and law.name in ("uniform", "loguniform"):
+            return Float(value.lower, value.upper, law.name, law.q)
+        if is_a(value, "Integer") and law == Law("uniform"):
+            return Integer(value.lower, value.upper)
+    return value
 
 
 def is_a(value: object, *kinds: str) -> bool:

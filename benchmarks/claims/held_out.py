@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.claims.claim import Claim, of_source
 from benchmarks.replay.anytime import AHEAD as AHEAD_OF_ASHA
-from benchmarks.replay.table import pooled
+from benchmarks.replay.table import Table, pooled
 from benchmarks.replay.yardsticks import AGAIN, RESAMPLES, RULES, TODAY, Row, Rows, halves, mean, races, rows
 from benchmarks.vs_asha.report import of_today, read
 from benchmarks.vs_asha.statistics import BASELINE, overall
@@ -45,11 +45,11 @@ ASKED = {
 
 def held_out(folder: Path, resamples: int = RESAMPLES) -> list[Claim]:
     """Return the claims on the second half of the tasks: replayed, then really run."""
-    return [*_replayed(folder, resamples), *_anytime(_page(folder)), *_live(folder)]
-
-
-def _replayed(folder: Path, resamples: int) -> list[Claim]:
     tables = halves(pooled(folder / "replay"))[1]
+    return [*_replayed(tables, resamples), *_anytime(_page(folder)), *_live(folder, tables)]
+
+
+def _replayed(tables: Mapping[str, Table], resamples: int) -> list[Claim]:
     if not tables:
         return []
     found = rows(tables, {name: rule for name, rule in RULES.items() if name in ABLATIONS}, resamples)
@@ -96,8 +96,7 @@ def _tasks(behind: Sequence[str]) -> tuple[str, str, bool]:
     return ", ".join(behind) or "none", "none", not behind
 
 
-def _live(folder: Path) -> list[Claim]:
-    tables = halves(pooled(folder / "replay"))[1]
+def _live(folder: Path, tables: Collection[str]) -> list[Claim]:
     tasks = {task: methods for task, methods in of_today(read(folder / "vs_asha")).items() if task in tables}
     if not tasks:
         return []

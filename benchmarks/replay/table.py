@@ -189,7 +189,7 @@ def recorded(folder: Path = FOLDER) -> dict[str, Table]:
 
 
 def sample_folder(sample: int, folder: Path = FOLDER) -> Path:
-    """Where tables of what `tune` samples with another seed than 0 are."""
+    """The folder for tables of the configurations that `tune` samples with another seed than 0."""
     return folder / f"sample-{sample}"
 
 
@@ -209,8 +209,7 @@ def pooled(folder: Path = FOLDER) -> dict[str, Table]:
 
 
 def _alike(table: Table, other: Table) -> bool:
-    ones, two = table.about, other.about
-    same = (ones.widths, ones.seeds, ones.branches) == (two.widths, two.seeds, two.branches)
+    same = all(getattr(table.about, name) == getattr(other.about, name) for name in ("widths", "seeds", "branches"))
     return same and np.array_equal(table.recorded.all(-1), other.recorded.all(-1))
 
 

@@ -62,7 +62,7 @@ class Draw:
     """The configurations of a search, and the seeds that judge its winner.
 
     Attributes:
-        rest: As many others, another sample.
+        rest: Another sample, of as many other configurations.
         best: The best mean of their last validation scores with the seeds that judge.
     """
 

@@ -79,7 +79,7 @@ def keep_best(learners: Sequence[SingleLearner], problem: Problem, epoch: int, m
 
     Args:
         learners: Of a trial's models.
-        metrics: As `train_epochs` yields them, of a trial's models together.
+        metrics: Those that `train_epochs` yields, of a trial's models together.
 
     Returns:
         The metrics of the weights that count, with what the others are compared by beside them.
@@ -87,8 +87,8 @@ def keep_best(learners: Sequence[SingleLearner], problem: Problem, epoch: int, m
     settings = problem.settings
     metrics = _of_better_weights(metrics, settings, epoch == settings.max_t)
     if settings.race.keep == "best" and not diverged(metrics):
+        score, is_average = metrics[settings.metric][0], averaged(settings.metric) not in metrics
         for learner in learners:
-            score, is_average = metrics[settings.metric][0], averaged(settings.metric) not in metrics
             learner.remember(epoch, score, settings.mode, averaged=is_average)
     return metrics
 

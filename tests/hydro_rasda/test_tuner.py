@@ -551,7 +551,6 @@ def rungs(result: TuneResult) -> tuple[set[int], set[int]]:
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.usefixtures("one_process")
 def test_no_rung_before_the_longest_warmup_is_over(quick: Quick, capsys: pytest.CaptureFixture[str]) -> None:
     result = quick(space={**LR, "warmup_epochs": choice([0.0, 1.5])}, race=RaceConfig(top_k=1), progress=True)
     assert rungs(result)[0] == {2}
