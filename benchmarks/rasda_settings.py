@@ -30,7 +30,7 @@ from hydro_rasda.simulator import (
     power_law,
     simulate,
 )
-from hydro_rasda.simulator.cost import slowest
+from hydro_rasda.simulator.training_time import slowest
 from hydro_rasda.simulator.workload import Floats
 
 GB = 1e9

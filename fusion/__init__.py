@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 from fusion.assemble import fuse
 from fusion.clip import clip_grad_norm_
 from fusion.dry_run import FusionWarning, dry_run
+from fusion.fused_model import FusedModel
 from fusion.graph import GraphedStep
 from fusion.lora import pad_lora, trim_lora
 from fusion.loss_scale import LossScale
-from fusion.model import FusedModel
 from fusion.optim import FusedOptimizer, fused_optimizer
 from fusion.rounding import FusionMismatch
 from fusion.schedules import lr_factor

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusion.checks import check_each, check_flag, require
-from fusion.model import FusedModel
-from fusion.stacked import Shell
+from fusion.argument_checks import check_each, check_flag, require
+from fusion.fused_model import FusedModel
+from fusion.skeleton_and_tensors import TensorTree, like, named_tensors, non_persistent, skeleton
+from fusion.stacked_tensors import Shell
 from fusion.structure import HOOK, UNKNOWN, FusionKey, check_same, describe, fusion_key
 from fusion.structure.values import memory
-from fusion.tensors import TensorTree, like, named_tensors, non_persistent, skeleton
 
 
 def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedModel:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import SUPPORTED_NODES, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from fusion.tensors import copied, is_batched, named_tensors
+from fusion.skeleton_and_tensors import copied, is_batched, named_tensors
 
 _PLAIN = (bool, int, float, str, type(None))
 _BY_TORCH = frozenset(vars(nn.Module()))

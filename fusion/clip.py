@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fusion.checks import require
-from fusion.members import member_vector
-from fusion.model import FusedModel, check_fused
+from fusion.argument_checks import require
+from fusion.fused_model import FusedModel, check_fused
+from fusion.member_indices import member_vector
 from fusion.optim import native
 from fusion.rows import FlatParameters, make_dense
 

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fusion.argument_checks import check_flag, check_function
 from fusion.backoff import is_out_of_memory
-from fusion.checks import check_flag, check_function
 from fusion.compare import check_members, restored
-from fusion.evaluate import own_rows
-from fusion.model import FusedModel, Objective, check_fused
+from fusion.fused_model import FusedModel, Objective, check_fused
 from fusion.rounding import FusionMismatch, overlap_written
 from fusion.rules.gradient import BackwardInside
+from fusion.skeleton_and_tensors import copied, named_tensors
 from fusion.streams import global_states, preserved_generators, seed_generators
-from fusion.tensors import copied, named_tensors
+from fusion.vmap_or_in_turn import own_rows
 from fusion.warn import warn
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion.tensors import HOOKS, Hooks, bound, tensor_slots
+from fusion.skeleton_and_tensors import HOOKS, Hooks, bound, tensor_slots
 
 
 def run_hooks(fused: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fusion.checks import (
+from fusion.argument_checks import (
     is_count,
     is_finite,
     is_flag,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusion.checks import check_each, check_int
+from fusion.argument_checks import check_each, check_int
 from fusion.structure import check_module
 
 

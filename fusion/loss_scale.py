@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion.checks import check_mapping, require
+from fusion.argument_checks import check_mapping, require
 from fusion.clip import gradients
-from fusion.members import copy_rows, member_indices, member_pairs, member_rows
-from fusion.model import FusedModel
+from fusion.fused_model import FusedModel
+from fusion.member_indices import copy_rows, member_indices, member_pairs, member_rows
 
 INITIAL, INTERVAL = 2.0**16, 2000
 """Defaults of `GradScaler`: the first scale, and the number of steps without an overflow after which it doubles."""

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from fusion.compare import widened
+from fusion.fused_model import Objective
 from fusion.hyperparameters import ONE_PASS, SCHEDULE_FREE
-from fusion.model import Objective
 from fusion.optim.adafactor import STATE
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.part_settings import configs_of_parts
+from fusion.skeleton_and_tensors import copied, duplicate, like, materialize, named_tensors, skeleton
 from fusion.streams import preserved_generators, seed_generators
 from fusion.structure import FusionKey, describe, fusion_key
-from fusion.tensors import copied, duplicate, like, materialize, named_tensors, skeleton
 
 PADDABLE = (*ONE_PASS, "adamax", "lion", "nadam", "prodigy", "radam", "rmsprop", *SCHEDULE_FREE)
 """Optimizers that work element by element, or by sums over all. In others, the number of elements counts."""

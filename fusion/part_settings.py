@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from fusion.checks import check_mapping, plain, require
+from fusion.argument_checks import check_mapping, plain, require
 from fusion.hyperparameters import KEYS, check, is_read, optimizer_name, own_arguments, read
 
 _BESIDE_MUON = "lr.adamw"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion.bounded_cache import kept
-from fusion.members import copy_rows, member_rows
+from fusion.member_indices import copy_rows, member_rows
 
 LARGE = 2**14
 """A tensor with at least this many elements in a member has rows of its own on a CPU.

@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from fusion.checks import check_int, check_mapping, is_number, require
+from fusion.argument_checks import check_int, check_mapping, is_number, require
 from fusion.hyperparameters import SCHEDULES, check, read, warmup_epochs
 
 __all__ = ["SCHEDULES", "as_lambda_lr", "lr_factor"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fusion.hyperparameters import read
 from fusion.width.microbatch import split
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
 from hydro_rasda.metrics import Collected, measured
 from hydro_rasda.objective import Objective, check_metrics, checked, scalars

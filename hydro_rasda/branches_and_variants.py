@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.domains import Categorical, is_a, is_grid
 from hydro_rasda.secret_masking import secrets_of
 

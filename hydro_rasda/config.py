@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hydro_rasda.checks import (
+from hydro_rasda.argument_checks import (
     check_choice,
     check_flag,
     check_function,
@@ -17,7 +17,7 @@ from hydro_rasda.checks import (
     is_number,
     require,
 )
-from hydro_rasda.objectives import Comparison, Objectives, bounds_of
+from hydro_rasda.comparison_of_trials import Comparison, Objectives, bounds_of
 from hydro_rasda.schedulers.milestones import last_look, milestones, race_milestones, sweep_milestones
 from hydro_rasda.schedulers.pareto import Spread
 from hydro_rasda.schedulers.ranking import Mode as Mode

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hydro_rasda.checks import binds, check_function, is_number, require
+from hydro_rasda.argument_checks import binds, check_function, is_number, require
 
 __all__ = ["choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "uniform"]
 

@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_map
 
 from fusion.compare import check_copy
 from fusion.optim import optimizer
-from fusion.tensors import duplicate, has_samples
+from fusion.skeleton_and_tensors import duplicate, has_samples
 from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from fusion.width.microbatch import can_be_split, is_weight, split
+from hydro_rasda.argument_checks import require
 from hydro_rasda.batch_checks import (
     Misfit,
     check_finite,
@@ -28,14 +29,13 @@ from hydro_rasda.batch_checks import (
     run_batch,
     survey_batches,
 )
-from hydro_rasda.checks import require
+from hydro_rasda.comparison_of_trials import COSTS
 from hydro_rasda.config_access import Notes
 from hydro_rasda.data import Batch, batch_length, naming_batch
 from hydro_rasda.lr_roles import by_parameter, roles_of
 from hydro_rasda.model_costs import BESIDE_A_STEP, weight_bytes
 from hydro_rasda.objective import give_config, reads_config, scalars, steering
 from hydro_rasda.objective_parts import check_parts
-from hydro_rasda.objectives import COSTS
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import NoModule, NoRoles, Problem
 from hydro_rasda.secret_masking import shown

@@ -76,7 +76,7 @@ def give_config(model: nn.Module, config: Mapping[str, Any]) -> None:
     """Have a model carry what an objective may read of its configuration: under fusion, each member its own.
 
     Fused, one objective runs for all members. The attributes of a module are shared by the members of a group, but for
-    floats, of which each has its own (`fusion.settings`). So the values that the objective reads have to be there.
+    floats, of which each has its own (`fusion.differing_floats`). So the values that the objective reads must be there.
     """
     setattr(model, _CONFIG, config)
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fusion.width.microbatch import WEIGHT, is_weight
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 
 GivenObjective = Callable[..., Mapping[str, Tensor]] | Mapping[str, Callable[..., Mapping[str, Tensor]]]
 """An objective as users give it: of (model, batch) or (model, batch, config), or one for each part of the model."""

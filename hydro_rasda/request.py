@@ -12,18 +12,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hydro_rasda.checks import check_function, is_text, require
+from hydro_rasda.argument_checks import check_function, is_text, require
+from hydro_rasda.comparison_of_trials import functions_of
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Batches, Data, Folds, Splitter, is_splitter, make_batches, make_folds
 from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import LossFn, as_objective, takes_config
 from hydro_rasda.objective_parts import GivenObjective
-from hydro_rasda.objectives import functions_of
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import OwnLoop, Problem
 from hydro_rasda.run.identity import Identity
-from hydro_rasda.run.portable import pickle_config_modules
+from hydro_rasda.run.pickling import pickle_config_modules
 from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.schedulers.population_bandits import check_scikit_learn
 from hydro_rasda.search import check_first, check_searcher, named_searcher, prepare

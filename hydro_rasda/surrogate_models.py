@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.config_access import Reads, all_of
 from surrogate import ShrinkPlan, SurrogatePlan
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hydro_rasda.checks import check_flag, check_int, is_int, is_number, require
-from hydro_rasda.objectives import Constraints, check_constraints
+from hydro_rasda.argument_checks import check_flag, check_int, is_int, is_number, require
+from hydro_rasda.comparison_of_trials import Constraints, check_constraints
 from hydro_rasda.schedulers.named_rules import RULES, RuleName
 from hydro_rasda.schedulers.sweep_rule import SweepRule
 

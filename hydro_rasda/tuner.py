@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from fusion.streams import preserved_generators
+from hydro_rasda.argument_checks import check_choice, check_flag, check_folder, check_name, require
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.checks import check_choice, check_flag, check_folder, check_name, require
+from hydro_rasda.comparison_of_trials import split_metrics
 from hydro_rasda.config import BACKENDS, RESUME, Mode, Precision, RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Data, Splitter
-from hydro_rasda.identity_settings import determining
 from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import LossFn
 from hydro_rasda.objective_parts import GivenObjective
-from hydro_rasda.objectives import split_metrics
 from hydro_rasda.package_exports import readable
 from hydro_rasda.renames import refuses_renamed
 from hydro_rasda.request import Request
@@ -31,8 +30,9 @@ from hydro_rasda.results.winner_doubts import overfitting_line, undecided_line
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.events import RunBegan, RunEnded
 from hydro_rasda.run.files import make_private
+from hydro_rasda.run.run_folder import Store
+from hydro_rasda.run.run_json import determining
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Store
 from hydro_rasda.search import RandomSearch, Search, SearcherSearch
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.stages.cost_limits import Costs, all_fit

@@ -7,8 +7,8 @@ table 8.
 
 from typing import TYPE_CHECKING, Any
 
+from surrogate.argument_checks import PlanMismatch
 from surrogate.build import SurrogatePlan, make_surrogate, plan_surrogate
-from surrogate.checks import PlanMismatch
 from surrogate.coordinates import coordinate_check
 from surrogate.roles_and_multipliers import lr_multipliers, parameter_roles, weight_decay_multipliers
 from surrogate.shrink import ShrinkPlan, plan_shrink, shrink

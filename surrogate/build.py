@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from surrogate.checks import PlanMismatch, check_flag, check_width_ratio, require
+from surrogate.argument_checks import PlanMismatch, check_flag, check_width_ratio, require
 from surrogate.forward_multipliers import find_logit_scales, find_readouts, head_sizes, scale_logits, scale_readouts
 from surrogate.init_distributions import initial_laws
 from surrogate.init_scale import corrections, measured_corrections, rescale, zero_modules

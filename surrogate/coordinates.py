@@ -27,8 +27,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from surrogate.argument_checks import (
+    check_flag,
+    check_function,
+    check_int,
+    check_list,
+    check_width_ratio,
+    is_metric,
+    require,
+)
 from surrogate.build import ModelFn, make_surrogate, mark_as_target
-from surrogate.checks import check_flag, check_function, check_int, check_list, check_width_ratio, is_metric, require
 from surrogate.roles_and_multipliers import width_plan
 from surrogate.training import Objective, Recording, record_training
 from surrogate.widths import ParamWidth, Shape, shapes_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from surrogate.checks import check_flag, require
+from surrogate.argument_checks import check_flag, require
 from surrogate.forward_multipliers import input_weight, reads_and_writes
 from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan
 

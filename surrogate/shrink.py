@@ -18,8 +18,8 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from surrogate.argument_checks import PlanMismatch, check_flag, check_width_ratio, require
 from surrogate.build import mark_as_target, parametrize
-from surrogate.checks import PlanMismatch, check_flag, check_width_ratio, require
 from surrogate.forward_multipliers import head_sizes
 from surrogate.init_scale import zero_modules
 from surrogate.output_sizes import main_outputs, record_calls, run_for_shapes

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from surrogate.checks import require
+from surrogate.argument_checks import require
 from surrogate.roles_and_multipliers import lr_multipliers, weight_decay_multipliers
 
 Objective = Callable[[nn.Module, Any], Tensor]

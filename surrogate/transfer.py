@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from surrogate.argument_checks import check_function, check_int, check_list, check_width_ratio, require
 from surrogate.build import ModelFn, make_surrogate
-from surrogate.checks import check_function, check_int, check_list, check_width_ratio, require
 from surrogate.training import Objective, evaluate, train
 from surrogate.transfer_verdict import Mode, RankComparison, check_comparison, compare_rankings
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from surrogate.checks import check_int, check_width_ratio, is_metric, require
+from surrogate.argument_checks import check_int, check_width_ratio, is_metric, require
 
 Mode = Literal["min", "max"]
 Verdict = Literal["trusted", "doubtful", "refused"]

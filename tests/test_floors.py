@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS = (
     {
-        *("checks", "console", "package_exports", "renames", "secret_masking", "warning_lines"),
+        *("argument_checks", "console", "package_exports", "renames", "secret_masking", "warning_lines"),
         "trial",
     },
     {"schedulers"},
-    {"config", "objectives", "seeds", "identity_settings", "sweep_config"},
+    {"comparison_of_trials", "config", "seeds", "sweep_config"},
     {
         *(
             "batch_checks",
@@ -53,8 +53,8 @@ BESIDE = {frozenset({"backends", "stages"}), frozenset({"bubbles", "stages"})}
 """Rooms of one floor that do not know each other."""
 
 FREE_STANDING = {
-    "packing": {"checks", "console", "schedulers", "run"},
-    "simulator": {"checks", "config", "objectives", "schedulers", "run"},
+    "packing": {"argument_checks", "console", "schedulers", "run"},
+    "simulator": {"argument_checks", "comparison_of_trials", "config", "schedulers", "run"},
 }
 """Rooms apart from the floors, and all that they may use."""
 
@@ -171,7 +171,7 @@ def test_an_arrow_upward_is_seen(tmp_path: Path) -> None:
         "def f():\n    import hydro_rasda.tuner\n"
     )
     assert [*imports(file)][1:] == ["hydro_rasda.stages.sweep.sweep", "hydro_rasda.tuner"]
-    assert room("hydro_rasda.run.store.Store") == "run"
+    assert room("hydro_rasda.run.run_folder.Store") == "run"
     assert not allowed("problem", room("hydro_rasda"))
     assert not allowed("problem", room("hydro_rasda.TuneResult"))
     assert not allowed("backends", "stages")

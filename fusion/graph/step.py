@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from fusion.argument_checks import check_flag, check_function, require
 from fusion.attributes import plain_attributes
-from fusion.checks import check_flag, check_function, require
+from fusion.fused_model import FusedModel
 from fusion.graph.capture import Capture, Replay, capture_on
 from fusion.graph.compiled import Inductor
 from fusion.graph.trace import Trace
-from fusion.model import FusedModel
 from fusion.optim import FusedOptimizer
 from fusion.streams import states_beyond_torch
 from fusion.warn import warn

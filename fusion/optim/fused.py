@@ -16,9 +16,9 @@ from torch.autograd.graph import increment_version
 
 from fusion.bounded_cache import kept
 from fusion.hyperparameters import ONE_PASS, SCHEDULE_FREE
-from fusion.members import member_indices
+from fusion.member_indices import member_indices
 from fusion.optim import adafactor, muon, native
-from fusion.optim.evaluation import EvaluatedOptimizer
+from fusion.optim.evaluated_weights import EvaluatedOptimizer
 from fusion.optim.learned import LEARNED
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.runs import Run

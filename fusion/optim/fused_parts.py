@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion.checks import check_mapping, require
+from fusion.argument_checks import check_mapping, require
 from fusion.optim.fused import FusedOptimizer
 from fusion.optim.parts import by_part
 from fusion.optim.state import OptimizerState

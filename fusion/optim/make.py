@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fusion.checks import check_each, require
-from fusion.members import member_vector
-from fusion.model import FusedModel, check_fused
+from fusion.argument_checks import check_each, require
+from fusion.fused_model import FusedModel, check_fused
+from fusion.member_indices import member_vector
 from fusion.optim.fused import FusedOptimizer
 from fusion.optim.fused_parts import FusedByPart
 from fusion.optim.muon import matrices_of

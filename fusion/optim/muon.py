@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion.checks import require
-from fusion.model import FusedModel
+from fusion.argument_checks import require
+from fusion.fused_model import FusedModel
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.runs import Run
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fusion.checks import check_mapping, require
+from fusion.argument_checks import check_mapping, require
 from fusion.hyperparameters import (
     KEYS,
     MUON_ORIGINAL,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion.checks import check_mapping, is_number, require
+from fusion.argument_checks import check_mapping, is_number, require
 from fusion.hyperparameters import RULES
 from fusion.optim.muon import MARK, MuonWithAdamW, hidden_matrices
 from fusion.optim.optimizer_config import Hyperparameters

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion.checks import check_each, check_flag, check_mapping, refusal, require
+from fusion.argument_checks import check_each, check_flag, check_mapping, refusal, require
+from fusion.fused_model import FusedModel, check_fused
 from fusion.hyperparameters import RULES
-from fusion.members import copy_rows, member_indices, member_pairs, member_rows, member_vector
-from fusion.model import FusedModel, check_fused
+from fusion.member_indices import copy_rows, member_indices, member_pairs, member_rows, member_vector
 from fusion.optim.adafactor import STATE
 from fusion.optim.learned import LEARNED, at_first
 from fusion.optim.muon import matrices_of

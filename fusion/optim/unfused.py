@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.schedule_free import evaluating
 from fusion.optim.single import torch_optimizer
-from fusion.tensors import copied
+from fusion.skeleton_and_tensors import copied
 
 
 class Apart:

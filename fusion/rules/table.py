@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.rules.attention import attention, multi_head_attention
-from fusion.rules.cells import GRU, LSTM, RNN_RELU, RNN_TANH
 from fusion.rules.conv import convolution, pooling, transposed
 from fusion.rules.drawing import DRAWING, member_by_member
 from fusion.rules.dropout import dropout
@@ -26,9 +25,10 @@ from fusion.rules.masked import set_item
 from fusion.rules.member import Member, Rule, fold, innermost_vmap
 from fusion.rules.norm import batch_norm, group_norm, normalize, weight_norm
 from fusion.rules.reading import READING
-from fusion.rules.recurrent import pack, recurrent, recurrent_cell, scatter
+from fusion.rules.recurrent_cells import GRU, LSTM, RNN_RELU, RNN_TANH
+from fusion.rules.recurrent_layers import pack, recurrent, recurrent_cell, scatter
+from fusion.skeleton_and_tensors import is_batched
 from fusion.streams import Streams
-from fusion.tensors import is_batched
 
 RULES: dict[Any, Rule] = {
     F.linear: linear,

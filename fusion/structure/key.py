@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from torch import nn
 
-from fusion.checks import refusal, require
+from fusion.argument_checks import refusal, require
 from fusion.structure.signature import UNKNOWN, describe
 
 FusionKey = tuple[tuple[str, Hashable], ...]

@@ -23,6 +23,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fusion.skeleton_and_tensors import hooks_on
 from fusion.structure.code import (
     BUILTINS,
     CLASS_NOTES,
@@ -36,7 +37,6 @@ from fusion.structure.code import (
 from fusion.structure.floats import FloatSlot, is_number, is_probability
 from fusion.structure.kinds import HOOK_ATTRIBUTES, PLAIN, STATELESS, TEXTS, skipped_of, skipped_of_module
 from fusion.structure.values import digest, memory, parts_of_copy, short, slots_of
-from fusion.tensors import hooks_on
 
 UNKNOWN = "unlike all others"
 """First part of the entry of a value that cannot be looked into."""

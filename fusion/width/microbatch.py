@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fusion.checks import require
-from fusion.tensors import count_samples, has_samples
+from fusion.argument_checks import require
+from fusion.skeleton_and_tensors import count_samples, has_samples
 
 Means = Mapping[str, Tensor]
 """Means over the samples of a batch by name: [] for one model, or [K] for K of them.

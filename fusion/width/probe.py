@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from fusion.argument_checks import check_each, check_flag, check_function, check_int, check_mapping, is_number, require
 from fusion.assemble import fuse
 from fusion.backoff import is_out_of_memory
-from fusion.checks import check_each, check_flag, check_function, check_int, check_mapping, is_number, require
 from fusion.clip import clip_grad_norm_
 from fusion.dry_run import Obstacle, dry_run
+from fusion.fused_model import FusedModel
 from fusion.graph import GraphedStep
 from fusion.hyperparameters import read
-from fusion.model import FusedModel
 from fusion.optim import FusedOptimizer, fused_optimizer
 from fusion.optim.make import member
-from fusion.tensors import copied
+from fusion.skeleton_and_tensors import copied
 from fusion.width.memory import objects_so_far_set_aside, peak_memory, usable_memory
 from fusion.width.microbatch import backward, can_be_split, split
 from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, memory_line, next_width

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hydro_rasda.checks import check_number, require
+from hydro_rasda.argument_checks import check_number, require
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices, EpochMetrics, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths
 from hydro_rasda.processes.child_count import can_be_shared

@@ -19,10 +19,10 @@ from typing import Any
 import cloudpickle
 import torch
 
+from hydro_rasda.argument_checks import check_int, check_number, require
 from hydro_rasda.backends.process_pool import PROBLEM, loaded, write_shared
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
 from hydro_rasda.bubbles.rendezvous import Rendezvous, hang_up
-from hydro_rasda.checks import check_int, check_number, require
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths, group_key
 from hydro_rasda.processes.child_count import can_be_shared

@@ -14,8 +14,8 @@ import torch
 import torch.distributed.pipelining.schedules as torch_schedules
 
 from fusion.width.memory import available_memory
+from hydro_rasda.argument_checks import check_number, require
 from hydro_rasda.bubbles.guest_handle import GuestProcess
-from hydro_rasda.checks import check_number, require
 from hydro_rasda.run.files import refuse_open_to_others
 from hydro_rasda.schedulers.bubble_policy import Forecast, Guard
 

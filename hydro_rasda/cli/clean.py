@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import print_json, say, size
 from hydro_rasda.console import one_line
 from hydro_rasda.results.reading import read_record

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import print_json, print_table, say, size
 from hydro_rasda.console import duration
 from hydro_rasda.schedulers import Mode

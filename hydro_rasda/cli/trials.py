@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import print_json, print_table, say, trial_values
 from hydro_rasda.console import one_line, show
 from hydro_rasda.results.export import save_model

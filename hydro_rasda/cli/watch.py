@@ -16,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import age, print_record
 from hydro_rasda.cli.runs import row_of, written
 from hydro_rasda.console import LINE_SECONDS, make_console
@@ -34,7 +34,7 @@ from hydro_rasda.results.report import (
 )
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.locks_and_crashes import shows_locks
-from hydro_rasda.run.spec import SPEC
+from hydro_rasda.run.run_json import SPEC
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks at a journal; more if it takes long to read, so that reading keeps no core busy."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.data.batches import ALONE, Batch, Shard, Share
 from hydro_rasda.seeds import derive_seed
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fusion.streams import Stream
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, num_chunks
 from hydro_rasda.data.batches import Batch, Batches, Data
 from hydro_rasda.seeds import derive_seed

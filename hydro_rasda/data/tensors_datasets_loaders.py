@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fusion.streams import Stream
-from hydro_rasda.checks import binds, require
+from hydro_rasda.argument_checks import binds, require
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, check_length, least, length_of
 from hydro_rasda.data.batches import Batch, Batches, Data, Shard, Share, batch_length, move
 from hydro_rasda.seeds import derive_seed

@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from fusion import pad_lora, trim_lora
-from hydro_rasda.checks import check_int, check_is, require
+from hydro_rasda.argument_checks import check_int, check_is, require
 from hydro_rasda.config import SweepConfig
 from hydro_rasda.domains import is_a, is_grid
 from hydro_rasda.integrations.shared import LibraryResult

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
 from fusion.warn import warn
-from hydro_rasda.checks import check_is
+from hydro_rasda.argument_checks import check_is
 from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.data import Batch
 from hydro_rasda.results.result import TuneResult

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from hydro_rasda.checks import check_number
+from hydro_rasda.argument_checks import check_number
 from hydro_rasda.packing import nvml
 
 _KEPT = 0.9

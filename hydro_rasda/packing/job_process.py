@@ -18,7 +18,7 @@ from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.job_states import End, Grid
 from hydro_rasda.packing.tasks import Estimate, Task
 from hydro_rasda.run.files import open_to_write
-from hydro_rasda.run.portable import pickle_config_modules
+from hydro_rasda.run.pickling import pickle_config_modules
 
 _HERE = Path(__file__).parent
 _CHILD, _CALL = _HERE / "run_job.py", _HERE / "call_function.py"

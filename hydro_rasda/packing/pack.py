@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hydro_rasda.checks import check_flag, check_folder, check_function, check_is, check_name, require
+from hydro_rasda.argument_checks import check_flag, check_folder, check_function, check_is, check_name, require
 from hydro_rasda.console import LINE_SECONDS, duration, make_console
 from hydro_rasda.packing.devices import Device, local_devices
 from hydro_rasda.packing.job_process import Process
@@ -22,7 +22,7 @@ from hydro_rasda.packing.job_states import Grid, JobRecord, PackResult
 from hydro_rasda.packing.mps import CONTROL, available
 from hydro_rasda.packing.packer import Packer
 from hydro_rasda.packing.tasks import Run, Task, tasks_of
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.schedulers import Policy
 
 Devices = Sequence[Device] | Callable[[], Sequence[Device]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.checks import check_function, check_name, check_number, is_text, require
+from hydro_rasda.argument_checks import check_function, check_name, check_number, is_text, require
 
 Run = Sequence[str] | Callable[[], Any]
 """A command, as a list of its arguments, or a function without any."""

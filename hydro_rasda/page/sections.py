@@ -14,13 +14,13 @@ from hydro_rasda import plots
 from hydro_rasda.console import show
 from hydro_rasda.page import words
 from hydro_rasda.page.words import call_of
+from hydro_rasda.plots.figure_style import HEIGHT, is_empty, nothing
 from hydro_rasda.plots.importance import importance_bars, importance_of
-from hydro_rasda.plots.look import HEIGHT, is_empty, nothing
 from hydro_rasda.results.lineage import decided_copies
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import best_first, varied
 from hydro_rasda.results.timeline import journal_of
-from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.run_json import read_asked
 
 T = TypeVar("T")
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.console import duration, show
-from hydro_rasda.identity_settings import recorded
-from hydro_rasda.plots.look import score_of
+from hydro_rasda.plots.figure_style import score_of
 from hydro_rasda.plots.spending import both_units
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import (
@@ -25,6 +24,7 @@ from hydro_rasda.results.report import (
 )
 from hydro_rasda.results.study import RANGE
 from hydro_rasda.run.journal import jsonable
+from hydro_rasda.run.run_json import recorded
 from hydro_rasda.schedulers.named_rules import RULES
 from hydro_rasda.sweep_config import SEARCHERS
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydro_rasda.console import show
-from hydro_rasda.plots.look import (
+from hydro_rasda.plots.figure_style import (
     BAD,
     BEST,
     FAINT,

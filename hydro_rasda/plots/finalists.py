@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from hydro_rasda.objectives import Objectives
-from hydro_rasda.plots.look import (
+from hydro_rasda.comparison_of_trials import Objectives
+from hydro_rasda.plots.figure_style import (
     BEST,
     FAINT,
     FINALISTS,

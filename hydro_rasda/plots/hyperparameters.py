@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydro_rasda.console import show
-from hydro_rasda.plots.importance import FEWEST, importance_of, too_few
-from hydro_rasda.plots.look import (
+from hydro_rasda.plots.figure_style import (
     LOG,
     SCALE,
     Figure,
@@ -27,6 +26,7 @@ from hydro_rasda.plots.look import (
     scored,
     thinned,
 )
+from hydro_rasda.plots.importance import FEWEST, importance_of, too_few
 from hydro_rasda.results.records import RunRecord, TrialRecord, flat
 from hydro_rasda.results.report import varied
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from hydro_rasda.plots.look import (
+from hydro_rasda.plots.figure_style import (
     EXTRA,
     FINALISTS,
     Figure,

@@ -8,7 +8,7 @@ from typing import Any
 
 from hydro_rasda.console import duration
 from hydro_rasda.plots.curves import STAGES, ends_of, points
-from hydro_rasda.plots.look import (
+from hydro_rasda.plots.figure_style import (
     BEST,
     FAINT,
     FINALISTS,
@@ -20,12 +20,12 @@ from hydro_rasda.plots.look import (
     nothing,
     score_axis,
 )
-from hydro_rasda.results.comparison import names_of
+from hydro_rasda.results.comparison_of_runs import names_of
 from hydro_rasda.results.records import Cost, RunRecord
 from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings
 from hydro_rasda.results.timeline import best_over_time as bests
 from hydro_rasda.run.events import Stage
-from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.run_json import read_asked
 
 BARS = 3_000
 """Bars of the timeline that are drawn at most, the longest."""

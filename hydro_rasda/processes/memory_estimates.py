@@ -15,8 +15,8 @@ from fusion.part_settings import configs_of_parts, is_of_part, optimizer_names
 from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.cache import is_count, is_positive, recall, remember
+from hydro_rasda.run.content_digest import content, digest
 from hydro_rasda.run.events import Stage
-from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.schedulers.packing_policy import GUESS
 from hydro_rasda.trial import Trial
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.checks import is_int, require
+from hydro_rasda.argument_checks import is_int, require
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.files import load_checkpoint, write_atomically
 from hydro_rasda.run.journal import jsonable
-from hydro_rasda.run.spec import run_id
+from hydro_rasda.run.run_json import run_id
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 

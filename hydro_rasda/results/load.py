@@ -10,8 +10,8 @@ import torch
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.reading import read_record, settings_of
 from hydro_rasda.results.result import TuneResult
-from hydro_rasda.run.portable import Gone
-from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.pickling import Gone
+from hydro_rasda.run.run_json import read_asked
 
 
 def load(path: str | Path) -> TuneResult:

@@ -7,17 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydro_rasda.checks import check_path
+from hydro_rasda.argument_checks import check_path
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
-from hydro_rasda.identity_settings import recorded
 from hydro_rasda.results.lineage import SWEEP_DECISION
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.full_size_stage import decided_targets, run_end, take_in_targets, tried_targets
 from hydro_rasda.run.journal import JOURNAL
-from hydro_rasda.run.spec import SPEC, read_asked
+from hydro_rasda.run.run_folder import Store
+from hydro_rasda.run.run_json import SPEC, read_asked, recorded
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
-from hydro_rasda.run.store import Store
 from hydro_rasda.run.transfer_stage import recalled_transfer
 from hydro_rasda.schedulers.sweep_rule import Continue, Stop, move_of
 from hydro_rasda.secret_masking import described_secrets, hide

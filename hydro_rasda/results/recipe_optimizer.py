@@ -14,7 +14,7 @@ from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_read, optimizer_nam
 from fusion.optim import Hyperparameters
 from fusion.optim.optimizer_config import WRITTEN
 from fusion.part_settings import configs_of_parts, is_rate, keys_of, optimizer_names
-from hydro_rasda.results.recipe_parts import Form
+from hydro_rasda.results.recipe_data_and_seeds import Form
 from hydro_rasda.secret_masking import HIDDEN
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hydro_rasda.checks import is_number, require
+from hydro_rasda.argument_checks import is_number, require
+from hydro_rasda.comparison_of_trials import Comparison
 from hydro_rasda.config import Keep, Mode
-from hydro_rasda.objectives import Comparison
 from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of, smoothed
 from hydro_rasda.run.journal import Message, read_messages
-from hydro_rasda.run.portable import Portable
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.pickling import Portable
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.schedulers import Agreement
 from hydro_rasda.schedulers.pareto import hypervolume, losses
 from hydro_rasda.secret_masking import Place, hide

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from fusion.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
-from hydro_rasda.checks import check_function, check_int, check_path
+from hydro_rasda.argument_checks import check_function, check_int, check_path
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches
 from hydro_rasda.metrics import Collected, mean_metrics, measured
 from hydro_rasda.precision import as_given
@@ -26,7 +26,7 @@ from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.study import make_study
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.results.winner import eligible
-from hydro_rasda.run.portable import Gone, dumped, loaded
+from hydro_rasda.run.pickling import Gone, dumped, loaded
 from hydro_rasda.run.state import Run
 from hydro_rasda.secret_masking import HIDDEN, value_at, withholding
 from hydro_rasda.surrogate_models import Plans
@@ -203,7 +203,7 @@ class TuneResult(RunRecord):
                 do. It is so if the optimizer or the schedule is a function, of which a loaded run knows only the name.
             FileNotFoundError: if its checkpoint is gone.
         """
-        from hydro_rasda.results.recipe import recipe_of
+        from hydro_rasda.results.recipe_facts import recipe_of
 
         return recipe_of(self, self._problem, trial)
 

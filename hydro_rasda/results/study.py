@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.results.records import STAGES, RunRecord, TrialRecord
 from hydro_rasda.run.journal import jsonable
-from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.schedulers.pareto import violation
 
 if TYPE_CHECKING:

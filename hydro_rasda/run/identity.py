@@ -16,11 +16,11 @@ import torch
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data
 from hydro_rasda.domains import to_own
-from hydro_rasda.identity_settings import determining
 from hydro_rasda.objective_parts import ByPart
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.fingerprint import Content, content, data_digest, digest, unchanged
+from hydro_rasda.run.content_digest import Content, content, data_digest, digest, unchanged
+from hydro_rasda.run.run_json import determining
 from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.space import describe

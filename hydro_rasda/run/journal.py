@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydro_rasda.checks import in_order, require
+from hydro_rasda.argument_checks import in_order, require
 from hydro_rasda.run.files import Unsafe, append_to, open_to_read, parse_json, read_file
 
 JOURNAL = "journal.jsonl"

@@ -12,7 +12,7 @@ from hydro_rasda.renames import ARGUMENTS
 from hydro_rasda.run.files import TEMPORARY, read_file, refuse_links, sync_folder, write_atomically
 from hydro_rasda.run.journal import JOURNAL, MESSAGES
 from hydro_rasda.run.locks_and_crashes import DOING, LOCK
-from hydro_rasda.run.spec import SPEC
+from hydro_rasda.run.run_json import SPEC
 from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import described_secrets, hide
 

@@ -24,7 +24,7 @@ from hydro_rasda.run.events import (
 )
 from hydro_rasda.run.events import Stage as Stage
 from hydro_rasda.run.journal import JournalLine, Unit
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.time_left import TimeLeft, seconds_left
 from hydro_rasda.secret_masking import Place, hide, scrubbed
 from hydro_rasda.trial import Trial

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
-from hydro_rasda.checks import check_int, check_mode
+from hydro_rasda.argument_checks import check_int, check_mode
 from hydro_rasda.schedulers.ranking import Mode, rank
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
 from hydro_rasda.schedulers.sweep_state import Standing, SweepState

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from hydro_rasda.checks import check_int, require
+from hydro_rasda.argument_checks import check_int, require
 from hydro_rasda.schedulers.halving_and_hyperband import Bracket, Hyperband, SuccessiveHalving
 from hydro_rasda.schedulers.population import Explored, PopulationBasedTraining
 from hydro_rasda.schedulers.population_bandits import PopulationBasedBandits

@@ -21,7 +21,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from hydro_rasda.checks import check_choice, check_int, check_number, is_number, require
+from hydro_rasda.argument_checks import check_choice, check_int, check_number, is_number, require
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 from hydro_rasda.schedulers.ranking import Mode
 

@@ -9,13 +9,13 @@ runs one plan on one workload.
 
 from hydro_rasda.schedulers import Growth, Resize
 from hydro_rasda.simulator.cluster import Cluster, NodeKind
-from hydro_rasda.simulator.cost import CostModel, Link, Spread, all_reduce, hierarchical_all_reduce
 from hydro_rasda.simulator.forecast import Forecast, Recommendation, forecast, recommend, simulate
 from hydro_rasda.simulator.outcome import Outcome, Segment, Spending, TrialOutcome, spending, why
 from hydro_rasda.simulator.past_run import PastRun, Sweep
-from hydro_rasda.simulator.reading import read_past_run
+from hydro_rasda.simulator.past_run_formats import read_past_run
 from hydro_rasda.simulator.rules import AnyPlan, FixedWorkers, Plan, Rule, random_search, synchronous_halving
 from hydro_rasda.simulator.scenario import RULES, Scenario
+from hydro_rasda.simulator.training_time import CostModel, Link, Spread, all_reduce, hierarchical_all_reduce
 from hydro_rasda.simulator.workload import Workload, power_law
 
 __all__ = ["RULES", "AnyPlan", "Cluster", "CostModel", "FixedWorkers", "Forecast", "Growth", "Link", "NodeKind"]

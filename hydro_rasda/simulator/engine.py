@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from hydro_rasda.checks import is_int
+from hydro_rasda.argument_checks import is_int
 from hydro_rasda.schedulers import Decision, Growth, Held, MilestoneBarrier, Queue, Verdict, Waiting, place
 from hydro_rasda.simulator.clock import Clock, SharedStorage
 from hydro_rasda.simulator.cluster import Cluster, Launching, Slots, Trial
-from hydro_rasda.simulator.cost import CostModel, Spread
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
 from hydro_rasda.simulator.rules import AnyPlan
+from hydro_rasda.simulator.training_time import CostModel, Spread
 from hydro_rasda.simulator.workload import Workload
 
 LOOKAHEAD = 16

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
-from hydro_rasda.checks import check_is, check_number, require
+from hydro_rasda.argument_checks import check_is, check_number, require
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator.cluster import Cluster
-from hydro_rasda.simulator.cost import CostModel
 from hydro_rasda.simulator.engine import Simulation
 from hydro_rasda.simulator.outcome import Outcome, Spending, spending
 from hydro_rasda.simulator.past_run import PastRun
 from hydro_rasda.simulator.rules import AnyPlan, Plan
 from hydro_rasda.simulator.scenario import HOUR, RULES, Scenario, check, cluster, cost_model, epoch_seconds, plans
+from hydro_rasda.simulator.training_time import CostModel
 from hydro_rasda.simulator.workload import Workload
 
 

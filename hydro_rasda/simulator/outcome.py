@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from hydro_rasda.schedulers import Mode, rank
-from hydro_rasda.simulator.cost import CostModel, Spread
+from hydro_rasda.simulator.training_time import CostModel, Spread
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hydro_rasda.objectives import split_metrics
+from hydro_rasda.comparison_of_trials import split_metrics
 from hydro_rasda.run.files import read_json
 from hydro_rasda.run.journal import JOURNAL, Unit, read_units
 from hydro_rasda.simulator.workload import Floats, Workload

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
-from hydro_rasda.checks import check_int, check_number, require
+from hydro_rasda.argument_checks import check_int, check_number, require
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 from hydro_rasda.simulator.cluster import Cluster
-from hydro_rasda.simulator.cost import CostModel, Link
 from hydro_rasda.simulator.past_run import PastRun
 from hydro_rasda.simulator.rules import AnyPlan, FixedWorkers, Plan, random_search, synchronous_halving
+from hydro_rasda.simulator.training_time import CostModel, Link
 
 GIGA, HOUR = 1e9, 3600.0
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from hydro_rasda.comparison_of_trials import COSTS, Constraints, Fits, bounds_of, functions_of
 from hydro_rasda.config_access import Notes, Reads, all_of
 from hydro_rasda.model_costs import model_costs
-from hydro_rasda.objectives import COSTS, Constraints, Fits, bounds_of, functions_of
 from hydro_rasda.run.journal import name_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.pareto import violation

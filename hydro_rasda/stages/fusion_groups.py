@@ -33,7 +33,7 @@ from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.run.state import failure_line
 from hydro_rasda.space import ALIASES
 from hydro_rasda.surrogate_models import Plans
-from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
 from hydro_rasda.trial import Trial
 
 

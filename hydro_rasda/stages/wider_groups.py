@@ -7,7 +7,7 @@ from functools import partial
 
 from fusion import fusion_key
 from fusion.padding import fits_into, pads_exactly
-from fusion.tensors import count_samples
+from fusion.skeleton_and_tensors import count_samples
 from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.contracts import evenly
 from hydro_rasda.precision import as_given

@@ -35,8 +35,8 @@ from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.full_size_stage import record_epochs
 from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run, metric_lines
-from hydro_rasda.run.store import Store
 from hydro_rasda.trial import Trial
 
 PATIENCE_S = 600.0

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fusion import FusedModel, clip_grad_norm_, fuse, fused_optimizer, lr_factor
 from fusion.hyperparameters import read
 from fusion.padding import resized_state
+from fusion.skeleton_and_tensors import copied
 from fusion.streams import seed_generators
-from fusion.tensors import copied
 from fusion.width.microbatch import backward
 from hydro_rasda.data import ALONE, Batch, Share
 from hydro_rasda.lr_roles import by_parameter, roles_of
@@ -25,7 +25,7 @@ from hydro_rasda.precision import loss_scale, turns
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.folds_and_repeats import members_first, stacked
 from hydro_rasda.training.learners import evaluate_parts, weights_of
-from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
 from hydro_rasda.training.recorded_steps import recorded, records
 
 State = dict[str, Any]

@@ -36,7 +36,7 @@ from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
-from hydro_rasda.run.fingerprint import content, digest
+from hydro_rasda.run.content_digest import content, digest
 from hydro_rasda.schedulers.packing_policy import MARGIN
 from hydro_rasda.training import surrogate_probe
 from hydro_rasda.training.recorded_steps import records

@@ -21,8 +21,8 @@ from fusion.optim.parts import PART, keep_averages
 from fusion.optim.schedule_free import evaluating, has_modes
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.part_settings import configs_of_parts, own_parts
+from fusion.skeleton_and_tensors import copied
 from fusion.streams import seed_generators
-from fusion.tensors import copied
 from fusion.width.microbatch import backward, evaluate
 from hydro_rasda.config import UNSPLIT, Mode, check_unsplit
 from hydro_rasda.data import ALONE, Batch, Shard, Share, batch_length
@@ -32,7 +32,7 @@ from hydro_rasda.precision import turns
 from hydro_rasda.training.across_ranks import Joint, apart, average_statistics, split, split_like, whole
 from hydro_rasda.training.gradient_noise import GradientNoise
 from hydro_rasda.training.kept_weights import Average, bettered, epochs_since, trained_tensors
-from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
 from hydro_rasda.training.recorded_steps import recorded
 
 

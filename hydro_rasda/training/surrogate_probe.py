@@ -22,7 +22,7 @@ from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.cache import Measured
 from hydro_rasda.schedulers.packing_policy import MARGIN
-from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
 from hydro_rasda.training.recorded_steps import records
 from hydro_rasda.trial import Trial
 

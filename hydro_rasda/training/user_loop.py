@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fusion.streams import seed_generators
-from hydro_rasda.checks import is_metric, require
+from hydro_rasda.argument_checks import is_metric, require
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, History
 from hydro_rasda.data import ALONE, Shard

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, DistributedSampler
 
-from hydro_rasda.checks import check_flag, check_int, require
+from hydro_rasda.argument_checks import check_flag, check_int, require
 from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.data import MOST_EXAMPLES, Shard
 from hydro_rasda.training.across_ranks import average_statistics

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fusion import dry_run, fuse, fused_optimizer, fusion_key
 from fusion.optim import optimizer
-from fusion.tensors import duplicate
+from fusion.skeleton_and_tensors import duplicate
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 

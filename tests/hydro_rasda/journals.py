@@ -11,10 +11,10 @@ from typing import Any
 
 from hydro_rasda import RaceConfig, choice, loguniform, uniform
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.identity_settings import determining
 from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.journal import JOURNAL, JournalLine
+from hydro_rasda.run.run_json import determining
 from hydro_rasda.run.state import FINALISTS, decision_key, failure_line, metric_lines
 from hydro_rasda.space import describe
 

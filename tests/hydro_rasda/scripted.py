@@ -11,8 +11,8 @@ from hydro_rasda.config import Keep
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run, Stage, metric_lines
-from hydro_rasda.run.store import Store
 from hydro_rasda.trial import Trial
 
 Scores = Mapping[int, Sequence[float]]

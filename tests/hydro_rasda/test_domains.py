@@ -23,7 +23,7 @@ import hydro_rasda
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda import choice, domains, loguniform, qloguniform, quniform, randint, sample_from, uniform
 from hydro_rasda.domains import Domain, Integer, to_own, to_ray
-from hydro_rasda.run.fingerprint import content, digest
+from hydro_rasda.run.content_digest import content, digest
 from hydro_rasda.search import prepare
 from hydro_rasda.space import check_space, derived, describe, longest_warmup, sample, schedules, tuned
 

@@ -23,7 +23,7 @@ from hydro_rasda.data import make_batches, make_folds
 from hydro_rasda.page.words import call_of
 from hydro_rasda.results.result import MeanOfModels
 from hydro_rasda.run.events import CheckpointSaved, RunBegan
-from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.run_json import read_asked
 from tests.hydro_rasda.conftest import SPACE
 
 pytestmark = pytest.mark.usefixtures("one_process")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hydro_rasda.comparison_of_trials import COSTS
 from hydro_rasda.data import make_batches
 from hydro_rasda.model_costs import BESIDE_A_STEP, model_costs, weight_bytes
 from hydro_rasda.objective import supervised
-from hydro_rasda.objectives import COSTS
 from hydro_rasda.problem import Problem
 from hydro_rasda.trial import Trial
 

@@ -16,8 +16,8 @@ from ray.tune.search.optuna import OptunaSearch
 from hydro_rasda import RunExists, SweepConfig, TuneResult, choice, grid_search, loguniform, sample_from, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.problem import Problem
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Store
 from hydro_rasda.search import SEARCHER_ROUNDS, RandomSearch, SearcherSearch, check_searcher, named_searcher, prepare
 from hydro_rasda.space import sample
 from hydro_rasda.sweep_config import SEARCHERS

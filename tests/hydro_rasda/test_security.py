@@ -34,8 +34,8 @@ from hydro_rasda.run.events import EpochEnded, MessageSaid, RunBegan, StageBegan
 from hydro_rasda.run.files import Unsafe, load_checkpoint
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, keep_message
 from hydro_rasda.run.locks_and_crashes import DOING, CrashLog
-from hydro_rasda.run.spec import read_asked
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.run_folder import Store
+from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.simulator.past_run import read_run
 from hydro_rasda.training.across_ranks import listening_store
 from tests.hydro_rasda.journals import write_run

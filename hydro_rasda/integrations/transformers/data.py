@@ -20,7 +20,7 @@ from transformers import (
 from transformers.trainer_utils import RemoveColumnsCollator
 from transformers.utils.generic import find_labels
 
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.integrations.shared import Collator, EvalLoader, TrainLoader
 from hydro_rasda.integrations.transformers.arguments import sampling_of
 

@@ -15,8 +15,8 @@ from transformers import EvalPrediction, PretrainedConfig, Trainer, TrainingArgu
 
 from fusion.streams import preserved_generators
 from fusion.warn import warn
+from hydro_rasda.argument_checks import check_is, require
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.checks import check_is, require
 from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.integrations.shared import Collator, LibraryResult, check_parts, narrow_or_full, unaveraged
 from hydro_rasda.integrations.transformers.arguments import (

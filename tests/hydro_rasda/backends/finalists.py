@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.problem import Problem
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Store
 from hydro_rasda.trial import Trial
 
 

@@ -16,8 +16,8 @@ from hydro_rasda.contracts import Backend, Event, FullSizeOutcome, FullSizeTask,
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.full_size_stage import targets_over
 from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers.named_rules import RULES
 from hydro_rasda.simulator import read_past_run
 from hydro_rasda.stages.race import train_finalists

@@ -16,8 +16,8 @@ from hydro_rasda import SweepConfig
 from hydro_rasda.cli import main
 from hydro_rasda.contracts import Event
 from hydro_rasda.run.events import RunEnded
-from hydro_rasda.run.spec import read_asked
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.run_folder import Store
+from hydro_rasda.run.run_json import read_asked
 from tests.hydro_rasda.cli.conftest import search
 from tests.hydro_rasda.results.test_load import contents
 

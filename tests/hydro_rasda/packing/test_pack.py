@@ -20,7 +20,7 @@ from hydro_rasda.packing import Device, Estimate, PackResult, Task, pack
 from hydro_rasda.packing.job_states import Grid
 from hydro_rasda.packing.packer import OUT_OF_MEMORY
 from hydro_rasda.packing.tasks import tasks_of
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.run_folder import Store
 
 MB = 1e6
 SMALL = Estimate(20 * MB, 0.5, 1)

@@ -37,7 +37,7 @@ from hydro_rasda.plots.importance import importance_of
 from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import as_html
-from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.run_json import read_asked
 from tests.hydro_rasda.journals import SCRIPT, SPACE, Writer, write_run
 
 Sorts = dict[str, RunRecord]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hydro_rasda import TuneResult, loguniform, plots, uniform
-from hydro_rasda.plots.look import is_empty
+from hydro_rasda.plots.figure_style import is_empty
 from hydro_rasda.results.lineage import decided_copies
 from hydro_rasda.results.timeline import journal_of
 

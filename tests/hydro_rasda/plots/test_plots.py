@@ -17,8 +17,8 @@ import pytest
 
 from hydro_rasda import plots
 from hydro_rasda.page.words import cost_facts
+from hydro_rasda.plots.figure_style import is_empty, score_axis, thinned
 from hydro_rasda.plots.importance import importance_of
-from hydro_rasda.plots.look import is_empty, score_axis, thinned
 from hydro_rasda.plots.spending import both_units
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import agreement_line, closing_lines

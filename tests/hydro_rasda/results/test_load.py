@@ -20,15 +20,15 @@ from rich.console import Console
 from torch import Tensor
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, uniform
-from hydro_rasda.identity_settings import determining
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.report import state_of
 from hydro_rasda.results.result import make_result
 from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.run.full_size_stage import end_targets, record_epochs, record_failure
 from hydro_rasda.run.journal import JournalLine, Unit
+from hydro_rasda.run.run_folder import Store
+from hydro_rasda.run.run_json import determining
 from hydro_rasda.run.state import FINALISTS, Run, Stage, metric_lines
-from hydro_rasda.run.store import Store
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import counted, mlp, stumbles_in_some
 from tests.hydro_rasda.stages.test_sweep_rules import Population

@@ -30,8 +30,8 @@ from hydro_rasda.run.events import (
 )
 from hydro_rasda.run.full_size_stage import record_done
 from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Store
 from tests.hydro_rasda.models import stumbles_in_some
 
 Quick = Callable[..., TuneResult]

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hydro_rasda import RaceConfig, RunExists, TuneResult, load
-from hydro_rasda.run.fingerprint import BYTES, content, data_digest, digest, unchanged
+from hydro_rasda.run.content_digest import BYTES, content, data_digest, digest, unchanged
 from hydro_rasda.run.identity import parameters
 from hydro_rasda.run.resume_rules import differences, scored_otherwise, set_aside
 from tests.hydro_rasda.models import counted, mlp

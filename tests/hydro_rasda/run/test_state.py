@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hydro_rasda.problem import Problem
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import ERROR_CHARS, Run, failure_line
-from hydro_rasda.run.store import Store
 
 
 def test_a_decision_is_taken_once_over_the_same_candidates_and_anew_over_others(

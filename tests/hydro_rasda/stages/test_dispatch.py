@@ -22,8 +22,8 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of, smoothed
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.journal import read_messages
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers import PopulationBasedBandits, PopulationBasedTraining, Range
 from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.space import explored

@@ -18,8 +18,8 @@ from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Store
 from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
@@ -133,7 +133,7 @@ class Given:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Of the run, in place of the real one."""
     clock = Clock()
-    monkeypatch.setattr("hydro_rasda.run.store.monotonic", clock)
+    monkeypatch.setattr("hydro_rasda.run.run_folder.monotonic", clock)
     return clock
 
 

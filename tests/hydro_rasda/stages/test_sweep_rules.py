@@ -20,9 +20,9 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
-from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.run_folder import Store
+from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers import Continue, Stop, SweepRule, SweepState
 from hydro_rasda.schedulers.named_rules import RULES
 from hydro_rasda.stages.sweep import sweep

@@ -10,7 +10,7 @@ from torch import nn
 from hydro_rasda import RaceConfig, TuneResult, choice, loguniform
 from hydro_rasda.contracts import Group, GroupTask, Span, Widths
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.stages.wider_groups import find_wider, form
 from hydro_rasda.training.fused import train_group

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fusion import FusedModel, FusionWarning, fuse, lr_factor
-from fusion.tensors import duplicate, is_batched
+from fusion.skeleton_and_tensors import duplicate, is_batched
 from hydro_rasda import SweepConfig
 from hydro_rasda.contracts import Group, GroupTask, Span
 from hydro_rasda.data import Share, make_batches
 from hydro_rasda.objective import OptimizerSettings, as_objective
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.run_folder import Store
 from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.training import fused_learner
 from hydro_rasda.training.fused import LiveGroup, train_group
 from hydro_rasda.training.fused_learner import FusedLearner
-from hydro_rasda.training.parameters import multipliers
+from hydro_rasda.training.lr_and_decay_by_parameter import multipliers
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp, stumbles_in_some
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.config import RESUME
 from hydro_rasda.run.files import (
     TEMPORARY,
@@ -51,7 +51,7 @@ from hydro_rasda.run.files import (
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, UNIT, JournalLine, Unit, jsonable, keep_message, read_units
 from hydro_rasda.run.locks_and_crashes import DOING, LOCK, CrashLog, hold
 from hydro_rasda.run.resume_rules import refuse_new, refuse_other, scored_otherwise, set_aside
-from hydro_rasda.run.spec import FORMAT, SPEC, read_spec, run_id
+from hydro_rasda.run.run_json import FORMAT, SPEC, read_spec, run_id
 
 if TYPE_CHECKING:
     import torch

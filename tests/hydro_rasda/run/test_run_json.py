@@ -4,7 +4,7 @@ import json
 
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.identity_settings import determining, recorded
+from hydro_rasda.run.run_json import determining, recorded
 
 
 def test_limits_on_cost_do_not_make_another_run() -> None:

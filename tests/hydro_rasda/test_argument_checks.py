@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-import fusion.checks
-import surrogate.checks
-from hydro_rasda import checks
-from hydro_rasda.checks import check_folder, check_int, check_mode, check_name, check_number
+import fusion.argument_checks
+import surrogate.argument_checks
+from hydro_rasda import argument_checks
+from hydro_rasda.argument_checks import check_folder, check_int, check_mode, check_name, check_number
 
 
 def test_what_holds_passes() -> None:
@@ -53,5 +53,5 @@ def test_a_wrong_type_and_a_wrong_value_are_refused_alike(check: Callable[[], ob
 def test_a_number_and_a_metric_are_the_same_in_all_packages(value: object) -> None:
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     finite = real and value not in (math.inf, -math.inf) and value == value
-    assert checks.is_number(value) == fusion.checks.is_number(value) == finite
-    assert checks.is_metric(value) == surrogate.checks.is_metric(value) == real
+    assert argument_checks.is_number(value) == fusion.argument_checks.is_number(value) == finite
+    assert argument_checks.is_metric(value) == surrogate.argument_checks.is_metric(value) == real

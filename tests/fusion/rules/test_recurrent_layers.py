@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fusion.rules import folded
-from fusion.rules.cells import GRU, LSTM, Cell
-from fusion.rules.recurrence import recurrence, unrolled
+from fusion.rules.recurrent_cells import GRU, LSTM, Cell
+from fusion.rules.recurrent_time_steps import recurrence, unrolled
 from fusion.streams import Streams
 from tests.fusion.rules.folding import K, assert_folds, assert_modules_fold, member
 

@@ -20,7 +20,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.fused import states_of, train_group
 from hydro_rasda.training.loop import train_epochs
-from hydro_rasda.training.parameters import multipliers
+from hydro_rasda.training.lr_and_decay_by_parameter import multipliers
 from hydro_rasda.trial import Trial
 from surrogate import coordinate_check, lr_multipliers, make_surrogate
 from surrogate.coordinates import CoordinateCheck

@@ -13,18 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusion.argument_checks import check_each, check_function, is_int, require
 from fusion.attributes import OwnValues, Snapshot, changed, check_same_state, put_back, snapshot
 from fusion.checkpointing import activations_kept
-from fusion.checks import check_each, check_function, is_int, require
-from fusion.evaluate import One, at_once, in_turn, own_rows
+from fusion.differing_floats import Settings
 from fusion.hooks import run_hooks
-from fusion.members import member_indices, member_pairs, member_rows
+from fusion.member_indices import member_indices, member_pairs, member_rows
 from fusion.rounding import overlap_written
-from fusion.settings import Settings
-from fusion.stacked import Shell, StackedTensors
+from fusion.skeleton_and_tensors import (
+    TensorTree,
+    bound,
+    copied,
+    like,
+    materialize,
+    named_tensors,
+    tensor_slots,
+    unwritten,
+)
+from fusion.stacked_tensors import Shell, StackedTensors
 from fusion.streams import Streams
 from fusion.structure import FusionKey, check_same
-from fusion.tensors import TensorTree, bound, copied, like, materialize, named_tensors, tensor_slots, unwritten
+from fusion.vmap_or_in_turn import One, at_once, in_turn, own_rows
 
 Objective = Callable[[Any, Any], Any]
 """`objective(model, batch)`, written for one module: returns a tensor, or a dict, list or tuple of tensors."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusion.hyperparameters import SCHEDULE_FREE
-from fusion.members import member_indices
+from fusion.member_indices import member_indices
 from fusion.optim.schedule_free import write
 from fusion.optim.state import OptimizerState
 

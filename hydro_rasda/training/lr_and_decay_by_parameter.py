@@ -11,7 +11,7 @@ from torch import nn
 from fusion.hyperparameters import MUON_ORIGINAL, OWN, RULES, optimizer_name
 from fusion.optim import OPTIMIZERS, Hyperparameters
 from fusion.part_settings import configs_of_parts
-from hydro_rasda.checks import require
+from hydro_rasda.argument_checks import require
 from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of
 from hydro_rasda.objective import Objective, OptimizerSettings
 from hydro_rasda.precision import as_given

@@ -19,7 +19,7 @@ import torch
 from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.run.journal import DamagedJournal, JournalLine, Unit
 from hydro_rasda.run.resume_rules import RunExists
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.run_folder import Store
 
 ASKED: dict[str, Any] = {"seed": 0, "space": {"lr": "loguniform"}, "surrogate": 0.125}
 
@@ -170,7 +170,7 @@ FULL = """
 import resource, sys, torch
 from pathlib import Path
 from hydro_rasda.run.journal import Unit
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.run_folder import Store
 with Store.open(Path(sys.argv[1]), {}, "auto") as store:
     store.record("first", Unit(None))
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
@@ -195,7 +195,7 @@ def test_a_file_that_cannot_be_written_is_named_with_how_to_go_on(path: Path, wh
 HOLDER = """
 import sys, time
 from pathlib import Path
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.run_folder import Store
 with Store.open(Path(sys.argv[1]), {}, "auto"):
     print("held", flush=True)
     time.sleep(60)
@@ -306,7 +306,7 @@ def test_half_written_files_of_a_killed_process_are_cleaned_up(path: Path) -> No
 
 def test_the_sweeps_time_is_counted_by_itself(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("hydro_rasda.run.store.monotonic", lambda: now)
+    monkeypatch.setattr("hydro_rasda.run.run_folder.monotonic", lambda: now)
     for times in (1, 2):
         with Store.open(path, ASKED, "auto") as store:
             with store.sweeping():

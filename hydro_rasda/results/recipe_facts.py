@@ -16,15 +16,15 @@ from hydro_rasda.objective_parts import ByPart
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of
-from hydro_rasda.results.recipe_parts import Form
-from hydro_rasda.results.recipe_text import Recipe, written
+from hydro_rasda.results.recipe_data_and_seeds import Form
+from hydro_rasda.results.recipe_training_loop import Recipe, written
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import chosen_line
 from hydro_rasda.results.summary import averages, averages_count, swept_epochs
 from hydro_rasda.run.journal import Unit
-from hydro_rasda.run.portable import Gone
-from hydro_rasda.run.spec import read_asked
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.pickling import Gone
+from hydro_rasda.run.run_folder import Store
+from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.surrogate_models import width_form
 from hydro_rasda.trial import Trial
 

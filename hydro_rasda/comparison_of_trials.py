@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from hydro_rasda.checks import check_function, check_mode, is_number, require
+from hydro_rasda.argument_checks import check_function, check_mode, is_number, require
 from hydro_rasda.schedulers.pareto import Bounds, Spread, front_of, places, violation
 from hydro_rasda.schedulers.ranking import Mode
 

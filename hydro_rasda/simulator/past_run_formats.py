@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hydro_rasda.checks import check_mode, check_path, check_text, is_metric, require
+from hydro_rasda.argument_checks import check_mode, check_path, check_text, is_metric, require
 from hydro_rasda.schedulers import Mode
 from hydro_rasda.simulator.past_run import ASKED, PastRun, Stretch, continued, costs, read_run, restart_seconds
 from hydro_rasda.simulator.workload import Workload

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusion.members import member_indices, member_vector
+from fusion.member_indices import member_indices, member_vector
 
 
 def test_indices_count_from_the_end_like_a_list() -> None:

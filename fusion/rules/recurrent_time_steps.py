@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion.rules.cells import ByHand, Cell, State
+from fusion.rules.recurrent_cells import ByHand, Cell, State
 
 # Steps whose products with the input, and for the weights' gradients, are computed at once. Many make a product
 # efficient; few keep its operands in a CPU's cache.

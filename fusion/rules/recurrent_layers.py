@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion.rules.cells import Cell, State
 from fusion.rules.dropout import masks
 from fusion.rules.linear import linear
 from fusion.rules.member import Member, Rule
-from fusion.rules.recurrence import packed_recurrence, recurrence
+from fusion.rules.recurrent_cells import Cell, State
+from fusion.rules.recurrent_time_steps import packed_recurrence, recurrence
 from fusion.streams import Streams
 
 Direction = Callable[[Tensor, State, list[Tensor], Tensor | None, bool], tuple[Tensor, State]]

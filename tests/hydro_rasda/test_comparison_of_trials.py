@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hydro_rasda import SweepConfig
+from hydro_rasda.comparison_of_trials import Comparison, bounds_of, functions_of, split_metrics
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.objectives import Comparison, bounds_of, functions_of, split_metrics
 
 
 def test_one_metric_has_no_objectives() -> None:

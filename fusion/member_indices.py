@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion.checks import refusal, require
+from fusion.argument_checks import refusal, require
 
 
 def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> list[int]:

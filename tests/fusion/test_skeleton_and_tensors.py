@@ -3,7 +3,15 @@
 import torch
 from torch import nn
 
-from fusion.tensors import TensorTree, bound, materialize, named_tensors, non_persistent, skeleton, tensor_slots
+from fusion.skeleton_and_tensors import (
+    TensorTree,
+    bound,
+    materialize,
+    named_tensors,
+    non_persistent,
+    skeleton,
+    tensor_slots,
+)
 from tests.zoo import Peculiar, Tied
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from surrogate.checks import check_width_ratio, require
+from surrogate.argument_checks import check_width_ratio, require
 
 
 @pytest.mark.parametrize("width_ratio", [0, -0.5, 1.5, float("nan"), float("inf"), "1/8", True, None])

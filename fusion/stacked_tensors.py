@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusion.argument_checks import check_mapping
 from fusion.attributes import OwnValues, Snapshot, changed, follow, snapshot
-from fusion.checks import check_mapping
-from fusion.members import copy_rows, member_indices, member_rows
+from fusion.differing_floats import Settings
+from fusion.member_indices import copy_rows, member_indices, member_rows
 from fusion.rows import FlatParameters
-from fusion.settings import Settings
+from fusion.skeleton_and_tensors import TensorTree, like
 from fusion.structure import FloatSlot, describe
-from fusion.tensors import TensorTree, like
 
 
 @dataclass(frozen=True)

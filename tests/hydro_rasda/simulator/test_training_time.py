@@ -7,7 +7,7 @@ from statistics import mean
 import pytest
 
 from hydro_rasda.simulator import CostModel, Link, Spread, all_reduce, hierarchical_all_reduce
-from hydro_rasda.simulator.cost import slowest
+from hydro_rasda.simulator.training_time import slowest
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 8])

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from fusion.checks import require
+from fusion.argument_checks import require
+from fusion.differing_floats import PlainFloats, Settings
 from fusion.rules import folded, readable
-from fusion.settings import PlainFloats, Settings
 from fusion.streams import Streams
 
 One = Callable[[Mapping[str, Tensor], Mapping[str, Any], Sequence[Tensor]], tuple[Any, Mapping[str, Tensor]]]

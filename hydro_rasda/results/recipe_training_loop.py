@@ -16,6 +16,7 @@ from fusion.optim import Hyperparameters
 from fusion.part_settings import configs_of_parts
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
+from hydro_rasda.results.recipe_data_and_seeds import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
 from hydro_rasda.results.recipe_optimizer import (
     indented,
     literal,
@@ -24,7 +25,6 @@ from hydro_rasda.results.recipe_optimizer import (
     rates,
     schedule_text,
 )
-from hydro_rasda.results.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
 from hydro_rasda.surrogate_models import WidthForm
 
 
