@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 from fusion.assemble import fuse
 from fusion.clip import clip_grad_norm_
 from fusion.dry_run import FusionWarning, dry_run
+from fusion.equal_within_rounding import FusionMismatch
 from fusion.fused_model import FusedModel
 from fusion.graph import GraphedStep
 from fusion.lora import pad_lora, trim_lora
 from fusion.loss_scale import LossScale
 from fusion.optim import FusedOptimizer, fused_optimizer
-from fusion.rounding import FusionMismatch
 from fusion.schedules import lr_factor
 from fusion.structure import fusion_key
 from fusion.width import plan_fusion

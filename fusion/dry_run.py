@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from fusion.argument_checks import check_flag, check_function
 from fusion.backoff import is_out_of_memory
-from fusion.compare import check_members, restored
+from fusion.compare_with_alone import check_members, restored
+from fusion.equal_within_rounding import FusionMismatch, overlap_written
 from fusion.fused_model import FusedModel, Objective, check_fused
-from fusion.rounding import FusionMismatch, overlap_written
 from fusion.rules.gradient import BackwardInside
 from fusion.skeleton_and_tensors import copied, named_tensors
 from fusion.streams import global_states, preserved_generators, seed_generators

@@ -17,9 +17,9 @@ from fusion.argument_checks import check_each, check_function, is_int, require
 from fusion.attributes import OwnValues, Snapshot, changed, check_same_state, put_back, snapshot
 from fusion.checkpointing import activations_kept
 from fusion.differing_floats import Settings
+from fusion.equal_within_rounding import overlap_written
 from fusion.hooks import run_hooks
 from fusion.member_indices import member_indices, member_pairs, member_rows
-from fusion.rounding import overlap_written
 from fusion.skeleton_and_tensors import (
     TensorTree,
     bound,

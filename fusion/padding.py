@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from fusion.compare import widened
+from fusion.compare_with_alone import widened
 from fusion.fused_model import Objective
 from fusion.hyperparameters import ONE_PASS, SCHEDULE_FREE
 from fusion.optim.adafactor import STATE

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fusion.compare import check_copy
+from fusion.compare_with_alone import check_copy
 from fusion.optim import optimizer
 from fusion.skeleton_and_tensors import duplicate, has_samples
 from fusion.warn import warn

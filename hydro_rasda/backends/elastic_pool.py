@@ -16,7 +16,7 @@ from hydro_rasda.data import Shard
 from hydro_rasda.processes.hang_detector import waited_in_vain
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import RASDA, Growth
-from hydro_rasda.training.distributed import Place
+from hydro_rasda.training.full_size_on_ranks import Place
 from hydro_rasda.training.trainer import Given
 from hydro_rasda.training.worker_reports import SCALING_EFFICIENCY, noise_in_workers
 

@@ -299,7 +299,7 @@ def simulate(
     """
     apart = ("run", "rule", "within", "metric", "mode", "json")
     given = {name: value for name, value in locals().items() if name not in apart}
-    from hydro_rasda.cli.forecast import print_forecasts
+    from hydro_rasda.cli.simulate import print_forecasts
 
     if rule:
         given["rules"] = tuple(dict.fromkeys(rule))

@@ -8,7 +8,7 @@ from hydro_rasda.plots.curves import best_over_time, learning_curves
 from hydro_rasda.plots.finalists import front, narrow_vs_full, population
 from hydro_rasda.plots.hyperparameters import parallel_coordinates, score_map, slices
 from hydro_rasda.plots.importance import importances
-from hydro_rasda.plots.spending import cost, timeline
+from hydro_rasda.plots.timeline_and_cost import cost, timeline
 
 __all__ = ["best_over_time", "cost", "front", "importances", "learning_curves", "narrow_vs_full"]
 __all__ += ["parallel_coordinates", "population", "score_map", "slices", "timeline"]

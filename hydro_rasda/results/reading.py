@@ -12,12 +12,12 @@ from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.results.lineage import SWEEP_DECISION
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
-from hydro_rasda.run.full_size_stage import decided_targets, run_end, take_in_targets, tried_targets
+from hydro_rasda.run.full_size_journal import decided_targets, run_end, take_in_targets, tried_targets
 from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import SPEC, read_asked, recorded
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
-from hydro_rasda.run.transfer_stage import recalled_transfer
+from hydro_rasda.run.transfer_check_journal import recalled_transfer
 from hydro_rasda.schedulers.sweep_rule import Continue, Stop, move_of
 from hydro_rasda.secret_masking import described_secrets, hide
 from hydro_rasda.trial import Trial

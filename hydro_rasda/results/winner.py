@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hydro_rasda.run.full_size_stage import at_the_end, deciding_curve, found_enough, source_of, tried_targets
+from hydro_rasda.run.full_size_journal import at_the_end, deciding_curve, found_enough, source_of, tried_targets
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.schedulers import rank
 

@@ -6,8 +6,9 @@ Real runs and the simulator decide by the same code.
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 from hydro_rasda.schedulers.backfill_queue import Held, Placement, Queue, Waiting, place, worker_slots
 from hydro_rasda.schedulers.halving_and_hyperband import Bracket, Hyperband, SuccessiveHalving
+from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.milestones import MilestoneBarrier, first_milestone, milestones
-from hydro_rasda.schedulers.named_rules import MedianStopping, NoStopping, named_rule
+from hydro_rasda.schedulers.named_rules import NoStopping, named_rule
 from hydro_rasda.schedulers.packing_interference import FastestTogether, Interference
 from hydro_rasda.schedulers.packing_policy import (
     Job,
@@ -22,7 +23,7 @@ from hydro_rasda.schedulers.packing_policy import (
 )
 from hydro_rasda.schedulers.population import PopulationBasedTraining, Range
 from hydro_rasda.schedulers.population_bandits import PopulationBasedBandits
-from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain
+from hydro_rasda.schedulers.race_rule import ExpectedEnd, Race, chances, expected_gain
 from hydro_rasda.schedulers.ranking import Agreement, Mode, agreement, rank
 from hydro_rasda.schedulers.rasda import RASDA, Growth, Resize, Verdict, efficient, parallel_efficiency
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule

@@ -11,7 +11,7 @@ from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer
 from hydro_rasda.processes.retry_policy import RETRIES
 from hydro_rasda.results.winner import best_of, drop_lost_winner, kept_of
 from hydro_rasda.run.events import RungDecided
-from hydro_rasda.run.full_size_stage import (
+from hydro_rasda.run.full_size_journal import (
     another_chance,
     averages_lost,
     deciding_curve,

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from hydro_rasda.contracts import Devices
 from hydro_rasda.results.summary import models_in_words
-from hydro_rasda.run.full_size_stage import race_of
+from hydro_rasda.run.full_size_journal import race_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.schedulers import Bracket, PopulationBasedTraining, SweepRule, SweepState

@@ -21,10 +21,10 @@ from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer
 from hydro_rasda.results.lineage import SCHEDULES, lineages, schedule_of, smoothed
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen
-from hydro_rasda.run.full_size_stage import record_swept, recorded_epochs
+from hydro_rasda.run.full_size_journal import record_swept, recorded_epochs
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key, shortened
-from hydro_rasda.run.transfer_stage import FEWEST, check_keys, choose_checked, compare_checked
+from hydro_rasda.run.transfer_check_journal import FEWEST, check_keys, choose_checked, compare_checked
 from hydro_rasda.schedulers import SweepRule, SweepState, rank
 from hydro_rasda.schedulers.sweep_rule import checked_finalists
 from hydro_rasda.search import Search

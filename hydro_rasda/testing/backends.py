@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.contracts import Backend, FullSizeTask, Span
-from hydro_rasda.run.full_size_stage import targets_over
+from hydro_rasda.run.full_size_journal import targets_over
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.testing.tiny_runs import (
     MAX_T,

@@ -33,7 +33,7 @@ from hydro_rasda.contracts import (
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.full_size_stage import record_epochs
+from hydro_rasda.run.full_size_journal import record_epochs
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run, metric_lines

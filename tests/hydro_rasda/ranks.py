@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # One process imports torch, and all ranks are forked of it.
-_CONTEXT.set_forkserver_preload([__name__, "hydro_rasda.training.distributed", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload([__name__, "hydro_rasda.training.full_size_on_ranks", "torch._dynamo"])
 
 
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

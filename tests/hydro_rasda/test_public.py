@@ -154,7 +154,7 @@ SPARED = {
     "hydro_rasda.backends.ray.fork_server": ["torch", "ray.tune"],
     "hydro_rasda.backends.ray.scheduler": ["torch"],
     "hydro_rasda.results.reading": ["torch", "ray", "numpy", "pandas"],
-    "hydro_rasda.training.distributed": ["ray.tune", "torch._dynamo"],
+    "hydro_rasda.training.full_size_on_ranks": ["ray.tune", "torch._dynamo"],
     "hydro_rasda.training.trainer": ["ray", "torch._dynamo"],
     "hydro_rasda.tuner": ["hydro_rasda.backends.ray", "torch._dynamo"],
     "surrogate": ["torch.fx.experimental.symbolic_shapes"],

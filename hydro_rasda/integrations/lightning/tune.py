@@ -14,7 +14,8 @@ from fusion.streams import preserved_generators
 from hydro_rasda.argument_checks import check_is, require
 from hydro_rasda.branches_and_variants import reachable, with_defaults
 from hydro_rasda.config import RaceConfig, SweepConfig
-from hydro_rasda.integrations.lightning.objective import StepObjective, Unfollowed, metric_name
+from hydro_rasda.integrations.lightning.configure_optimizers import Unfollowed
+from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
 from hydro_rasda.integrations.lightning.refusals import PRECISIONS, unfollowed, unfollowed_by, unfollowed_loader
 from hydro_rasda.integrations.shared import (
     EvalLoader,

@@ -14,7 +14,7 @@ from torch import Tensor
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult, choice
 from hydro_rasda.contracts import Backend, Event, FullSizeOutcome, FullSizeTask, Span
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.full_size_stage import targets_over
+from hydro_rasda.run.full_size_journal import targets_over
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run

@@ -18,7 +18,7 @@ from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneR
 from hydro_rasda.contracts import Backend, FullSizeOutcome, FullSizeTask, Span
 from hydro_rasda.data import Batch
 from hydro_rasda.problem import OwnLoop
-from hydro_rasda.run.full_size_stage import record_epochs
+from hydro_rasda.run.full_size_journal import record_epochs
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.training.full_size import train_full_size_trial

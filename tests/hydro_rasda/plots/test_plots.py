@@ -19,7 +19,7 @@ from hydro_rasda import plots
 from hydro_rasda.page.words import cost_facts
 from hydro_rasda.plots.figure_style import is_empty, score_axis, thinned
 from hydro_rasda.plots.importance import importance_of
-from hydro_rasda.plots.spending import both_units
+from hydro_rasda.plots.timeline_and_cost import both_units
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import agreement_line, closing_lines
 from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings

@@ -29,7 +29,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.results import summary
 from hydro_rasda.results.report import best_first
 from hydro_rasda.results.result import make_result
-from hydro_rasda.run.full_size_stage import record_epochs, record_failure
+from hydro_rasda.run.full_size_journal import record_epochs, record_failure
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.trial import Trial

@@ -28,7 +28,7 @@ from hydro_rasda.run.events import (
     TrialEnded,
     TrialFailed,
 )
-from hydro_rasda.run.full_size_stage import record_done
+from hydro_rasda.run.full_size_journal import record_done
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run

@@ -14,7 +14,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import MessageSaid
-from hydro_rasda.run.full_size_stage import (
+from hydro_rasda.run.full_size_journal import (
     decided_targets,
     recall_targets,
     record_done,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, grid_search, loguniform, uniform
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.full_size_stage import recall_targets
+from hydro_rasda.run.full_size_journal import recall_targets
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.stages.race import train_finalists

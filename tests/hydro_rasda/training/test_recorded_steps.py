@@ -21,8 +21,8 @@ from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupOut
 from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.problem import Problem
 from hydro_rasda.training import fused_learner, learners
-from hydro_rasda.training.distributed import Place, train_target_on_ranks
 from hydro_rasda.training.full_size import full_size_learner, train_full_size_trial
+from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
 from hydro_rasda.training.fused import train_group
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.trial import Trial

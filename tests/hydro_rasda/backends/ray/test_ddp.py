@@ -26,8 +26,8 @@ from hydro_rasda.contracts import Span
 from hydro_rasda.data import Batch, Data, make_batches
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.temporary_folders import owner
-from hydro_rasda.training.distributed import train_full_size
 from hydro_rasda.training.full_size import full_size_learner
+from hydro_rasda.training.full_size_on_ranks import train_full_size
 from hydro_rasda.training.loop import keep_best, train_epochs
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import FusionMismatch, FusionWarning, dry_run, fuse
-from fusion.compare import _differing_in_float64
+from fusion.compare_with_alone import _differing_in_float64
 from tests.zoo import CASES, Case
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3

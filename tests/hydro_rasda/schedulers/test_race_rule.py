@@ -9,7 +9,7 @@ import pytest
 from hydro_rasda import RaceConfig
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.schedulers import ExpectedEnd, Race, chances, expected_gain
-from hydro_rasda.schedulers.race import ERROR, WORTH, expected_improvement
+from hydro_rasda.schedulers.race_rule import ERROR, WORTH, expected_improvement
 
 
 def race(**changed: Any) -> Race:

@@ -14,8 +14,8 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from fusion.assemble import fuse
 from fusion.attributes import plain_attributes, put_back, snapshot
 from fusion.checkpointing import activations_kept
+from fusion.equal_within_rounding import JUMPS, FusionMismatch, Outcome, differences, explained
 from fusion.fused_model import FusedModel, Objective
-from fusion.rounding import JUMPS, FusionMismatch, Outcome, differences, explained
 from fusion.skeleton_and_tensors import copied, count_samples
 from fusion.streams import preserved_generators, seed_generators
 
