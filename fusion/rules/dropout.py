@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion.rules.member import Member, strides_alone
+from fusion.rules.drawing import strides_alone
+from fusion.rules.member import Member
 from fusion.streams import Streams
 
 

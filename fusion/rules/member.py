@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
@@ -84,28 +83,3 @@ def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws
     with vmap.lower():
         result = function(vmap.batch_size(), *args, **kwargs)
     return result if result is NotImplemented else closed(result)
-
-
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def strides_alone(x_K: Tensor) -> tuple[int, ...]:
-    """Return the strides of one member's part of [K, ...]: without gaps, in its order, but channels first.
-
-    The rules of convolutions put channels last, but a member alone has them first. torch draws random numbers in the
-    order of memory.
-    """
-    dense = torch.empty_like(x_K[0], device="meta")
-    last = _CHANNELS_LAST.get(dense.dim())
-    if last is not None and dense.is_contiguous(memory_format=last):
-        dense = dense.contiguous()
-    return dense.stride()
-
-
-def laid_out(x_K: Tensor) -> Tensor:
-    """Return [K, ...] with each member's part in the memory layout that it has alone."""
-    strides = strides_alone(x_K)
-    if x_K.stride()[1:] == strides:
-        return x_K
-    dense = torch.empty_strided(x_K.shape, (x_K[0].numel(), *strides), dtype=x_K.dtype, device=x_K.device)
-    return dense.copy_(x_K)
