@@ -8,8 +8,7 @@ much as any run counts at most.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ import numpy as np
 from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, at_random, one_epoch, swept, today
 from benchmarks.replay.table import Floats, Ints, Table, complete_seeds, seed_spread
 from benchmarks.replay.yardsticks import RESAMPLES, draws, halves
+from benchmarks.result_files import columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +30,10 @@ MOST = 10.0
 LAST = 4.0
 """Full trainings up to which today's rule is compared with ASHA at every cost."""
 AHEAD = "`tune` has less regret than ASHA from "
+SHARES = np.array([0.25, 0.5, 0.75, 1])
+"""Of the cost of a whole search by today's rule, at which methods are compared."""
+TIMED = """Regret if a search is given a share of the time that a whole search by today's rule takes, in standard
+deviations between seeds. The leader trains to its end first if `time_budget_s` is foreseen to end before the race."""
 LEAST = 0.1
 """Regret below which curves are drawn as if they were there: what is less is noise, and zero has no logarithm."""
 
@@ -45,6 +49,7 @@ class Method:
 
 METHODS = {
     "today: tune's defaults": Method(today, "#000000"),
+    "the leader to its end first": Method(Tune(leader_first=True), "#000000", ":"),
     "first look after a ninth": Method(Tune(first_look=1 / 9, by="best epochs"), "#56B4E9"),
     "Hyperband in the sweep": Method(Tune(rule="hyperband"), "#009E73"),
     "median stopping in the sweep": Method(Tune(rule="median"), "#009E73", "--"),
@@ -54,6 +59,7 @@ METHODS = {
     "two at random": Method(at_random(2), "#7F7F7F", "--"),
     "ASHA": Method(asha, "#D55E00"),
 }
+IN_TIME = "the leader to its end first", "today: tune's defaults", "ASHA"
 
 
 def incumbents(search: Search) -> tuple[Floats, Ints, Ints]:
@@ -72,21 +78,53 @@ def incumbents(search: Search) -> tuple[Floats, Ints, Ints]:
     return costs, numbers, epochs
 
 
-def regrets(table: Table, policy: Policy, resamples: int = RESAMPLES) -> tuple[Floats, float]:
-    """Of a method on one task, where best epochs are kept: mean regret at each of `GRID`, and median cost."""
+@dataclass(frozen=True)
+class InHand:
+    """What a search had in hand.
+
+    Attributes:
+        spent: Costs at which it changed.
+        regret: Before the first of them, and after each.
+        whole: Cost of the whole search.
+    """
+
+    spent: Floats
+    regret: Floats
+    whole: float
+
+    def at(self, costs: Floats) -> Floats:
+        """Regret at some costs."""
+        # What is paid is a sum of floats: a training that ends at 2 may end a digit later.
+        return self.regret[np.searchsorted(self.spent, costs * (1 + 1e-9), side="right")]
+
+
+def in_hand(table: Table, policies: Sequence[Policy], resamples: int) -> Iterator[list[InHand]]:
+    """Of each search of one task, where best epochs are kept: what each of the policies had in hand."""
     tables = Tables(table)
     spread = seed_spread(table, complete_seeds(table, 1.0), keep="best")
-    costs, found = list[float](), list[Floats]()
     for draw in draws(table, resamples, "best"):
-        search = Search(tables, draw.seed, draw.subset.tolist())
-        policy(search)
-        spent, numbers, epochs = incumbents(search)
-        ends = tables.kept[draw.others][:, numbers, epochs - 1].mean(0)
-        known = np.concatenate([[MOST], np.minimum((draw.best - ends) / spread, MOST)])
-        # What is paid is a sum of floats: a training that ends at 2 may end a digit later.
-        found.append(known[np.searchsorted(spent, GRID * (1 + 1e-9), side="right")])
-        costs.append(search.spent)
-    return np.mean(found, 0), float(np.median(costs))
+        found = list[InHand]()
+        for policy in policies:
+            search = Search(tables, draw.seed, draw.subset.tolist())
+            policy(search)
+            spent, numbers, epochs = incumbents(search)
+            ends = tables.kept[draw.others][:, numbers, epochs - 1].mean(0)
+            known = np.concatenate([[MOST], np.minimum((draw.best - ends) / spread, MOST)])
+            found.append(InHand(spent, known, search.spent))
+        yield found
+
+
+def regrets(table: Table, policy: Policy, resamples: int = RESAMPLES) -> tuple[Floats, float]:
+    """Of a method on one task: mean regret at each of `GRID`, and median cost."""
+    found = [one for (one,) in in_hand(table, [policy], resamples)]
+    return np.mean([one.at(GRID) for one in found], 0), float(np.median([one.whole for one in found]))
+
+
+def in_time(table: Table, resamples: int = RESAMPLES) -> Floats:
+    """Mean regret on one task at each of `SHARES` of what today's rule costs: of each of `IN_TIME`, a row each."""
+    searches = in_hand(table, [today, *(METHODS[name].policy for name in IN_TIME)], resamples)
+    found: Floats = np.mean([[one.at(SHARES * full.whole) for one in others] for full, *others in searches], 0)
+    return found
 
 
 @dataclass(frozen=True)
@@ -116,7 +154,12 @@ def page(tables: Mapping[str, Table], path: Path, resamples: int = RESAMPLES) ->
     told = [
         f"- {title[0].upper()}{title[1:]}: {AHEAD}{ahead_from(means)} trainings on." for title, means in panels.items()
     ]
-    return "\n".join([*told, "", f"![Regret by cost of each method]({path.name})"])
+    rows = []
+    for which, half in zip(("first", "second"), halves(tables)):
+        timed = np.mean([in_time(table, resamples) for table in half.values()], 0) if half else ()
+        rows += [[which, name, *(f"{regret:.2f}" for regret in row)] for name, row in zip(IN_TIME, timed)]
+    given = columns(["half", "method", *(f"{share:.0%} of the time" for share in SHARES)], rows)
+    return "\n".join([*told, "", f"![Regret by cost of each method]({path.name})", "", TIMED, "", given])
 
 
 def ahead_from(curves: Mapping[str, Curve]) -> str:
@@ -127,7 +170,7 @@ def ahead_from(curves: Mapping[str, Curve]) -> str:
 
 
 def plot(panels: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
-    """A panel for each title, with one line for each of `METHODS`, named at its right end.
+    """A panel for each title, with one line for each of `METHODS`, named in the order of their right ends.
 
     A dot is where a method's searches are over; beyond it, lines are faint.
     """
@@ -141,8 +184,8 @@ def plot(panels: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
 
 def _panel(axis: Axes, title: str, curves: Mapping[str, Curve]) -> None:
     shown = {name: Curve(np.maximum(curve.regret, LEAST), curve.costs) for name, curve in curves.items()}
-    for name, curve in shown.items():
-        _draw(axis, METHODS[name], curve)
+    for name, curve in sorted(shown.items(), key=lambda named: -named[1].regret[-1]):
+        _draw(axis, METHODS[name], curve, f"{name} ({np.mean(curve.costs):.1f})")
     axis.set(xscale="log", yscale="log", title=f"What a search has in hand when stopped, {title}")
     axis.set_xlabel("cost in full trainings (beside names: of a whole search; dots: over on every task)")
     axis.set_ylabel("regret of the best so far,\nin standard deviations between seeds")
@@ -153,12 +196,12 @@ def _panel(axis: Axes, title: str, curves: Mapping[str, Curve]) -> None:
         along.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         along.set_ticks([], minor=True)
     axis.set(xlim=GRID[[0, -1]], ylim=(0.8 * min(curve.regret.min() for curve in shown.values()), 1.15 * MOST))
-    _name(axis, shown)
+    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _draw(axis: Axes, method: Method, curve: Curve) -> None:
+def _draw(axis: Axes, method: Method, curve: Curve, name: str) -> None:
     over = min(int(np.searchsorted(GRID, max(curve.costs))), len(GRID) - 1)
     width, order = (2.8, 4) if method.policy is today else (1.7, 3)
     for part, strength in ((slice(over + 1), 1.0), (slice(over, None), 0.35)):
@@ -171,42 +214,6 @@ def _draw(axis: Axes, method: Method, curve: Curve) -> None:
             linewidth=width * strength,
             alpha=strength,
             zorder=order,
+            label=name if part.start is None else None,
         )
     axis.plot(GRID[over], curve.regret[over], "o", color=method.color, zorder=order)
-
-
-def _name(axis: Axes, curves: Mapping[str, Curve]) -> None:
-    """Beside the right ends, with what a whole search costs on average."""
-    ends = {name: math.log10(curve.regret[-1]) for name, curve in curves.items()}
-    low, high = axis.get_ylim()
-    for name, place in apart(ends, 0.042 * math.log10(high / low)).items():
-        color, bold = METHODS[name].color, METHODS[name].policy is today
-        axis.annotate(
-            f"{name} ({np.mean(curves[name].costs):.1f})",
-            (GRID[-1], curves[name].regret[-1]),
-            xytext=(1.12 * GRID[-1], 10**place),
-            color=color,
-            weight="bold" if bold else "normal",
-            va="center",
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0},
-        )
-
-
-def apart(places: Mapping[str, float], least: float) -> dict[str, float]:
-    """Places at least so far apart, in the same order, each as near to where it was as its neighbors let it.
-
-    Where places are too close, their group lies around its mean.
-    """
-    middle: dict[tuple[str, ...], float] = {(name,): place for name, place in places.items()}
-    groups = list[tuple[str, ...]]()
-    for name in sorted(places, key=lambda name: places[name]):
-        groups.append((name,))
-        while len(groups) > 1:
-            lower, upper = groups[-2:]
-            joined = lower + upper
-            if middle[upper] - middle[lower] >= least * len(joined) / 2:
-                break
-            groups[-2:] = [joined]
-            middle[joined] = sum(places[name] for name in joined) / len(joined)
-    return {n: middle[group] + least * (i - (len(group) - 1) / 2) for group in groups for i, n in enumerate(group)}

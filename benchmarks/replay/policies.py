@@ -168,6 +168,7 @@ class Tune:
         first_look: Share of a training after which the race compares its finalists first.
         rule: Name of the sweep's rule, "halving" with cooldowns and weights as these say; others compare own weights.
         last_look: True to stop finalists midway to the end if they are not worth the rest of their training.
+        leader_first: True to train the sweep's best to its end before the others, as if `time_budget_s` were short.
         by: Whether the race compares the last weights at its milestones and chooses by the ends, or averaged ones, and
             by the best epoch of each.
     """
@@ -180,6 +181,7 @@ class Tune:
     first_look: float = 1 / 2
     full_trainings: float = 3.0
     last_look: bool = True
+    leader_first: bool = False
     by: Literal["ends", "best epochs"] = "ends"
     rule: RuleName = HALVING
 
@@ -189,15 +191,18 @@ class Tune:
         rule = Race(search.max_t, "max", RACE_FACTOR, self.full_trainings)
         # The race does not pay for epochs that a sweep at full width has trained.
         before = sum(map(search.reached, finalists))
+        if self.leader_first:
+            search.look(1.0, finalists[0], search.max_t)
         for stop in self.stops_of(search):
             scores = {n: self._compared(search, n, stop) for n in left}
             if stop == self._last_look_of(search):
                 curves = {n: {at: search.look(1.0, n, at, "averaged") for at in range(1, stop + 1)} for n in left}
                 left = rule.worthwhile(stop, scores, curves) or left[:1]
             else:
-                left = rule.promote(stop, scores, sum(map(search.reached, finalists)) - before) or left[:1]
+                trained = sum(min(stop, search.reached(n)) for n in finalists)
+                left = rule.promote(stop, scores, trained - before) or left[:1]
         if self.by == "ends":
-            return left[0]
+            return to_the_end(search, [*left[:1], *finalists[: self.leader_first]])
         return best_of({n: best_epoch(search, n) for n in finalists}, 1)[0]
 
     def sweep(self, search: Search) -> list[int]:

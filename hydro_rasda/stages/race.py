@@ -67,7 +67,12 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
             run.time_left.plan(FULL_SIZE, plan)
             if not told:
                 tell_race(run, plan, len(left))
-            run.begin_stage(FULL_SIZE, epochs)
+            leader = _first_to_its_end(run, left, stop) if stop == stops[0] else None
+            if leader is None:
+                run.begin_stage(FULL_SIZE, epochs)
+            else:
+                run.begin_stage(FULL_SIZE, epochs + settings.max_t - max(stop, run.epochs("target", leader)))
+                _train_to_its_end(leader, stop, run, left, devices, raised)
             _train_to(stop, run, left, devices, raised)
             run.end_stage()
             if found_enough(run):
@@ -180,17 +185,49 @@ def _going_on(run: Run, stop: int, scores: Mapping[int, float], trained: int) ->
     return replace(rule, reduction_factor=1).promote(stop, deciding, trained)
 
 
+def _first_to_its_end(run: Run, numbers: Sequence[int], stop: int) -> int | None:
+    """Return the sweep's leader if it should train to its end before the finalists are compared; None otherwise.
+
+    It should if the time budget seems to end before the race does. The model in hand then comes from a whole training,
+    instead of being the best of several half-trained ones. On recorded trainings, given half of a search's time, that
+    halves the regret (`benchmarks/results/replay_notes.md`).
+    """
+    leader, foreseen = numbers[0], run.time_left.foreseen()
+    in_time = foreseen is None or foreseen <= run.seconds_left("target")
+    compared = not any(_goes_on(run, n, stop) for n in numbers)
+    if in_time or compared or run.time_left.lanes >= len(numbers) or not _goes_on(run, leader, run.settings.max_t):
+        return None
+    run.say(f"`time_budget_s` may end before the race does: trial {leader}, best in the sweep, trains to its end first")
+    return leader
+
+
+def _train_to_its_end(
+    leader: int, stop: int, run: Run, numbers: Sequence[int], devices: FullSizeTrainer, raised: Counter[int]
+) -> None:
+    """Train the leader to its end, and others to a milestone where a device has more lanes than one."""
+    while _goes_on(run, leader, run.settings.max_t):
+        others = [n for n in numbers if n != leader and _goes_on(run, n, stop)]
+        tasks = [_next_task(run, leader, run.settings.max_t, len(numbers))]
+        tasks += [_next_task(run, n, stop, len(numbers)) for n in others[: run.time_left.lanes - 1]]
+        if not _train(run, tasks, devices, raised):
+            return
+
+
 def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: FullSizeTrainer, raised: Counter[int]) -> None:
     """Train finalists to a milestone, in spans that end where a checkpoint is due, or as far as time goes."""
     while tasks := [_next_task(run, n, stop, len(numbers)) for n in numbers if _goes_on(run, n, stop)]:
-        began = False
         # Those that were interrupted last time catch up first.
-        tasks.sort(key=lambda task: task.span.start)
-        for outcome in devices.train_each(_in_time(run, tasks)):
-            began = True
-            _record(run, outcome, raised)
-        if not began:
+        if not _train(run, sorted(tasks, key=lambda task: task.span.start), devices, raised):
             return
+
+
+def _train(run: Run, tasks: Sequence[FullSizeTask], devices: FullSizeTrainer, raised: Counter[int]) -> bool:
+    """Train the tasks that the time budget allows to begin; return whether any began."""
+    began = False
+    for outcome in devices.train_each(_in_time(run, tasks)):
+        began = True
+        _record(run, outcome, raised)
+    return began
 
 
 def _goes_on(run: Run, number: int, stop: int) -> bool:

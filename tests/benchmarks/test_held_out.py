@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.claims.held_out import ASKED, held_out, in_the_replay
-from benchmarks.replay.anytime import AHEAD
+from benchmarks.replay.anytime import AHEAD, IN_TIME
 from benchmarks.replay.table import save
 from benchmarks.result_files import RESULTS
 from tests.benchmarks.replay.tables import parallel, table_of
@@ -39,6 +39,10 @@ def test_regret_under_cost_is_read_off_the_page_of_the_replay(tmp_path: Path) ->
     assert claim.met is False
     (tmp_path / "replay.md").write_text(told[0])
     assert [claim.met for claim in held_out(tmp_path)] == [True]
+    rows = [f"| second | {name} | 5 | {middle} | 2 | 1 |" for name, middle in zip(IN_TIME, (3, 4, 6), strict=True)]
+    (tmp_path / "replay.md").write_text("\n".join([told[0], "| first | ASHA | 9 | 9 | 9 | 9 |", *rows]))
+    _, given = held_out(tmp_path)
+    assert (given.measured, given.met) == ("5, 3, 2, 1 standard deviations; ASHA 5, 6, 2, 1", False)
 
 
 def test_rules_of_the_replay_are_read_off_its_page() -> None:

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from benchmarks.replay.anytime import GRID, LAST, MOST, Curve, ahead_from, apart, incumbents, regrets
+from benchmarks.replay.anytime import GRID, LAST, MOST, Curve, ahead_from, in_time, incumbents, regrets
 from benchmarks.replay.policies import Search, Tables, Tune, asha, swept
 from benchmarks.replay.table import Table, goodness, seed_spread
 from benchmarks.replay.yardsticks import draws
 from tests.benchmarks.replay.tables import parallel, search, table_of
 
 
-def noisy() -> Table:
-    """Curves that cross, other ones with each seed."""
+def noisy(deviation: float = 1.0) -> Table:
+    """Curves that cross if they deviate enough, other ones with each seed."""
     generator = np.random.default_rng(0)
     table = table_of(parallel(16))
-    table.scores[...] += generator.normal(size=(*table.scores.shape[:-1], 1))
+    table.scores[...] += deviation * generator.normal(size=(*table.scores.shape[:-1], 1))
     return table
 
 
@@ -66,6 +66,13 @@ def test_before_anything_is_trained_at_full_width_there_is_nothing_in_hand() -> 
     assert regrets(noisy(), asha, resamples=5)[0][0] < MOST
 
 
+def test_a_leader_that_trains_to_its_end_first_is_in_hand_sooner() -> None:
+    """8 configurations whose surrogates rank as full size does: the leader ends before others begin."""
+    first, at_once, _ = in_time(noisy(0.2), resamples=5)
+    assert first[1] == pytest.approx(at_once[-1])
+    assert first[1] + 0.5 < at_once[1]
+
+
 def test_from_where_on_it_is_ahead_of_asha() -> None:
     """The latest cost at which it is not counts; a method that is equal is not ahead, nor what comes after `LAST`."""
     flat, later = np.ones_like(GRID), np.where(GRID < 2, 2.0, np.where(LAST < GRID, 2.0, 0.5))
@@ -73,9 +80,3 @@ def test_from_where_on_it_is_ahead_of_asha() -> None:
     assert float(ahead_from({ours: Curve(later, []), asha_: Curve(flat, [])})) == pytest.approx(2, abs=0.03)
     assert float(ahead_from({ours: Curve(flat / 2, []), asha_: Curve(flat, [])})) == GRID[0]
     assert float(ahead_from({ours: Curve(flat, []), asha_: Curve(flat, [])})) == LAST
-
-
-def test_labels_keep_their_order_and_their_distance() -> None:
-    assert apart({"far": 5.0, "low": 1.0, "high": 1.2}, 1.0) == pytest.approx({"low": 0.6, "high": 1.6, "far": 5.0})
-    assert apart({"a": 0.0, "b": 0.0, "c": 1.2}, 1.0) == pytest.approx({"a": -0.6, "b": 0.4, "c": 1.4})
-    assert apart({}, 1.0) == {}

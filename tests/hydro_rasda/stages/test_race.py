@@ -220,6 +220,57 @@ def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[.
         assert not run.store.done("target/done")
 
 
+@pytest.fixture
+def tight(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Opens a race that is foreseen to take longer than its budget, with which it comes to its end all the same."""
+    opened: list[Run] = []
+
+    def call(path: str = "tight", lanes: int = 1, **settings: Any) -> Run:
+        settings = {"time_budget_s": 10.0, **RACE, **settings}
+        opened.append(open_run(tmp_path / path, replace(problem, steady_epoch_seconds=5.0), 4, **settings))
+        opened[-1].time_left.lanes = lanes
+        return opened[-1]
+
+    yield call
+    for run in opened:
+        run.store.close()
+
+
+@pytest.mark.parametrize("checkpoint_every", [None, 1])
+def test_if_time_is_short_the_leader_of_the_sweep_trains_to_its_end_first(
+    tight: Callable[..., Run], checkpoint_every: int | None
+) -> None:
+    race = RaceConfig(grace_period=1, checkpoint_every=checkpoint_every)
+    train_finalists(run := tight(race=race), [1, 0, 2, 3], device := Scripted(SCORES))
+    assert device.trained[:7] == [*((1, epoch) for epoch in (1, 2, 3, 4)), (0, 1), (2, 1), (3, 1)]
+    assert epochs(run) == {1: [1, 2, 3, 4], 0: [1], 2: [1, 2], 3: [1, 2, 3, 4]}, "else as in any race"
+    assert sum_up(run, [1, 0, 2, 3]).best_trial == 3
+    train_finalists(run := tight("short", race=race), [1, 0, 2, 3], Scripted(SCORES, epochs=5))
+    assert sum_up(run, [1, 0, 2, 3]).best_trial == 1, "of those trained to the end"
+    assert not run.store.done("target/done")
+
+
+def test_beside_the_leader_other_lanes_train_others_to_the_milestone(tight: Callable[..., Run]) -> None:
+    train_finalists(tight(lanes=2), [1, 0, 2, 3], device := Scripted(SCORES))
+    assert device.trained[:7] == [*((1, epoch) for epoch in (1, 2, 3, 4)), (0, 1), (2, 1), (3, 1)]
+    every = RaceConfig(grace_period=1, checkpoint_every=1)
+    train_finalists(tight("spans", lanes=2, race=every), [1, 0, 2, 3], device := Scripted(SCORES))
+    assert device.trained[:7] == [(1, 1), (0, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4)]
+
+
+@pytest.mark.parametrize("settings", [{"time_budget_s": 1e6}, {"time_budget_s": None}, {"lanes": 4}])
+def test_with_time_or_a_lane_for_each_finalist_nobody_is_first(tight: Callable[..., Run], settings: Any) -> None:
+    train_finalists(tight(**settings), [1, 0, 2, 3], device := Scripted(SCORES))
+    assert device.trained[:4] == [(1, 1), (0, 1), (2, 1), (3, 1)]
+
+
+def test_a_leader_that_was_stopped_does_not_train_on_when_time_is_short(tight: Callable[..., Run]) -> None:
+    train_finalists(first := tight(time_budget_s=None), [1, 0, 2, 3], Scripted(SCORES, epochs=5))
+    first.store.close()
+    train_finalists(run := tight(), [1, 0, 2, 3], Scripted(SCORES))
+    assert epochs(run)[1] == [1]
+
+
 def test_who_was_interrupted_catches_up_first(open_race: Callable[..., Run]) -> None:
     settings = {"race": RaceConfig(grace_period=2)}
     train_finalists(open_race(2, **settings), [0, 1], Scripted(SCORES, epochs=1))
