@@ -61,6 +61,8 @@ def optimizer_settings(
     names = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
     rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
     decays = [float(group["weight_decay"]) for group in groups]
+    if not max(rates):
+        raise Unfollowed("all learning rates are 0")
     own |= {"lr": max(rates), "weight_decay": max(decays)}
     lr_factors, decay_factors, left = dict[str, float](), dict[str, float](), set(names.values())
     for group, rate, decay in zip(groups, rates, decays):
@@ -154,8 +156,9 @@ def _factors(
         for at in range(steps if interval == "step" else epochs):
             if at and at % frequency == 0:
                 scheduler.step()
-            factors = {group["lr"] / rate for group, rate in zip(optimizer.param_groups, rates)}
-            if max(factors) - min(factors) > 1e-9 * max(factors):
+            pairs = [(group["lr"], rate) for group, rate in zip(optimizer.param_groups, rates)]
+            factors = {lr / rate for lr, rate in pairs if rate}
+            if max(factors) - min(factors) > 1e-9 * max(factors) or any(lr for lr, rate in pairs if not rate):
                 raise Unfollowed(f"{type(scheduler).__name__}: groups change by different factors")
             if any(group.get(name) != of[name] for group, of in zip(optimizer.param_groups, fixed) for name in of):
                 raise Unfollowed(f"{type(scheduler).__name__}: it changes momenta, too (`cycle_momentum=False`)")

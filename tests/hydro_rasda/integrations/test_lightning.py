@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
 from hydro_rasda.integrations.lightning import LightningResult, tune_module
+from hydro_rasda.integrations.lightning.configure_optimizers import optimizer_settings
 from tests.hydro_rasda.integrations.results import answers_as_tunes
 from tests.hydro_rasda.parts import over
 
@@ -286,8 +287,30 @@ def uneven(module: Classifier) -> Any:
     return [optimizer], [CosineAnnealingLR(optimizer, 3, eta_min=0.05)]
 
 
+def still(module: Classifier) -> Any:
+    optimizer = torch.optim.SGD(module.parameters(), 0.0)
+    return [optimizer], [CosineAnnealingLR(optimizer, 3)]
+
+
+def begins_still(module: Classifier) -> Any:
+    groups = [{"params": module.head.parameters(), "lr": 0.1}, {"params": module.body.parameters(), "lr": 0.0}]
+    optimizer = torch.optim.SGD(groups)
+    return [optimizer], [CosineAnnealingLR(optimizer, 3, eta_min=0.05)]
+
+
 def partial(module: Classifier) -> Any:
     return torch.optim.SGD(module.head.parameters(), 0.1)
+
+
+def test_a_group_with_a_rate_of_zero_stays_as_it_is() -> None:
+    def still_body(module: Classifier) -> Any:
+        groups = [{"params": module.body.parameters(), "lr": 0.0}, {"params": module.head.parameters(), "lr": 0.1}]
+        optimizer = torch.optim.SGD(groups)
+        return [optimizer], [StepLR(optimizer, 1, 0.5)]
+
+    found = optimizer_settings(Classifier({"rate": 0.1}, still_body), {"rate": 0.1}, epochs=3, steps=9)
+    assert {factor for name, factor in found.lr_factors.items() if name.startswith("body.")} == {0.0}
+    assert (found.config["lr"], found.config["schedule"].factors) == (0.1, (1.0, 0.5, 0.25))
 
 
 @pytest.mark.parametrize(
@@ -298,6 +321,8 @@ def partial(module: Classifier) -> Any:
         (plateau, "ReduceLROnPlateau: it is no function of the step"),
         (cycling, "OneCycleLR: it changes momenta, too"),
         (uneven, "CosineAnnealingLR: groups change by different factors"),
+        (still, "all learning rates are 0"),
+        (begins_still, "CosineAnnealingLR: groups change by different factors"),
         (partial, "no group has the parameter 'body.0.bias': freeze it"),
     ],
 )
