@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydro_rasda.argument_checks import require
 from hydro_rasda.results.records import STAGES, flat
 from hydro_rasda.run.events import (
     EpochEnded,
@@ -169,7 +170,10 @@ class CSVLogger(TrialLogger):
             self._append([COLUMNS])
             return
         with io.TextIOWrapper(open_to_read(self._path), newline="") as file:
-            for row in csv.DictReader(file):
+            rows = csv.DictReader(file)
+            rule = f"a file with the columns {', '.join(COLUMNS)}, or none yet"
+            require(tuple(rows.fieldnames or ()) == COLUMNS, "path", str(self._path), rule)
+            for row in rows:
                 place = int(row["trial"]), row["stage"]
                 self._logged[place] = max(int(row["epoch"]), self._logged.get(place, 0))
 
@@ -215,7 +219,7 @@ class MLflowLogger(TrialLogger):
         known = client.get_experiment_by_name(name)
         self._experiment = client.create_experiment(name) if known is None else known.experiment_id
         # Runs that an earlier process of this run logged go on.
-        own = f"tags.hydro_rasda = '{self._run}'"
+        own = f"tags.hydro_rasda = {self._run!r}"
         runs = client.search_runs([self._experiment], own, max_results=50_000)
         self._ids = {int(run.data.tags["trial"]): run.info.run_id for run in runs}
         self._logged = {int(run.data.tags["trial"]): dict(run.data.metrics) for run in runs}

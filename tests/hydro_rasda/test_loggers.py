@@ -15,6 +15,7 @@ import pytest
 
 from hydro_rasda import RaceConfig, TuneResult
 from hydro_rasda.loggers import CSVLogger, MLflowLogger, TensorBoardLogger, WandbLogger
+from hydro_rasda.run.events import RunBegan
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -68,6 +69,15 @@ def test_csv_has_each_epoch_once_also_where_the_run_was_interrupted(
     assert seconds == sorted(seconds)
 
 
+def test_csv_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("epoch,loss\n1,0.5\n")
+    with pytest.raises(ValueError, match=r"`path` is '.*a\.csv', but must be a file with the columns trial, stage"):
+        CSVLogger(tmp_path / "a.csv").on_event(
+            RunBegan(path=tmp_path, metric="a", mode="min", settings={}, seconds=0.0)
+        )
+    assert (tmp_path / "a.csv").read_text() == "epoch,loss\n1,0.5\n"
+
+
 def test_csv_in_the_runs_folder_by_default(quick: Quick) -> None:
     result = quick(**SMALL, callbacks=[CSVLogger()])
     assert (result.path / "metrics.csv").read_text().startswith("trial,stage,epoch,seconds,metric,value")
@@ -115,6 +125,15 @@ def test_mlflow_has_a_run_for_each_trial_which_goes_on(
             found += [((number, name, each.step), each.value) for each in history]
     assert len(found) == len(dict(found))
     assert dict(found) == pytest.approx(curves(result))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_takes_a_folder_with_an_apostrophe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logger = MLflowLogger("digits", (tmp_path / "mlruns").as_uri())
+    logger.on_event(RunBegan(path=tmp_path / "o'neil" / "run", metric="val_loss", mode="min", settings={}, seconds=0.0))
+    assert logger.logged(0, "sweep") == 0
 
 
 def written(file: Path) -> Iterator[bytes]:
