@@ -52,10 +52,12 @@ def _configuration(record: RunRecord) -> dict[str, Any]:
 
 
 def _differing(each: Sequence[Mapping[str, Any]], all_of: bool = False) -> Rows:
-    """Return the values of each name for which they differ; with `all_of`, of each name."""
+    """Return the values of each name for which runs differ, as far as they are known; with `all_of`, of each name."""
     plain = [jsonable(values) for values in each]
+    known = [values for values in plain if values]
     rows = {name: [values.get(name) for values in plain] for values in plain for name in values}
-    return {name: values for name, values in rows.items() if all_of or any(value != values[0] for value in values)}
+    differ = {name for name in rows if any(values.get(name) != known[0].get(name) for values in known)}
+    return {name: values for name, values in rows.items() if all_of or name in differ}
 
 
 def verdict(records: Sequence[RunRecord], asked: Sequence[Asked]) -> str:
@@ -64,6 +66,9 @@ def verdict(records: Sequence[RunRecord], asked: Sequence[Asked]) -> str:
     measures = dict.fromkeys(f"{record.metric} ({record.mode})" for record in records)
     if len(measures) > 1:
         return f"not to be compared: {' and '.join(measures)}"
+    if not all(asked):
+        gone = [name for name, each in zip(names_of(records), asked, strict=True) if not each]
+        return f"not to be compared: the folder of {' and '.join(gone)} is gone, which told the data and the loss"
     digests = [each.get("digests", {}) for each in asked]
     measured = [n for n in ("val_data", "loss_fn", "objective") if len({each.get(n) for each in digests}) > 1]
     if measured:

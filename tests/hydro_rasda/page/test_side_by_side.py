@@ -54,6 +54,15 @@ def test_runs_of_every_sort_stand_beside_one_that_is_over(sorts: Sorts, sort: st
     assert all(each.drawn().served for each in made.drawings.values())
 
 
+def test_nothing_is_said_of_the_data_of_a_run_whose_folder_is_gone(sorts: Sorts, tmp_path: Path) -> None:
+    gone = replace(sorts["large"], path=tmp_path / "gone")
+    made = {section.title: section for section in sections_of([sorts["over"], gone])}
+    told = "Not to be compared: the folder of gone is gone, which told the data and the loss."
+    assert made["Answer"].sentences == [told]
+    assert not made["What was asked"].table
+    assert made["What was asked"].sentences == ["What differs is not known: a run's folder is gone."]
+
+
 def test_scores_of_two_metrics_share_no_axis(sorts: Sorts) -> None:
     made = Page(sorts["over"], replace(sorts["single"], mode="max"))
     assert "Not to be compared: val_loss (min) and val_loss (max)." in made.html(live=True)
