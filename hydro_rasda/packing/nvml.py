@@ -31,8 +31,9 @@ def gpus() -> list[Gpu]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return found
-    wanted = [word.strip() for word in visible.split(",")]
-    return [gpu for gpu in found if str(gpu.number) in wanted or gpu.uuid in wanted]
+    wanted = [word for word in map(str.strip, visible.split(",")) if word]
+    # CUDA takes the beginning of a UUID, too.
+    return [gpu for gpu in found if str(gpu.number) in wanted or gpu.uuid.startswith(tuple(wanted))]
 
 
 def memory_of(uuid: str, pids: Collection[int]) -> float:

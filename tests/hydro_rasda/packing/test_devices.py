@@ -68,7 +68,7 @@ def test_gpus_that_are_there_and_visible(nvml: Nvml, monkeypatch: pytest.MonkeyP
     assert [(device.name, device.memory, device.compute) for device in found] == [("gpu-0", 900, 1), ("gpu-2", 900, 1)]
     assert [device.environment for device in found] == [{"CUDA_VISIBLE_DEVICES": f"GPU-{i}"} for i in (0, 2)]
     assert local_devices() == found
-    for visible, names in (("2", ["gpu-2"]), ("GPU-0", ["gpu-0"]), ("", [])):
+    for visible, names in (("2", ["gpu-2"]), ("GPU-0", ["gpu-0"]), ("GPU-", ["gpu-0", "gpu-2"]), ("", [])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert [device.name for device in gpus()] == names
 
