@@ -1,6 +1,6 @@
 """Calls one function, and keeps what it returns: a file of its own, started for each job that is a function.
 
-python call.py FUNCTION VALUE
+python call_function.py FUNCTION VALUE
 """
 
 import sys

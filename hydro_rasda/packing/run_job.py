@@ -1,6 +1,6 @@
 """Runs one job, and says how it ended: a file of its own, started for each job, which needs the standard library alone.
 
-    python -I -S child.py PARENT LOCK END COMMAND ...
+    python -I -S run_job.py PARENT LOCK END COMMAND ...
 
 LOCK is held locked while any process of the job is there. END appears, whole, once the job has ended by itself: also
 if nobody is left to wait for it. If PARENT dies, or on SIGTERM, all processes of the job are killed instead.

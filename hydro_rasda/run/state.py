@@ -47,7 +47,7 @@ class Run:
         trials: All configurations so far, by number.
         metrics: By stage and trial, the journal's lines, one an epoch.
         failures: By trial that raised, the traceback.
-        costs: By trial, the costs of the full-size model that trials are compared by; see `objectives.COSTS`.
+        costs: By trial, the costs of the full-size model that trials are compared by; see `comparison_of_trials.COSTS`.
         unread: By trial, the keys of its configuration that nothing reads; nested ones are written `a.b`.
         sources: By trial that the sweep may go on with, the name of the checkpoint that holds it. Once the sweep is
             done, only finalists are left whose full-size training can begin there (`sweep.surrogate=1`).
