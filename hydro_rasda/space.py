@@ -166,21 +166,21 @@ def derived(value: Any) -> bool:
 
 def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], epochs: int) -> float:
     """The longest warm-up, in epochs of so many, that a space can reach, or that these configurations of it have."""
-    reached = [*_reached("warmup_epochs", space), *(epochs * share for share in _reached("warmup", space))]
-    return max([0.0, *map(float, reached), *(warmup_epochs(config, epochs) for config in configs)])
+    bounds = [*reached("warmup_epochs", space), *(epochs * share for share in reached("warmup", space))]
+    return max([0.0, *map(float, bounds), *(warmup_epochs(config, epochs) for config in configs)])
 
 
 def has_shares(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> bool:
     """Tell whether shares of a training decide a schedule somewhere in a space, or in these configurations of it."""
     found, names = reachable(space), ("decay_start", "floor", "warmup")
-    if any(name in found and _can_be_read(name, space) for name in names) or "wsd" in _reached("schedule", space):
+    if any(name in found and _can_be_read(name, space) for name in names) or "wsd" in reached("schedule", space):
         return True
     return any(read(c, "schedule") == "wsd" or any(n in c and is_read(n, c) for n in names) for c in configs)
 
 
 def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> list[Any]:
     """Return the values that `schedule` can have in a space, or has in these configurations of it."""
-    return [*_reached("schedule", space), *(config["schedule"] for config in configs if "schedule" in config)]
+    return [*reached("schedule", space), *(config["schedule"] for config in configs if "schedule" in config)]
 
 
 def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
@@ -206,7 +206,7 @@ def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
 def _has_named_optimizer(space: Mapping[str, Any], part: str) -> bool:
     """Return whether no function can make the optimizer of a part of the model; "" is the whole."""
     names = [name for name in keys_of("optimizer", part) if name in reachable(space)]
-    optimizers = _reached(names[0], space) if names else []
+    optimizers = reached(names[0], space) if names else []
     return not names or (bool(optimizers) and all(isinstance(of, str) for of in optimizers))
 
 
@@ -240,12 +240,12 @@ def _can_be_read(name: str, space: Mapping[str, Any], part: str = "") -> bool:
     key = KEYS[name]
     if key.under is None:
         return True
-    reached = [*filter(None, (_reached(under, space) for under in keys_of(key.under, part))), [KEYS[key.under].default]]
-    return any(value in tuple(key.defaults) for value in reached[0])
+    bounds = [*filter(None, (reached(under, space) for under in keys_of(key.under, part))), [KEYS[key.under].default]]
+    return any(value in tuple(key.defaults) for value in bounds[0])
 
 
-def _reached(name: str, space: Mapping[str, Any]) -> list[Any]:
-    """Values that bound what a key can become; empty where no configuration has it, or where only sampling can tell."""
+def reached(name: str, space: Mapping[str, Any]) -> list[Any]:
+    """Return the values that bound what a key can become; empty where no configuration has it, or where only sampling can tell."""
     return [extreme for value in reachable(space).get(name, ()) for extreme in _extremes(value)]
 
 

@@ -16,12 +16,12 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from fusion import pad_lora, trim_lora
-from hydro_rasda.argument_checks import check_int, check_is, require
+from hydro_rasda.argument_checks import check_int, check_is, is_int, require
+from hydro_rasda.branches_and_variants import reachable
 from hydro_rasda.config import SweepConfig
-from hydro_rasda.domains import is_a, is_grid
 from hydro_rasda.integrations.shared import LibraryResult
 from hydro_rasda.renames import refuse_renamed
-from hydro_rasda.space import check_space
+from hydro_rasda.space import check_space, reached
 from hydro_rasda.tuner import tune
 
 
@@ -105,7 +105,7 @@ def tune_adapters(
     check_is("sweep", sweep, SweepConfig)
     left_out = sweep.surrogate in (1, SweepConfig.surrogate)
     require(left_out, "sweep.surrogate", sweep.surrogate, "1, or left out: the base is trained")
-    model_fn = adapters(base, lora, _most(space["r"]) if "r" in space else None)
+    model_fn = adapters(base, lora, _largest_rank(space))
     tuned = tune(model_fn, space, sweep=replace(sweep, surrogate=1), **arguments)
     best = copy.deepcopy(lora)
     for name in {field.name for field in dataclasses.fields(lora)} & tuned.best_config.keys():
@@ -113,15 +113,10 @@ def tune_adapters(
     return AdapterResult(**vars(tuned), lora=best)
 
 
-def _most(ranks: Any) -> int:
-    if is_a(ranks, "Integer"):
-        ranks = [ranks.upper - 1]
-    elif is_a(ranks, "Categorical"):
-        ranks = ranks.categories
-    elif is_grid(ranks):
-        ranks = ranks["grid_search"]
-    listed = ranks if isinstance(ranks, list | tuple) else [ranks]
-    holds = bool(listed) and all(isinstance(rank, int) and rank >= 1 for rank in listed)
-    require(holds, "space['r']", ranks, "a choice() or randint() of ranks >= 1, or one rank")
-    most: int = max(listed)
-    return most
+def _largest_rank(space: Mapping[str, Any]) -> int | None:
+    """Return the largest rank that a configuration of the space can have; None if the space has no ranks."""
+    bounds = [reached("r", {"r": value}) for value in reachable(space).get("r", ())]
+    ranks = [*dict.fromkeys(rank for of_value in bounds for rank in of_value)]
+    sound = all(bounds) and all(is_int(rank) and rank >= 1 for rank in ranks)
+    require(sound, "space['r']", ranks, "a choice() or randint() of ranks >= 1, or one rank")
+    return max(ranks, default=None)

@@ -18,7 +18,7 @@ from fusion import fuse
 from fusion.streams import seed_generators
 from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform, randint, uniform
 from hydro_rasda.data import make_batches
-from hydro_rasda.integrations.peft import adapters, tune_adapters
+from hydro_rasda.integrations.peft import _largest_rank, adapters, tune_adapters
 from hydro_rasda.integrations.transformers import tune_trainer
 from hydro_rasda.seeds import derive_seed
 from tests import zoo
@@ -107,6 +107,26 @@ def test_all_ranks_are_one_model_over_one_base(base: nn.Module) -> None:
     frozen = sum(p.nbytes for p in base.parameters())
     adapter = sum(p.nbytes for p in models[0].parameters() if p.requires_grad)
     assert sum(p.nbytes for p in fused.parameters()) == frozen + 3 * adapter
+
+
+@pytest.mark.parametrize(
+    ("space", "largest"),
+    [
+        ({"lr": 0.1}, None),
+        ({"r": 4}, 4),
+        ({"r": choice([2, 8, 4])}, 8),
+        ({"r": {"grid_search": [2, 4]}}, 4),
+        ({"r": randint(1, 9)}, 8),
+        ({"branch": choice([{"r": 4}, {"r": randint(8, 17)}])}, 16),
+    ],
+)
+def test_adapters_are_padded_to_the_largest_rank_of_the_space(space: dict[str, Any], largest: int | None) -> None:
+    assert _largest_rank(space) == largest
+
+
+def test_a_rounded_rank_of_ray_tune_reaches_its_upper_bound() -> None:
+    tune = pytest.importorskip("ray.tune")
+    assert _largest_rank({"r": tune.qrandint(4, 16, 4)}) == 16
 
 
 @pytest.mark.parametrize(
