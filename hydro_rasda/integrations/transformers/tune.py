@@ -17,6 +17,7 @@ from fusion.streams import preserved_generators
 from fusion.warn import warn
 from hydro_rasda.argument_checks import check_is, require
 from hydro_rasda.backends.local import LocalBackend
+from hydro_rasda.branches_and_variants import reachable
 from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.integrations.shared import Collator, LibraryResult, check_parts, narrow_or_full, unaveraged
 from hydro_rasda.integrations.transformers.arguments import (
@@ -34,7 +35,7 @@ from hydro_rasda.integrations.transformers.objective import TrainerMetrics, pred
 from hydro_rasda.renames import refuse_renamed
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.secret_masking import shown
-from hydro_rasda.space import check_space, sample
+from hydro_rasda.space import check_space, reached, sample
 from hydro_rasda.tuner import tune
 
 DECIDED = (
@@ -200,13 +201,13 @@ def _first_model(model_fn: Callable[..., nn.Module], space: Mapping[str, Any], s
 
 def _warmup_epochs(space: Mapping[str, Any], args: TrainingArguments, examples: int) -> dict[str, float]:
     """How long the warm-up lasts, so that no rung lies before its end; what is searched, only its trials know."""
-    warmup, batch_size = warmup_of(args), space["batch_size"]
-    if not warmup or "warmup_steps" in space:
+    warmup = warmup_of(args)
+    if not warmup or "warmup_steps" in reachable(space):
         return {}
     if warmup < 1:
         return {"warmup_epochs": warmup * args.num_train_epochs}
-    sizes = batch_size if isinstance(batch_size, int) else max(getattr(batch_size, "categories", [1]))
-    return {"warmup_epochs": warmup / math.ceil(examples / sizes)}
+    largest = max(reached("batch_size", space), default=1)
+    return {"warmup_epochs": warmup / math.ceil(examples / largest)}
 
 
 @dataclass(frozen=True, repr=False)

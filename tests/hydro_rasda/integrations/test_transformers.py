@@ -240,13 +240,21 @@ LLAMA: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("warmup_steps", "batch_size", "epochs"),
-    [(0, 8, None), (0.5, 8, 1.5), (6, 8, 2.0), (6, choice([4, 8, 16]), 3.0)],  # of 24 examples
+    ("warmup_steps", "space", "epochs"),
+    [
+        (0, {"batch_size": 8}, None),
+        (0.5, {"batch_size": 8}, 1.5),
+        (6, {"batch_size": 8}, 2.0),
+        (6, {"batch_size": choice([4, 8, 16])}, 3.0),
+        (6, {"batch_size": {"grid_search": [4, 8, 16]}}, 3.0),
+        (6, {"branch": choice([{"batch_size": 8}, {"batch_size": 16}])}, 3.0),
+        (6, {"batch_size": 8, "branch": choice([{"warmup_steps": 0}, {"depth": 2}])}, None),
+    ],  # of 24 examples
 )
 def test_a_warmup_counts_as_the_longest_of_all_trials(
-    warmup_steps: float, batch_size: Any, epochs: float | None, tmp_path: Path
+    warmup_steps: float, space: dict[str, Any], epochs: float | None, tmp_path: Path
 ) -> None:
-    found = _warmup_epochs({"batch_size": batch_size}, arguments(tmp_path, warmup_steps=warmup_steps), 24)
+    found = _warmup_epochs(space, arguments(tmp_path, warmup_steps=warmup_steps), 24)
     assert found == ({} if epochs is None else {"warmup_epochs": epochs})
 
 
