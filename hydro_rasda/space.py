@@ -245,7 +245,10 @@ def _can_be_read(name: str, space: Mapping[str, Any], part: str = "") -> bool:
 
 
 def reached(name: str, space: Mapping[str, Any]) -> list[Any]:
-    """Return the values that bound what a key can become; empty where no configuration has it, or where only sampling can tell."""
+    """Return the values that bound what a key can become.
+
+    There are none if no configuration has the key, or if only sampling can tell.
+    """
     return [extreme for value in reachable(space).get(name, ()) for extreme in _extremes(value)]
 
 

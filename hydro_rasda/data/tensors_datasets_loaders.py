@@ -259,7 +259,7 @@ def make_batches(
     Args:
         data: See `Data`. Tensors are moved to the device and stay there.
         loader_workers: Processes that load batches of a Dataset ahead, as a DataLoader's `num_workers`; None: as
-            `datasets.default_workers` says. Batches do not depend on it.
+            `default_workers` says. Batches do not depend on it.
 
     Raises:
         ValueError: if the data has none of the three forms, it is empty, or its tensors have different lengths.
