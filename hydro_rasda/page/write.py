@@ -48,8 +48,8 @@ def sections_of(records: Sequence[RunRecord]) -> Iterator[Section]:
     figures = [drawing(_comparable(winners_curves), records, name="winners-curves")]
     yield Section("Learning curves of the best trials", [dotted], figures=figures)
     differing = {**told["asked"], **told["code and data"]}
-    same = "The same of all." if all(asked) else "What differs is not known: a run's folder is gone."
-    yield Section("What was asked", [] if differing else [same], table=_table(names, differing))
+    why = "The same of all." if all(asked) else "What differs is not known: a run's folder is gone."
+    yield Section("What was asked", [] if differing else [why], table=_table(names, differing))
 
 
 def _comparable(make: Callable[[Sequence[RunRecord]], Any]) -> Callable[[Sequence[RunRecord]], Any]:
