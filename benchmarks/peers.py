@@ -31,7 +31,7 @@ from benchmarks.vs_asha.ray import ray_asha
 from benchmarks.vs_asha.report import TASK_NAMES
 from benchmarks.vs_asha.search import REDUCTION_FACTOR, seeds
 from benchmarks.vs_asha.training import build, scores, train
-from hydro_rasda.results.study import distribution
+from hydro_rasda.results.optuna_study import distribution
 from hydro_rasda.space import describe, tuned
 
 FILE = "peers.json"

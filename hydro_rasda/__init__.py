@@ -10,7 +10,7 @@ refuse_other_packages("fusion", "surrogate")
 if TYPE_CHECKING:
     from hydro_rasda.backends.local import LocalBackend as LocalBackend
     from hydro_rasda.backends.ray.backend import RayBackend as RayBackend
-    from hydro_rasda.backends.ray.elastic import elastic as elastic
+    from hydro_rasda.backends.ray.elastic_trainable import elastic as elastic
     from hydro_rasda.backends.ray.scheduler import RASDAScheduler as RASDAScheduler
     from hydro_rasda.config import RaceConfig as RaceConfig
     from hydro_rasda.config import SweepConfig as SweepConfig
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hydro_rasda.results.result import AllTrialsFailed as AllTrialsFailed
     from hydro_rasda.results.result import TuneResult as TuneResult
     from hydro_rasda.run.resume_rules import RunExists as RunExists
-    from hydro_rasda.training.worker import Worker as Worker
+    from hydro_rasda.training.user_loop_worker import Worker as Worker
     from hydro_rasda.tuner import tune as tune
 else:
     __all__, __getattr__, __dir__ = lazy_exports(__name__, NAMES)

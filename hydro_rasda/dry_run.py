@@ -19,7 +19,10 @@ from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from fusion.width.microbatch import can_be_split, is_weight, split
 from hydro_rasda.argument_checks import require
-from hydro_rasda.batch_checks import (
+from hydro_rasda.comparison_of_trials import COSTS
+from hydro_rasda.config_access import Notes
+from hydro_rasda.data import Batch, batch_length, naming_batch
+from hydro_rasda.dry_run_of_batches import (
     Misfit,
     check_finite,
     measure_whole,
@@ -29,9 +32,6 @@ from hydro_rasda.batch_checks import (
     run_batch,
     survey_batches,
 )
-from hydro_rasda.comparison_of_trials import COSTS
-from hydro_rasda.config_access import Notes
-from hydro_rasda.data import Batch, batch_length, naming_batch
 from hydro_rasda.lr_roles import by_parameter, roles_of
 from hydro_rasda.model_costs import BESIDE_A_STEP, weight_bytes
 from hydro_rasda.objective import give_config, reads_config, scalars, steering

@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
-from hydro_rasda.batch_checks import parts_of, run_batch
 from hydro_rasda.data import Batch, batch_length
+from hydro_rasda.dry_run_of_batches import parts_of, run_batch
 from hydro_rasda.problem import Problem
 from hydro_rasda.trial import Trial
 

@@ -21,7 +21,7 @@ FLOORS = (
     {"comparison_of_trials", "config", "seeds", "sweep_config"},
     {
         *(
-            "batch_checks",
+            "dry_run_of_batches",
             "branches_and_variants",
             "config_access",
             "data",

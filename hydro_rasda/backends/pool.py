@@ -13,7 +13,7 @@ from hydro_rasda.contracts import Finished, FullSizeOutcome, FullSizeTask, Group
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.retry_policy import DEATHS, Deaths
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.training.fused import Load
+from hydro_rasda.training.group_training import Load
 from hydro_rasda.training.trainer import Given
 from hydro_rasda.trial import Trial
 

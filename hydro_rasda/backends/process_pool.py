@@ -33,10 +33,11 @@ from hydro_rasda.data.tensors_datasets_loaders import from_bytes, to_bytes
 from hydro_rasda.processes.die_with_parent import depend_on
 from hydro_rasda.processes.forks import Notify, ending, receive, send
 from hydro_rasda.processes.temporary_folders import make_folder, owner, remove_left
-from hydro_rasda.run.files import load_checkpoint, open_to_read, refuse_open_to_others
+from hydro_rasda.run.checkpoints import load_checkpoint
+from hydro_rasda.run.files import open_to_read, refuse_open_to_others
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.device import Share
-from hydro_rasda.training.fused import Load
+from hydro_rasda.training.group_training import Load
 from hydro_rasda.training.trainer import Trainer
 
 PROBLEM = "problem.pickle"

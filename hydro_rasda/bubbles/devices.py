@@ -31,7 +31,7 @@ from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.files import refuse_open_to_others
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.training.device import Device
-from hydro_rasda.training.fused import joined
+from hydro_rasda.training.group_training import joined
 from hydro_rasda.training.trainer import Given
 from hydro_rasda.trial import Trial
 

@@ -3,6 +3,6 @@
 A command imports its modules when it is called. Only `simulate` and writing a model need torch or Ray.
 """
 
-from hydro_rasda.cli.app import main
+from hydro_rasda.cli.commands_and_exit_status import main
 
 __all__ = ["main"]

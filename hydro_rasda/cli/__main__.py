@@ -2,6 +2,6 @@
 
 import sys
 
-from hydro_rasda.cli.app import main
+from hydro_rasda.cli.commands_and_exit_status import main
 
 sys.exit(main())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
 
-from hydro_rasda.argument_checks import check_number
+from hydro_rasda.argument_checks import check_function, check_is, check_number, require
 from hydro_rasda.packing import nvml
 
 _KEPT = 0.9
@@ -66,6 +67,29 @@ def cpu(cores: float | None = None, memory: float | None = None) -> Device:
 def local_devices() -> list[Device]:
     """The GPUs of this machine, or its cores where it has none."""
     return gpus() or [cpu()]
+
+
+Devices = Sequence[Device] | Callable[[], Sequence[Device]]
+"""Those that there are; or a function that says which there are now, asked again and again."""
+
+
+def check_listed(devices: Sequence[Device]) -> None:
+    """Refuse what is no list of devices, or has two of one name."""
+    check_is("devices", devices, Device, several=True)
+    names = [device.name for device in devices]
+    require(len({*names}) == len(names), "devices", names, "devices of different names")
+
+
+def lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
+    """Return a function that lists the devices; by default, those of this machine."""
+    rule = "None, a list of one `Device` or more, or a function without arguments that returns a list of them"
+    if devices is None:
+        return partial(list, local_devices())
+    if callable(devices):
+        check_function("devices", devices, 0, rule=rule)
+        return devices
+    require(isinstance(devices, list | tuple) and len(devices) > 0, "devices", devices, rule)
+    return partial(list, devices)
 
 
 def _free_memory() -> float:

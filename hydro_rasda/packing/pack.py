@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -14,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hydro_rasda.argument_checks import check_flag, check_folder, check_function, check_is, check_name, require
+from hydro_rasda.argument_checks import check_flag, check_folder, check_function, check_name, require
 from hydro_rasda.console import LINE_SECONDS, duration, make_console
-from hydro_rasda.packing.devices import Device, local_devices
+from hydro_rasda.packing.devices import Device, Devices, check_listed, lister
 from hydro_rasda.packing.job_process import Process
 from hydro_rasda.packing.job_states import Grid, JobRecord, PackResult
 from hydro_rasda.packing.mps import CONTROL, available
@@ -24,9 +23,6 @@ from hydro_rasda.packing.packer import Packer
 from hydro_rasda.packing.tasks import Run, Task, tasks_of
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.schedulers import Policy
-
-Devices = Sequence[Device] | Callable[[], Sequence[Device]]
-"""Those that there are; or a function that says which there are now, asked again and again."""
 
 
 def pack(
@@ -77,9 +73,9 @@ def pack(
     if policy is not None:
         check_function("policy", policy, 2, rule="None, or a function of (jobs, rooms), such as worst_fit_decreasing")
     tasks = tasks_of(jobs)
-    listed = _lister(devices)
+    listed = lister(devices)
     _check_mps(mps)
-    _check_listed(listed())
+    check_listed(listed())
     with Store.open(folder / name, {"packing": 1}, "auto") as store:
         grid = Grid(store, tasks, retry_failed)
         with Progress(grid.records, silent=not verbose) as progress, Packer(grid, listed, policy, bool(mps)) as packer:
@@ -92,23 +88,6 @@ def _check_mps(mps: object) -> None:
     require(isinstance(mps, bool) or (isinstance(mps, str) and mps == "auto"), "mps", mps, "True, False or 'auto'")
     rule = f"False or 'auto' where {CONTROL} is not found, or one is set up"
     require(mps is not True or available(), "mps", mps, rule)
-
-
-def _check_listed(devices: Sequence[Device]) -> None:
-    check_is("devices", devices, Device, several=True)
-    names = [device.name for device in devices]
-    require(len({*names}) == len(names), "devices", names, "devices of different names")
-
-
-def _lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
-    rule = "None, a list of one `Device` or more, or a function without arguments that returns a list of them"
-    if devices is None:
-        return partial(list, local_devices())
-    if callable(devices):
-        check_function("devices", devices, 0, rule=rule)
-        return devices
-    require(isinstance(devices, list | tuple) and len(devices) > 0, "devices", devices, rule)
-    return partial(list, devices)
 
 
 _GIB = 2.0**30

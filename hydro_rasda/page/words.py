@@ -11,6 +11,7 @@ from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.console import duration, show
 from hydro_rasda.plots.figure_style import score_of
 from hydro_rasda.plots.timeline_and_cost import both_units
+from hydro_rasda.results.optuna_study import RANGE
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import (
     agreement_line,
@@ -22,7 +23,6 @@ from hydro_rasda.results.report import (
     progress_of,
     state_of,
 )
-from hydro_rasda.results.study import RANGE
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.run_json import recorded
 from hydro_rasda.schedulers.named_rules import RULES

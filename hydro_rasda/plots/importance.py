@@ -27,8 +27,8 @@ from hydro_rasda.plots.figure_style import (
     score_of,
     thinned,
 )
+from hydro_rasda.results.optuna_study import make_study
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.study import make_study
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -1,6 +1,6 @@
 """How long work may be silent before it is taken to hang: judged by how long its like took. Needs no torch.
 
-On Ray it is pickled by value, see `hydro_rasda.backends.ray.elastic`.
+On Ray it is pickled by value, see `hydro_rasda.backends.ray.elastic_trainable`.
 """
 
 from __future__ import annotations

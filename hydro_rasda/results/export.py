@@ -8,7 +8,8 @@ from typing import Any
 
 from hydro_rasda.argument_checks import is_int, require
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.run.files import load_checkpoint, write_atomically
+from hydro_rasda.run.checkpoints import load_checkpoint
+from hydro_rasda.run.files import write_atomically
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.run_json import run_id
 

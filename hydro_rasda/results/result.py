@@ -22,8 +22,8 @@ from hydro_rasda.metrics import Collected, mean_metrics, measured
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of, save_model, weights_of
+from hydro_rasda.results.optuna_study import make_study
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.study import make_study
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.results.winner import eligible
 from hydro_rasda.run.pickling import Gone, dumped, loaded

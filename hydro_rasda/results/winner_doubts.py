@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from fusion.streams import preserved_generators
-from hydro_rasda.batch_checks import one_thread
 from hydro_rasda.data import batch_length
 from hydro_rasda.data.batch_splits import IndexedBatches
+from hydro_rasda.dry_run_of_batches import one_thread
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.results.winner import best_of

@@ -1,8 +1,7 @@
 """All access to the files of a run: writes are atomic, and nothing in a run's folder leads out of it.
 
 The folder itself may be a link, as its user made it. Within it, links, devices and FIFOs are refused, whoever put them
-there. The kernel opens each name of a path by itself, so that none can be exchanged between a check and its use. Torch
-writes checkpoints as zip archives with a checksum of each part, but does not verify the checksums when it reads them.
+there. The kernel opens each name of a path by itself, so that none can be exchanged between a check and its use.
 """
 
 from __future__ import annotations
@@ -13,22 +12,17 @@ import fnmatch
 import json
 import math
 import os
-import pickle
 import stat
 import uuid
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 TEMPORARY = ".*.tmp"
 """Pattern of the names of files that are being written, or were when their process was killed."""
-
-WRITTEN_AS = "written_as"
-"""Key of a run's checkpoints: the run's `id`, and the name of the file."""
 
 SPEC_BYTES = 2**26
 """Most bytes of a file that is read as a whole, such as `run.json`; a larger one is refused."""
@@ -36,14 +30,7 @@ SPEC_BYTES = 2**26
 NESTED = 100
 """Most levels of lists and objects in JSON; deeper values are refused."""
 
-_CHECKPOINT = 2
-"""Levels below the run's folder at which a checkpoint lies."""
-
 _ASIDE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
-class DamagedCheckpoint(RuntimeError):
-    """A checkpoint is gone, or is not the one that was written; the message names the file and the damage."""
 
 
 class Unsafe(ValueError):
@@ -207,59 +194,12 @@ def append_to(path: Path, inside: int = 1) -> IO[bytes]:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file atomically: it is whole or as it was, even if several processes write it at once."""
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write(content)
 
 
-def save_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
-    """Write tensors and plain values atomically: the file is whole, or as it was."""
-    import torch  # here, so that reading a journal alone need not wait for it
-
-    with _replacing(path, _CHECKPOINT) as file:
-        torch.save(dict(payload), file)
-
-
-def load_checkpoint(path: Path, device: str | torch.device | None = None, run: str = "") -> dict[str, Any]:
-    """Read a checkpoint back; nothing in it can run code.
-
-    Args:
-        device: The device of the loaded tensors; None: the one they were saved from.
-        run: The `id` of the run that must have written it under this name; empty for any.
-
-    Raises:
-        DamagedCheckpoint: if it cannot be read, or is not the one that was written.
-    """
-    import torch
-
-    from fusion.backoff import is_out_of_memory
-
-    try:
-        with open_to_read(path, _CHECKPOINT) as file:
-            # Refuse an archive that was changed, or that could hold more than its own bytes: torch compresses nothing.
-            with zipfile.ZipFile(file) as archive:
-                parts = archive.infolist()
-                stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
-                if not stored or sum(part.file_size for part in parts) > os.fstat(file.fileno()).st_size:
-                    raise zipfile.BadZipFile("its parts are compressed, or overlap, and torch writes none such")
-                if (part := archive.testzip()) is not None:
-                    raise zipfile.BadZipFile(f"the checksum of its part {part!r} is not that of what was written")
-            file.seek(0)
-            loaded: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
-    except pickle.UnpicklingError as error:
-        told = f"the checkpoint {path} cannot be read: it holds more than tensors and plain values, and may run code"
-        raise DamagedCheckpoint(told) from error
-    except Exception as error:  # a flipped bit in an archive raises many kinds of error
-        if is_out_of_memory(error):
-            raise
-        raise DamagedCheckpoint(f"the checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
-    written_as = loaded.pop(WRITTEN_AS, None)
-    if run and written_as != [run, path.name]:
-        raise DamagedCheckpoint(f"the checkpoint {path} is not the one that this run wrote there")
-    return loaded
-
-
 @contextlib.contextmanager
-def _replacing(path: Path, inside: int = 1) -> Iterator[IO[bytes]]:
+def replacing(path: Path, inside: int = 1) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` once it is written."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:

@@ -32,18 +32,15 @@ from filelock import FileLock
 
 from hydro_rasda.argument_checks import require
 from hydro_rasda.config import RESUME
+from hydro_rasda.run.checkpoints import WRITTEN_AS, DamagedCheckpoint, load_checkpoint, save_checkpoint
 from hydro_rasda.run.files import (
     TEMPORARY,
-    WRITTEN_AS,
-    DamagedCheckpoint,
     append_to,
-    load_checkpoint,
     make_private,
     matching,
     naming,
     refuse_links,
     remove,
-    save_checkpoint,
     sync_folder,
     truncate,
     write_atomically,

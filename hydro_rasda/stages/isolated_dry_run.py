@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from hydro_rasda.batch_checks import Misfit
 from hydro_rasda.dry_run import MISFITS, DryRun, dry_run, survey_data
+from hydro_rasda.dry_run_of_batches import Misfit
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Died, Notify, imap_forked, plain_warning

@@ -30,8 +30,8 @@ from hydro_rasda.schedulers.sweep_rule import checked_finalists
 from hydro_rasda.search import Search
 from hydro_rasda.seeds import next_seed
 from hydro_rasda.training.full_size import states_together
-from hydro_rasda.training.fused import states_of
 from hydro_rasda.training.fused_learner import State
+from hydro_rasda.training.group_training import states_of
 from hydro_rasda.training.kept_weights import bettered, kept_epoch
 from hydro_rasda.trial import Trial
 from surrogate.transfer_verdict import RankComparison

@@ -16,8 +16,8 @@ from typing import Any
 
 from fusion.width import keep_freed_memory
 from fusion.width.memory import usable_memory
-from hydro_rasda.batch_checks import one_thread
 from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
+from hydro_rasda.dry_run_of_batches import one_thread
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Crowd, Died, Notify, imap_forked
@@ -28,7 +28,7 @@ from hydro_rasda.run.events import Stage
 from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 from hydro_rasda.training.full_size import train_full_size_trial
-from hydro_rasda.training.fused import LiveGroup, Load, joined, train_group
+from hydro_rasda.training.group_training import LiveGroup, Load, joined, train_group
 from hydro_rasda.training.group_widths import machine, planned_widths
 from hydro_rasda.trial import Trial
 

@@ -23,7 +23,7 @@ from hydro_rasda.training.kept_weights import epochs_since
 from hydro_rasda.training.loop import diverged, good_enough, keep_best, out_of_patience, train_epochs
 from hydro_rasda.training.lr_rescaling import Rule
 from hydro_rasda.training.user_loop import Over, SpanWorker, train_own_on_rank
-from hydro_rasda.training.worker import Worker
+from hydro_rasda.training.user_loop_worker import Worker
 from hydro_rasda.training.worker_reports import EPOCH_SECONDS, HISTORY
 from hydro_rasda.trial import Trial
 

@@ -38,9 +38,9 @@ from hydro_rasda.run import cache
 from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
 from hydro_rasda.run.content_digest import content, digest
 from hydro_rasda.schedulers.packing_policy import MARGIN
-from hydro_rasda.training import surrogate_probe
+from hydro_rasda.training import surrogate_speed_and_memory
 from hydro_rasda.training.recorded_steps import records
-from hydro_rasda.training.surrogate_probe import measure_compiled, measure_widths
+from hydro_rasda.training.surrogate_speed_and_memory import measure_compiled, measure_widths
 from hydro_rasda.trial import Trial
 
 COMPILED_FROM = 300.0
@@ -237,7 +237,11 @@ def _processor() -> str:
 @functools.cache
 def _code() -> str:
     """A digest of the code that is measured."""
-    files = [Path(__file__), Path(surrogate_probe.__file__), *sorted(Path(fusion.__file__).parent.rglob("*.py"))]
+    files = [
+        Path(__file__),
+        Path(surrogate_speed_and_memory.__file__),
+        *sorted(Path(fusion.__file__).parent.rglob("*.py")),
+    ]
     try:
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     except OSError:

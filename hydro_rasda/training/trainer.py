@@ -21,7 +21,7 @@ from hydro_rasda.processes.light_optimizers import leave_out_compiler
 from hydro_rasda.training.across_ranks import Store, file_store
 from hydro_rasda.training.device import WHOLE, Device, Share, Work
 from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
-from hydro_rasda.training.fused import Load
+from hydro_rasda.training.group_training import Load
 from hydro_rasda.trial import Trial
 
 

@@ -28,7 +28,7 @@ from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.kept_weights import bettered
-from hydro_rasda.training.worker import Saving, State, Worker
+from hydro_rasda.training.user_loop_worker import Saving, State, Worker
 from hydro_rasda.trial import Trial
 
 METRICS = ("train_", "val_")

@@ -18,7 +18,7 @@ from hydro_rasda.metrics import Collected, of_members
 from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.fused import train_group
+from hydro_rasda.training.group_training import train_group
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks

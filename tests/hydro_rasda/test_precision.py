@@ -21,7 +21,7 @@ from hydro_rasda.objective import Objective, supervised
 from hydro_rasda.precision import as_given, in_precision, matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner, train_full_size_trial
-from hydro_rasda.training.fused import train_group
+from hydro_rasda.training.group_training import train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks
 

@@ -20,7 +20,7 @@ from hydro_rasda.contracts import FullSizeTask, Group, GroupTask, Span
 from hydro_rasda.data import make_batches
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import train_full_size_trial
-from hydro_rasda.training.fused import train_group
+from hydro_rasda.training.group_training import train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 

@@ -30,8 +30,9 @@ from hydro_rasda.loggers import CSVLogger, TensorBoardLogger
 from hydro_rasda.packing import Device, pack
 from hydro_rasda.results.progress import Progress
 from hydro_rasda.results.reading import read_record
+from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.events import EpochEnded, MessageSaid, RunBegan, StageBegan
-from hydro_rasda.run.files import Unsafe, load_checkpoint
+from hydro_rasda.run.files import Unsafe
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, keep_message
 from hydro_rasda.run.locks_and_crashes import DOING, CrashLog
 from hydro_rasda.run.run_folder import Store

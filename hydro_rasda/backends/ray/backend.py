@@ -34,7 +34,7 @@ from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.schedulers import worker_slots
 from hydro_rasda.training.across_ranks import Store, await_ranks, listening_store, reached_store
 from hydro_rasda.training.device import Share
-from hydro_rasda.training.fused import Load
+from hydro_rasda.training.group_training import Load
 from hydro_rasda.training.trainer import Given, Trainer
 
 

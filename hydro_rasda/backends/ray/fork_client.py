@@ -1,6 +1,6 @@
 """How a trial's actors have the node's fork server (`hydro_rasda.backends.ray.fork_server`) start a rank.
 
-Pickled by value, for the reason that `hydro_rasda.backends.ray.elastic` gives.
+Pickled by value, for the reason that `hydro_rasda.backends.ray.elastic_trainable` gives.
 """
 
 from __future__ import annotations

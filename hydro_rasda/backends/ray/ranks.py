@@ -1,6 +1,6 @@
 """A trial's ranks but the first: each runs for a rank actor, which holds one bundle of the trial's placement group.
 
-Pickled by value, for the reason that `hydro_rasda.backends.ray.elastic` gives.
+Pickled by value, for the reason that `hydro_rasda.backends.ray.elastic_trainable` gives.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupOut
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.run.state import Run
-from hydro_rasda.training.fused import Load
+from hydro_rasda.training.group_training import Load
 from tests.hydro_rasda.scripted import open_run
 
 SPAN = Span(0, 2)

@@ -30,7 +30,7 @@ from hydro_rasda.processes.forks import (
     map_forked,
 )
 from hydro_rasda.processes.hang_detector import HangDetector
-from hydro_rasda.run.files import DamagedCheckpoint, load_checkpoint
+from hydro_rasda.run.checkpoints import DamagedCheckpoint, load_checkpoint
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="processes that have computed are forked on Linux alone"

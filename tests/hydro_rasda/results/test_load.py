@@ -23,7 +23,7 @@ from hydro_rasda import AllTrialsFailed, RaceConfig, SweepConfig, TuneResult, ch
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.report import state_of
 from hydro_rasda.results.result import make_result
-from hydro_rasda.run.files import DamagedCheckpoint
+from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.run.full_size_journal import end_targets, record_epochs, record_failure
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.run_folder import Store

@@ -13,17 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from hydro_rasda.run.checkpoints import DamagedCheckpoint, load_checkpoint, save_checkpoint
 from hydro_rasda.run.files import (
-    DamagedCheckpoint,
     Unsafe,
     append_to,
-    load_checkpoint,
     matching,
     open_to_write,
     parse_json,
     read_file,
     remove,
-    save_checkpoint,
     write_atomically,
 )
 

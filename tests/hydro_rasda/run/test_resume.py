@@ -19,8 +19,8 @@ import torch
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, load, uniform
 from hydro_rasda.contracts import Event
+from hydro_rasda.run.checkpoints import DamagedCheckpoint, load_checkpoint, save_checkpoint
 from hydro_rasda.run.events import RungDecided
-from hydro_rasda.run.files import DamagedCheckpoint, load_checkpoint, save_checkpoint
 from hydro_rasda.run.journal import DamagedJournal
 from tests.hydro_rasda.models import mlp
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from hydro_rasda.run.files import DamagedCheckpoint
+from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.run.journal import DamagedJournal, JournalLine, Unit
 from hydro_rasda.run.resume_rules import RunExists
 from hydro_rasda.run.run_folder import Store

@@ -23,7 +23,7 @@ from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.stages.transfer_of_finalists import hand_over
 from hydro_rasda.training.full_size import train_full_size_trial
-from hydro_rasda.training.fused import states_of, train_group
+from hydro_rasda.training.group_training import states_of, train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import Scripted, curves, open_run

@@ -13,7 +13,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.stages.wider_groups import find_wider, form
-from hydro_rasda.training.fused import train_group
+from hydro_rasda.training.group_training import train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config
 

@@ -20,7 +20,7 @@ from hydro_rasda.data import make_batches, make_folds
 from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import states_apart, train_full_size_trial
-from hydro_rasda.training.fused import LiveGroup, states_of, train_group
+from hydro_rasda.training.group_training import LiveGroup, states_of, train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 

@@ -18,7 +18,7 @@ from hydro_rasda.objective import OptimizerSettings, supervised
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.fused import states_of, train_group
+from hydro_rasda.training.group_training import states_of, train_group
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers
 from hydro_rasda.trial import Trial

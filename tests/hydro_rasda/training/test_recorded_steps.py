@@ -23,8 +23,8 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.training import fused_learner, learners
 from hydro_rasda.training.full_size import full_size_learner, train_full_size_trial
 from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
-from hydro_rasda.training.fused import train_group
 from hydro_rasda.training.fused_learner import FusedLearner
+from hydro_rasda.training.group_training import train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 from tests.recorder import Recorder, recording

@@ -21,7 +21,7 @@ from hydro_rasda.data import ALONE, Batch
 from hydro_rasda.objective import scalars
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.files import DamagedCheckpoint
+from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.training.folds_and_repeats import members_first, shares_of
 from hydro_rasda.training.fused_learner import FusedLearner, State
 from hydro_rasda.training.loop import train_epochs

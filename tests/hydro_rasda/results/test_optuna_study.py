@@ -27,7 +27,7 @@ from hydro_rasda import (
     sample_from,
     uniform,
 )
-from hydro_rasda.results.study import distribution
+from hydro_rasda.results.optuna_study import distribution
 from hydro_rasda.space import describe, sample
 from tests.hydro_rasda.conftest import SPACE
 from tests.hydro_rasda.models import stumbles_in_some

@@ -35,7 +35,7 @@ from hydro_rasda.processes.temporary_folders import owner
 from hydro_rasda.run.pickling import pickle_config_modules
 
 if TYPE_CHECKING:
-    from hydro_rasda.training.worker import Worker
+    from hydro_rasda.training.user_loop_worker import Worker
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules[HangDetector.__module__])

@@ -23,8 +23,8 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.training import fused_learner
-from hydro_rasda.training.fused import LiveGroup, train_group
 from hydro_rasda.training.fused_learner import FusedLearner
+from hydro_rasda.training.group_training import LiveGroup, train_group
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp, stumbles_in_some
