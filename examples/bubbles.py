@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import hydro_rasda
 import hydro_rasda.bubbles
 
-WIDTH, TOKENS, LENGTH, MICRO_BATCHES = 128, 64, 64, 4
+WIDTH, TOKENS, LENGTH, MICRO_BATCHES = 128, 64, 64, 2
 
 
 class Stage(nn.Module):

@@ -40,11 +40,12 @@ def main() -> None:
     """Train all, then say which is best."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default="digits", help="of the run; one that was interrupted goes on under its name")
+    parser.add_argument("--lr", type=float, nargs="+", default=LEARNING_RATES, help="learning rates to try")
     arguments = parser.parse_args()
     jobs = [
         Task(partial(train, architecture, lr), kind=architecture, name=f"{architecture}-{lr:g}")
         for architecture in ("linear", "mlp", "conv")
-        for lr in LEARNING_RATES
+        for lr in arguments.lr
     ]
     result = pack(jobs, name=arguments.name)
     best = max((job for job in result.jobs if job.value), key=lambda job: float(job.value["accuracy"]))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-RAY = (
-    "tests/hydro_rasda/backends/ray/",
-    "tests/hydro_rasda/backends/test_contract.py",
-    "tests/hydro_rasda/backends/test_elastic_pool.py",
-    "tests/hydro_rasda/backends/test_either_backend.py",
-    "tests/benchmarks/vs_asha/test_cell.py",
-    "tests/test_examples.py::test_digits_on_ray",
-    "tests/test_examples.py::test_the_ray_script",
+RAY = re.compile(
+    r"tests/hydro_rasda/backends/(ray/"
+    r"|test_contract\.py::test_two_devices_on_ray"
+    r"|test_elastic_pool\.py::.*\[ray"
+    r"|test_either_backend\.py)"
+    r"|tests/benchmarks/vs_asha/test_cell\.py::test_rays_asha"
+    r"|tests/test_examples\.py::test_(digits_on_ray|the_ray_script)"
 )
-"""One process after another may have a Ray: two at once would starve each other of workers."""
+"""Tests that use Ray, which one process after another may have: two at once would starve each other of workers."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -31,7 +31,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByModule(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "ray" if nodeid.startswith(RAY) else nodeid.partition("::")[0]
+            return "ray" if RAY.match(nodeid) else nodeid.partition("::")[0]
 
     return ByModule(config, log)
 

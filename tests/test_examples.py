@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from filelock import FileLock
 
 from hydro_rasda.backends.ray import read_journal
 from hydro_rasda.schedulers import RASDA
@@ -40,27 +41,39 @@ def digits(folder: Path, *arguments: str) -> str:
     return "\n".join(found(pattern, said)[0] for pattern in patterns)
 
 
-def test_digits_reaches_97_percent(tmp_path: Path) -> None:
+@pytest.fixture
+def first_seed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The example's words without arguments; two tests ask for it, and each may run in another process of pytest."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with FileLock(shared / "digits.lock"):
+        if not (said := shared / "digits.txt").exists():
+            said.write_text(digits(tmp_path))
+    return said.read_text()
+
+
+def test_digits_reaches_97_percent(first_seed: str, tmp_path: Path) -> None:
     """On average over seeds: one of 270 test examples more or less is 0.4 %."""
-    accuracies = [float(digits(tmp_path, "--seed", str(seed)).rpartition(" ")[2]) for seed in range(3)]
+    said = [first_seed, *(digits(tmp_path, "--seed", str(seed)) for seed in (1, 2))]
+    accuracies = [float(each.rpartition(" ")[2]) for each in said]
     assert fmean(accuracies) >= 0.97
     assert min(accuracies) >= 0.96
 
 
-def test_digits_on_ray_ends_with_the_same_model(tmp_path: Path) -> None:
-    assert digits(tmp_path, "--backend", "ray") == digits(tmp_path)
+def test_digits_on_ray_ends_with_the_same_model(first_seed: str, tmp_path: Path) -> None:
+    assert digits(tmp_path, "--backend", "ray") == first_seed
 
 
 def test_the_ray_script_doubles_the_workers_of_survivors(tmp_path: Path) -> None:
     # Ray warns of every step of its own that takes half a second, as on a busy machine any may.
     patient = {"TUNE_WARN_THRESHOLD_S": "inf", "TUNE_WARN_SLOW_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "inf"}
-    arguments = ("--storage", str(tmp_path), "--trials", "4")
+    arguments = ("--storage", str(tmp_path), "--trials", "2")
     said = run(tmp_path, "ray_script.py", *arguments, OMP_NUM_THREADS="1", **patient)
     assert "Traceback" not in said, said
     warnings = [line for line in said.splitlines() if "WARN" in line or "Warning" in line]
     assert [line for line in warnings if "Token authentication" not in line] == [], said  # Ray's own, once
     trials = re.findall(r"^\w+: [\d.]+((?: \d)+)$", said, re.MULTILINE)
-    assert len(trials) == 4, said
+    assert len(trials) == 2, said
     assert " 1 2 4 4 8 8 8 8" in trials, said
     # Who is stopped, if any, depends on the order in which scores come in: where each is better than the last, none is.
     (history,) = (read_journal(str(folder)) for folder in tmp_path.glob("train_*"))
@@ -75,9 +88,9 @@ def test_the_ray_script_doubles_the_workers_of_survivors(tmp_path: Path) -> None
 
 
 def test_packed_trainings_share_the_cores(tmp_path: Path) -> None:
-    said = run(tmp_path, "packing.py")
+    said = run(tmp_path, "packing.py", "--lr", "0.03", "0.1")
     assert float(found(r"best (\S+): accuracy ([\d.]+)", said)[2]) > 0.9, said
-    assert "12 of 12 jobs complete" in said, said
+    assert "6 of 6 jobs complete" in said, said
 
 
 def test_a_sweep_in_bubbles_and_its_host(tmp_path: Path) -> None:

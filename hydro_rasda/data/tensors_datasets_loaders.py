@@ -128,8 +128,14 @@ class DatasetBatches(IndexedBatches):
 
 
 def default_workers(device: torch.device) -> int:
-    """Processes that load ahead: a few for a GPU; none for a CPU, whose cores have models to train."""
-    return min(MOST_WORKERS, os.cpu_count() or 1) if device.type == "cuda" else 0
+    """Processes that load ahead: a few for a GPU; none for a CPU, whose cores have models to train.
+
+    Torch warns of more of them than cores that this process may use.
+    """
+    if device.type != "cuda":
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_WORKERS, cores)
 
 
 class _InBatches(Dataset[Batch]):

@@ -12,9 +12,15 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this process when its parent ends. Other systems than Linux cannot."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def depend_on(parent: int) -> None:
     """End with the parent, leave Ctrl-C to it, and be what the kernel ends first where memory runs out."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != parent:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

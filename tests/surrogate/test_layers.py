@@ -55,7 +55,7 @@ def check(name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch, scale: flo
 
     monkeypatch.setattr("surrogate.coordinates.make_surrogate", narrow)
     torch.manual_seed(1)
-    many = torch.randint(20, (64, 6)) if name == "transformer" else torch.randn(64, 5, 8)
+    many = torch.randint(20, (64, 6)) if name == "transformer" else torch.randn(16 if name == "bilinear" else 64, 5, 8)
     target = torch.randn_like(make(1 / 4)(many))
     config = {"optimizer": optimizer, "lr": 0.01 if optimizer == "sgd" else 0.003}
 

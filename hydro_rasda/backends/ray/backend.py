@@ -29,6 +29,7 @@ from hydro_rasda.backends.ray.ranks import actor_options
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices
 from hydro_rasda.data import Shard
+from hydro_rasda.processes.die_with_parent import end_with_parent
 from hydro_rasda.renames import NO_SCHEDULER, refuses
 from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.schedulers import worker_slots
@@ -93,6 +94,8 @@ def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> Share:
 
 class _Trainer(Trainer):
     def __init__(self, problem: Any, worker: Mapping[str, float], board: Any, device: int) -> None:
+        # Ray's own check lets a process outlive its node now and then, with the memory of its GPU.
+        end_with_parent()
         self._node = ray.get_runtime_context().get_node_id()
         node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == self._node)
         where = torch.device("cuda" if worker.get("GPU", 0) > 0 else "cpu")

@@ -31,6 +31,9 @@ Quick = Callable[..., TuneResult]
 HERE, THERE = LocalBackend(["cpu"] * 2), RayBackend(resources_per_worker={"CPU": 1})
 """Two devices of one thread each: on more threads, the last digits may be others."""
 
+ONE_HERE, ONE_THERE = LocalBackend(["cpu"]), RayBackend(resources_per_worker={"CPU": 2})
+"""One device each, for tests whose answer does not depend on their number: a process more takes seconds to start."""
+
 each_first = pytest.mark.parametrize("backends", [(HERE, THERE), (THERE, HERE)], ids=["here first", "ray first"])
 
 
@@ -86,12 +89,12 @@ def test_a_rule_by_name_sweeps_on_either_backend(quick: Quick, tmp_path: Path, r
     asked: dict[str, Any] = {"num_samples": 6, "max_t": 8, "race": {"max_workers": 1}, "space": RACE["space"]}
     asked["sweep"] = SweepConfig(reduction_factor=2, fusion=2, rule=rule)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
-        quick(**asked, backend=THERE, callbacks=[LeavesAfter(tmp_path / "run", "/group-", 2)])
-    found = quick(**asked, backend=HERE)
+        quick(**asked, backend=ONE_THERE, callbacks=[LeavesAfter(tmp_path / "run", "/group-", 2)])
+    found = quick(**asked, backend=ONE_HERE)
     # Halving is over when as many are left as become finalists.
     assert max(trial.surrogate_epochs for trial in found.trials) == (2 if rule == "halving" else 4)
     over = units(tmp_path / "run")
-    again = quick(**asked, backend=THERE)
+    again = quick(**asked, backend=ONE_THERE)
     assert units(tmp_path / "run") == over
     assert (again.best_trial, again.best_metric) == (found.best_trial, found.best_metric)
 
@@ -107,24 +110,36 @@ class LeavesAfter:
             raise KeyboardInterrupt
 
 
+_whole: list[TuneResult] = []
+
+
+@pytest.fixture
+def whole(quick: Quick, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+    """A race that nothing interrupts, trained once for all tests."""
+    if not _whole:
+        _whole.append(quick(**RACE, race=ALONE, storage_path=tmp_path_factory.mktemp("whole"), backend=HERE))
+    return _whole[0]
+
+
+ALONE = {"top_k": 4, "grace_period": 1, "max_workers": 1}
+
+
 @pytest.mark.slow
-@each_first
+@pytest.mark.parametrize("backends", [(ONE_HERE, THERE), (THERE, ONE_HERE)], ids=["here first", "ray first"])
 @pytest.mark.parametrize(("prefix", "count"), [("/group-", 2), ("target/trial-", 3), ("target/trial-", 6)])
 def test_a_run_goes_on_on_the_other_backend_in_either_stage(
-    quick: Quick, tmp_path: Path, backends: tuple[Backend, Backend], prefix: str, count: int
+    quick: Quick, whole: TuneResult, tmp_path: Path, backends: tuple[Backend, Backend], prefix: str, count: int
 ) -> None:
     """As if it had never left the first: nothing is trained twice, and all decisions are those of an unbroken run."""
-    race = {"top_k": 4, "grace_period": 1, "max_workers": 1}
-    whole = quick(**RACE, race=race, name="whole", backend=HERE)
     leaves = LeavesAfter(tmp_path / "run", prefix, count)
     first, second = backends
     with pytest.raises(KeyboardInterrupt):
-        quick(**RACE, race=race, backend=first, callbacks=[leaves])
+        quick(**RACE, race=ALONE, backend=first, callbacks=[leaves])
     before = units(tmp_path / "run")
-    found = quick(**RACE, race=race, backend=second)
+    found = quick(**RACE, race=ALONE, backend=second)
     after = units(tmp_path / "run")
     assert [*after][: len(before)] == [*before]
-    assert decisions(tmp_path / "run") == decisions(tmp_path / "whole")
+    assert decisions(tmp_path / "run") == decisions(whole.path)
     assert (found.best_trial, found.best_metric) == (whole.best_trial, whole.best_metric)
     assert all(torch.equal(weights(found)[name], value) for name, value in weights(whole).items())
     lines = [line for unit in after.values() for line in unit.lines if line["event"] == "metrics"]

@@ -36,17 +36,27 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+_alone: list[Any] = []
+
+
+@pytest.fixture
+def alone(two_threads: None, quick: Quick, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The answer without a host, found once for all tests."""
+    if not _alone:
+        _alone.append(answer(quick(storage_path=tmp_path_factory.mktemp("alone"))))
+    return _alone[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
 def test_neither_host_nor_sweep_comes_to_another_result(
-    schedule: str, two_threads: None, quick: Quick, tmp_path: Path
+    schedule: str, alone: Any, two_threads: None, quick: Quick, tmp_path: Path
 ) -> None:
-    alone = quick(name="alone")
     source = tmp_path / "bubbles"
     host = Host(schedule, 2, 10_000, tmp_path / "with", source)
     with running([host]):
         beside = quick(name="beside", backend=BubbleBackend(source, checkpoint_s=0.5))
-    assert answer(beside) == answer(alone)
+    assert answer(beside) == alone
     found, expected = host.told(), Host(schedule, 2, 100, tmp_path / "without").told()
     assert len(expected[1]["losses"]) == 100
     assert found[1]["losses"][:100] == expected[1]["losses"]  # each depends on all weights of both ranks
@@ -55,9 +65,8 @@ def test_neither_host_nor_sweep_comes_to_another_result(
 
 @pytest.mark.slow
 def test_a_host_that_is_killed_and_one_of_another_size_lose_nothing(
-    two_threads: None, quick: Quick, tmp_path: Path
+    alone: Any, two_threads: None, quick: Quick, tmp_path: Path
 ) -> None:
-    alone = quick(name="alone")
     source, hosts = tmp_path / "bubbles", list[Host]()
 
     def come_and_go(event: Event) -> None:
@@ -69,7 +78,7 @@ def test_a_host_that_is_killed_and_one_of_another_size_lose_nothing(
     with running(hosts):
         beside = quick(name="beside", backend=BubbleBackend(source, checkpoint_s=0.5), callbacks=[come_and_go])
     assert len(hosts) == 2
-    assert answer(beside) == answer(alone)
+    assert answer(beside) == alone
     found, expected = hosts[1].told(), Host("GPipe", 3, 50, tmp_path / "without").told()
     assert found[1]["losses"][:50] == expected[1]["losses"]
 
@@ -81,8 +90,7 @@ def test_a_rank_that_fails_ends_the_wait_for_it(quick: Quick, tmp_path: Path) ->
     assert all(rank.poll() for rank in host.ranks)
 
 
-def test_a_guest_that_is_killed_comes_back(two_threads: None, quick: Quick, tmp_path: Path) -> None:
-    alone = quick(name="alone")
+def test_a_guest_that_is_killed_comes_back(alone: Any, two_threads: None, quick: Quick, tmp_path: Path) -> None:
     source, killed = tmp_path / "bubbles", list[int]()
     with waiting_hosts(source, 2) as guests:
 
@@ -96,14 +104,14 @@ def test_a_guest_that_is_killed_comes_back(two_threads: None, quick: Quick, tmp_
         while guests[0].pid in killed:
             time.sleep(0.05)
     assert len(killed) == 1
-    assert answer(beside) == answer(alone)
+    assert answer(beside) == alone
 
 
 @pytest.mark.slow
 def test_a_sweep_that_is_interrupted_goes_on_from_its_guests_last_checkpoint(
     two_threads: None, quick: Quick, tmp_path: Path
 ) -> None:
-    alone = quick(name="alone", sweep=SweepConfig(grace_period=4))
+    alone = answer(quick(name="alone", sweep=SweepConfig(grace_period=4)))
     epochs = list[int]()
 
     def interrupt(event: Event) -> None:
@@ -118,5 +126,5 @@ def test_a_sweep_that_is_interrupted_goes_on_from_its_guests_last_checkpoint(
             quick(name="beside", sweep=SweepConfig(grace_period=4), backend=backend, callbacks=[interrupt])
         assert list((tmp_path / "beside" / "checkpoints").glob("*so-far*"))
         beside = quick(name="beside", sweep=SweepConfig(grace_period=4), backend=backend)
-    assert answer(beside) == answer(alone)
+    assert answer(beside) == alone
     assert not list((tmp_path / "beside" / "checkpoints").glob("*so-far*"))

@@ -60,6 +60,11 @@ def read(workers: int | None, epoch: int | None, shard: Shard = Shard()) -> list
     return [{name: values.tolist() for name, values in s.batch.items()} for s in batches.shares(4, epoch, shard)]
 
 
+# Torch's, where this process may use one core alone.
+may_outnumber_cores = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
+
+
+@may_outnumber_cores
 @pytest.mark.parametrize("epoch", [2, None])
 def test_batches_do_not_depend_on_who_loads_them(epoch: int | None) -> None:
     here, *elsewhere = (read(workers, epoch) for workers in (0, 1, 2))
@@ -77,6 +82,7 @@ def test_a_rank_loads_its_share_alone_with_workers_too() -> None:
         assert (first["row"], second["row"]) == (batch["row"][::2], batch["row"][1::2])
 
 
+@may_outnumber_cores
 def test_batches_draw_apart() -> None:
     noise = [value for batch in read(2, 0) for value in batch["noise"]]
     assert len(set(noise)) == N
@@ -90,8 +96,16 @@ def test_a_dataset_that_loads_several_at_once_is_asked_for_a_batch() -> None:
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(None, 1), (1, 1), (MOST_WORKERS, MOST_WORKERS), (99, MOST_WORKERS)])
-def test_workers_where_nobody_says_how_many(cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU, the cores have models to train."""
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+@pytest.mark.parametrize("tells_affinity", [True, False])
+def test_workers_where_nobody_says_how_many(
+    tells_affinity: bool, cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, the cores have models to train; a GPU has as many as there are cores that this process may use."""
+    if tells_affinity:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(cores or 1)}, raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: 999)
+    else:
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert default_workers(CPU) == 0
     assert default_workers(torch.device("cuda")) == workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -253,9 +254,26 @@ def test_a_trial_that_kills_its_process_fails_alone(ray8: None, quick: Quick) ->
     assert all("died" in error for error in failed.values())
 
 
+def _training(driver: int) -> list[psutil.Process]:
+    """Processes of the devices that a driver has started; others of Ray's may live on for minutes."""
+    found = []
+    for process in psutil.Process(driver).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "".join(process.cmdline()).startswith("ray::_Trainer"):
+                found.append(process)
+    return found
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.mark.slow
 def test_killed_at_any_point_it_goes_on(tmp_path: Path) -> None:
-    """In the sweep, and among the full-size trials; no epoch is recorded twice."""
+    """In the sweep, and among the full-size trials; no epoch is recorded twice, and no process trains on."""
     command = [sys.executable, "-m", "tests.hydro_rasda.resumable", str(tmp_path), "run", "2"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     reached = []
@@ -264,7 +282,13 @@ def test_killed_at_any_point_it_goes_on(tmp_path: Path) -> None:
             while not any(key.startswith(point) for key in units(tmp_path / "run")):
                 assert run.poll() is None, run.stdout and run.stdout.read()
                 time.sleep(0.01)
+            training = _training(run.pid)
+            assert training
             run.kill()
+        until = time.monotonic() + 600
+        while (left := [process for process in training if _lives(process)]) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not left
         reached.append(len(units(tmp_path / "run")))
     assert reached == sorted(reached)
     done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)

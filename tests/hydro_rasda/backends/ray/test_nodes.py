@@ -34,6 +34,10 @@ def train(worker: Worker) -> None:
         worker.report({"loss": 0.0, "total": total}, {"total": total})
 
 
+# A node that is lost refuses the head's calls; after five, the head gives it up. By default it calls every 3 s.
+HEAD = {"_system_config": {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}}
+
+
 # Tune pickles its callbacks, and a cluster cannot be pickled.
 LOSE: list[Callable[[], None]] = []
 
@@ -50,7 +54,7 @@ class LoseNode(tune.Callback):  # type: ignore[misc]
 def test_a_trial_spans_nodes_and_shrinks_to_those_that_are_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, **HEAD})
     try:
         node = cluster.add_node(num_cpus=4)
         LOSE.append(lambda: cluster.remove_node(node, allow_graceful=False))
@@ -87,7 +91,7 @@ def test_a_finalist_goes_on_on_the_nodes_that_are_left_and_on_those_that_come(
 ) -> None:
     """A node is lost when the trial is to get its workers; another one has come by the next milestone."""
     monkeypatch.setattr(Slots, "_fresh_for_s", -1.0)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **HEAD})
     nodes = [cluster.add_node(num_cpus=2)]
 
     def lose_and_add(event: Event) -> None:

@@ -52,8 +52,9 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """The first port that the job would take, which another one has."""
-    with socket.create_server(("", PORT)):
+    """The first port that the job would take, which another one has; it refuses calls, which Ray else waits for."""
+    with socket.socket() as holds:
+        holds.bind(("", PORT))
         yield PORT
 
 
