@@ -11,13 +11,10 @@ A row counts instead of timing if the time would drown in noise.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 from unittest import mock
@@ -27,6 +24,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from benchmarks.fixed_costs import Numbers, imports, of_script, script
 from benchmarks.ray_stand_in import StandInController
 from benchmarks.result_files import columns, environment, options, read, save, texts, versions
 from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
@@ -44,43 +42,7 @@ from hydro_rasda.trial import Trial
 
 FILE = "scale.json"
 VERSIONS = versions("torch", "ray", "numpy")
-Numbers = dict[str, float]
-
 CPU = torch.device("cpu")
-
-
-_BEYOND_TORCH = ("import torch", "import torch; import hydro_rasda; hydro_rasda.tune")
-_PAGE = Path(__file__).parents[1] / "docs" / "start.md"
-
-
-def imports(repeats: int = 7) -> Numbers:
-    """CPU seconds of `from hydro_rasda import tune` in a process that has imported torch."""
-    pairs = [[_cpu_of(code) for code in _BEYOND_TORCH] for _ in range(repeats + 1)]
-    return {"s of CPU": median(with_tune - torch_alone for torch_alone, with_tune in pairs[1:])}
-
-
-def script(repeats: int = 3) -> Numbers:
-    """CPU seconds of the program on the first page of the guides, from `python` to its end."""
-    return {"s of CPU": median([_cpu_of(first_program()) for _ in range(repeats + 1)][1:])}
-
-
-def first_program() -> str:
-    """The first program of the guides."""
-    return _PAGE.read_text().split("```python\n")[1].split("```")[0]
-
-
-def _cpu_of(code: str) -> float:
-    """CPU seconds of a process and its children; the first of several may compile what it imports."""
-    import resource
-
-    keeps = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**keeps, "OMP_NUM_THREADS": "1", "HYDRO_RASDA_CACHE": folder}
-        command = [sys.executable, "-c", code]
-        subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def traces(trials: int) -> Numbers:
@@ -239,6 +201,10 @@ _LARGE, _READ = partial(simulator, 12_500, 25_000, repeats=1), "examples that 4 
 ROWS = {
     "imports": Row("`from hydro_rasda import tune`, beyond `import torch`", imports, "s of CPU", 0.3),
     "script": Row("the first program of the guides, from `python` to its end", script, "s of CPU", None),
+    "script_torch": Row("... of which `import torch` alone", partial(of_script, "torch"), "s of CPU", None),
+    "script_own": Row("... of which the program's other imports", partial(of_script, "own imports"), "s of CPU", None),
+    "script_training": Row("... of which training and validation", partial(of_script, "training"), "s of CPU", None),
+    "script_rest": Row("... of which all else", partial(of_script, "rest"), "s of CPU", 1.5),
     "traces": Row("`tune`, 9 trials of a model without a width argument", partial(traces, 9), "traces", 1),
     "dispatch": Row("the next groups of a device, 2,000 trials waiting", partial(dispatch, 2000), "ms", 5),
     "scheduler": Row("`RASDAScheduler` alone, 400 trials", partial(scheduler, 400), "s", 0.4),

@@ -64,6 +64,10 @@ def _imported(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     finally:
+        if not gc.get_freeze_count():
+            # All objects now count as old. As young ones, they would soon cause a pass over everything.
+            gc.freeze()
+            gc.unfreeze()
         if collects:
             gc.enable()
 

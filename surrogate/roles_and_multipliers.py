@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from mup.infshape import InfShape
 from torch import nn
 
 from surrogate.argument_checks import check_flag, require
 from surrogate.forward_multipliers import input_weight, reads_and_writes
 from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan
-
-if TYPE_CHECKING:
-    from mup.infshape import InfShape
 
 
 def _sgd(infshape: InfShape) -> float:

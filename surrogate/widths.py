@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
+from mup.infshape import InfDim, InfShape
 from torch import nn
-
-if TYPE_CHECKING:
-    from mup.infshape import InfShape
 
 PLAN_ATTRIBUTE = "width_plan"
 """The attribute in which a surrogate keeps its plan; it survives `copy.deepcopy` and pickling."""
@@ -57,9 +54,6 @@ class ParamWidth:
 
 @lru_cache(maxsize=4096)  # each model of one plan asks for the same, a hundred times
 def _infshape(target_shape: Shape, shape: Shape) -> InfShape:
-    # mup imports more than this, so that only those who build a surrogate import it.
-    from mup.infshape import InfDim, InfShape
-
     return InfShape([InfDim(base if base != dim else None, dim) for base, dim in zip(target_shape, shape)])
 
 

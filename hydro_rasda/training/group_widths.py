@@ -49,6 +49,20 @@ COMPILED_FROM = 300.0
 To compile a small model's step takes 10 to 30 seconds: little in comparison, even if compiled steps are no faster.
 """
 
+MEASURED_FROM = 2000
+"""Least steps of the sweep's longest trials for which widths are measured on a CPU.
+
+A measurement takes as long as some 30 steps of each trial: about 5 % of such a sweep, as halving stops most trials
+early.
+"""
+UNMEASURED = 20
+"""Members of the largest groups that were not measured.
+
+In `benchmarks/results/fusion_throughput.md`, groups of 16 have at least 74 % of the best group's speed.
+"""
+GAIN = 2.0
+"""How many times as fast as single trials such groups are taken to train."""
+
 
 def planned_widths(
     problem: Problem,
@@ -61,6 +75,8 @@ def planned_widths(
 ) -> dict[str, Widths]:
     """Find, for each kind, the width at which a group trains fastest and fits memory, and the least width that pays.
 
+    Nothing is measured for a sweep that is hardly longer than the measurement; see `MEASURED_FROM`.
+
     Args:
         kinds: By digest, the trials of the kind, in the order in which groups take them.
         cores: Cores of the device; each trains a part of a group on one thread, and they share the memory.
@@ -70,8 +86,11 @@ def planned_widths(
     """
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     keys = dict[str, str]()
-    functions = digest(content((problem.model_fn, problem.objective)))
     room = (usable_memory(problem.device) or math.inf) if memory is None else memory
+    assumed = {kind: of for kind, trials in kinds.items() if (of := _assumed(problem, trials[0], room / cores))}
+    if len(assumed) == len(kinds):
+        return assumed
+    functions = digest(content((problem.model_fn, problem.objective)))
     models = problem.settings.models("surrogate")
     for kind, trials in kinds.items():
         part = [trial for trial in trials[: -(-len(trials) // cores)] for _ in range(models)]
@@ -98,6 +117,21 @@ def planned_widths(
                 peaks.estimate(kind_of_group(kind, kinds[kind]), of_width)
     widths = {kind: of_trials(_widths(measured, room / cores), models) for kind, measured in found.items()}
     return _with_compiled(problem, kinds, widths, keys, cores if forked else 0)
+
+
+def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
+    """Return the widths of a kind for a short sweep on a CPU; None if they should be measured.
+
+    They are measured if trials have more steps, or an unknown number, or if groups may exceed `room` bytes.
+    """
+    models, stop = problem.settings.models("surrogate"), problem.settings.sweep_milestones[-1]
+    steps, seconds = problem.train_data.steps(trial.batch_size), problem.steady_epoch_seconds
+    most = max(1, UNMEASURED // models)
+    if steps is None or steps * stop >= MEASURED_FROM or seconds * stop >= COMPILED_FROM:
+        return None
+    if problem.device.type != "cpu" or most * models * problem.peak > room:
+        return None
+    return Widths(most, throughput={most: GAIN * steps / seconds, 1: steps / seconds})
 
 
 def _pace(problem: Problem) -> HangDetector:

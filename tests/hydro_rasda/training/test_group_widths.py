@@ -99,6 +99,27 @@ def test_a_single_trial_is_not_measured(problem: Problem) -> None:
     assert not cache_folder().exists()
 
 
+def test_a_sweep_that_is_as_short_as_a_measurement_is_not_measured(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has groups of a width that suits most models; each bound on the sweep makes it long enough."""
+    refuse_to_measure(monkeypatch)
+    tried = replace(problem, steady_epoch_seconds=0.5, peak=10.0)
+    steps = problem.train_data.steps(32)
+    assert steps is not None
+    rate = steps / 0.5
+    assert planned_widths(tried, {"kind": trials(8)}) == {"kind": Widths(20, 2, {1: rate, 20: 2 * rate})}
+    assert not cache_folder().exists()
+    for long, memory in (
+        (tried.with_settings(max_t=3**9), None),
+        (replace(tried, steady_epoch_seconds=1e3), None),
+        (replace(tried, steady_epoch_seconds=math.inf), None),
+        (tried, 199.0),
+    ):
+        with pytest.raises(Measured):
+            planned_widths(long, {"kind": trials(8)}, memory=memory)
+
+
 SIZES = {"fixed": 0, "each": 10}
 SOUND = {"key": "k", "at": 1e9, "width": 2, "throughput": {"1": 1.0, "2": 2.0}, "obstacle": "", **SIZES}
 ODD: list[Any] = [
