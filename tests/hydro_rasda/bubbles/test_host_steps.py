@@ -28,7 +28,8 @@ class Process:
 
     def __init__(self, source: Path, device: str, preempt: bool, before: tuple[str, int]) -> None:
         self.given, self.name, self.pid = (source, device, preempt, before), f"guest {len(self.started)}", 7
-        self.page, self.over, self.used = SimpleNamespace(working=True), None, 2.0
+        self.page, self.used = SimpleNamespace(working=True), 2.0
+        self.over: int | None = None
         self.calls: list[Any] = []
         self.status = 0
         self.started.append(self)

@@ -20,7 +20,7 @@ from hydro_rasda.page import sections as page_sections
 from hydro_rasda.page.sections import Drawn, Section
 from hydro_rasda.page.write import sections_of
 from hydro_rasda.plots import hyperparameters
-from hydro_rasda.plots.look import begun
+from hydro_rasda.plots.figure_style import begun
 from hydro_rasda.results.records import RunRecord
 from tests.hydro_rasda.journals import Writer, write_run
 
