@@ -9,13 +9,25 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hydro_rasda import RaceConfig, TuneResult
-from hydro_rasda.loggers import CSVLogger, MLflowLogger, TensorBoardLogger, WandbLogger
-from hydro_rasda.run.events import RunBegan
+from hydro_rasda.loggers import CSVLogger, Logged, MLflowLogger, TensorBoardLogger, TrialLogger, WandbLogger
+from hydro_rasda.run.events import (
+    EpochEnded,
+    Event,
+    FinalistsChosen,
+    RunBegan,
+    RunEnded,
+    RungDecided,
+    Stage,
+    TrialConfigured,
+    TrialEnded,
+    TrialFailed,
+)
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -201,3 +213,120 @@ def test_what_is_not_there_is_said_before_the_run(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"needs {module}, which is not there: pip install 'hydro-rasda\[{extra}\]'"):
         make()
+
+
+def told_by(events: list[Event], logger: TrialLogger) -> list[Any]:
+    """The calls of a logger whose events are these."""
+    calls: list[Any] = []
+    for name in ("begin", "open", "log", "close"):
+        setattr(logger, name, lambda *given, name=name: calls.append((name, *given)))
+    for event in events:
+        logger.on_event(event)
+    return [
+        (name, *(each.number if isinstance(each, Logged) else each for each in given))
+        for name, *given in calls
+        if name != "begin"
+    ]
+
+
+def epoch(trial: int, number: int, stage: Stage = "surrogate", recalled: bool = False) -> EpochEnded:
+    return EpochEnded(
+        seconds=2.0, trial=trial, stage=stage, epoch=number, metrics={"val_loss": None}, recalled=recalled
+    )
+
+
+def test_a_trial_is_open_from_its_first_epoch_until_it_is_over_for_whatever_reason() -> None:
+    events = [
+        *(TrialConfigured(seconds=0.0, trial=n, config={"lr": 0.1, "model": {"width": 8}}) for n in range(6)),
+        *(epoch(n, 1) for n in range(5)),
+        TrialFailed(seconds=1.0, trial=1, error="raised"),
+        RungDecided(seconds=1.0, stage="surrogate", epoch=1, candidates=(0, 2, 3, 4), kept=(0, 3, 4)),
+        FinalistsChosen(seconds=1.0, candidates=(0, 3, 4), kept=(0, 4)),
+        epoch(0, 1, "target"),
+        epoch(4, 1, "target"),
+        TrialEnded(seconds=1.0, trial=4, epoch=1),
+    ]
+    finished = [*events, RunEnded(seconds=1.0, error=None)]
+    closed = [call for call in told_by(finished, TrialLogger()) if call[0] == "close"]
+    assert closed == [
+        ("close", 1, "failed"),
+        ("close", 2, "stopped"),
+        ("close", 3, "stopped"),
+        ("close", 4, "stopped"),
+        ("close", 0, "finished"),
+    ]
+    calls = told_by([*events, RunEnded(seconds=1.0, error="KeyboardInterrupt")], logger := TrialLogger())
+    assert calls[-1] == ("close", 0, "interrupted")
+    assert [call for call in calls if call[0] == "open"] == [("open", n) for n in range(5)]
+    first = next(call for call in calls if call[0] == "log")
+    assert first[:4] == ("log", 0, "sweep", 1)
+    assert math.isnan(first[4]["val_loss"])
+    assert first[5] == 2.0
+    trial = logger._trials[0]
+    assert trial.config == {"lr": 0.1, "model/width": 8}
+    assert (trial.epochs, trial.step) == ({"sweep": 1, "full size": 1}, 2)
+
+
+def test_what_is_recalled_is_logged_once() -> None:
+    """Where nobody knows what an earlier process logged, all of it counts as logged."""
+    events: list[Event] = [
+        *(epoch(n, at, recalled=True) for n in (0, 1) for at in (1, 2)),
+        TrialFailed(seconds=1.0, trial=1, error="raised", recalled=True),
+        epoch(0, 3),
+        RunEnded(seconds=1.0, error=None),
+    ]
+    calls = told_by(events, TrialLogger())
+    assert [call[:4] for call in calls] == [("open", 0), ("log", 0, "sweep", 3), ("close", 0, "finished")]
+
+    class KnowsOne(TrialLogger):
+        def logged(self, trial: int, stage: str) -> float:
+            return 1.0
+
+    calls = told_by(events, KnowsOne())
+    assert [call[:4] for call in calls] == [
+        ("open", 0),
+        ("log", 0, "sweep", 2),
+        ("open", 1),
+        ("log", 1, "sweep", 2),
+        ("close", 1, "failed"),
+        ("log", 0, "sweep", 3),
+        ("close", 0, "finished"),
+    ]
+
+
+def test_wandb_is_asked_for_a_run_that_can_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Run:
+        def __init__(self, **given: Any) -> None:
+            self.given, self.summary, self.logged = given, dict[str, str](), list[Any]()
+            runs.append(self)
+
+        def log(self, values: Any, step: int) -> None:
+            self.logged.append((values, step))
+
+        def finish(self, exit_code: int) -> None:
+            self.exit_code = exit_code
+
+    runs: list[Run] = []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=Run))
+    path = tmp_path / "a run"
+    for group, name in ((None, "a run"), ("ours", "ours")):
+        logger = WandbLogger("project", group, mode="offline")
+        logger.begin(RunBegan(seconds=0.0, path=path, metric="val_loss", mode="min", settings={}))
+        for number, status in ((0, "stopped"), (1, "failed")):
+            trial = Logged(number, {"lr": 0.1, "act": max}, {"sweep": 2, "full size": 1})
+            logger.open(trial)
+            logger.log(trial, "full size", 1, {"val_loss": 0.5}, 1.0)
+            logger.close(trial, status)
+            run = runs.pop()
+            assert run.given.pop("id").endswith(f"-{number}")
+            assert run.given == {
+                "project": "project",
+                "group": name,
+                "name": f"trial {number}",
+                "config": {"lr": 0.1, "act": "max"},
+                "resume": "allow",
+                "reinit": "create_new",
+                "mode": "offline",
+            }
+            assert run.logged == [({"full size/val_loss": 0.5, "full size/epoch": 1}, 3)]
+            assert (run.summary, run.exit_code) == ({"status": status}, int(status == "failed"))

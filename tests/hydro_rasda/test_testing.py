@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 
 from hydro_rasda import LocalBackend
 from hydro_rasda.backends.local import LocalDevice
-from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, GroupTask, Widths
+from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, GroupOutcome, GroupTask, Widths
 from hydro_rasda.run.state import Run
 from hydro_rasda.testing import Check, backend_checks, backends
 from hydro_rasda.testing.tiny_runs import is_running, train_two_rungs
@@ -74,11 +75,6 @@ class ReadsAhead(Broken):
         yield from super().train_each(list(tasks))
 
 
-class DropsTheLast(Broken):
-    def train_each(self, tasks: Any) -> Iterator[FullSizeOutcome]:
-        yield from list(super().train_each(tasks))[:-1]
-
-
 class HasNoClock(Broken):
     def __init__(self, run: Run, device: torch.device) -> None:
         run.seconds_left = lambda stage: 1e9  # type: ignore[method-assign]
@@ -96,24 +92,159 @@ class WithDevices:
         yield self._kind(run, self.device)
 
 
+class IsBusyAtOnce(Broken):
+    def busy(self) -> bool:
+        return True
+
+
+class IsNeverBusy(Broken):
+    def idle(self) -> Sequence[int]:
+        return [] if super().busy() else [0]
+
+    def busy(self) -> bool:
+        return False
+
+
+class PlansNoTrials(Broken):
+    def plan(self, device: int, kinds: Mapping[str, Any]) -> Mapping[str, Widths]:
+        return dict.fromkeys(kinds, Widths(0))
+
+
+class DoesNotPlanForOne(Broken):
+    def plan(self, device: int, kinds: Mapping[str, Any]) -> Mapping[str, Widths]:
+        return dict.fromkeys(kinds, Widths(2, throughput={2: 1.0}))
+
+
+class HasNoCores(Broken):
+    def cores(self, device: int) -> int:
+        return 0
+
+
+class HasNoName(Broken):
+    def machine(self, device: int) -> Any:
+        return None
+
+
+class HasNoSpeed(Broken):
+    def speed(self, device: int, kind: str) -> Any:
+        return 0.0
+
+
+class RenamesTasks(Broken):
+    def finished(self) -> Sequence[Finished]:
+        return [dataclasses.replace(done, task=dataclasses.replace(done.task, key="?")) for done in super().finished()]
+
+
+class AnswersOtherwise(Broken):
+    """Changes the outcome of groups, and of full-size models."""
+
+    def finished(self) -> Sequence[Finished]:
+        return [dataclasses.replace(done, outcome=self.changed(done.outcome)) for done in super().finished()]
+
+    def train_each(self, tasks: Any) -> Iterator[FullSizeOutcome]:
+        yield from (found for outcome in super().train_each(tasks) if (found := self.otherwise(outcome)))
+
+    def changed(self, outcome: GroupOutcome) -> GroupOutcome:
+        return outcome
+
+    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome | None:
+        return outcome
+
+
+class TellsAnEpochLess(AnswersOtherwise):
+    def changed(self, outcome: GroupOutcome) -> GroupOutcome:
+        return dataclasses.replace(outcome, history={n: of[:1] for n, of in outcome.history.items()})
+
+
+class GivesNoReason(AnswersOtherwise):
+    def changed(self, outcome: GroupOutcome) -> GroupOutcome:
+        return dataclasses.replace(outcome, failures=dict.fromkeys(outcome.failures, "?"))
+
+    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome:
+        return dataclasses.replace(outcome, error=outcome.error and "?")
+
+
+class FailsEachFullSizeModel(AnswersOtherwise):
+    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome:
+        return dataclasses.replace(outcome, error=outcome.error or "?")
+
+
+class DropsFailedFullSizeModels(AnswersOtherwise):
+    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome | None:
+        return None if outcome.error else outcome
+
+
+class ComputesOtherwise(AnswersOtherwise):
+    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome:
+        moved = [(epoch, {name: value + 1 for name, value in metrics.items()}) for epoch, metrics in outcome.history]
+        return dataclasses.replace(outcome, history=moved)
+
+
+class DropsTheLast(AnswersOtherwise):
+    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome | None:
+        return None if outcome.task.number == 4 else outcome
+
+
+class TellsOfTheLastEpochAlone(AnswersOtherwise):
+    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome:
+        return dataclasses.replace(outcome, history=outcome.history[-1:])
+
+
+class HasNoClockAtFullSize(Broken):
+    def train_each(self, tasks: Any) -> Iterator[FullSizeOutcome]:
+        self._run.seconds_left = lambda stage: 1e9  # type: ignore[method-assign]
+        yield from super().train_each(tasks)
+
+
 @pytest.mark.parametrize(
-    ("kind", "check"),
+    ("kind", "check", "promise"),
     [
-        (Drops, "groups"),
-        (TrainsTwice, "groups"),
-        (ForgetsKinds, "groups"),
-        (AlwaysIdle, "groups"),
-        (IgnoresSources, "results"),
-        (ReadsAhead, "full_size"),
-        (DropsTheLast, "full_size"),
-        (FailsAll, "failures"),
-        (FailsAll, "deaths"),
-        (HasNoClock, "time"),
+        (Drops, "groups", "each trial trains once"),
+        (TrainsTwice, "groups", "each trial trains once"),
+        (ForgetsKinds, "groups", "`plan` answers for each kind"),
+        (PlansNoTrials, "groups", "`plan` gives widths >= 1"),
+        (DoesNotPlanForOne, "groups", "`plan` gives widths >= 1"),
+        (AlwaysIdle, "groups", "a device is not `idle` before it has finished its task"),
+        (IsBusyAtOnce, "groups", "devices are not `busy` before anything was begun"),
+        (IsNeverBusy, "groups", "devices are `busy` while one has a task"),
+        (HasNoCores, "groups", "`cores` is 1 or more"),
+        (HasNoName, "groups", "`machine` is a string"),
+        (HasNoSpeed, "groups", "`speed` is None or positive"),
+        (RenamesTasks, "groups", "`finished` names its task"),
+        (TellsAnEpochLess, "groups", "trial 0 trains epochs 1 and 2 once each"),
+        (IgnoresSources, "results", "metrics are those of the local backend"),
+        (ReadsAhead, "full_size", "`train_each` takes no more tasks than the 1 that can begin"),
+        (DropsTheLast, "full_size", "`train_each` yields each outcome once"),
+        (FailsEachFullSizeModel, "full_size", "full-size models train without an error"),
+        (ComputesOtherwise, "full_size", "full-size models train as in one process"),
+        (FailsAll, "failures", "trial 1 fails alone"),
+        (GivesNoReason, "failures", "a failure says what was raised"),
+        (DropsFailedFullSizeModels, "failures", "`train_each` yields also what failed"),
+        (FailsEachFullSizeModel, "failures", "no other full-size model fails"),
+        (FailsAll, "deaths", "trial 1 fails alone"),
+        (TellsAnEpochLess, "deaths", "the others train on"),
+        (HasNoClock, "time", "trial 0 of a group ends after its first epoch"),
+        (HasNoClockAtFullSize, "time", "a full-size model ends after its first epoch"),
+        (TellsOfTheLastEpochAlone, "race", "epochs are counted up"),
     ],
 )
-def test_a_broken_backend_is_found_out(one_process: None, tmp_path: Path, kind: type[Broken], check: str) -> None:
-    with pytest.raises(AssertionError, match="a backend breaks its contract: "):
+def test_a_broken_backend_is_found_out(
+    one_process: None, tmp_path: Path, kind: type[Broken], check: str, promise: str
+) -> None:
+    with pytest.raises(AssertionError, match=f"a backend breaks its contract: .*{re.escape(promise)}"):
         getattr(backends, f"check_{check}")(lambda: WithDevices(kind), tmp_path)
+
+
+def test_a_device_that_begins_nothing_is_found_out(
+    one_process: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class BeginsNothing(Broken):
+        def finished(self) -> Sequence[Finished]:
+            return []
+
+    monkeypatch.setattr(backends, "PATIENCE_S", 0.0)
+    with pytest.raises(AssertionError, match="a device begins what it is given"):
+        backends.check_leaving(lambda: WithDevices(BeginsNothing), tmp_path)
 
 
 def test_processes_that_stay_are_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
 """Gradients inside an objective."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion import FusedModel, dry_run, fuse
+from fusion import FusedModel, FusionWarning, dry_run, fuse
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -65,6 +65,22 @@ def adversarial(model: nn.Module, x: Tensor) -> Any:
     return model(x + 0.1 * slope.sign()).square().mean()
 
 
+def whole_jacobian(model: nn.Module, x: Tensor) -> Any:
+    """All rows at once, of the first example's output."""
+    points = x[0].clone().requires_grad_()
+    out = model(points)
+    rows = torch.eye(out.numel(), dtype=out.dtype)
+    (jacobian,) = torch.autograd.grad(out, points, rows, create_graph=True, is_grads_batched=True)
+    return jacobian.square().sum() + out.square().mean()
+
+
+def by_a_shared_tensor(model: nn.Module, x: Tensor) -> Any:
+    """A tensor that is made with its gradient, rather than asked for it later, is no member's own."""
+    scale = torch.ones(x.shape[-1], requires_grad=True)
+    (slope,) = torch.autograd.grad(model(x * scale).sum(), scale, create_graph=True)
+    return slope.square().sum()
+
+
 def trained(model: nn.Module) -> list[Tensor]:
     return [p for p in model.parameters() if p.requires_grad]
 
@@ -100,13 +116,7 @@ def gradients(fused: FusedModel, objective: Callable[..., Any]) -> tuple[Tensor,
     return loss_K, {name: g for name, g in zip(fused.stacked, found, strict=True) if g is not None}
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_gradients_inside_an_objective_are_those_of_each_member(objective: Callable[..., Any]) -> None:
-    torch.manual_seed(0)
-    models = [net() for _ in range(3)]
-    fused = fuse(models)
-    assert dry_run(fused, objective, X) is None
+def assert_of_each_member(fused: FusedModel, objective: Callable[..., Any], models: Sequence[nn.Module]) -> None:
     loss_K, found = gradients(fused, objective)
     for k, model in enumerate(models):
         model.zero_grad()
@@ -117,3 +127,24 @@ def test_gradients_inside_an_objective_are_those_of_each_member(objective: Calla
             if p.grad is not None:
                 torch.testing.assert_close(found[name][k], p.grad)
     assert not X.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_gradients_inside_an_objective_are_those_of_each_member(objective: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    models = [net() for _ in range(3)]
+    fused = fuse(models)
+    assert dry_run(fused, objective, X) is None
+    assert_of_each_member(fused, objective, models)
+
+
+@pytest.mark.parametrize("objective", [whole_jacobian, by_a_shared_tensor])
+def test_gradients_that_no_rule_folds_are_taken_one_member_after_another(objective: Callable[..., Any]) -> None:
+    models = [net() for _ in range(3)]
+    fused = fuse(models)
+    with pytest.warns(FusionWarning, match="3 members train one after another"):
+        obstacle = dry_run(fused, objective, X)
+    assert obstacle is not None
+    assert "torch.autograd.grad" in obstacle.code
+    assert_of_each_member(fused, objective, models)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,16 @@ import pytest
 from hydro_rasda import RaceConfig, TuneResult, Worker
 from hydro_rasda.bubbles import BubbleBackend
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
+from hydro_rasda.contracts import (
+    FullSizeOutcome,
+    FullSizeTask,
+    Group,
+    GroupOutcome,
+    GroupTask,
+    History,
+    Span,
+    group_key,
+)
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.state import Run
@@ -68,6 +79,101 @@ def test_trials_whose_guests_die_again_and_again_fail_one_by_one(run: Run) -> No
     assert work.outcome.history == {0: [], 1: []}
     assert [*sorted(work.outcome.failures)] == [0, 1]
     assert all("signal 9" in error for error in work.outcome.failures.values())
+
+
+def lines(numbers: Sequence[int], epochs: Iterable[int], loss: float = 1.0) -> dict[int, History]:
+    return {n: [(epoch, {"train_loss": loss, "val_loss": n + epoch}) for epoch in epochs] for n in numbers}
+
+
+def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next(run: Run) -> None:
+    task = GroupTask("surrogate/to-4/group-0", (Group("a", (0, 1, 2), True),), ("before",), Span(1, 4))
+    work = GroupWork(run, task, 1)
+    assert list(work.begin()) == [task]
+    assert not work.done
+    # A guest leaves after an epoch; one trial has failed by then.
+    kept = [{"members": [0, 1], "model": 1}]
+    found = GroupOutcome(kept, lines([0, 1, 2], [2]) | {2: []}, {2: "raised"})
+    (rest,) = work.took(task, (found, 0.5), go_on=True)
+    key = group_key(task.span, (0, 1, 2)) + "/so-far-of-3"
+    assert (rest.members, rest.span, rest.sources) == ((0, 1), Span(2, 4), (key,))
+    assert rest.key == group_key(Span(2, 4), (0, 1))
+    assert work.saved == [key]
+    # The process ends here. The next one reads the same rest.
+    again = GroupWork(run, task, 1)
+    assert [*again.begin()] == [rest]
+    for each in (work, again):
+        part = {"members": [0, 1], "model": 2}
+        assert not each.done
+        assert not each.took(rest, (GroupOutcome([part], lines([0, 1], [3, 4]), {}), 0.5), go_on=True)
+        assert each.done
+        assert each.outcome.checkpoint == [part]
+        assert each.outcome.history == lines([0, 1], [2, 3, 4]) | {2: []}
+        assert each.outcome.failures == {2: "raised"}
+    other = GroupTask(task.key, (Group("a", (0, 3, 4), True),), (), Span(1, 4))
+    assert [*GroupWork(run, other, 1).begin()] == [other], "a rest of other members is not theirs"
+
+
+def test_what_has_diverged_or_may_not_go_on_is_over(run: Run) -> None:
+    task = GroupTask("surrogate/to-4/group-0", (Group("a", (0, 1), True),), (), Span(0, 4))
+    part = {"members": [0, 1]}
+    for loss, go_on, over in ((math.nan, True, True), (1.0, False, True), (1.0, True, False)):
+        work = GroupWork(run, task, 1)
+        list(work.begin())
+        left = work.took(task, (GroupOutcome([part], lines([0, 1], [1, 2], loss), {}), 0.5), go_on)
+        assert (work.done, not left, work.outcome.checkpoint == [part]) == (over, over, over)
+        run.store.discard(work.saved)
+
+
+def test_a_piece_that_is_given_up_leaves_what_it_had(run: Run) -> None:
+    task = GroupTask("surrogate/to-4/group-0", (Group("a", (0, 1), True),), (), Span(0, 4))
+    work, part = GroupWork(run, task, 1), {"members": [0, 1], "model": 1}
+    list(work.begin())
+    (rest,) = work.took(task, (GroupOutcome([part], lines([0, 1], [1]), {}), 0.5), go_on=True)
+    work.give_up(rest)
+    assert work.done
+    assert (work.outcome.checkpoint, work.outcome.history) == ([part], lines([0, 1], [1]))
+    run.store.discard(work.saved)
+    unbegun = GroupWork(run, task, 1)
+    unbegun.give_up(*unbegun.begin())
+    assert unbegun.done
+    assert (unbegun.outcome.checkpoint, unbegun.outcome.history) == ([], {})
+
+
+def test_a_full_size_model_goes_on_or_is_given_up_with_what_it_had(run: Run) -> None:
+    work = TargetWork(run, TASK, 1)
+    list(work.begin())
+    (rest,) = work.took(TASK, given(TASK, {1: 0.7, 2: 0.6}), go_on=True)
+    assert (rest.source, work.saved) == ("target/trial-0/to-4/so-far", ["target/trial-0/to-4/so-far"])
+    again = TargetWork(run, TASK, 1)
+    assert [*again.begin()] == [rest]
+    again.give_up(rest)
+    assert again.done
+    assert again.outcome is not None
+    assert (again.outcome.state, [epoch for epoch, _ in again.outcome.history]) == ({"model": {}}, [1, 2])
+    assert not work.took(rest, given(TASK, {3: 0.5, 4: 0.4}), go_on=True)
+    assert work.outcome is not None
+    assert (work.outcome.seconds, work.outcome.task) == (2.0, TASK)
+    assert [epoch for epoch, _ in work.outcome.history] == [1, 2, 3, 4]
+    run.store.discard(work.saved)
+    failed = TargetWork(run, TASK, 1)
+    list(failed.begin())
+    failed.took(TASK, replace(given(TASK, {1: 0.7}), error="raised"), go_on=True)
+    assert failed.outcome is not None
+    assert (failed.outcome.error, failed.outcome.history) == ("raised", [])
+    unbegun = TargetWork(run, TASK, 1)
+    unbegun.give_up(*unbegun.begin())
+    assert (unbegun.done, unbegun.outcome) == (True, None)
+
+
+def test_a_full_size_model_whose_guests_die_is_tried_twice(run: Run) -> None:
+    work, deaths = TargetWork(run, TASK, 1), Deaths()
+    list(work.begin())
+    assert [*work.died(TASK, "signal 9", deaths)] == [TASK]
+    assert not work.done
+    assert not work.died(TASK, "signal 9", deaths)
+    assert work.done
+    assert work.outcome is not None
+    assert "signal 9" in str(work.outcome.error)
 
 
 def test_a_training_function_that_returns_early_ends_its_trial(

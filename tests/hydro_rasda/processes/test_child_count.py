@@ -45,3 +45,5 @@ def test_what_can_be_pickled_is_found_out_without_a_copy(tmp_path: Path) -> None
         assert not can_be_pickled(lambda: file.name)
     assert not can_be_pickled(sqlite3.connect(tmp_path / "database"))
     assert not can_be_pickled([threading.Lock()])
+    with open(tmp_path / "data") as file:
+        assert not can_be_pickled(file), "a copy would be read on its own"

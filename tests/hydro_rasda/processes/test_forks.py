@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import math
 import os
 import signal
@@ -24,12 +25,14 @@ import torch
 from hydro_rasda.contracts import evenly
 from hydro_rasda.processes import forks
 from hydro_rasda.processes.forks import (
+    Crowd,
     Died,
     Notify,
+    ending,
     imap_forked,
     map_forked,
 )
-from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.processes.hang_detector import HangDetector, waited_in_vain
 from hydro_rasda.run.checkpoints import DamagedCheckpoint, load_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -103,6 +106,98 @@ def test_a_report_that_took_no_time_by_a_coarse_clock_is_known_too() -> None:
     own = HangDetector("no epoch was over")
     own.took(0.0)
     assert own.patience == HangDetector.LEAST_S
+
+
+def test_silence_is_judged_by_the_longest_report_so_far() -> None:
+    own = HangDetector("no epoch was over", least=50.0)
+    for seconds, patience in ((0.1, 50.0), (3.0, 300.0), (2.0, 300.0)):
+        own.took(seconds)
+        assert own.patience == patience
+    assert own.told == (
+        "it was ended as it hung: no epoch was over for 300 s, where none had taken longer than 3 s "
+        "(100 times as long, and at least 50 s, are waited for)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "holds"),
+    [
+        ("[enforce fail at gloo/transport/tcp/pair.cc] Connection closed by peer", True),
+        ("torch.distributed.DistBackendError: NCCL error", True),
+        ("DistStoreError: Timed out after 61 seconds waiting for clients", True),
+        ("Watchdog caught collective operation timeout in ProcessGroupNCCL", True),
+        ("ValueError: the batch is empty", False),
+    ],
+)
+def test_errors_that_only_say_that_another_rank_did_not_come(error: str, holds: bool) -> None:
+    assert waited_in_vain(error) == holds
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [(9, "SIGKILL, as where memory runs out"), (11, "SIGSEGV"), (3 << 8, "exit code 3"), (0, "exit code 0")],
+)
+def test_the_end_of_a_process_in_words(status: int, told: str) -> None:
+    assert ending(status) == told
+
+
+def test_pieces_run_beside_each_other_as_memory_and_cores_allow() -> None:
+    crowd = Crowd(memory=10.0, cores=4, expected=[6, 5, 4, 11, 1], took=lambda piece, peak: None)
+    assert crowd.next([0, 1, 2, 3, 4], [], threads=1) == [0, 2]
+    assert crowd.next([0, 1, 2, 3, 4], [], threads=2) == [0, 2]
+    assert crowd.next([1, 3, 4], [2], threads=1) == [1, 4]
+    assert crowd.next([1, 4], [2], threads=3) == []
+    assert crowd.next([1, 4], [2], threads=2) == [1]
+    assert crowd.next([3], [4], threads=1) == []
+    assert crowd.next([3], [], threads=1) == [3], "larger than all memory: alone, rather than never"
+
+
+def test_the_peak_of_each_piece_that_ends_is_told() -> None:
+    peaks: dict[int, int] = {}
+
+    def fill(size: int) -> int:
+        return int(torch.ones(size, dtype=torch.uint8).sum())
+
+    crowd = Crowd(2.0**40, 1, [0.0, 0.0, 0.0], lambda piece, peak: peaks.update({piece: peak}))
+    pieces = [without_reports(partial(fill, size)) for size in (1, 1 << 26)]
+    found = dict(imap_forked([*pieces, without_reports(partial(sys.exit, 1))], 1, IGNORE, crowd=crowd))
+    assert (found[0], found[1]) == (1, 1 << 26)
+    assert peaks.keys() == {0, 1}
+    assert peaks[1] - peaks[0] > 1 << 25
+
+
+def test_a_fork_leaves_ctrl_c_to_its_parent_and_is_ended_first_where_memory_runs_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Proxy(io.StringIO):
+        def __init__(self, proxied: Any) -> None:
+            super().__init__()
+            self.rich_proxied_file = proxied
+
+    def look() -> tuple[Any, ...]:
+        with open("/proc/self/oom_score_adj") as file:
+            return (
+                signal.getsignal(signal.SIGINT),
+                int(file.read()),
+                *(type(f) is Proxy for f in (sys.stdout, sys.stderr)),
+            )
+
+    monkeypatch.setattr(sys, "stdout", Proxy(sys.stdout))
+    monkeypatch.setattr(sys, "stderr", Proxy(sys.stderr))
+    ((_, found),) = imap_forked([without_reports(look)], 1, IGNORE)
+    assert found == (signal.SIG_IGN, 1000, False, False)
+
+
+def test_a_fork_beside_ctrl_c_leaves_the_callers_handler() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    caught: list[Any] = []
+    try:
+        own = signal.signal(signal.SIGINT, lambda *given: caught.append(given)) and signal.getsignal(signal.SIGINT)
+        list(imap_forked([without_reports(int)], 1, IGNORE))
+        assert signal.getsignal(signal.SIGINT) is own
+        assert not caught
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Odd(UserWarning):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,26 @@ def test_what_matters_is_kept_for_later_runs(problem: Problem) -> None:
     later.learn("kind", 2, 200)
     later.keep(room=120)
     assert Peaks(problem, "surrogate").expected("kind", 2) == 200
+
+
+def test_what_hardly_changed_is_not_written_again(problem: Problem) -> None:
+    def written_again(change: Callable[[Peaks], None]) -> bool:
+        peaks = Peaks(problem, "surrogate")
+        change(peaks)
+        before = file.stat().st_mtime_ns
+        peaks.keep(room=0)
+        return file.stat().st_mtime_ns != before
+
+    peaks = Peaks(problem, "surrogate")
+    peaks.learn("kind", 2, 100)
+    peaks.estimate("other", {1: 100})
+    peaks.keep(room=0)
+    (file,) = cache_folder().iterdir()
+    assert not written_again(lambda peaks: peaks.learn("kind", 2, 104))
+    assert not written_again(lambda peaks: peaks.estimate("other", {1: 104}))
+    assert written_again(lambda peaks: peaks.learn("kind", 2, 106))
+    assert written_again(lambda peaks: peaks.estimate("other", {1: 106}))
+    assert written_again(lambda peaks: peaks.estimate("other", {1: 100}))
 
 
 @pytest.mark.parametrize("odd", [None, [], {"kind": 3}, {"kind": {"two": 1}}, {"kind": {"2": -1, "0": 3}}])

@@ -55,3 +55,30 @@ def test_one_process_of_a_node_forks_its_ranks_and_keeps_two_functions(
     servers, pids, sent = zip(*seen)
     assert (len({*servers}), len({*pids})) == (1, 5)
     assert sent == ("1", "1", "3", "4", "5")
+
+
+def test_a_rank_stands_where_its_trial_does_and_has_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever those of the process were that started the server."""
+
+    def train(worker: Any) -> None:
+        raise RuntimeError(f"{os.getppid()} {os.getcwd()} {os.environ.get('OF_THE_TRIAL')}")
+
+    monkeypatch.setattr(fork_client, "_socket_path", lambda: str(tmp_path / "socket"))
+    told = list[list[str]]()
+    try:
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+            monkeypatch.chdir(tmp_path / name)
+            monkeypatch.setenv("OF_THE_TRIAL", name)
+            with fork_rank("a", cloudpickle.dumps((train, None)), dict(JOB)) as connection:
+                receive(connection)
+                _, text = receive(connection)
+            told.append(text.split()[-3:])
+    finally:
+        for server in {int(server) for server, *_ in told}:
+            os.kill(server, signal.SIGTERM)
+    assert [[where, value] for _, where, value in told] == [
+        [str(tmp_path / name), name] for name in ("first", "second")
+    ]
