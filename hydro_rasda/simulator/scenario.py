@@ -148,11 +148,11 @@ def plans(scenario: Scenario, run: PastRun) -> dict[str, AnyPlan]:
     """The rules to compare, by name; what the scenario leaves open is as in the past run."""
     max_t, grace, rf, sf = _halving(scenario, run)
     workers, mode = scenario.workers, run.workload.mode
-    rasda = RASDA(max_t, grace, rf, sf, workers, scenario.max_workers, mode)
+    rasda = RASDA(max_t, grace, rf, sf, workers, scenario.max_workers, mode=mode)
     every: dict[str, Callable[[], AnyPlan]] = {
         "random": lambda: Plan(random_search(max_t, workers, mode)),
         "synchronous": lambda: Plan(synchronous_halving(max_t, grace, rf, workers, mode)),
-        "asha": lambda: Plan(FixedWorkers(AsyncSuccessiveHalving(max_t, grace, rf, mode), workers)),
+        "asha": lambda: Plan(FixedWorkers(AsyncSuccessiveHalving(max_t, grace, rf, mode=mode), workers)),
         "rasda": lambda: Plan(rasda),
         "waiting": lambda: Plan(replace(rasda, wait=scenario.wait)),
         "efficient": lambda: Plan(replace(rasda, grow="efficient")),

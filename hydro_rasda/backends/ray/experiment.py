@@ -47,19 +47,19 @@ class Experiment:
         if stopped_at is not None and t >= stopped_at:
             return Decision.STOP, None
         rungs = self.rung_history.rungs
-        milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
+        milestone = self._rule.open_rung(rungs, trial.trial_id, t)
         if t >= self._rule.max_t:
             if milestone is not None:
                 self.rung_history.rungs = rungs.recorded(milestone, trial.trial_id, score)
             self.rung_history.stop(trial.trial_id, self._rule.max_t)
             return Decision.STOP, milestone
-        self.rung_history.rungs, verdict = self._rule.report(rungs, trial.trial_id, t, score)
-        return verdict.decision, milestone
+        self.rung_history.rungs, decision = self._rule.report(rungs, trial.trial_id, t, score)
+        return decision, milestone
 
     def gather(self, trial: Trial, result: Mapping[str, Any]) -> tuple[Decision, int | None]:
         """Has a trial wait at its milestone, unless it is decided at once; what was decided, and where."""
         t, score = result[self._time_attr], float(result[self._metric])
-        milestone = self._rule.halving.open_rung(self.rung_history.rungs, trial.trial_id, t)
+        milestone = self._rule.open_rung(self.rung_history.rungs, trial.trial_id, t)
         assert milestone is not None
         if not self.sizes.can_pause(trial, result, t):
             return self._carry_out(milestone, {trial.trial_id: score}, [trial])[trial.trial_id], milestone
@@ -80,9 +80,9 @@ class Experiment:
 
     def _carry_out(self, milestone: int, scores: Mapping[str, float], trials: Sequence[Trial]) -> dict[str, Decision]:
         """Decides trials at a milestone, and with how many workers the survivors go on."""
-        self.rung_history.rungs, verdicts = self._rule.decide(self.rung_history.rungs, milestone, scores)
-        self.grant([t for t in trials if verdicts[t.trial_id].decision is Decision.CONTINUE], trials, milestone)
-        return {name: verdict.decision for name, verdict in verdicts.items()}
+        self.rung_history.rungs, decisions = self._rule.decide(self.rung_history.rungs, milestone, scores)
+        self.grant([t for t in trials if decisions[t.trial_id] is Decision.CONTINUE], trials, milestone)
+        return decisions
 
     def _release(self, trial: Trial, milestone: int, decision: Decision) -> None:
         """A trial waits no longer for its fellows, but for workers, or for its end."""
@@ -132,7 +132,7 @@ class Experiment:
         report, t = self.rung_history.take_undecided(trial.trial_id), self.restart_t(trial)
         if report is None or report.t != t or report.score is None:
             return False
-        milestone = self._rule.halving.open_rung(self.rung_history.rungs, trial.trial_id, t)
+        milestone = self._rule.open_rung(self.rung_history.rungs, trial.trial_id, t)
         if milestone is None:
             return False
         self.fellows.come(trial, milestone, report.score, report)

@@ -200,7 +200,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         if not known or self._trials.rung_history.stopped_at(trial.trial_id) is not None:
             return
         rungs, t = self._trials.rung_history.rungs, result[self.time_attr]
-        milestone = self.rule.halving.open_rung(rungs, trial.trial_id, t)
+        milestone = self.rule.open_rung(rungs, trial.trial_id, t)
         if milestone is not None:
             self._trials.rung_history.rungs = rungs.recorded(milestone, trial.trial_id, float(result[self._metric]))
             self._trials.record(trial, result, milestone, Decision.STOP)
