@@ -172,13 +172,13 @@ class Grid:
         for file in (self.end_file(name), self.lock(name), *(self.call_file(name, s) for s in ("pickle", "json"))):
             file.unlink(missing_ok=True)
 
-    def log_tail(self, name: str, characters: int = 4000) -> str:
-        """The end of what a job wrote."""
+    def log_tail(self, name: str) -> str:
+        """The end of what a job wrote, at most 4,000 bytes."""
         file = self.log(name)
         if not file.exists():
             return ""
         with open_to_read(file, _INSIDE) as opened:
-            opened.seek(max(0, os.fstat(opened.fileno()).st_size - characters))
+            opened.seek(max(0, os.fstat(opened.fileno()).st_size - 4000))
             return opened.read().decode(errors="replace")
 
 

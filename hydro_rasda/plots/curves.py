@@ -17,7 +17,6 @@ from hydro_rasda.plots.figure_style import (
     FINALISTS,
     Figure,
     describe,
-    escaped,
     figures_of,
     graph_objects,
     new_figure,
@@ -116,8 +115,8 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     colors = {number: FINALISTS[i % len(FINALISTS)] for i, number in enumerate(finalists)} | {result.best_trial: BEST}
     figure = new_figure(
         height=110 + 330 * len(panels), legend={"yanchor": "top", "y": -0.1 if len(panels) > 1 else -0.2}
-    )
-    for i, (stage, title) in enumerate(panels):
+    ).set_subplots(rows=len(panels), vertical_spacing=0.14)
+    for row, (stage, title) in enumerate(panels, 1):
         alone = [curve for curve in curves[stage] if curve.trial.epochs]
         if many := len(curves[stage]) > MANY:
             alone = alone if len(alone) <= MANY else alone[: len(FINALISTS)]
@@ -126,22 +125,14 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
             traces = _fallen([curve for curve in curves[stage] if not curve.trial.epochs])
         best, drawn = result.best_trial, [value for trace in traces for value in trace["y"] if value is not None]
         traces += [_alone(each, colors[each.trial.trial], each.trial.trial == best, stage) for each in alone]
-        axis = "" if i == 0 else str(i + 1)
-        figure.add_traces([go.Scatter(trace, xaxis=f"x{axis}", yaxis=f"y{axis}") for trace in traces])
-        height, gap = 1 / len(panels), 0.14 if len(panels) > 1 else 0.0
-        top = 1 - i * height
-        bottom = top - height + (gap if i < len(panels) - 1 else 0.0)
+        figure.add_traces([*map(go.Scatter, traces)], rows=row, cols=1)
         values = drawn + [value for curve in alone for value in curve.values]
         epochs = max(epoch for curve in curves[stage] for epoch in curve.epochs)
         tick = {"dtick": 1} if epochs <= 12 else {}
-        x = {"title": {"text": "epoch"}, "anchor": f"y{axis}", "range": [0.5, epochs + 0.5], **tick}
+        figure.update_xaxes(title={"text": "epoch"}, range=[0.5, epochs + 0.5], **tick, row=row, col=1)
         shown = 0.75 if stage == "surrogate" and not many else 0.95
-        y = score_axis(values, result.mode, f"{metric}, {title}", shown) | {
-            "domain": [bottom, top],
-            "anchor": f"x{axis}",
-        }
-        figure.update_layout({f"xaxis{axis}": x, f"yaxis{axis}": y})
-        _mark_rungs(figure, [trial for trial in order if _epochs(trial, stage)], stage, axis)
+        figure.update_yaxes(score_axis(values, result.mode, f"{metric}, {title}", shown), row=row, col=1)
+        _mark_rungs(figure, [reached for trial in order if (reached := _epochs(trial, stage))], row)
     return figure
 
 
@@ -251,23 +242,12 @@ def _alone(curve: _Curve, color: str, best: bool, stage: Stage) -> dict[str, Any
     }
 
 
-def _mark_rungs(figure: Figure, trials: Sequence[TrialRecord], stage: Stage, axis: str) -> None:
-    """A vertical line at each epoch where some stopped, which says how many went on."""
-    ends = sorted({_epochs(trial, stage) for trial in trials})
-    if len(ends) > 12:  # asynchronous schedulers stop trials at any epoch
+def _mark_rungs(figure: Figure, reached: Sequence[int], row: int) -> None:
+    """A vertical line at each epoch where some trials stopped, which says how many went on; `reached` is of each."""
+    stops = sorted(set(reached))
+    if len(stops) > 12:  # asynchronous schedulers stop trials at any epoch
         return
-    for stop in ends[:-1]:
-        reached = sum(_epochs(trial, stage) >= stop for trial in trials)
-        beyond = sum(_epochs(trial, stage) > stop for trial in trials)
-        line = {"color": FAINT, "width": 1, "dash": "dot"}
-        figure.add_shape(type="line", x0=stop, x1=stop, y0=0, y1=1, xref=f"x{axis}", yref=f"y{axis} domain", line=line)
-        figure.add_annotation(
-            x=stop,
-            y=1,
-            xref=f"x{axis}",
-            yref=f"y{axis} domain",
-            text=escaped(f"{beyond} of {reached}"),
-            showarrow=False,
-            yanchor="bottom",
-            font={"size": 11},
-        )
+    for stop in stops[:-1]:
+        counts = f"{sum(at > stop for at in reached)} of {sum(at >= stop for at in reached)}"
+        line, note = {"color": FAINT, "width": 1, "dash": "dot"}, {"text": counts, "font": {"size": 11}}
+        figure.add_vline(stop, line=line, annotation=note, annotation_position="top", row=row, col=1)

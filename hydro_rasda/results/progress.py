@@ -123,9 +123,8 @@ class Progress:
         self._left = event.seconds_left
         if self._left is not None:
             whole = event.seconds + self._left
-            before = next(task for task in self._bars.tasks if task.id == self._task).completed
-            share = event.seconds / whole if whole > 0 else 0.0
-            self._bars.update(self._task, total=1.0, completed=max(before, share), left=(self._left, time.monotonic()))
+            share = max(event.seconds / whole if whole > 0 else 0.0, self._bars.tasks[self._task].completed)
+            self._bars.update(self._task, total=1.0, completed=share, left=(self._left, time.monotonic()))
         self._show(event.note)
         if self._said is None:
             self._said = event.seconds

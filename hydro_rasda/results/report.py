@@ -44,10 +44,10 @@ def _told(result: RunRecord) -> list[str]:
     return [cost_line(result), *lines]
 
 
-def as_html(result: RunRecord, shown: int = SHOWN) -> str:
+def as_html(result: RunRecord) -> str:
     """Return the table and the lines of `render` as a piece of HTML, for notebooks."""
     result = result.shown()
-    names, records = varied(result), best_first(result)[:shown]
+    names, records = varied(result), best_first(result)[:SHOWN]
     heads = ["trial", "surrogate (epochs)", "full size (epochs)", "status", *names]
     rows = [[*_row(record), *(show(record.used.get(name)) for name in names)] for record in records]
     winner = next((each for each in records if each.trial == result.best_trial), None)
