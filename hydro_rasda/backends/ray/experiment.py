@@ -43,15 +43,13 @@ class Experiment:
 
     def decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
         """Decide a trial that comes to a milestone; the decision, and that milestone, None where there is none."""
-        stopped_at = self.rung_history.stopped_at(trial.trial_id)
-        if stopped_at is not None and t >= stopped_at:
+        if t >= self.rung_history.stopped.get(trial.trial_id, math.inf):
             return Decision.STOP, None
         rungs = self.rung_history.rungs
         milestone = self._rule.open_rung(rungs, trial.trial_id, t)
         if t >= self._rule.max_t:
-            if milestone is not None:
-                self.rung_history.rungs = rungs.recorded(milestone, trial.trial_id, score)
-            self.rung_history.stop(trial.trial_id, self._rule.max_t)
+            self.rung_history.rungs = self._rule.complete(rungs, trial.trial_id, t, score)
+            self.rung_history.stopped[trial.trial_id] = self._rule.max_t
             return Decision.STOP, milestone
         self.rung_history.rungs, decision = self._rule.report(rungs, trial.trial_id, t, score)
         return decision, milestone
@@ -89,7 +87,7 @@ class Experiment:
         if decision is Decision.CONTINUE:
             self.queue.join(trial)
         else:
-            self.rung_history.stop(trial.trial_id, milestone)
+            self.rung_history.stopped[trial.trial_id] = milestone
             self.fellows.stop(trial)
 
     def grant(self, survivors: Sequence[Trial], decided: Sequence[Trial], milestone: int) -> None:
@@ -129,7 +127,7 @@ class Experiment:
 
     def waits_still(self, trial: Trial) -> bool:
         """Return whether a restored trial was not decided at its milestone; it then is, as soon as may be."""
-        report, t = self.rung_history.take_undecided(trial.trial_id), self.restart_t(trial)
+        report, t = self.rung_history.undecided.pop(trial.trial_id, None), self.restart_t(trial)
         if report is None or report.t != t or report.score is None:
             return False
         milestone = self._rule.open_rung(self.rung_history.rungs, trial.trial_id, t)

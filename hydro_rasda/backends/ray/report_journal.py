@@ -128,22 +128,26 @@ class RungHistory:
     """The rungs, and what was decided of each trial.
 
     A killed process may have decided more than Ray had saved: what a restored trial repeats is not decided anew.
+
+    Attributes:
+        stopped: By trial, the milestone at which it was stopped, whatever it repeats after that.
+        undecided: By restored trial, the report with which it waited to be decided.
     """
 
     def __init__(self) -> None:
+        self.stopped: dict[str, int] = {}
+        self.undecided: dict[str, JournalEntry] = {}
         self._journal: Journal | None = None
         self._rungs: AshaState | None = None
         self._known: set[str] = set()
         self._before: set[str] = set()
-        self._stopped: dict[str, int] = {}
-        self._undecided: dict[str, JournalEntry] = {}
 
     def open(self, journal: Journal) -> None:
         """Take in what earlier processes wrote, and write to the same journal from now on."""
         last = {entry.trial: entry for entry in journal.entries}
         self._journal, self._before = journal, set(last)
-        self._undecided = {name: entry for name, entry in last.items() if entry.decision == Decision.WAIT}
-        self._stopped = {
+        self.undecided = {name: entry for name, entry in last.items() if entry.decision == Decision.WAIT}
+        self.stopped = {
             entry.trial: entry.milestone
             for entry in journal.entries
             if entry.decision == Decision.STOP and entry.milestone is not None
@@ -171,15 +175,3 @@ class RungHistory:
         """Write down a report; see `Journal.append`."""
         assert self._journal is not None
         self._journal.append(entry)
-
-    def stop(self, trial: str, milestone: int) -> None:
-        """A trial was stopped at a milestone, while it was paused there, or at the last."""
-        self._stopped[trial] = milestone
-
-    def stopped_at(self, trial: str) -> int | None:
-        """The milestone that a trial was stopped at, whatever it repeats after that; None where it was not."""
-        return self._stopped.get(trial)
-
-    def take_undecided(self, trial: str) -> JournalEntry | None:
-        """The report with which a restored trial waited to be decided; it is asked for once."""
-        return self._undecided.pop(trial, None)

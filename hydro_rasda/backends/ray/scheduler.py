@@ -197,7 +197,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         """Keeps the last score of a trial, by which later ones are measured."""
         self._trials.leave(trial)
         known = self.time_attr in result and self._metric in result
-        if not known or self._trials.rung_history.stopped_at(trial.trial_id) is not None:
+        if not known or trial.trial_id in self._trials.rung_history.stopped:
             return
         rungs, t = self._trials.rung_history.rungs, result[self.time_attr]
         milestone = self.rule.open_rung(rungs, trial.trial_id, t)
