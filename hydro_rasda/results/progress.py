@@ -15,7 +15,7 @@ from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, T
 from rich.text import Text
 
 from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_console, roughly, show
-from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.records import RunRecord, score_in
 from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.events import (
     EpochEnded,
@@ -136,11 +136,11 @@ class Progress:
             self._say(f"{self._stage.title}: {done}{left}{note}", event.seconds)
 
     def _compare(self, event: EpochEnded) -> None:
-        """Take in a trial's score after an epoch; it has none if its training loss is not finite."""
+        """Take in a trial's score after an epoch, if it has one."""
         if self._asked is None:
             return
-        value, scores = event.metrics.get(self._asked.metric), self._scores[event.stage]
-        if value is None or event.metrics.get("train_loss") is None:
+        value, scores = score_in(event.metrics, self._asked.metric), self._scores[event.stage]
+        if value is None:
             scores.pop(event.trial, None)
         else:
             scores[event.trial] = value
