@@ -68,10 +68,9 @@ class Journal:
                 text = stream.read().decode()
         except FileNotFoundError:
             return []
-        complete, _, torn = text.rpartition("\n")
-        entries = _parsed(complete.splitlines())
-        if torn:
-            # A killed process may leave half a line; it is cut off before anything is appended to it.
+        entries = _parsed(text)
+        if text.rpartition("\n")[2]:
+            # Half a line is cut off before anything is appended to it.
             self._write(entries)
         return entries
 
@@ -113,11 +112,12 @@ def read_journal(folder: str) -> list[JournalEntry]:
         raise ValueError(f"`folder` is {str(folder)!r}, but must be {rule}: {error}") from error
     require(found, "folder", folder, rule)
     with filesystem.open_input_stream(path) as stream:
-        return _parsed(stream.read().decode().splitlines())
+        return _parsed(stream.read().decode())
 
 
-def _parsed(lines: Iterable[str]) -> list[JournalEntry]:
-    return [JournalEntry(**json.loads(line)) for line in lines]
+def _parsed(text: str) -> list[JournalEntry]:
+    """Return the entries of all whole lines: a killed process may leave half a line, and another one may write now."""
+    return [JournalEntry(**json.loads(line)) for line in text.rpartition("\n")[0].splitlines()]
 
 
 def _line(entry: JournalEntry) -> bytes:
