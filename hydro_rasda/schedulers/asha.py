@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from hydro_rasda.argument_checks import check_int, check_mode, check_number, require
 from hydro_rasda.schedulers.milestones import milestones
-from hydro_rasda.schedulers.ranking import Mode, rank
+from hydro_rasda.schedulers.ranking import Mode, ranked
 
 
 class Decision(StrEnum):
@@ -169,10 +169,8 @@ class AsyncSuccessiveHalving:
         """
         for trial, score in scores.items():
             state = state.recorded(milestone, trial, score)
-        trials = list(scores)
-        best_first = [trials[i] for i in rank(list(scores.values()), self.mode)]
-        stops = {trial: self.falls_short(state, trial, milestone) for trial in best_first}
-        return state, {trial: Decision.STOP if stops[trial] else Decision.CONTINUE for trial in best_first}
+        stops = {trial: self.falls_short(state, trial, milestone) for trial in ranked(scores, self.mode)}
+        return state, {trial: Decision.STOP if falls else Decision.CONTINUE for trial, falls in stops.items()}
 
     def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
         """Records the last score of a trial that ended, so that later trials are compared with it."""

@@ -24,53 +24,42 @@ class Rule(Protocol[StateT]):
     @property
     def max_t(self) -> int:
         """Epochs after which a trial is done."""
-        ...
 
     @property
     def workers(self) -> int:
         """Workers of a new trial."""
-        ...
 
     @property
     def milestones(self) -> tuple[int, ...]:
         """Epochs at which a trial is decided; the last is `max_t`."""
-        ...
 
     @property
     def mode(self) -> Mode:
         """Return whether a lower score is better ("min") or a higher ("max")."""
-        ...
 
     @property
     def wait(self) -> float:
         """Longest wait for a trial's cohort, as a share of the time that the trial took (see `MilestoneBarrier`)."""
-        ...
 
     def resize(self, growth: Growth) -> int:
         """Decides with how many workers a survivor goes on."""
-        ...
 
     def init(self) -> StateT:
         """The state before the first report."""
-        ...
 
     def report(self, state: StateT, trial: str, t: int, score: float) -> tuple[StateT, Decision]:
         """Decides whether a trial goes on that comes to the milestone `t`, or waits, only where `wait` is above 0."""
-        ...
 
     def decide(
         self, state: StateT, milestone: int, scores: Mapping[str, float]
     ) -> tuple[StateT, Mapping[str, Decision]]:
         """Decides the trials that waited for each other at a milestone."""
-        ...
 
     def workers_at(self, t: int) -> int:
         """Workers due to a trial that goes on after the milestone `t`."""
-        ...
 
     def complete(self, state: StateT, trial: str, t: int, score: float) -> StateT:
         """Records a trial that ended."""
-        ...
 
 
 class FixedWorkers(RASDA):
