@@ -169,12 +169,14 @@ def _changed(given: Mapping[str, Any], defaults: object) -> list[str]:
     return [f"{name}={value!r}" for name, value in changed.items()]
 
 
-def _space(space: Mapping[str, Any], depth: int) -> str:
+def _space(space: Any, depth: int) -> str:
+    """A space, or a part of it, as it is written in a call; branches are a list."""
+    if isinstance(space, list):
+        return f"choice([{', '.join(_space(branch, depth) for branch in space)}])"
+    if not isinstance(space, Mapping):
+        return domain_of(str(space))
     indent = "    " * depth
-    lines = []
-    for name, words in space.items():
-        value = _space(words, depth + 1) if isinstance(words, Mapping) else domain_of(str(words))
-        lines.append(f"{indent}    {name!r}: {value},\n")
+    lines = [f"{indent}    {name!r}: {_space(words, depth + 1)},\n" for name, words in space.items()]
     return "{\n" + "".join(lines) + indent + "}"
 
 
