@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,9 @@ from hydro_rasda.plots.figure_style import (
 )
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import best_first
-from hydro_rasda.results.timeline import Best, journal_of
 from hydro_rasda.results.timeline import best_over_time as bests
+from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.events import Stage
-from hydro_rasda.run.journal import Unit
 
 MANY = 60
 """Curves of a stage that are drawn each for itself at most; of more, there are quantiles."""
@@ -45,45 +44,36 @@ def best_over_time(result: RunRecord) -> Figure:
 
     The line of the surrogates ends with the sweep, that of full-size models with the run.
     """
-    units = journal_of(result)
-    found = bests(units, result)
-    if not found:
-        return nothing("no trial has a score yet")
-    go, ends = graph_objects(), ends_of(units)
+    go, values = graph_objects(), list[float]()
     figure = new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
-    for stage, title in STAGES:
-        if not (steps := found.get(stage)):
-            continue
-        color = BEST if stage == "target" else FINALISTS[0]
+    for stage, title, points in best_lines(result):
+        values += points["y"]
         figure.add_trace(
             go.Scatter(
-                **points(steps, ends[stage]),
+                points,
                 name=title,
                 mode="lines+markers",
-                line={"shape": "hv", "color": color, "width": 2.5},
-                marker={"size": [7] * len(steps) + [0]},
+                line={"shape": "hv", "color": BEST if stage == "target" else FINALISTS[0], "width": 2.5},
+                marker={"size": [7] * (len(points["y"]) - 1) + [0]},
                 hovertemplate="%{y} after %{x} s<br>%{text}<extra></extra>",
             )
         )
-    values = [step.score for steps in found.values() for step in steps]
+    if not values:
+        return nothing("no trial has a score yet")
     return figure.update_yaxes(score_axis(values, result.mode, result.metric))
 
 
-def points(steps: Sequence[Best], end: float) -> dict[str, list[Any]]:
-    """The best scores so far of a stage, the last of them once more at its end."""
-    told = [(step.seconds, step.score, f"trial {step.trial}, epoch {step.epoch}") for step in steps]
-    x, y, text = zip(*told, (end, *told[-1][1:]))
-    return {"x": [*map(figures_of, x)], "y": [*map(figures_of, y)], "text": [*text]}
-
-
-def ends_of(units: Mapping[str, Unit]) -> dict[Stage, float]:
-    """Return the seconds at which the lines of the best scores end: the sweep's, and that of full-size models."""
-    swept = max((unit.at for unit in units.values() if _trained(unit, "surrogate")), default=0.0)
-    return {"surrogate": swept, "target": max((unit.at for unit in units.values()), default=0.0)}
-
-
-def _trained(unit: Unit, stage: Stage) -> bool:
-    return any(line["event"] == "metrics" and line["stage"] == stage for line in unit.lines)
+def best_lines(record: RunRecord) -> Iterator[tuple[Stage, str, dict[str, list[Any]]]]:
+    """Yield, by stage that has any, its name and its best scores so far, the last of them once more at its end."""
+    units = journal_of(record)
+    found, last = bests(units, record), max((unit.at for unit in units.values()), default=0.0)
+    trained = ((unit.at, line) for unit in units.values() for line in unit.lines if line["event"] == "metrics")
+    swept = max((at for at, line in trained if line["stage"] == "surrogate"), default=0.0)
+    for stage, title in STAGES:
+        steps = found.get(stage, ())
+        if told := [(step.seconds, step.score, f"trial {step.trial}, epoch {step.epoch}") for step in steps]:
+            x, y, text = zip(*told, (swept if stage == "surrogate" else last, *told[-1][1:]))
+            yield stage, title, {"x": [*map(figures_of, x)], "y": [*map(figures_of, y)], "text": [*text]}
 
 
 @dataclass(frozen=True)

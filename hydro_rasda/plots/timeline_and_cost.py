@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.console import duration
-from hydro_rasda.plots.curves import STAGES, ends_of, points
+from hydro_rasda.plots.curves import STAGES, best_lines
 from hydro_rasda.plots.figure_style import (
     BEST,
     FAINT,
@@ -23,7 +23,6 @@ from hydro_rasda.plots.figure_style import (
 from hydro_rasda.results.comparison_of_runs import names_of
 from hydro_rasda.results.records import Cost, RunRecord
 from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings
-from hydro_rasda.results.timeline import best_over_time as bests
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.run_json import read_asked
 
@@ -193,15 +192,11 @@ def best_scores(records: Sequence[RunRecord]) -> Figure:
     go, figure = graph_objects(), new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
     values = []
     for i, (record, name) in enumerate(zip(records, names_of(records))):
-        units = journal_of(record)
-        found = bests(units, record)
-        for stage, title in STAGES:
-            if not (steps := found.get(stage)):
-                continue
-            values += [step.score for step in steps]
+        for stage, title, points in best_lines(record):
+            values += points["y"]
             figure.add_trace(
                 go.Scatter(
-                    **points(steps, ends_of(units)[stage]),
+                    points,
                     name=escaped(f"{name}, {title}"),
                     mode="lines",
                     line={"shape": "hv", **_line(i, stage)},
