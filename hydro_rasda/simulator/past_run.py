@@ -246,7 +246,7 @@ def _sweep(units: Mapping[str, Unit]) -> Sweep | None:
             total += unit.seconds
             longest[int(name[1])] = max(longest.get(int(name[1]), 0.0), unit.seconds)
     epochs = [line["trial"] for unit in units.values() for line in _metrics(unit.lines, "surrogate")]
-    return Sweep(len(set(epochs)), total, sum(longest.values()), len(epochs)) if total else None
+    return Sweep(len(set(epochs)), total, sum(longest.values()), len(epochs)) if total and epochs else None
 
 
 def _steps(train_data: str, lines: Iterable[Line]) -> float | None:
