@@ -53,9 +53,6 @@ class JobRecord:
     share: float = 0.0
     value: Any = None
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @property
     def over(self) -> bool:
         """Return whether nothing is left to do."""
@@ -130,7 +127,7 @@ class Grid:
     def change(self, name: str, **fields: Any) -> JobRecord:
         """A job stands otherwise from now on, also after whatever happens to this process."""
         record = replace(self.records[name], **fields)
-        unit = self._store.record(_key(name), Unit(record.as_json(), seconds=record.seconds), again=True)
+        unit = self._store.record(_key(name), Unit(asdict(record), seconds=record.seconds), again=True)
         self.records[name] = JobRecord(**unit.value)
         return self.records[name]
 

@@ -10,12 +10,12 @@ from typing import Any
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.console import duration, show
 from hydro_rasda.plots.figure_style import score_of
-from hydro_rasda.plots.timeline_and_cost import both_units
 from hydro_rasda.results.optuna_study import RANGE
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import (
     agreement_line,
     best_score,
+    both_units,
     doubt_line,
     explained,
     front_lines,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,8 @@ from hydro_rasda.plots.figure_style import (
     score_axis,
 )
 from hydro_rasda.results.comparison_of_runs import names_of
-from hydro_rasda.results.records import Cost, RunRecord
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.report import both_units
 from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.run_json import read_asked
@@ -161,12 +161,6 @@ def cost(result: RunRecord) -> Figure:
         figure.add_trace(bar(row, instead, "sweep at full size (estimate)", "rgba(28, 126, 214, 0.3)"))
         figure.add_trace(bar(row, spent.target_seconds, "full size", BEST, legend=False))
     return figure
-
-
-def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
-    """Say a time as such and in full trainings of `max_t` epochs, if the run has trained at full size."""
-    full = spent.full_trainings(seconds, max_t) if max_t else math.nan
-    return duration(seconds) + (f" ({full:.2g} full trainings)" if math.isfinite(full) else "")
 
 
 def full_epochs(result: RunRecord) -> int | None:

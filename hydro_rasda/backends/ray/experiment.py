@@ -38,7 +38,7 @@ class Experiment:
         self.rung_history = RungHistory()
         self.rung_now: dict[str, int] = {}
         self.queue = WaitingQueue(self._kind)
-        self.fellows = Cohort(rule.wait)
+        self.cohort = Cohort(rule.wait)
         self.grants = Grants(rule)
 
     def decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
@@ -61,19 +61,19 @@ class Experiment:
         assert milestone is not None
         if not self.sizes.can_pause(trial, result, t):
             return self._carry_out(milestone, {trial.trial_id: score}, [trial])[trial.trial_id], milestone
-        self.fellows.come(trial, milestone, score, self._entry(trial, result, None, Decision.WAIT))
+        self.cohort.come(trial, milestone, score, self._entry(trial, result, None, Decision.WAIT))
         decided = self.decide_gathered(reporting=trial)
         return (decided[trial.trial_id], milestone) if trial.trial_id in decided else (Decision.WAIT, None)
 
     def decide_gathered(self, reporting: Trial | None = None) -> dict[str, Decision]:
         """Decides those that have waited long enough, or whose fellows are there; `reporting` is left to the caller."""
         decided: dict[str, Decision] = {}
-        for milestone, (scores, undecided) in self.fellows.take().items():
-            decided |= self._carry_out(milestone, scores, [entry.trial for entry in undecided.values()])
-            for name, entry in undecided.items():
-                if entry.trial is not reporting:
-                    self.rung_history.append(replace(entry.report, milestone=milestone, decision=decided[name].value))
-                    self._release(entry.trial, milestone, decided[name])
+        for milestone, (scores, undecided) in self.cohort.take().items():
+            decided |= self._carry_out(milestone, scores, [trial for trial, _ in undecided.values()])
+            for name, (trial, report) in undecided.items():
+                if trial is not reporting:
+                    self.rung_history.append(replace(report, milestone=milestone, decision=decided[name].value))
+                    self._release(trial, milestone, decided[name])
         return decided
 
     def _carry_out(self, milestone: int, scores: Mapping[str, float], trials: Sequence[Trial]) -> dict[str, Decision]:
@@ -88,7 +88,7 @@ class Experiment:
             self.queue.join(trial)
         else:
             self.rung_history.stopped[trial.trial_id] = milestone
-            self.fellows.stop(trial)
+            self.cohort.stop(trial)
 
     def grant(self, survivors: Sequence[Trial], decided: Sequence[Trial], milestone: int) -> None:
         """Settles with how many workers those go on that survived a milestone, of the trials decided together."""
@@ -133,17 +133,17 @@ class Experiment:
         milestone = self._rule.open_rung(self.rung_history.rungs, trial.trial_id, t)
         if milestone is None:
             return False
-        self.fellows.come(trial, milestone, report.score, report)
+        self.cohort.come(trial, milestone, report.score, report)
         return True
 
     def holding(self) -> list[Trial]:
         """Trials that hold workers, also those that are still to save their checkpoint before they wait."""
-        return self.queue.holding() + self.fellows.saving()
+        return self.queue.holding() + self.cohort.saving()
 
     def leave(self, trial: Trial) -> None:
         """A trial is over, or failed and may begin again."""
         self.queue.leave(trial)
-        self.fellows.leave(trial)
+        self.cohort.leave(trial)
 
     def record(self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision) -> None:
         """Keep what was decided of a report."""
@@ -198,4 +198,4 @@ class Experiment:
         store_results(trial)
         self.queue.start(trial, due.rung)
         self.rung_now[trial.trial_id] = due.rung
-        self.fellows.begin(trial, self._rule.milestones[due.rung])
+        self.cohort.begin(trial, self._rule.milestones[due.rung])

@@ -188,7 +188,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         grows = self._trials.grows(trial, self._trials.due(trial, t))
         if not grows or not self._trials.sizes.can_pause(trial, result, t):
             if milestone is not None:
-                self._trials.fellows.begin(trial, self._trials.milestone_after(t))
+                self._trials.cohort.begin(trial, self._trials.milestone_after(t))
             return str(TrialScheduler.CONTINUE)
         self._trials.queue.join(trial)
         return str(TrialScheduler.PAUSE)
@@ -216,7 +216,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """The trial that starts next; None where all have to wait."""
         self._trials.decide_gathered()
-        self._trials.fellows.end_stopped(tune_controller)
+        self._trials.cohort.end_stopped(tune_controller)
         stage = ControllerStage(tune_controller)
         stage.clear(self._trials.queue)
         stage.call_back(self._trials.queue, self._trials.sizes.of, self._trials.sizes.slots.count())

@@ -20,9 +20,8 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.page.words import cost_facts
 from hydro_rasda.plots.figure_style import is_empty, score_axis, thinned
 from hydro_rasda.plots.importance import importance_of
-from hydro_rasda.plots.timeline_and_cost import both_units
 from hydro_rasda.results.records import RunRecord, TrialRecord
-from hydro_rasda.results.report import agreement_line, closing_lines
+from hydro_rasda.results.report import agreement_line, both_units, closing_lines
 from hydro_rasda.results.timeline import Training, best_over_time, busy_share, journal_of, trainings
 from hydro_rasda.run.state import metric_lines
 from tests.hydro_rasda.journals import SCRIPT, Writer
