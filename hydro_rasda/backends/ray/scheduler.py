@@ -118,7 +118,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         require(wait < math.inf, "wait", wait, "finite")
         check_text("metric", metric, optional=True)
         check_text("time_attr", time_attr)
-        check_int("patience", patience, at_least=0)
+        check_int("patience", patience, at_least=1)
         self._own_metric, self._own_mode = metric, mode
         self._mode = mode
         self._metric: Any = metric

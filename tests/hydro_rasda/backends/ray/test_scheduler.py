@@ -312,6 +312,7 @@ def test_importing_the_package_starts_no_ray() -> None:
         ({"workers": 1.5}, ValueError, "`workers` is 1.5, but must be an integer"),
         ({"mode": "best"}, ValueError, "`mode` is 'best'"),
         ({"max_workers": 1, "workers": 2}, ValueError, "`max_workers` is 1, but must be None or an integer >= 2"),
+        ({"patience": 0}, ValueError, "`patience` is 0, but must be an integer >= 1"),
         ({"wait": -0.1}, ValueError, "`wait` is -0.1, but must be a number >= 0"),
         ({"wait": float("inf")}, ValueError, "`wait` is inf, but must be finite"),
         ({"grow": "fast"}, ValueError, "`grow` is 'fast', but must be one of"),
