@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +33,7 @@ Facts = dict[str, str]
 """Names, and what is to be said of them."""
 
 _MACHINE = "surrogate/widths-of-"
+_NORMAL = re.compile(r"float normal\(-inf, inf(?:, q=(?P<q>.+))?, mean=(?P<mean>.+), sd=(?P<sd>.+)\)")
 
 
 def answer(record: RunRecord) -> list[str]:
@@ -186,6 +188,9 @@ def domain_of(words: str) -> str:
     >>> domain_of("float loguniform(0.0001, 1)"), domain_of("integer uniform(1, 5)"), domain_of("choice([32, 64])")
     ('loguniform(0.0001, 1)', 'randint(1, 5)', 'choice([32, 64])')
     """
+    if (found := _NORMAL.fullmatch(words)) is not None:
+        name = "randn" if found["q"] is None else "qrandn"
+        return f"ray.tune.{name}({', '.join(filter(None, found.group('mean', 'sd', 'q')))})"
     if (found := RANGE.fullmatch(words)) is None:
         return words
     name = "uniform" if found["kind"] == "float" else "randint"

@@ -248,7 +248,8 @@ def test_the_call_has_branches_as_they_were_given(sorts: Sorts) -> None:
     [
         ("float uniform(0.1, 0.5, q=0.1)", "quniform(0.1, 0.5, 0.1)"),
         ("integer loguniform(1, 100)", "ray.tune.lograndint(1, 100)"),
-        ("float normal(-inf, inf, mean=0, sd=1)", "float normal(-inf, inf, mean=0, sd=1)"),
+        ("float normal(-inf, inf, mean=0, sd=1)", "ray.tune.randn(0, 1)"),
+        ("float normal(-inf, inf, q=0.5, mean=-1, sd=1)", "ray.tune.qrandn(-1, 1, 0.5)"),
         ("'sgd'", "'sgd'"),
     ],
 )
