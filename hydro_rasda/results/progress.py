@@ -15,7 +15,7 @@ from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, T
 from rich.text import Text
 
 from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_console, roughly, show
-from hydro_rasda.results.records import RunRecord, score_in
+from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.events import (
     EpochEnded,
@@ -27,6 +27,7 @@ from hydro_rasda.run.events import (
     StageBegan,
     StageEnded,
 )
+from hydro_rasda.run.journal import score_in
 
 
 class _Unread(PrintableConsole):

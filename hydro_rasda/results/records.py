@@ -282,15 +282,6 @@ class RunRecord(Portable):
 METRICS = ("train_", "val_")
 """Beginnings of the names of metrics in a history."""
 
-
-def score_in(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return a metric after an epoch; None if it is missing, or the trial had diverged.
-
-    A training function of the user's may report no training loss. A training loss of None was not finite.
-    """
-    return None if metrics.get("train_loss", 0.0) is None else metrics.get(name)
-
-
 STAGES = {"surrogate": "sweep", "target": "full size"}
 """The stages of the journal, by the names that people read."""
 

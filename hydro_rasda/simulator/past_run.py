@@ -17,7 +17,7 @@ import numpy as np
 
 from hydro_rasda.comparison_of_trials import split_metrics
 from hydro_rasda.run.files import read_json
-from hydro_rasda.run.journal import JOURNAL, Unit, read_units
+from hydro_rasda.run.journal import JOURNAL, Unit, read_units, score_in
 from hydro_rasda.simulator.workload import Floats, Workload
 
 
@@ -195,7 +195,7 @@ def _curves(lines: Iterable[Line], stage: str, of_all: bool, metric: str, max_t:
     for line in lines:
         if line["event"] == "metrics" and line["stage"] == stage:
             curve = curves.setdefault(line["trial"], np.full(max_t, np.nan))
-            value = line.get(metric)
+            value = score_in(line, metric)
             curve[line["epoch"] - 1] = math.inf if value is None else value
         elif line["event"] == "failed" and (of_all or line["trial"] in curves):
             curve = curves.setdefault(line["trial"], np.full(max_t, np.nan))

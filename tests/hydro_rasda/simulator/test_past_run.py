@@ -69,6 +69,12 @@ def test_a_run_of_several_metrics_is_read_by_the_first_that_training_measures(re
         read_past_run(path, mode="min")
 
 
+def test_a_trial_whose_training_loss_is_not_finite_has_diverged(record: Callable[..., Path]) -> None:
+    lines = [metrics("surrogate", n, t, 1.0 / t) for n in range(2) for t in (1, 2)]
+    path = record(("surrogate/to-2/group-0", [*lines[:3], lines[3] | {"train_loss": None}]), max_t=2)
+    assert np.isnan(read_past_run(path).workload.scores).tolist() == [[False, False], [False, True]]
+
+
 def test_before_its_first_score_a_trial_has_that() -> None:
     assert continued(np.array([[NAN, 2.0, 1.0]])).tolist() == [[2, 2, 1]]
 
