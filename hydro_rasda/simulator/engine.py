@@ -202,7 +202,7 @@ class Simulation:
         return True
 
     def _decide_gathered(self) -> None:
-        """Decides those that have waited long enough, or whose fellows are there."""
+        """Decides those that have waited long enough, or whose cohort is there."""
         while self._gathering and (taken := self._gathering.take(self._clock.now)):
             for milestone, scores in taken.items():
                 self._state, decisions = self._rule.decide(self._state, milestone, scores)

@@ -66,7 +66,7 @@ class Experiment:
         return (decided[trial.trial_id], milestone) if trial.trial_id in decided else (Decision.WAIT, None)
 
     def decide_gathered(self, reporting: Trial | None = None) -> dict[str, Decision]:
-        """Decides those that have waited long enough, or whose fellows are there; `reporting` is left to the caller."""
+        """Decides those that have waited long enough, or whose cohort is there; `reporting` is left to the caller."""
         decided: dict[str, Decision] = {}
         for milestone, (scores, undecided) in self.cohort.take().items():
             decided |= self._carry_out(milestone, scores, [trial for trial, _ in undecided.values()])
@@ -83,7 +83,7 @@ class Experiment:
         return decisions
 
     def _release(self, trial: Trial, milestone: int, decision: Decision) -> None:
-        """A trial waits no longer for its fellows, but for workers, or for its end."""
+        """A trial waits no longer for its cohort, but for workers, or for its end."""
         if decision is Decision.CONTINUE:
             self.queue.join(trial)
         else:

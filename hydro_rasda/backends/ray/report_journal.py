@@ -27,7 +27,7 @@ class JournalEntry:
         t: Its training iteration.
         score: Its metric; None where it was not finite.
         milestone: The milestone that the report was decided at; None where it decided nothing.
-        decision: "continue", "stop", or "wait" for its fellows; what is then decided is an entry of its own.
+        decision: "continue", "stop", or "wait" for its cohort; what is then decided is an entry of its own.
         global_batch_size: Samples per step over all workers, where the trial reports it.
     """
 

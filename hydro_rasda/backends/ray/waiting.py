@@ -1,4 +1,4 @@
-"""Trials of a Ray Tune experiment that wait: for workers, for their fellows at a milestone, for what they are granted.
+"""Trials of a Ray Tune experiment that wait: for workers, for their cohort at a milestone, for what they are granted.
 
 Ray asks its scheduler in every turn of its loop, many times a second, whatever trials do: none waits for another beyond
 its bound.
