@@ -81,9 +81,9 @@ def test_the_ray_script_doubles_the_workers_of_survivors(tmp_path: Path) -> None
     state = rule.init()
     for entry in history:
         assert entry.score is not None
-        state, verdict = rule.report(state, entry.trial, entry.t, entry.score)
+        state, decision = rule.report(state, entry.trial, entry.t, entry.score)
         assert entry.workers == rule.workers_at(entry.t - 1), entry
-        assert entry.t == 8 or entry.decision == verdict.decision.value, entry
+        assert entry.t == 8 or entry.decision == decision.value, entry
     assert float(found(r"best: .*accuracy ([\d.]+) with 8 workers", said)[1]) >= 0.9, said
 
 

@@ -119,7 +119,7 @@ def best_of(scores: Mapping[int, float], count: int) -> list[int]:
 
 def asha(search: Search) -> int:
     """ASHA at full size, one trial after another (Li et al. 2020, as Ray stops trials): the best that finished."""
-    rule = AsyncSuccessiveHalving(search.max_t, 1, REDUCTION_FACTOR, "max")
+    rule = AsyncSuccessiveHalving(search.max_t, 1, REDUCTION_FACTOR, mode="max")
     rungs, finished = rule.init(), dict[int, float]()
     for n in search.numbers:
         for epoch in range(1, search.max_t + 1):

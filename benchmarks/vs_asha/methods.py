@@ -61,7 +61,7 @@ WIDTH_RATIO = 1 / 8
 
 def asha(task: Task, seed: int) -> Outcome:
     """ASHA, one trial after another in this process, on all threads or on the GPU."""
-    rule = AsyncSuccessiveHalving(task.max_t, GRACE_PERIOD, REDUCTION_FACTOR, task.mode)
+    rule = AsyncSuccessiveHalving(task.max_t, GRACE_PERIOD, REDUCTION_FACTOR, mode=task.mode)
     rungs, events, finished = rule.init(), list[Event](), dict[int, nn.Module]()
     began = time.perf_counter()
     task = task.on_device()

@@ -236,7 +236,7 @@ def _rule(settings: TuneConfig) -> RASDA:
         asked.scaling_factor,
         asked.workers,
         asked.max_workers,
-        settings.mode,
+        mode=settings.mode,
         grow=asked.grow,
         least_efficiency=asked.least_efficiency,
         batch_over_noise=asked.batch_over_noise,

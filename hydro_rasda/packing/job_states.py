@@ -53,9 +53,6 @@ class JobRecord:
     share: float = 0.0
     value: Any = None
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @property
     def over(self) -> bool:
         """Return whether nothing is left to do."""
@@ -130,7 +127,7 @@ class Grid:
     def change(self, name: str, **fields: Any) -> JobRecord:
         """A job stands otherwise from now on, also after whatever happens to this process."""
         record = replace(self.records[name], **fields)
-        unit = self._store.record(_key(name), Unit(record.as_json(), seconds=record.seconds), again=True)
+        unit = self._store.record(_key(name), Unit(asdict(record), seconds=record.seconds), again=True)
         self.records[name] = JobRecord(**unit.value)
         return self.records[name]
 
@@ -172,13 +169,13 @@ class Grid:
         for file in (self.end_file(name), self.lock(name), *(self.call_file(name, s) for s in ("pickle", "json"))):
             file.unlink(missing_ok=True)
 
-    def log_tail(self, name: str, characters: int = 4000) -> str:
-        """The end of what a job wrote."""
+    def log_tail(self, name: str) -> str:
+        """The end of what a job wrote, at most 4,000 bytes."""
         file = self.log(name)
         if not file.exists():
             return ""
         with open_to_read(file, _INSIDE) as opened:
-            opened.seek(max(0, os.fstat(opened.fileno()).st_size - characters))
+            opened.seek(max(0, os.fstat(opened.fileno()).st_size - 4000))
             return opened.read().decode(errors="replace")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.console import duration, show
 from hydro_rasda.plots.figure_style import score_of
-from hydro_rasda.plots.timeline_and_cost import both_units
 from hydro_rasda.results.optuna_study import RANGE
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import (
     agreement_line,
     best_score,
+    both_units,
     doubt_line,
     explained,
     front_lines,
@@ -32,6 +33,7 @@ Facts = dict[str, str]
 """Names, and what is to be said of them."""
 
 _MACHINE = "surrogate/widths-of-"
+_NORMAL = re.compile(r"float normal\(-inf, inf(?:, q=(?P<q>.+))?, mean=(?P<mean>.+), sd=(?P<sd>.+)\)")
 
 
 def answer(record: RunRecord) -> list[str]:
@@ -169,12 +171,14 @@ def _changed(given: Mapping[str, Any], defaults: object) -> list[str]:
     return [f"{name}={value!r}" for name, value in changed.items()]
 
 
-def _space(space: Mapping[str, Any], depth: int) -> str:
+def _space(space: Any, depth: int) -> str:
+    """A space, or a part of it, as it is written in a call; branches are a list."""
+    if isinstance(space, list):
+        return f"choice([{', '.join(_space(branch, depth) for branch in space)}])"
+    if not isinstance(space, Mapping):
+        return domain_of(str(space))
     indent = "    " * depth
-    lines = []
-    for name, words in space.items():
-        value = _space(words, depth + 1) if isinstance(words, Mapping) else domain_of(str(words))
-        lines.append(f"{indent}    {name!r}: {value},\n")
+    lines = [f"{indent}    {name!r}: {_space(words, depth + 1)},\n" for name, words in space.items()]
     return "{\n" + "".join(lines) + indent + "}"
 
 
@@ -184,6 +188,9 @@ def domain_of(words: str) -> str:
     >>> domain_of("float loguniform(0.0001, 1)"), domain_of("integer uniform(1, 5)"), domain_of("choice([32, 64])")
     ('loguniform(0.0001, 1)', 'randint(1, 5)', 'choice([32, 64])')
     """
+    if (found := _NORMAL.fullmatch(words)) is not None:
+        name = "randn" if found["q"] is None else "qrandn"
+        return f"ray.tune.{name}({', '.join(filter(None, found.group('mean', 'sd', 'q')))})"
     if (found := RANGE.fullmatch(words)) is None:
         return words
     name = "uniform" if found["kind"] == "float" else "randint"

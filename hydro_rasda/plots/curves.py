@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from hydro_rasda.plots.figure_style import (
     FINALISTS,
     Figure,
     describe,
-    escaped,
     figures_of,
     graph_objects,
     new_figure,
@@ -26,10 +25,9 @@ from hydro_rasda.plots.figure_style import (
 )
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import best_first
-from hydro_rasda.results.timeline import Best, journal_of
 from hydro_rasda.results.timeline import best_over_time as bests
+from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.events import Stage
-from hydro_rasda.run.journal import Unit
 
 MANY = 60
 """Curves of a stage that are drawn each for itself at most; of more, there are quantiles."""
@@ -46,45 +44,36 @@ def best_over_time(result: RunRecord) -> Figure:
 
     The line of the surrogates ends with the sweep, that of full-size models with the run.
     """
-    units = journal_of(result)
-    found = bests(units, result)
-    if not found:
-        return nothing("no trial has a score yet")
-    go, ends = graph_objects(), ends_of(units)
+    go, values = graph_objects(), list[float]()
     figure = new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
-    for stage, title in STAGES:
-        if not (steps := found.get(stage)):
-            continue
-        color = BEST if stage == "target" else FINALISTS[0]
+    for stage, title, points in best_lines(result):
+        values += points["y"]
         figure.add_trace(
             go.Scatter(
-                **points(steps, ends[stage]),
+                points,
                 name=title,
                 mode="lines+markers",
-                line={"shape": "hv", "color": color, "width": 2.5},
-                marker={"size": [7] * len(steps) + [0]},
+                line={"shape": "hv", "color": BEST if stage == "target" else FINALISTS[0], "width": 2.5},
+                marker={"size": [7] * (len(points["y"]) - 1) + [0]},
                 hovertemplate="%{y} after %{x} s<br>%{text}<extra></extra>",
             )
         )
-    values = [step.score for steps in found.values() for step in steps]
+    if not values:
+        return nothing("no trial has a score yet")
     return figure.update_yaxes(score_axis(values, result.mode, result.metric))
 
 
-def points(steps: Sequence[Best], end: float) -> dict[str, list[Any]]:
-    """The best scores so far of a stage, the last of them once more at its end."""
-    told = [(step.seconds, step.score, f"trial {step.trial}, epoch {step.epoch}") for step in steps]
-    x, y, text = zip(*told, (end, *told[-1][1:]))
-    return {"x": [*map(figures_of, x)], "y": [*map(figures_of, y)], "text": [*text]}
-
-
-def ends_of(units: Mapping[str, Unit]) -> dict[Stage, float]:
-    """Return the seconds at which the lines of the best scores end: the sweep's, and that of full-size models."""
-    swept = max((unit.at for unit in units.values() if _trained(unit, "surrogate")), default=0.0)
-    return {"surrogate": swept, "target": max((unit.at for unit in units.values()), default=0.0)}
-
-
-def _trained(unit: Unit, stage: Stage) -> bool:
-    return any(line["event"] == "metrics" and line["stage"] == stage for line in unit.lines)
+def best_lines(record: RunRecord) -> Iterator[tuple[Stage, str, dict[str, list[Any]]]]:
+    """Yield, by stage that has any, its name and its best scores so far, the last of them once more at its end."""
+    units = journal_of(record)
+    found, last = bests(units, record), max((unit.at for unit in units.values()), default=0.0)
+    trained = ((unit.at, line) for unit in units.values() for line in unit.lines if line["event"] == "metrics")
+    swept = max((at for at, line in trained if line["stage"] == "surrogate"), default=0.0)
+    for stage, title in STAGES:
+        steps = found.get(stage, ())
+        if told := [(step.seconds, step.score, f"trial {step.trial}, epoch {step.epoch}") for step in steps]:
+            x, y, text = zip(*told, (swept if stage == "surrogate" else last, *told[-1][1:]))
+            yield stage, title, {"x": [*map(figures_of, x)], "y": [*map(figures_of, y)], "text": [*text]}
 
 
 @dataclass(frozen=True)
@@ -116,8 +105,8 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     colors = {number: FINALISTS[i % len(FINALISTS)] for i, number in enumerate(finalists)} | {result.best_trial: BEST}
     figure = new_figure(
         height=110 + 330 * len(panels), legend={"yanchor": "top", "y": -0.1 if len(panels) > 1 else -0.2}
-    )
-    for i, (stage, title) in enumerate(panels):
+    ).set_subplots(rows=len(panels), vertical_spacing=0.14)
+    for row, (stage, title) in enumerate(panels, 1):
         alone = [curve for curve in curves[stage] if curve.trial.epochs]
         if many := len(curves[stage]) > MANY:
             alone = alone if len(alone) <= MANY else alone[: len(FINALISTS)]
@@ -126,22 +115,14 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
             traces = _fallen([curve for curve in curves[stage] if not curve.trial.epochs])
         best, drawn = result.best_trial, [value for trace in traces for value in trace["y"] if value is not None]
         traces += [_alone(each, colors[each.trial.trial], each.trial.trial == best, stage) for each in alone]
-        axis = "" if i == 0 else str(i + 1)
-        figure.add_traces([go.Scatter(trace, xaxis=f"x{axis}", yaxis=f"y{axis}") for trace in traces])
-        height, gap = 1 / len(panels), 0.14 if len(panels) > 1 else 0.0
-        top = 1 - i * height
-        bottom = top - height + (gap if i < len(panels) - 1 else 0.0)
+        figure.add_traces([*map(go.Scatter, traces)], rows=row, cols=1)
         values = drawn + [value for curve in alone for value in curve.values]
         epochs = max(epoch for curve in curves[stage] for epoch in curve.epochs)
         tick = {"dtick": 1} if epochs <= 12 else {}
-        x = {"title": {"text": "epoch"}, "anchor": f"y{axis}", "range": [0.5, epochs + 0.5], **tick}
+        figure.update_xaxes(title={"text": "epoch"}, range=[0.5, epochs + 0.5], **tick, row=row, col=1)
         shown = 0.75 if stage == "surrogate" and not many else 0.95
-        y = score_axis(values, result.mode, f"{metric}, {title}", shown) | {
-            "domain": [bottom, top],
-            "anchor": f"x{axis}",
-        }
-        figure.update_layout({f"xaxis{axis}": x, f"yaxis{axis}": y})
-        _mark_rungs(figure, [trial for trial in order if _epochs(trial, stage)], stage, axis)
+        figure.update_yaxes(score_axis(values, result.mode, f"{metric}, {title}", shown), row=row, col=1)
+        _mark_rungs(figure, [reached for trial in order if (reached := _epochs(trial, stage))], row)
     return figure
 
 
@@ -251,23 +232,12 @@ def _alone(curve: _Curve, color: str, best: bool, stage: Stage) -> dict[str, Any
     }
 
 
-def _mark_rungs(figure: Figure, trials: Sequence[TrialRecord], stage: Stage, axis: str) -> None:
-    """A vertical line at each epoch where some stopped, which says how many went on."""
-    ends = sorted({_epochs(trial, stage) for trial in trials})
-    if len(ends) > 12:  # asynchronous schedulers stop trials at any epoch
+def _mark_rungs(figure: Figure, reached: Sequence[int], row: int) -> None:
+    """A vertical line at each epoch where some trials stopped, which says how many went on; `reached` is of each."""
+    stops = sorted(set(reached))
+    if len(stops) > 12:  # asynchronous schedulers stop trials at any epoch
         return
-    for stop in ends[:-1]:
-        reached = sum(_epochs(trial, stage) >= stop for trial in trials)
-        beyond = sum(_epochs(trial, stage) > stop for trial in trials)
-        line = {"color": FAINT, "width": 1, "dash": "dot"}
-        figure.add_shape(type="line", x0=stop, x1=stop, y0=0, y1=1, xref=f"x{axis}", yref=f"y{axis} domain", line=line)
-        figure.add_annotation(
-            x=stop,
-            y=1,
-            xref=f"x{axis}",
-            yref=f"y{axis} domain",
-            text=escaped(f"{beyond} of {reached}"),
-            showarrow=False,
-            yanchor="bottom",
-            font={"size": 11},
-        )
+    for stop in stops[:-1]:
+        counts = f"{sum(at > stop for at in reached)} of {sum(at >= stop for at in reached)}"
+        line, note = {"color": FAINT, "width": 1, "dash": "dot"}, {"text": counts, "font": {"size": 11}}
+        figure.add_vline(stop, line=line, annotation=note, annotation_position="top", row=row, col=1)

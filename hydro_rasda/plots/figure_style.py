@@ -67,10 +67,9 @@ def escaped(value: Any) -> str:
     return html.escape(show(value, 4) if not isinstance(value, str) else value, quote=False)
 
 
-def describe(trial: TrialRecord, names: Iterable[str] | None = None) -> str:
+def describe(trial: TrialRecord) -> str:
     """A trial in lines for the box that shows over a point."""
-    config = {name: value for name, value in trial.used.items() if names is None or name in names}
-    return "<br>".join([f"trial {trial.trial}, {trial.status}", *(f"{k}={escaped(v)}" for k, v in config.items())])
+    return "<br>".join([f"trial {trial.trial}, {trial.status}", *(f"{k}={escaped(v)}" for k, v in trial.used.items())])
 
 
 def scored(record: RunRecord) -> list[TrialRecord]:

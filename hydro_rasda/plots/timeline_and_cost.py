@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.console import duration
-from hydro_rasda.plots.curves import STAGES, ends_of, points
+from hydro_rasda.plots.curves import STAGES, best_lines
 from hydro_rasda.plots.figure_style import (
     BEST,
     FAINT,
@@ -21,9 +20,9 @@ from hydro_rasda.plots.figure_style import (
     score_axis,
 )
 from hydro_rasda.results.comparison_of_runs import names_of
-from hydro_rasda.results.records import Cost, RunRecord
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.report import both_units
 from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings
-from hydro_rasda.results.timeline import best_over_time as bests
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.run_json import read_asked
 
@@ -164,12 +163,6 @@ def cost(result: RunRecord) -> Figure:
     return figure
 
 
-def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
-    """Say a time as such and in full trainings of `max_t` epochs, if the run has trained at full size."""
-    full = spent.full_trainings(seconds, max_t) if max_t else math.nan
-    return duration(seconds) + (f" ({full:.2g} full trainings)" if math.isfinite(full) else "")
-
-
 def full_epochs(result: RunRecord) -> int | None:
     """Epochs of a full training; None without the run's folder."""
     try:
@@ -193,15 +186,11 @@ def best_scores(records: Sequence[RunRecord]) -> Figure:
     go, figure = graph_objects(), new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
     values = []
     for i, (record, name) in enumerate(zip(records, names_of(records))):
-        units = journal_of(record)
-        found = bests(units, record)
-        for stage, title in STAGES:
-            if not (steps := found.get(stage)):
-                continue
-            values += [step.score for step in steps]
+        for stage, title, points in best_lines(record):
+            values += points["y"]
             figure.add_trace(
                 go.Scatter(
-                    **points(steps, ends_of(units)[stage]),
+                    points,
                     name=escaped(f"{name}, {title}"),
                     mode="lines",
                     line={"shape": "hv", **_line(i, stage)},

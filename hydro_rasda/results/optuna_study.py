@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
+from hydro_rasda.argument_checks import is_metric
 from hydro_rasda.results.records import STAGES, RunRecord, TrialRecord
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.run_json import read_asked
@@ -98,7 +99,7 @@ def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
     """Translate a key, which several branches may draw from several domains, to Optuna's terms."""
     if len(laws) == 1:
         return distribution(min(laws), values)
-    numeric = all(type(value) in (int, float) for value in values)
+    numeric = all(map(is_metric, values))
     return _span(values) if numeric else _categories("", values)
 
 
@@ -107,14 +108,13 @@ def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
     terms.
 
     A range is as wide as the trials' values need, since PBT may leave the domain's. A domain without bounds spans them.
-    If categories are objects, these are all that is known.
+    If categories are objects, these are all that is known; likewise if a value in place of a number is none.
     """
     from optuna.distributions import FloatDistribution, IntDistribution
 
-    found = RANGE.fullmatch(words)
-    if found is None:
-        numeric = _UNBOUNDED.fullmatch(words) and all(type(value) in (int, float) for value in values)
-        return _span(values) if numeric and values else _categories(words, values)
+    found, numeric = RANGE.fullmatch(words), all(map(is_metric, values))
+    if found is None or not numeric:
+        return _span(values) if numeric and values and _UNBOUNDED.fullmatch(words) else _categories(words, values)
     low, high = ast.literal_eval(found["low"]), ast.literal_eval(found["high"])
     log, step = found["law"] == "loguniform", ast.literal_eval(found["q"] or "None")
     integer = found["kind"] == "integer"

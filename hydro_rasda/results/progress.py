@@ -27,6 +27,7 @@ from hydro_rasda.run.events import (
     StageBegan,
     StageEnded,
 )
+from hydro_rasda.run.journal import score_in
 
 
 class _Unread(PrintableConsole):
@@ -123,9 +124,8 @@ class Progress:
         self._left = event.seconds_left
         if self._left is not None:
             whole = event.seconds + self._left
-            before = next(task for task in self._bars.tasks if task.id == self._task).completed
-            share = event.seconds / whole if whole > 0 else 0.0
-            self._bars.update(self._task, total=1.0, completed=max(before, share), left=(self._left, time.monotonic()))
+            share = max(event.seconds / whole if whole > 0 else 0.0, self._bars.tasks[self._task].completed)
+            self._bars.update(self._task, total=1.0, completed=share, left=(self._left, time.monotonic()))
         self._show(event.note)
         if self._said is None:
             self._said = event.seconds
@@ -137,11 +137,11 @@ class Progress:
             self._say(f"{self._stage.title}: {done}{left}{note}", event.seconds)
 
     def _compare(self, event: EpochEnded) -> None:
-        """Take in a trial's score after an epoch; it has none if its training loss is not finite."""
+        """Take in a trial's score after an epoch, if it has one."""
         if self._asked is None:
             return
-        value, scores = event.metrics.get(self._asked.metric), self._scores[event.stage]
-        if value is None or event.metrics.get("train_loss") is None:
+        value, scores = score_in(event.metrics, self._asked.metric), self._scores[event.stage]
+        if value is None:
             scores.pop(event.trial, None)
         else:
             scores[event.trial] = value

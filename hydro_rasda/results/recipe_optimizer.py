@@ -185,9 +185,9 @@ def _muon_lines(config: Mapping[str, Any], part: str | None) -> list[str]:
     own = {"lr": read(config, "lr"), **{key: config[key] for key in config if is_rate(key)}, **_options(config)}
     settings = indented(f"{name!r}: {value!r}," for name, value in own.items())
     if part is None:
-        return ["optimizer = MuonWithAdamW(model, **{", *settings, "})"]
+        return ["optimizer = muon_with_adamw(model, **{", *settings, "})"]
     among = f"among = [name for name, p in model.named_parameters() if part_of(name) == {part!r}]"
-    return [among, "optimizer = MuonWithAdamW(model, among=among, **{", *settings, "})"]
+    return [among, "optimizer = muon_with_adamw(model, among=among, **{", *settings, "})"]
 
 
 _SEVERAL = '''
@@ -219,35 +219,25 @@ class Several:
 
 
 _MUON = '''
-class MuonWithAdamW:
+def muon_with_adamw(model, lr, momentum, nesterov, weight_decay, adjust_lr_fn, betas, eps, among=None, **rates):
     """torch's Muon for hidden matrices, its AdamW for the other parameters, as one optimizer."""
-
-    def __init__(self, model, lr, momentum, nesterov, weight_decay, adjust_lr_fn, betas, eps, among=None, **rates):
-        learning = [(n, p) for n, p in model.named_parameters() if p.requires_grad and (among is None or n in among)]
-        matrices = hidden_matrices(model, dict(learning))
-        self.parts = []
-        for by_muon in (True, False):
-            groups = []
-            for name, p in learning:
-                if (name in matrices) == by_muon:
-                    path = f"lr.{name}"
-                    own = [part for part in rates if f"{path}.".startswith(f"{part}.")]
-                    rate = lr if by_muon else rates.get("lr.adamw", lr)
-                    groups.append({"params": [p], "lr": rates[max(own, key=len)] if own else rate})
-            if groups and by_muon:
-                settings = {"momentum": momentum, "nesterov": nesterov, "adjust_lr_fn": adjust_lr_fn}
-                self.parts.append(torch.optim.Muon(groups, lr, weight_decay, **settings))
-            elif groups:
-                self.parts.append(torch.optim.AdamW(groups, lr, betas, eps, weight_decay))
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
-
-    def zero_grad(self):
-        for part in self.parts:
-            part.zero_grad()
-
-    def step(self):
-        for part in self.parts:
-            part.step()
+    learning = [(n, p) for n, p in model.named_parameters() if p.requires_grad and (among is None or n in among)]
+    matrices = hidden_matrices(model, dict(learning))
+    optimizers = []
+    for by_muon in (True, False):
+        groups = []
+        for name, p in learning:
+            if (name in matrices) == by_muon:
+                path = f"lr.{name}"
+                own = [part for part in rates if f"{path}.".startswith(f"{part}.")]
+                rate = lr if by_muon else rates.get("lr.adamw", lr)
+                groups.append({"params": [p], "lr": rates[max(own, key=len)] if own else rate})
+        if groups and by_muon:
+            settings = {"momentum": momentum, "nesterov": nesterov, "adjust_lr_fn": adjust_lr_fn}
+            optimizers.append(torch.optim.Muon(groups, lr, weight_decay, **settings))
+        elif groups:
+            optimizers.append(torch.optim.AdamW(groups, lr, betas, eps, weight_decay))
+    return Several(optimizers)
 
 
 def hidden_matrices(model, learning):
@@ -272,7 +262,8 @@ def optimizer_classes(config: Mapping[str, Any]) -> list[str]:
     classes = [cls for name in WRITTEN if name in names for cls in reversed(WRITTEN[name].__mro__)]
     own = [inspect.getsource(cls) for cls in dict.fromkeys(classes) if cls.__module__.startswith("fusion.")]
     texts = [re.sub("  # type: ignore.*", "", text) for text in own]
-    return [*texts, *([_MUON] if "muon" in names else []), *([_SEVERAL] if len(names) > 1 else [])]
+    muon = "muon" in names
+    return [*texts, *([_MUON] if muon else []), *([_SEVERAL] if muon or len(names) > 1 else [])]
 
 
 _CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if isinstance(value, type)}

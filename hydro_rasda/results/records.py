@@ -226,7 +226,7 @@ class RunRecord(Portable):
         Returns:
             The trials that trained the weights, with their epochs and configurations: the first one first, the trial
             itself last. Without copies, that is the trial alone. A finalist that trains by another trial's schedule has
-        that trial's lineage.
+            that trial's lineage.
 
         Raises:
             ValueError: if the run has no such trial, or its folder is gone.

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hydro_rasda.console import duration, roughly, show
-from hydro_rasda.results.records import RunRecord, TrialRecord
+from hydro_rasda.results.records import Cost, RunRecord, TrialRecord
 from hydro_rasda.run.locks_and_crashes import held
 
 SHOWN = 8
@@ -44,10 +44,10 @@ def _told(result: RunRecord) -> list[str]:
     return [cost_line(result), *lines]
 
 
-def as_html(result: RunRecord, shown: int = SHOWN) -> str:
+def as_html(result: RunRecord) -> str:
     """Return the table and the lines of `render` as a piece of HTML, for notebooks."""
     result = result.shown()
-    names, records = varied(result), best_first(result)[:shown]
+    names, records = varied(result), best_first(result)[:SHOWN]
     heads = ["trial", "surrogate (epochs)", "full size (epochs)", "status", *names]
     rows = [[*_row(record), *(show(record.used.get(name)) for name in names)] for record in records]
     winner = next((each for each in records if each.trial == result.best_trial), None)
@@ -100,6 +100,12 @@ def cost_line(result: RunRecord) -> str:
     if cost.spared_seconds >= 1:
         line += f"; the fused surrogates spared about {cost.spared_seconds:.0f} s of full-size training"
     return line
+
+
+def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
+    """Say a time as such and in full trainings of `max_t` epochs, if the run has trained at full size."""
+    full = spent.full_trainings(seconds, max_t) if max_t else math.nan
+    return duration(seconds) + (f" ({full:.2g} full trainings)" if math.isfinite(full) else "")
 
 
 def kept_weights(result: RunRecord) -> str:
@@ -242,9 +248,7 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
     cost = result.cost
     swept = f"{cost.surrogate_epochs} epochs of surrogates in {duration(cost.surrogate_seconds)}"
     trained = f"{cost.target_epochs} epochs at full size in {duration(cost.target_seconds)}"
-    full = cost.full_trainings(cost.seconds, max_t)
-    whole = f" ({full:.2g} full trainings)" if math.isfinite(full) else ""
-    lines.append(f"Cost: {duration(cost.seconds)}{whole}; {swept}, {trained}.")
+    lines.append(f"Cost: {both_units(cost, cost.seconds, max_t)}; {swept}, {trained}.")
     if bad := failed_and_diverged(result):
         lines.append(f"{bad[0].upper()}{bad[1:]}; to see why: hydro-rasda show {path}")
     if not result.finished:

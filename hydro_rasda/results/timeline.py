@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.events import Stage
-from hydro_rasda.run.journal import JOURNAL, Unit, read_units
+from hydro_rasda.run.journal import JOURNAL, Unit, read_units, score_in
 
 _GROUP = re.compile(r"surrogate/to-(?P<stop>\d+)/from-(?P<start>\d+)/group-\d+")
 _TARGET = re.compile(r"target/trial-(?P<trial>\d+)/to-(?P<stop>\d+)")
@@ -109,9 +109,9 @@ def best_over_time(units: Mapping[str, Unit], record: RunRecord) -> dict[Stage, 
     found: dict[Stage, list[Best]] = {}
     for unit in units.values():
         for line in unit.lines:
-            if line["event"] != "metrics" or line.get("train_loss") is None or line.get(record.metric) is None:
+            if line["event"] != "metrics" or (value := score_in(line, record.metric)) is None:
                 continue
-            value, so_far = float(line[record.metric]), found.setdefault(line["stage"], [])
+            so_far = found.setdefault(line["stage"], [])
             if not so_far or sign * value < sign * so_far[-1].score:
                 so_far.append(Best(unit.at, value, line["trial"], line["epoch"]))
     return found

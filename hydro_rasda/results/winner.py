@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hydro_rasda.run.full_size_journal import at_the_end, deciding_curve, found_enough, source_of, tried_targets
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.schedulers import rank
+from hydro_rasda.schedulers.ranking import ranked
 
 
 def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
@@ -23,11 +23,10 @@ def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
             able = comparison.best({n: run.values_at("target", n, kept_of(run, n)[0]) for n in able})
         ended = [] if found_enough(run) else [n for n in able if at_the_end(run, n)]
         ends = {n: [*deciding_curve(run, n).values()][-1] for n in ended}
-        scores = [ends[n] for n in ended] or [kept_of(run, n)[1] for n in able]
-        winner = (ended or able)[rank(scores, run.settings.mode)[0]]
+        winner = ranked(ends or {n: kept_of(run, n)[1] for n in able}, run.settings.mode)[0]
         return winner, kept_of(run, winner)[1]
     swept = _longest_trained(run, sorted(run.trials), "surrogate") or [0]
-    return swept[rank([run.score("surrogate", n) for n in swept], run.settings.mode)[0]], math.nan
+    return ranked({n: run.score("surrogate", n) for n in swept}, run.settings.mode)[0], math.nan
 
 
 def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:

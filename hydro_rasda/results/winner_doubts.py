@@ -18,7 +18,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.results.winner import best_of
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.schedulers import rank
+from hydro_rasda.schedulers.ranking import ranked
 
 LOST = 0.25
 """Validation must have lost this share of the final gap between training and validation since its best epoch. Measured
@@ -116,8 +116,7 @@ def undecided_line(result: TuneResult, finalists: Collection[int]) -> list[str]:
     known = name != result.metric and problem.full_size is None and not problem.settings.folds
     if not known or len(ended) < 2 or result.best_trial not in ended or name in problem.whole_names:
         return []
-    others = [n for n in ended if n != result.best_trial]
-    second = others[rank([trials[n].metric for n in others], result.mode)[0]]
+    second = ranked({n: trials[n].metric for n in ended if n != result.best_trial}, result.mode)[0]
     lead = abs(trials[second].metric - trials[result.best_trial].metric)
     try:
         examples, error = _error_of_difference(result, problem, second, name)

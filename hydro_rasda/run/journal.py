@@ -150,6 +150,14 @@ def _parsed(raw: bytes) -> JournalLine:
     return line
 
 
+def score_in(metrics: Mapping[str, Any], name: str) -> float | None:
+    """Return a metric after an epoch; None if it is missing, or the trial had diverged.
+
+    A training function of the user's may report no training loss. A training loss of None was not finite.
+    """
+    return None if metrics.get("train_loss", 0.0) is None else metrics.get(name)
+
+
 def jsonable(value: Any) -> Any:
     """Return a value as strict JSON gives it back: NaN and infinities as null, other values by `name_of`."""
     if isinstance(value, Mapping):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import islice
@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from hydro_rasda.argument_checks import check_int, check_mode, check_number, require
 from hydro_rasda.schedulers.milestones import milestones
-from hydro_rasda.schedulers.ranking import Mode, rank
+from hydro_rasda.schedulers.ranking import Mode, ranked
 
 
 class Decision(StrEnum):
@@ -104,7 +104,6 @@ class AsyncSuccessiveHalving:
         max_t: Training iterations after which a trial is done (R in the paper).
         grace_period: Training iterations before the first decision (r in the paper).
         reduction_factor: One in so many trials goes on (eta in the paper, rf in RASDA's).
-        spacing: Factor from one milestone to the next; None for `reduction_factor`, as in the paper.
         wait: A trial waits at a milestone for its cohort. It waits at most this share of the time that it took to
             reach the milestone (see `MilestoneBarrier`): 0 as in the paper, inf for synchronous halving. Then `decide`
             decides all trials that are there at once.
@@ -113,27 +112,26 @@ class AsyncSuccessiveHalving:
     max_t: int
     grace_period: int = 1
     reduction_factor: int = 4
+    _: KW_ONLY
     mode: Mode = "min"
-    spacing: int | None = None
     wait: float = 0.0
 
     def __post_init__(self) -> None:
         check_int("max_t", self.max_t, at_least=1)
         check_int("grace_period", self.grace_period, at_least=1)
         check_int("reduction_factor", self.reduction_factor, at_least=2)
-        if self.spacing is not None:
-            check_int("spacing", self.spacing, at_least=2)
         check_mode(self.mode)
         check_number("wait", self.wait)
         require(self.grace_period <= self.max_t, "grace_period", self.grace_period, f"<= `max_t` ({self.max_t})")
 
     @cached_property
     def milestones(self) -> tuple[int, ...]:
-        return milestones(self.grace_period, self.max_t, self._factor)
+        return milestones(self.grace_period, self.max_t, self.spacing)
 
     @property
-    def _factor(self) -> int:
-        return self.reduction_factor if self.spacing is None else self.spacing
+    def spacing(self) -> int:
+        """Factor from one milestone to the next."""
+        return self.reduction_factor
 
     def init(self) -> AshaState:
         return AshaState()
@@ -171,10 +169,8 @@ class AsyncSuccessiveHalving:
         """
         for trial, score in scores.items():
             state = state.recorded(milestone, trial, score)
-        trials = list(scores)
-        best_first = [trials[i] for i in rank(list(scores.values()), self.mode)]
-        stops = {trial: self.falls_short(state, trial, milestone) for trial in best_first}
-        return state, {trial: Decision.STOP if stops[trial] else Decision.CONTINUE for trial in best_first}
+        stops = {trial: self.falls_short(state, trial, milestone) for trial in ranked(scores, self.mode)}
+        return state, {trial: Decision.STOP if falls else Decision.CONTINUE for trial, falls in stops.items()}
 
     def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
         """Records the last score of a trial that ended, so that later trials are compared with it."""
@@ -208,7 +204,7 @@ class AsyncSuccessiveHalving:
     def _rungs(self) -> tuple[int, ...]:
         # Ray has a rung at max_t only where the multiplication meets it; a last score then goes to no other rung.
         *earlier, last = self.milestones
-        meets = not earlier or earlier[-1] * self._factor == last
+        meets = not earlier or earlier[-1] * self.spacing == last
         return (*earlier, last) if meets else tuple(earlier)
 
     def _falls_short(self, rung: Rung, score: float) -> bool:

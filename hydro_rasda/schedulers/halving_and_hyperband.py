@@ -20,11 +20,9 @@ from itertools import pairwise
 from typing import TypeVar
 
 from hydro_rasda.argument_checks import check_int, check_mode
-from hydro_rasda.schedulers.ranking import Mode, rank
+from hydro_rasda.schedulers.ranking import Mode, TrialT, ranked
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
 from hydro_rasda.schedulers.sweep_state import Standing, SweepState
-
-TrialT = TypeVar("TrialT", int, str)
 
 
 @dataclass(frozen=True)
@@ -67,10 +65,9 @@ class SuccessiveHalving:
         >>> SuccessiveHalving((1, 3, 9), 3, "min").promote({3: 0.5, 1: 0.2, 2: 0.2, 0: 0.9})
         (1,)
         """
-        trials = sorted(scores)
-        values = [scores[trial] for trial in trials]
-        count = max(self.keep_at_least if complete else 0, len(trials) // self.reduction_factor)
-        return tuple(trials[i] for i in rank(values, self.mode)[:count] if math.isfinite(values[i]))
+        count = max(self.keep_at_least if complete else 0, len(scores) // self.reduction_factor)
+        best_first = ranked({trial: scores[trial] for trial in sorted(scores)}, self.mode)
+        return tuple(trial for trial in best_first[:count] if math.isfinite(scores[trial]))
 
 
 T = TypeVar("T")

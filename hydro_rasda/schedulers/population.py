@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from hydro_rasda.argument_checks import check_int, is_number, require
-from hydro_rasda.schedulers.ranking import Mode, rank
+from hydro_rasda.schedulers.ranking import Mode, ranked
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
 from hydro_rasda.schedulers.sweep_state import SweepState
 
@@ -120,12 +120,11 @@ class PopulationBasedTraining(SweepRule):
         >>> PopulationBasedTraining({"lr": Range(0.0, 1.0)}, 9).quantiles({0: 4.0, 1: 3.0, 2: 2.0, 3: 1.0}, "min")
         ([0], [3])
         """
-        numbers = sorted(scores)
-        ranked = [numbers[i] for i in rank([scores[number] for number in numbers], mode)]
-        sound = [number for number in ranked if math.isfinite(scores[number])]
+        best_first = ranked(dict(sorted(scores.items())), mode)
+        sound = [number for number in best_first if math.isfinite(scores[number])]
         size = min(math.ceil(len(sound) * self.quantile), len(sound) // 2)
         upper = sound[: size or (1 if self.quantile else 0)]
-        return sound[len(sound) - size :] + ranked[len(sound) :], upper
+        return sound[len(sound) - size :] + best_first[len(sound) :], upper
 
     def explore_copies(
         self, sweep: SweepState, sources: Mapping[int, int], draws: Mapping[int, Iterator[float]]

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, median
 
-from hydro_rasda.schedulers.ranking import Mode, rank
+from hydro_rasda.schedulers.ranking import Mode, ranked
 
 Curve = Mapping[int, float]
 """A trial's score by epoch."""
@@ -80,9 +80,7 @@ class Race:
         return self._ranked(scores)[: max(len(scores) // self.reduction_factor, self.affordable(stop, trained))]
 
     def _ranked(self, scores: Mapping[int, float]) -> list[int]:
-        numbers = sorted(scores)
-        ranked = [numbers[i] for i in rank([scores[n] for n in numbers], self.mode)]
-        return [n for n in ranked if math.isfinite(scores[n])]
+        return [n for n in ranked(dict(sorted(scores.items())), self.mode) if math.isfinite(scores[n])]
 
     def worthwhile(self, stop: int, scores: Mapping[int, float], curves: Mapping[int, Curve]) -> list[int]:
         """Return the trials that are worth the rest of their training at the last look, best first.

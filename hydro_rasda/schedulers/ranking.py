@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from statistics import NormalDist, correlation
-from typing import Literal
+from typing import Literal, TypeVar
 
 from hydro_rasda.argument_checks import check_mode
 
 Mode = Literal["min", "max"]
+TrialT = TypeVar("TrialT", int, str)
 
 
 def rank(scores: Sequence[float], mode: Mode) -> list[int]:
@@ -33,6 +34,12 @@ def rank(scores: Sequence[float], mode: Mode) -> list[int]:
         return (not finite, sign * scores[index] if finite else 0.0)
 
     return sorted(range(len(scores)), key=key)
+
+
+def ranked(scores: Mapping[TrialT, float], mode: Mode) -> list[TrialT]:
+    """Return the trials of `scores`, best first, in the order of `rank`."""
+    trials = list(scores)
+    return [trials[i] for i in rank([*scores.values()], mode)]
 
 
 LEVEL = 0.05

@@ -122,15 +122,13 @@ class Slots:
         if cluster.speed_spread:
             self._speed = [speed * rng.lognormvariate(0.0, cluster.speed_spread) for speed in self._speed]
         self._free = list(self._gpus)
-        self._up = [True] * len(self._kind)
-        self._capacity = sum(self._gpus)
+        self._up = [False] * len(self._kind)
+        self._capacity = 0
         # Of each kind and number of free workers, the nodes: a dict is a set that remembers its order.
         self._shelves: list[list[dict[int, None]]] = [[{} for _ in range(max(self._gpus) + 1)] for _ in kinds]
-        for node, rank in enumerate(self._kind):
-            self._shelves[rank][self._free[node]][node] = None
         self._free_by_kind = [0] * len(kinds)
-        for node, rank in enumerate(self._kind):
-            self._free_by_kind[rank] += self._free[node]
+        for node in range(len(self._kind)):
+            self.repair(node)
 
     @property
     def nodes(self) -> int:

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from hydro_rasda.argument_checks import is_int
-from hydro_rasda.schedulers import Decision, Growth, Held, MilestoneBarrier, Queue, Verdict, Waiting, place
+from hydro_rasda.schedulers import Decision, Growth, Held, MilestoneBarrier, Queue, Waiting, place
 from hydro_rasda.simulator.clock import Clock, SharedStorage
 from hydro_rasda.simulator.cluster import Cluster, Launching, Slots, Trial
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
@@ -185,8 +185,8 @@ class Simulation:
             return False
         trial.saved = trial.epoch
         score = trial.scores[trial.epoch - 1]
-        self._state, verdict = self._rule.report(self._state, trial.name, trial.epoch, score)
-        return self._wait(index, score) if verdict.decision is Decision.WAIT else self._carry_out({index: verdict})
+        self._state, decision = self._rule.report(self._state, trial.name, trial.epoch, score)
+        return self._wait(index, score) if decision is Decision.WAIT else self._carry_out({index: decision})
 
     def _wait(self, index: int, score: float) -> bool:
         """Has a trial wait at its milestone, without workers, unless it is decided at once."""
@@ -202,30 +202,31 @@ class Simulation:
         return True
 
     def _decide_gathered(self) -> None:
-        """Decides those that have waited long enough, or whose fellows are there."""
+        """Decides those that have waited long enough, or whose cohort is there."""
         while self._gathering and (taken := self._gathering.take(self._clock.now)):
             for milestone, scores in taken.items():
-                self._state, verdicts = self._rule.decide(self._state, milestone, scores)
-                self._carry_out({int(name): verdict for name, verdict in verdicts.items()})
+                self._state, decisions = self._rule.decide(self._state, milestone, scores)
+                self._carry_out({int(name): decision for name, decision in decisions.items()})
 
-    def _carry_out(self, verdicts: Mapping[int, Verdict]) -> bool:
+    def _carry_out(self, decisions: Mapping[int, Decision]) -> bool:
         """Does what was decided of trials at a milestone; whether workers were freed."""
-        going_on = {index: v.workers for index, v in verdicts.items() if v.decision is not Decision.STOP}
-        for index in [index for index in verdicts if index not in going_on]:
-            self._end(index)
+        going_on = [index for index, decision in decisions.items() if decision is not Decision.STOP]
+        for index, decision in decisions.items():
+            if decision is Decision.STOP:
+                self._end(index)
         free = self._slots.free + sum(self._trials[i].spread.workers for i in going_on if i in self._running)
         sharing = len(going_on) + len(self._queue)
-        went_on = [self._go_on(index, due, free, sharing) for index, due in going_on.items()]
-        return len(going_on) < len(verdicts) or not all(went_on)
+        went_on = [self._go_on(index, free, sharing) for index in going_on]
+        return len(going_on) < len(decisions) or not all(went_on)
 
-    def _go_on(self, index: int, due: int, free: int, sharing: int) -> bool:
+    def _go_on(self, index: int, free: int, sharing: int) -> bool:
         """Has a survivor go on; whether it does so on the workers that it has."""
         trial = self._trials[index]
         trial.rung = self._rungs[trial.epoch]
         workers = self._resize(
             Growth(
                 held=trial.workers,
-                due=due,
+                due=self._rule.workers_at(trial.epoch),
                 base=self._rule.workers,
                 alive=self._alive,
                 capacity=self._slots.up,

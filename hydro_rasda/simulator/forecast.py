@@ -223,9 +223,9 @@ def _full_size(run: PastRun, scenario: Scenario) -> AnyPlan:
             scenario.scaling_factor or before["scaling_factor"],
             scenario.workers,
             scenario.max_workers,
-            run.workload.mode,
-            math.inf,
-            before.get("grow", "due"),
+            mode=run.workload.mode,
+            wait=math.inf,
+            grow=before.get("grow", "due"),
         )
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from hydro_rasda.schedulers import Mode, rank
+from hydro_rasda.schedulers.ranking import Mode, ranked
 from hydro_rasda.simulator.training_time import CostModel, Spread
 
 
@@ -99,7 +99,7 @@ class Outcome:
         """The trial of the best score, of those that reached `max_t` with a finite one; of all where none did."""
         sound = [i for i in self.finished if math.isfinite(self.trials[i].score)]
         among = sound or range(len(self.trials))
-        return among[rank([self.trials[i].score for i in among], self.mode)[0]]
+        return ranked({i: self.trials[i].score for i in among}, self.mode)[0]
 
     @property
     def best_score(self) -> float:

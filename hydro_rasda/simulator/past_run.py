@@ -17,7 +17,7 @@ import numpy as np
 
 from hydro_rasda.comparison_of_trials import split_metrics
 from hydro_rasda.run.files import read_json
-from hydro_rasda.run.journal import JOURNAL, Unit, read_units
+from hydro_rasda.run.journal import JOURNAL, Unit, read_units, score_in
 from hydro_rasda.simulator.workload import Floats, Workload
 
 
@@ -195,7 +195,7 @@ def _curves(lines: Iterable[Line], stage: str, of_all: bool, metric: str, max_t:
     for line in lines:
         if line["event"] == "metrics" and line["stage"] == stage:
             curve = curves.setdefault(line["trial"], np.full(max_t, np.nan))
-            value = line.get(metric)
+            value = score_in(line, metric)
             curve[line["epoch"] - 1] = math.inf if value is None else value
         elif line["event"] == "failed" and (of_all or line["trial"] in curves):
             curve = curves.setdefault(line["trial"], np.full(max_t, np.nan))
@@ -246,7 +246,7 @@ def _sweep(units: Mapping[str, Unit]) -> Sweep | None:
             total += unit.seconds
             longest[int(name[1])] = max(longest.get(int(name[1]), 0.0), unit.seconds)
     epochs = [line["trial"] for unit in units.values() for line in _metrics(unit.lines, "surrogate")]
-    return Sweep(len(set(epochs)), total, sum(longest.values()), len(epochs)) if total else None
+    return Sweep(len(set(epochs)), total, sum(longest.values()), len(epochs)) if total and epochs else None
 
 
 def _steps(train_data: str, lines: Iterable[Line]) -> float | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hydro_rasda.argument_checks import check_mode, check_path, check_text, is_metric, require
+from hydro_rasda.comparison_of_trials import split_metrics
 from hydro_rasda.schedulers import Mode
 from hydro_rasda.simulator.past_run import ASKED, PastRun, Stretch, continued, costs, read_run, restart_seconds
 from hydro_rasda.simulator.workload import Workload
@@ -281,9 +282,9 @@ def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mod
         return read_experiment(path, metric, mode)
     if path.is_dir() and (path / ASKED).exists():
         past = read_run(path)
-        for name, asked in (("metric", metric), ("mode", mode)):
-            if asked is not None and asked != past.settings[name]:
-                raise ValueError(f"`{name}` is {asked!r}, but must be the run's, {past.settings[name]!r}")
+        own, own_mode, _ = split_metrics(past.settings["metric"], past.settings["mode"])
+        for name, asked, known in (("metric", metric, own), ("mode", mode, own_mode)):
+            require(asked in (None, known), name, asked, f"the run's, {known!r}")
         return past
     inside = [child.name for child in sorted(path.glob("*/")) if (child / ASKED).exists() or is_experiment(child)]
     raise FileNotFoundError(

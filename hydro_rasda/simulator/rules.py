@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from hydro_rasda.argument_checks import check_int, check_mode, check_number, require
-from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving, Growth, Mode, Resize, Verdict
+from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving, Decision, Growth, Mode, Resize
 
 StateT = TypeVar("StateT")
 
@@ -24,52 +24,42 @@ class Rule(Protocol[StateT]):
     @property
     def max_t(self) -> int:
         """Epochs after which a trial is done."""
-        ...
 
     @property
     def workers(self) -> int:
         """Workers of a new trial."""
-        ...
 
     @property
     def milestones(self) -> tuple[int, ...]:
         """Epochs at which a trial is decided; the last is `max_t`."""
-        ...
 
     @property
     def mode(self) -> Mode:
         """Return whether a lower score is better ("min") or a higher ("max")."""
-        ...
 
     @property
     def wait(self) -> float:
         """Longest wait for a trial's cohort, as a share of the time that the trial took (see `MilestoneBarrier`)."""
-        ...
 
     def resize(self, growth: Growth) -> int:
         """Decides with how many workers a survivor goes on."""
-        ...
 
     def init(self) -> StateT:
         """The state before the first report."""
-        ...
 
-    def report(self, state: StateT, trial: str, t: int, score: float) -> tuple[StateT, Verdict]:
-        """Decides whether a trial goes on that comes to the milestone `t`, and on how many workers.
-
-        Or has it wait, only where `wait` is above 0.
-        """
-        ...
+    def report(self, state: StateT, trial: str, t: int, score: float) -> tuple[StateT, Decision]:
+        """Decides whether a trial goes on that comes to the milestone `t`, or waits, only where `wait` is above 0."""
 
     def decide(
         self, state: StateT, milestone: int, scores: Mapping[str, float]
-    ) -> tuple[StateT, Mapping[str, Verdict]]:
+    ) -> tuple[StateT, Mapping[str, Decision]]:
         """Decides the trials that waited for each other at a milestone."""
-        ...
+
+    def workers_at(self, t: int) -> int:
+        """Workers due to a trial that goes on after the milestone `t`."""
 
     def complete(self, state: StateT, trial: str, t: int, score: float) -> StateT:
         """Records a trial that ended."""
-        ...
 
 
 class FixedWorkers(RASDA):
@@ -84,17 +74,17 @@ class FixedWorkers(RASDA):
     """
 
     def __init__(self, halving: AsyncSuccessiveHalving, workers: int = 1) -> None:
-        eta = halving.reduction_factor
-        spacing = eta if halving.spacing is None else halving.spacing
-        more: dict[str, Any] = {"max_workers": workers, "mode": halving.mode, "wait": halving.wait}
-        super().__init__(halving.max_t, halving.grace_period, eta, spacing, workers, **more)
+        horizon = halving.max_t, halving.grace_period
+        factors = halving.reduction_factor, halving.spacing
+        super().__init__(*horizon, *factors, workers, max_workers=workers, mode=halving.mode, wait=halving.wait)
 
 
 def synchronous_halving(
     max_t: int, grace_period: int = 1, reduction_factor: int = 4, workers: int = 1, mode: Mode = "min"
 ) -> FixedWorkers:
     """Successive halving that decides a milestone once all of its trials are there."""
-    return FixedWorkers(AsyncSuccessiveHalving(max_t, grace_period, reduction_factor, mode, wait=math.inf), workers)
+    halving = AsyncSuccessiveHalving(max_t, grace_period, reduction_factor, mode=mode, wait=math.inf)
+    return FixedWorkers(halving, workers)
 
 
 def random_search(max_t: int, workers: int = 1, mode: Mode = "min") -> FixedWorkers:

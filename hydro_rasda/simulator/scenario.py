@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from hydro_rasda.argument_checks import check_int, check_number, require
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
@@ -148,11 +149,11 @@ def plans(scenario: Scenario, run: PastRun) -> dict[str, AnyPlan]:
     """The rules to compare, by name; what the scenario leaves open is as in the past run."""
     max_t, grace, rf, sf = _halving(scenario, run)
     workers, mode = scenario.workers, run.workload.mode
-    rasda = RASDA(max_t, grace, rf, sf, workers, scenario.max_workers, mode)
+    rasda = RASDA(max_t, grace, rf, sf, workers, scenario.max_workers, mode=mode)
     every: dict[str, Callable[[], AnyPlan]] = {
         "random": lambda: Plan(random_search(max_t, workers, mode)),
         "synchronous": lambda: Plan(synchronous_halving(max_t, grace, rf, workers, mode)),
-        "asha": lambda: Plan(FixedWorkers(AsyncSuccessiveHalving(max_t, grace, rf, mode), workers)),
+        "asha": lambda: Plan(FixedWorkers(AsyncSuccessiveHalving(max_t, grace, rf, mode=mode), workers)),
         "rasda": lambda: Plan(rasda),
         "waiting": lambda: Plan(replace(rasda, wait=scenario.wait)),
         "efficient": lambda: Plan(replace(rasda, grow="efficient")),
@@ -164,14 +165,15 @@ def plans(scenario: Scenario, run: PastRun) -> dict[str, AnyPlan]:
 def _halving(scenario: Scenario, run: PastRun) -> tuple[int, int, int, int]:
     """Epochs, first milestone, rf and sf."""
     before = run.settings.get("rasda", {})
-    max_t = _given(scenario.max_t, run.settings.get("max_t"), run.workload.epochs)
-    grace = _given(scenario.grace_period, before.get("grace_period"), max(1, max_t // 4))
-    rf = _given(scenario.reduction_factor, before.get("reduction_factor"), 2)
-    return max_t, grace, rf, _given(scenario.scaling_factor, before.get("scaling_factor"), 2)
+    max_t = _first(scenario.max_t, run.settings.get("max_t"), run.workload.epochs)
+    grace = _first(scenario.grace_period, before.get("grace_period"), max(1, max_t // 4))
+    rf = _first(scenario.reduction_factor, before.get("reduction_factor"), 2)
+    return max_t, grace, rf, _first(scenario.scaling_factor, before.get("scaling_factor"), 2)
 
 
-def _given(option: int | None, before: int | None, otherwise: int) -> int:
-    return option if option is not None else before if before is not None else otherwise
+def _first(*values: Any) -> Any:
+    """Return the first value that is given."""
+    return next((value for value in values if value is not None), None)
 
 
 def epoch_seconds(scenario: Scenario, run: PastRun) -> float:
@@ -181,15 +183,11 @@ def epoch_seconds(scenario: Scenario, run: PastRun) -> float:
     return (run.epoch_seconds or 0.0) / scenario.speed
 
 
-def restart_seconds(scenario: Scenario, run: PastRun) -> float:
-    """Seconds of a restart: as the scenario says, or the run's own resizes."""
-    return next((s for s in (scenario.restart_seconds, run.restart_seconds) if s is not None), RESTART_SECONDS)
-
-
 def _steps(scenario: Scenario, run: PastRun) -> float | None:
-    """Without gradients to average, it does not matter how many steps there are."""
+    # Without gradients to average, it does not matter how many steps there are.
     sizeless = scenario.parameters is None and not run.gradient_bytes
-    return next((s for s in (scenario.steps, run.steps, 1.0 if sizeless else None) if s is not None), None)
+    steps: float | None = _first(scenario.steps, run.steps, 1.0 if sizeless else None)
+    return steps
 
 
 def cost_model(scenario: Scenario, run: PastRun) -> CostModel:
@@ -204,7 +202,7 @@ def cost_model(scenario: Scenario, run: PastRun) -> CostModel:
         inter=Link(scenario.inter_bandwidth * GIGA, 5e-6),
         jitter=scenario.jitter,
         epoch_noise=scenario.jitter,
-        restart_seconds=restart_seconds(scenario, run),
+        restart_seconds=_first(scenario.restart_seconds, run.restart_seconds, RESTART_SECONDS),
     )
 
 

@@ -22,8 +22,9 @@ from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
 from hydro_rasda.run.state import Run, failure_line, metric_lines
-from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule, rank
+from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule
 from hydro_rasda.schedulers.named_rules import POPULATIONS
+from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_admission, checked_epochs, checked_moves, move_of, plain_move
 from hydro_rasda.search import Search
 from hydro_rasda.space import derived, explored
@@ -227,8 +228,8 @@ class _Sweep:
         if stop <= self._told_of or any(state.training_to(earlier) for earlier in state.scores if earlier <= stop):
             return
         self._told_of = stop
-        numbers = sorted(n for n in scores if not state.trials[n].dropped and math.isfinite(scores[n]))
-        kept = [numbers[i] for i in rank([scores[n] for n in numbers], state.mode)]
+        left = {n: scores[n] for n in sorted(scores) if not state.trials[n].dropped and math.isfinite(scores[n])}
+        kept = ranked(left, state.mode)
         over = {"candidates": tuple(sorted(scores)), "kept": tuple(kept), "recalled": recalled}
         run.notify(RungDecided, stage="surrogate", epoch=stop, **over)
         if kept:

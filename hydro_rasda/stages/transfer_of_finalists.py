@@ -25,7 +25,8 @@ from hydro_rasda.run.full_size_journal import record_swept, recorded_epochs
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key, shortened
 from hydro_rasda.run.transfer_check_journal import FEWEST, check_keys, choose_checked, compare_checked
-from hydro_rasda.schedulers import SweepRule, SweepState, rank
+from hydro_rasda.schedulers import SweepRule, SweepState
+from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_finalists
 from hydro_rasda.search import Search
 from hydro_rasda.seeds import next_seed
@@ -75,7 +76,7 @@ def finalists_in_time(run: Run, search: Search) -> list[int]:
     run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
     numbers = sorted(run.trials)
     scores = {n: run.score("surrogate", n) for n in numbers}
-    best_first = [numbers[i] for i in rank(list(scores.values()), run.settings.mode)]
+    best_first = ranked(scores, run.settings.mode)
     if (comparison := run.settings.comparison).by_place:
         last = {
             n: run.values_at("surrogate", n, run.epochs("surrogate", n)) for n in numbers if math.isfinite(scores[n])
@@ -198,8 +199,7 @@ def check_transfer(
 
 def _spread(scores: Mapping[int, float], mode: Mode) -> Sequence[int]:
     """Trials from the best to the worst on their surrogates, at even distances."""
-    numbers = [n for n in sorted(scores) if math.isfinite(scores[n])]
-    best_first = [numbers[i] for i in rank([scores[n] for n in numbers], mode)]
+    best_first = ranked({n: scores[n] for n in sorted(scores) if math.isfinite(scores[n])}, mode)
     count = min(CHECKED, len(best_first))
     return [best_first[round(i * (len(best_first) - 1) / max(1, count - 1))] for i in range(count)]
 

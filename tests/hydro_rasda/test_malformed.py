@@ -193,7 +193,7 @@ SCHEDULER: dict[str, Right] = {
     "metric": either(none_only, text),
     "mode": none_only,
     "time_attr": text,
-    "patience": integer(0),
+    "patience": count,
     "wait": at_least_0,
     "grow": nothing,
 }

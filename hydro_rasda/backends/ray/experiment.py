@@ -38,59 +38,57 @@ class Experiment:
         self.rung_history = RungHistory()
         self.rung_now: dict[str, int] = {}
         self.queue = WaitingQueue(self._kind)
-        self.fellows = Cohort(rule.wait)
+        self.cohort = Cohort(rule.wait)
         self.grants = Grants(rule)
 
     def decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
         """Decide a trial that comes to a milestone; the decision, and that milestone, None where there is none."""
-        stopped_at = self.rung_history.stopped_at(trial.trial_id)
-        if stopped_at is not None and t >= stopped_at:
+        if t >= self.rung_history.stopped.get(trial.trial_id, math.inf):
             return Decision.STOP, None
         rungs = self.rung_history.rungs
-        milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
+        milestone = self._rule.open_rung(rungs, trial.trial_id, t)
         if t >= self._rule.max_t:
-            if milestone is not None:
-                self.rung_history.rungs = rungs.recorded(milestone, trial.trial_id, score)
-            self.rung_history.stop(trial.trial_id, self._rule.max_t)
+            self.rung_history.rungs = self._rule.complete(rungs, trial.trial_id, t, score)
+            self.rung_history.stopped[trial.trial_id] = self._rule.max_t
             return Decision.STOP, milestone
-        self.rung_history.rungs, verdict = self._rule.report(rungs, trial.trial_id, t, score)
-        return verdict.decision, milestone
+        self.rung_history.rungs, decision = self._rule.report(rungs, trial.trial_id, t, score)
+        return decision, milestone
 
     def gather(self, trial: Trial, result: Mapping[str, Any]) -> tuple[Decision, int | None]:
         """Has a trial wait at its milestone, unless it is decided at once; what was decided, and where."""
         t, score = result[self._time_attr], float(result[self._metric])
-        milestone = self._rule.halving.open_rung(self.rung_history.rungs, trial.trial_id, t)
+        milestone = self._rule.open_rung(self.rung_history.rungs, trial.trial_id, t)
         assert milestone is not None
         if not self.sizes.can_pause(trial, result, t):
             return self._carry_out(milestone, {trial.trial_id: score}, [trial])[trial.trial_id], milestone
-        self.fellows.come(trial, milestone, score, self._entry(trial, result, None, Decision.WAIT))
+        self.cohort.come(trial, milestone, score, self._entry(trial, result, None, Decision.WAIT))
         decided = self.decide_gathered(reporting=trial)
         return (decided[trial.trial_id], milestone) if trial.trial_id in decided else (Decision.WAIT, None)
 
     def decide_gathered(self, reporting: Trial | None = None) -> dict[str, Decision]:
-        """Decides those that have waited long enough, or whose fellows are there; `reporting` is left to the caller."""
+        """Decides those that have waited long enough, or whose cohort is there; `reporting` is left to the caller."""
         decided: dict[str, Decision] = {}
-        for milestone, (scores, undecided) in self.fellows.take().items():
-            decided |= self._carry_out(milestone, scores, [entry.trial for entry in undecided.values()])
-            for name, entry in undecided.items():
-                if entry.trial is not reporting:
-                    self.rung_history.append(replace(entry.report, milestone=milestone, decision=decided[name].value))
-                    self._release(entry.trial, milestone, decided[name])
+        for milestone, (scores, undecided) in self.cohort.take().items():
+            decided |= self._carry_out(milestone, scores, [trial for trial, _ in undecided.values()])
+            for name, (trial, report) in undecided.items():
+                if trial is not reporting:
+                    self.rung_history.append(replace(report, milestone=milestone, decision=decided[name].value))
+                    self._release(trial, milestone, decided[name])
         return decided
 
     def _carry_out(self, milestone: int, scores: Mapping[str, float], trials: Sequence[Trial]) -> dict[str, Decision]:
         """Decides trials at a milestone, and with how many workers the survivors go on."""
-        self.rung_history.rungs, verdicts = self._rule.decide(self.rung_history.rungs, milestone, scores)
-        self.grant([t for t in trials if verdicts[t.trial_id].decision is Decision.CONTINUE], trials, milestone)
-        return {name: verdict.decision for name, verdict in verdicts.items()}
+        self.rung_history.rungs, decisions = self._rule.decide(self.rung_history.rungs, milestone, scores)
+        self.grant([t for t in trials if decisions[t.trial_id] is Decision.CONTINUE], trials, milestone)
+        return decisions
 
     def _release(self, trial: Trial, milestone: int, decision: Decision) -> None:
-        """A trial waits no longer for its fellows, but for workers, or for its end."""
+        """A trial waits no longer for its cohort, but for workers, or for its end."""
         if decision is Decision.CONTINUE:
             self.queue.join(trial)
         else:
-            self.rung_history.stop(trial.trial_id, milestone)
-            self.fellows.stop(trial)
+            self.rung_history.stopped[trial.trial_id] = milestone
+            self.cohort.stop(trial)
 
     def grant(self, survivors: Sequence[Trial], decided: Sequence[Trial], milestone: int) -> None:
         """Settles with how many workers those go on that survived a milestone, of the trials decided together."""
@@ -129,23 +127,23 @@ class Experiment:
 
     def waits_still(self, trial: Trial) -> bool:
         """Return whether a restored trial was not decided at its milestone; it then is, as soon as may be."""
-        report, t = self.rung_history.take_undecided(trial.trial_id), self.restart_t(trial)
+        report, t = self.rung_history.undecided.pop(trial.trial_id, None), self.restart_t(trial)
         if report is None or report.t != t or report.score is None:
             return False
-        milestone = self._rule.halving.open_rung(self.rung_history.rungs, trial.trial_id, t)
+        milestone = self._rule.open_rung(self.rung_history.rungs, trial.trial_id, t)
         if milestone is None:
             return False
-        self.fellows.come(trial, milestone, report.score, report)
+        self.cohort.come(trial, milestone, report.score, report)
         return True
 
     def holding(self) -> list[Trial]:
         """Trials that hold workers, also those that are still to save their checkpoint before they wait."""
-        return self.queue.holding() + self.fellows.saving()
+        return self.queue.holding() + self.cohort.saving()
 
     def leave(self, trial: Trial) -> None:
         """A trial is over, or failed and may begin again."""
         self.queue.leave(trial)
-        self.fellows.leave(trial)
+        self.cohort.leave(trial)
 
     def record(self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision) -> None:
         """Keep what was decided of a report."""
@@ -200,4 +198,4 @@ class Experiment:
         store_results(trial)
         self.queue.start(trial, due.rung)
         self.rung_now[trial.trial_id] = due.rung
-        self.fellows.begin(trial, self._rule.milestones[due.rung])
+        self.cohort.begin(trial, self._rule.milestones[due.rung])

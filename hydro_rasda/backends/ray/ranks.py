@@ -25,7 +25,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules[owner.__module__])
 cloudpickle.register_pickle_by_value(sys.modules[waited_in_vain.__module__])
 
-_CHECKPOINT_FILE = "worker.pt"  # as in worker.py, which must not be imported here
+_CHECKPOINT_FILE = "worker.pt"  # as in rank_worker.py, which must not be imported here
 
 # How a rank ended ("done", "died", "error" or "silent"; where it goes on, the kind of its last message), its message,
 # its host, its process id.

@@ -27,7 +27,7 @@ class JournalEntry:
         t: Its training iteration.
         score: Its metric; None where it was not finite.
         milestone: The milestone that the report was decided at; None where it decided nothing.
-        decision: "continue", "stop", or "wait" for its fellows; what is then decided is an entry of its own.
+        decision: "continue", "stop", or "wait" for its cohort; what is then decided is an entry of its own.
         global_batch_size: Samples per step over all workers, where the trial reports it.
     """
 
@@ -68,10 +68,9 @@ class Journal:
                 text = stream.read().decode()
         except FileNotFoundError:
             return []
-        complete, _, torn = text.rpartition("\n")
-        entries = _parsed(complete.splitlines())
-        if torn:
-            # A killed process may leave half a line; it is cut off before anything is appended to it.
+        entries = _parsed(text)
+        if text.rpartition("\n")[2]:
+            # Half a line is cut off before anything is appended to it.
             self._write(entries)
         return entries
 
@@ -113,11 +112,12 @@ def read_journal(folder: str) -> list[JournalEntry]:
         raise ValueError(f"`folder` is {str(folder)!r}, but must be {rule}: {error}") from error
     require(found, "folder", folder, rule)
     with filesystem.open_input_stream(path) as stream:
-        return _parsed(stream.read().decode().splitlines())
+        return _parsed(stream.read().decode())
 
 
-def _parsed(lines: Iterable[str]) -> list[JournalEntry]:
-    return [JournalEntry(**json.loads(line)) for line in lines]
+def _parsed(text: str) -> list[JournalEntry]:
+    """Return the entries of all whole lines: a killed process may leave half a line, and another one may write now."""
+    return [JournalEntry(**json.loads(line)) for line in text.rpartition("\n")[0].splitlines()]
 
 
 def _line(entry: JournalEntry) -> bytes:
@@ -128,22 +128,26 @@ class RungHistory:
     """The rungs, and what was decided of each trial.
 
     A killed process may have decided more than Ray had saved: what a restored trial repeats is not decided anew.
+
+    Attributes:
+        stopped: By trial, the milestone at which it was stopped, whatever it repeats after that.
+        undecided: By restored trial, the report with which it waited to be decided.
     """
 
     def __init__(self) -> None:
+        self.stopped: dict[str, int] = {}
+        self.undecided: dict[str, JournalEntry] = {}
         self._journal: Journal | None = None
         self._rungs: AshaState | None = None
         self._known: set[str] = set()
         self._before: set[str] = set()
-        self._stopped: dict[str, int] = {}
-        self._undecided: dict[str, JournalEntry] = {}
 
     def open(self, journal: Journal) -> None:
         """Take in what earlier processes wrote, and write to the same journal from now on."""
         last = {entry.trial: entry for entry in journal.entries}
         self._journal, self._before = journal, set(last)
-        self._undecided = {name: entry for name, entry in last.items() if entry.decision == Decision.WAIT}
-        self._stopped = {
+        self.undecided = {name: entry for name, entry in last.items() if entry.decision == Decision.WAIT}
+        self.stopped = {
             entry.trial: entry.milestone
             for entry in journal.entries
             if entry.decision == Decision.STOP and entry.milestone is not None
@@ -171,15 +175,3 @@ class RungHistory:
         """Write down a report; see `Journal.append`."""
         assert self._journal is not None
         self._journal.append(entry)
-
-    def stop(self, trial: str, milestone: int) -> None:
-        """A trial was stopped at a milestone, while it was paused there, or at the last."""
-        self._stopped[trial] = milestone
-
-    def stopped_at(self, trial: str) -> int | None:
-        """The milestone that a trial was stopped at, whatever it repeats after that; None where it was not."""
-        return self._stopped.get(trial)
-
-    def take_undecided(self, trial: str) -> JournalEntry | None:
-        """The report with which a restored trial waited to be decided; it is asked for once."""
-        return self._undecided.pop(trial, None)

@@ -118,7 +118,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         require(wait < math.inf, "wait", wait, "finite")
         check_text("metric", metric, optional=True)
         check_text("time_attr", time_attr)
-        check_int("patience", patience, at_least=0)
+        check_int("patience", patience, at_least=1)
         self._own_metric, self._own_mode = metric, mode
         self._mode = mode
         self._metric: Any = metric
@@ -188,7 +188,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         grows = self._trials.grows(trial, self._trials.due(trial, t))
         if not grows or not self._trials.sizes.can_pause(trial, result, t):
             if milestone is not None:
-                self._trials.fellows.begin(trial, self._trials.milestone_after(t))
+                self._trials.cohort.begin(trial, self._trials.milestone_after(t))
             return str(TrialScheduler.CONTINUE)
         self._trials.queue.join(trial)
         return str(TrialScheduler.PAUSE)
@@ -197,10 +197,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         """Keeps the last score of a trial, by which later ones are measured."""
         self._trials.leave(trial)
         known = self.time_attr in result and self._metric in result
-        if not known or self._trials.rung_history.stopped_at(trial.trial_id) is not None:
+        if not known or trial.trial_id in self._trials.rung_history.stopped:
             return
         rungs, t = self._trials.rung_history.rungs, result[self.time_attr]
-        milestone = self.rule.halving.open_rung(rungs, trial.trial_id, t)
+        milestone = self.rule.open_rung(rungs, trial.trial_id, t)
         if milestone is not None:
             self._trials.rung_history.rungs = rungs.recorded(milestone, trial.trial_id, float(result[self._metric]))
             self._trials.record(trial, result, milestone, Decision.STOP)
@@ -216,7 +216,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """The trial that starts next; None where all have to wait."""
         self._trials.decide_gathered()
-        self._trials.fellows.end_stopped(tune_controller)
+        self._trials.cohort.end_stopped(tune_controller)
         stage = ControllerStage(tune_controller)
         stage.clear(self._trials.queue)
         stage.call_back(self._trials.queue, self._trials.sizes.of, self._trials.sizes.slots.count())

@@ -1,4 +1,4 @@
-"""Trials of a Ray Tune experiment that wait: for workers, for their fellows at a milestone, for what they are granted.
+"""Trials of a Ray Tune experiment that wait: for workers, for their cohort at a milestone, for what they are granted.
 
 Ray asks its scheduler in every turn of its loop, many times a second, whatever trials do: none waits for another beyond
 its bound.
@@ -11,7 +11,6 @@ import time
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from statistics import median
 from typing import Any
@@ -121,12 +120,8 @@ class WaitingQueue:
             insort(self._took[rung], time.monotonic() - since)
 
 
-@dataclass(frozen=True)
-class Undecided:
-    """A trial that waits, and the report with which it came."""
-
-    trial: Trial
-    report: JournalEntry
+Undecided = tuple[Trial, JournalEntry]
+"""A trial that waits, and the report with which it came."""
 
 
 class Cohort:
@@ -141,7 +136,7 @@ class Cohort:
         self._gathering.begin(trial.trial_id, milestone, time.monotonic())
 
     def come(self, trial: Trial, milestone: int, score: float, report: JournalEntry) -> None:
-        self._undecided[trial.trial_id] = Undecided(trial, report)
+        self._undecided[trial.trial_id] = trial, report
         self._gathering.come(trial.trial_id, milestone, score, time.monotonic())
 
     def leave(self, trial: Trial) -> None:
@@ -161,7 +156,7 @@ class Cohort:
 
     def saving(self) -> list[Trial]:
         """Trials that wait or are to stop, and hold their workers until they have saved their checkpoint."""
-        trials = [entry.trial for entry in self._undecided.values()] + list(self._stopping.values())
+        trials = [*(trial for trial, _ in self._undecided.values()), *self._stopping.values()]
         return [trial for trial in trials if trial.status == Trial.RUNNING]
 
     def end_stopped(self, controller: Any) -> None:

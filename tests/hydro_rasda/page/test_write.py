@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from hydro_rasda import plots
+from hydro_rasda import choice, loguniform, plots, uniform
 from hydro_rasda.cli import main
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.page import sections as sections_module
@@ -38,6 +38,7 @@ from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import as_html
 from hydro_rasda.run.run_json import read_asked
+from hydro_rasda.space import describe
 from tests.hydro_rasda.journals import SCRIPT, SPACE, Writer, write_run
 
 Sorts = dict[str, RunRecord]
@@ -229,12 +230,26 @@ def test_the_call_has_the_parts_of_today(sorts: Sorts) -> None:
     assert "    sweep=SweepConfig(surrogate=0.5, fusion=8, rule='median'," in call_of(asked | {"sweep_rule": "median"})
 
 
+def test_the_call_has_branches_as_they_were_given(sorts: Sorts) -> None:
+    second = {"optimizer": "adamw", "more": {"eps": choice([1e-8])}}
+    branches = [{"optimizer": "sgd", "momentum": uniform(0, 0.9)}, second]
+    space = {"lr": loguniform(1e-4, 1), "by": choice(branches)}
+    told = call_of(read_asked(sorts["over"].path) | {"space": describe(space)})
+    (call,) = ast.parse(told).body
+    assert isinstance(call, ast.Expr)
+    assert isinstance(call.value, ast.Call)
+    written = ast.unparse(call.value.args[1])
+    again = eval(written, {"choice": choice, "loguniform": loguniform, "uniform": uniform})
+    assert describe(again) == describe(space)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         ("float uniform(0.1, 0.5, q=0.1)", "quniform(0.1, 0.5, 0.1)"),
         ("integer loguniform(1, 100)", "ray.tune.lograndint(1, 100)"),
-        ("float normal(-inf, inf, mean=0, sd=1)", "float normal(-inf, inf, mean=0, sd=1)"),
+        ("float normal(-inf, inf, mean=0, sd=1)", "ray.tune.randn(0, 1)"),
+        ("float normal(-inf, inf, q=0.5, mean=-1, sd=1)", "ray.tune.qrandn(-1, 1, 0.5)"),
         ("'sgd'", "'sgd'"),
     ],
 )

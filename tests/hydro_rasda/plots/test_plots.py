@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 
 from hydro_rasda import plots
+from hydro_rasda.config import TuneConfig
 from hydro_rasda.page.words import cost_facts
 from hydro_rasda.plots.figure_style import is_empty, score_axis, thinned
 from hydro_rasda.plots.importance import importance_of
-from hydro_rasda.plots.timeline_and_cost import both_units
 from hydro_rasda.results.records import RunRecord, TrialRecord
-from hydro_rasda.results.report import agreement_line, closing_lines
-from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings
-from tests.hydro_rasda.journals import SCRIPT
+from hydro_rasda.results.report import agreement_line, both_units, closing_lines
+from hydro_rasda.results.timeline import Training, best_over_time, busy_share, journal_of, trainings
+from hydro_rasda.run.state import metric_lines
+from tests.hydro_rasda.journals import SCRIPT, Writer
 
 Sorts = dict[str, RunRecord]
 
@@ -180,6 +181,15 @@ def test_the_best_over_time_only_gets_better_and_ends_with_the_result(sorts: Sor
     full = [y for _, y in points(plots.best_over_time(record), "full size")]
     assert full == sorted(full, reverse=True)
     assert full[-1] == pytest.approx(record.best_metric, rel=1e-4)
+
+
+def test_a_training_of_the_users_that_reports_no_training_loss_has_a_best_score(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run", TuneConfig(num_samples=1, max_t=3))
+    lines = metric_lines("target", 0, [(epoch, {"val_loss": 1 / epoch}) for epoch in (1, 2, 3)])
+    lines += metric_lines("target", 0, [(4, {"train_loss": None, "val_loss": 0.0})])
+    writer.unit("target/trial-0/to-3", {"checkpoint": "target/trial-0/to-3"}, lines, 3.0)
+    best = best_over_time(journal_of(writer.record), writer.record)
+    assert [(each.epoch, each.score) for each in best["target"]] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
 
 
 def test_narrow_and_full_rank_the_finalists_alike(sorts: Sorts) -> None:

@@ -147,6 +147,8 @@ def test_a_domain_in_optunas_terms(domain: Any, expected: BaseDistribution) -> N
         (quniform(0.1, 0.5, 0.1), [0.1, 0.24], FloatDistribution(0.1, 0.5)),
         (randint(1, 5), [2, 6], IntDistribution(1, 6)),
         (randint(1, 5), [2, 3.6], FloatDistribution(1, 4)),
+        (uniform(0.5, 0.9), [0.6, None, 0.7], CategoricalDistribution((0.6, None, 0.7))),
+        (randint(1, 5), [2, True], CategoricalDistribution((2, True))),
         (ray_tune.randn(0, 1), [-0.5, 0.25], FloatDistribution(-0.5, 0.25)),
         (sample_from(lambda spec: 1), [3, 1, 2], IntDistribution(1, 3)),
         (sample_from(lambda spec: "a"), ["b", "a", "b"], CategoricalDistribution(("b", "a"))),

@@ -182,6 +182,7 @@ def test_it_tells_which_trial_leads(
         else:
             trained("target", 0, {"min": 0.6, "max": 0.8}[mode])
             trained("target", 1, {"min": 0.65, "max": 0.75}[mode])
+            trained("target", 2, {"min": 0.1, "max": 0.9}[mode], loss=None)
         progress.on_event(EpochsTrained(seconds=at + 70, epochs=1))
         progress.on_event(StageEnded(seconds=at + 70))
     assert file.getvalue().splitlines() == [
@@ -190,6 +191,17 @@ def test_it_tells_which_trial_leads(
         "surrogates: 2 of 9 epochs after 1 min 10 s, trial {} leads with val_loss {}".format(*surrogate),
         "full size: 2 of 9 epochs after 2 min 50 s, trial {} leads with val_loss {}".format(*target),
     ]
+
+
+def test_a_training_of_the_users_that_reports_no_training_loss_leads_too() -> None:
+    file = io.StringIO()
+    progress = Progress(Console(file=file, highlight=False))
+    progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
+    progress.on_event(StageBegan(seconds=0.0, title="full size", epochs=9))
+    progress.on_event(EpochEnded(seconds=1.0, stage="target", trial=3, epoch=1, metrics={"val_loss": 0.25}))
+    for seconds in (1.0, 62.0):
+        progress.on_event(EpochsTrained(seconds=seconds, epochs=1))
+    assert file.getvalue().splitlines()[-1].endswith("trial 3 leads with val_loss 0.25")
 
 
 def test_a_trial_that_was_stopped_leads_no_more() -> None:

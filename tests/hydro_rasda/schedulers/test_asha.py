@@ -76,7 +76,7 @@ def rays(scheduler: AsyncSuccessiveHalving, reports: list[Report], ends: dict[st
 @pytest.mark.parametrize(("max_t", "grace", "rf"), [(40, 5, 2), (27, 1, 3), (30, 5, 2), (10, 3, 4), (1, 1, 2)])
 @pytest.mark.parametrize("stride", [1, 3, 7])
 def test_decides_as_ray_does(mode: Mode, max_t: int, grace: int, rf: int, stride: int) -> None:
-    scheduler = AsyncSuccessiveHalving(max_t, grace, rf, mode)
+    scheduler = AsyncSuccessiveHalving(max_t, grace, rf, mode=mode)
     for seed in range(4):
         reports = stream(seed, trials=24, max_t=max_t, stride=stride)
         ends = {"t03": 4, "t07": 11, "t11": 1}
@@ -99,7 +99,7 @@ def test_textbook_cutoff() -> None:
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("rf", [2, 3, 4, 7])
 def test_the_cutoff_is_numpys_to_the_last_bit(mode: Mode, rf: int) -> None:
-    scheduler, sign = AsyncSuccessiveHalving(9, 1, rf, mode), 1.0 if mode == "max" else -1.0
+    scheduler, sign = AsyncSuccessiveHalving(9, 1, rf, mode=mode), 1.0 if mode == "max" else -1.0
     rng = random.Random(rf)
     state, gains = scheduler.init(), []
     for i in range(200):
@@ -210,7 +210,7 @@ def test_of_those_decided_together_the_best_go_on_one_in_so_many_rounded_up(tria
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_equal_scores_that_are_decided_together_share_their_fate(mode: Mode) -> None:
-    rule = AsyncSuccessiveHalving(9, 1, 2, mode, wait=0.1)
+    rule = AsyncSuccessiveHalving(9, 1, 2, mode=mode, wait=0.1)
     best, worst = (0.1, 0.9) if mode == "min" else (0.9, 0.1)
     _, decisions = rule.decide(rule.init(), 1, {"a": 0.5, "b": best, "c": 0.5, "d": worst})
     assert decisions == dict(zip("bacd", [*[Decision.CONTINUE] * 3, Decision.STOP]))

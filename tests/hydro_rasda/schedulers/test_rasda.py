@@ -92,11 +92,11 @@ def test_time_and_space_have_factors_of_their_own() -> None:
     assert [rule.workers_at(t) for t in (0, 2, 3, 11, 12, 48)] == [2, 2, 8, 8, 32, 32]
     state = rule.init()
     for trial, score in enumerate([0.6, 0.5, 0.4, 0.3]):
-        state, verdict = rule.report(state, str(trial), 12, score)
-        assert verdict == (Decision.CONTINUE, 32)
+        state, decision = rule.report(state, str(trial), 12, score)
+        assert decision is Decision.CONTINUE
     # 0.4 bounds the best third of the four; 0.375 would bound the best quarter.
-    assert rule.report(state, "new", 12, 0.41)[1].decision is Decision.STOP
-    assert rule.report(state, "new", 12, 0.40)[1].decision is Decision.CONTINUE
+    assert rule.report(state, "new", 12, 0.41)[1] is Decision.STOP
+    assert rule.report(state, "new", 12, 0.40)[1] is Decision.CONTINUE
 
 
 def test_the_last_score_of_a_trial_goes_to_a_rung_at_max_t_where_the_spacing_meets_it() -> None:
@@ -116,24 +116,24 @@ def test_halves_as_asha_and_doubles_survivors() -> None:
     halving = AsyncSuccessiveHalving(max_t=8, reduction_factor=2, mode="max")
     state, plain = rule.init(), halving.init()
     for trial, t, score in [("a", 1, 0.9), ("b", 1, 0.1), ("a", 3, 0.9), ("c", 2, 1.0), ("a", 8, 0.9)]:
-        state, verdict = rule.report(state, trial, t, score)
-        plain, decision = halving.report(plain, trial, t, score)
-        assert verdict.decision is decision
+        state, decision = rule.report(state, trial, t, score)
+        plain, of_asha = halving.report(plain, trial, t, score)
+        assert decision is of_asha
         assert state == plain
-    assert verdict.decision is Decision.STOP
-    assert rule.report(rule.init(), "a", 3, 0.5)[1] == (
-        Decision.CONTINUE,
-        12,
-    )  # 1 and 2 are behind it: 3 * 2 * 2
+    assert decision is Decision.STOP
+    assert rule.report(rule.init(), "a", 3, 0.5)[1] is Decision.CONTINUE
+    assert rule.workers_at(3) == 12  # 1 and 2 are behind it: 3 * 2 * 2
 
 
 def test_those_that_waited_are_decided_at_once_and_get_what_they_are_due() -> None:
     rule = RASDA(max_t=8, workers=3, wait=0.1)
-    state, verdict = rule.report(rule.init(), "a", 2, 0.5)
-    assert verdict == (Decision.WAIT, 12)
-    state, verdicts = rule.decide(state, 2, {"a": 0.5, "b": 0.4})
-    assert verdicts == {"b": (Decision.CONTINUE, 12), "a": (Decision.STOP, 12)}
-    assert state == rule.halving.decide(rule.init(), 2, {"a": 0.5, "b": 0.4})[0]
+    state, decision = rule.report(rule.init(), "a", 2, 0.5)
+    assert decision is Decision.WAIT
+    assert rule.workers_at(2) == 12
+    halving = AsyncSuccessiveHalving(max_t=8, reduction_factor=2, wait=0.1)
+    scores = {"a": 0.5, "b": 0.4}
+    assert rule.decide(state, 2, scores) == halving.decide(halving.init(), 2, scores)
+    assert rule.decide(state, 2, scores)[1] == {"b": Decision.CONTINUE, "a": Decision.STOP}
 
 
 def test_unless_told_otherwise_it_is_the_papers() -> None:
@@ -146,7 +146,7 @@ def test_unless_told_otherwise_it_is_the_papers() -> None:
         ({"scaling_factor": 1}, "`scaling_factor` is 1, but must be an integer >= 2"),
         ({"reduction_factor": 1}, "`reduction_factor` is 1, but must be an integer >= 2"),
         ({"workers": 0}, "`workers` is 0, but must be an integer >= 1"),
-        ({"workers": 4, "max_workers": 2}, "`max_workers` is 2, but must be an integer >= 4"),
+        ({"workers": 4, "max_workers": 2}, "`max_workers` is 2, but must be None or an integer >= 4"),
         ({"grace_period": 41}, r"`grace_period` is 41, but must be <= `max_t` \(40\)"),
         ({"mode": "up"}, "`mode` is 'up'"),
         ({"wait": -0.1}, "`wait` is -0.1, but must be a number >= 0"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hydro_rasda.argument_checks import check_int, check_number, require
-from hydro_rasda.schedulers import AshaState, AsyncSuccessiveHalving, Decision, Growth, Mode, Verdict
+from hydro_rasda.schedulers import AshaState, AsyncSuccessiveHalving, Decision, Growth, Mode
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class VaryingFactors:
         for factor in self.scaling_factors:
             check_int("scaling_factors", factor, at_least=1)
         deciding = tuple(
-            AsyncSuccessiveHalving(self.max_t, milestone, factor, self.mode, wait=self.wait)
+            AsyncSuccessiveHalving(self.max_t, milestone, factor, mode=self.mode, wait=self.wait)
             for milestone, factor in zip(self.milestones, self.reduction_factors)
         )
         object.__setattr__(self, "_rungs", deciding)
@@ -68,29 +68,29 @@ class VaryingFactors:
 
     def report(
         self, state: tuple[AshaState, ...], trial: str, t: int, score: float
-    ) -> tuple[tuple[AshaState, ...], Verdict]:
+    ) -> tuple[tuple[AshaState, ...], Decision]:
         """Decides at the rung whose milestone is `t`."""
         k = self.milestones.index(t)
         if k == len(self._rungs):
-            return state, Verdict(Decision.STOP, self._due(k))
+            return state, Decision.STOP
         rung, decision = self._rungs[k].report(state[k], trial, t, score)
-        return (*state[:k], rung, *state[k + 1 :]), Verdict(decision, self._due(k))
+        return (*state[:k], rung, *state[k + 1 :]), decision
 
     def decide(
         self, state: tuple[AshaState, ...], milestone: int, scores: Mapping[str, float]
-    ) -> tuple[tuple[AshaState, ...], dict[str, Verdict]]:
+    ) -> tuple[tuple[AshaState, ...], dict[str, Decision]]:
         """Decides as the milestone's rung does."""
         k = self.milestones.index(milestone)
         rung, decisions = self._rungs[k].decide(state[k], milestone, scores)
-        verdicts = {trial: Verdict(decision, self._due(k)) for trial, decision in decisions.items()}
-        return (*state[:k], rung, *state[k + 1 :]), verdicts
+        return (*state[:k], rung, *state[k + 1 :]), decisions
 
     def complete(self, state: tuple[AshaState, ...], trial: str, t: int, score: float) -> tuple[AshaState, ...]:
         """Changes nothing: each rung already has the scores that it decided by."""
         return state
 
-    def _due(self, k: int) -> int:
-        return self.workers * math.prod(self.scaling_factors[: k + 1])
+    def workers_at(self, t: int) -> int:
+        """The product of the scaling factors so far."""
+        return self.workers * math.prod(self.scaling_factors[: self.milestones.index(t) + 1])
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ PLANS: dict[str, AnyPlan] = {
 
 
 def asha(max_t: int, workers: int = 1, mode: Mode = "min") -> AnyPlan:
-    return Plan(FixedWorkers(AsyncSuccessiveHalving(max_t, 1, 2, mode), workers))
+    return Plan(FixedWorkers(AsyncSuccessiveHalving(max_t, 1, 2, mode=mode), workers))
 
 
 def constant(*scores: float, epochs: int = 4, mode: Mode = "min") -> Workload:

@@ -47,7 +47,7 @@ def test_varying_factors_that_do_not_vary_are_rasda() -> None:
             mine, ours = rule.report(mine, trial, t, score)
             theirs, other = same.report(theirs, trial, t, score)
             assert ours == other
-    assert rule.report(mine, "a", 40, 0.1)[1].decision is Decision.STOP
+    assert rule.report(mine, "a", 40, 0.1)[1] is Decision.STOP
 
 
 def test_a_rung_stops_by_its_own_factor() -> None:
@@ -55,8 +55,8 @@ def test_a_rung_stops_by_its_own_factor() -> None:
     rule = VaryingFactors((1, 2, 4), (4, 2), (2, 2))
     state, kept = rule.init(), []
     for trial in range(9):
-        state, verdict = rule.report(state, str(trial), 1, score=[4, 2, 6, 1, 5, 3, 0, 8, 7][trial])
-        kept += [trial] if verdict.decision is Decision.CONTINUE else []
+        state, decision = rule.report(state, str(trial), 1, score=[4, 2, 6, 1, 5, 3, 0, 8, 7][trial])
+        kept += [trial] if decision is Decision.CONTINUE else []
     assert kept == [0, 1, 3, 6]
 
 

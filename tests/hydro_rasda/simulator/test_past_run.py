@@ -59,6 +59,22 @@ def test_what_nobody_trained_leaves_scores_as_they_are() -> None:
     assert continued(np.array([[2.0, 1.0, NAN], [3.0, NAN, NAN]])).tolist() == [[2, 1, 1], [3, 2, 2]]
 
 
+def test_a_run_of_several_metrics_is_read_by_the_first_that_training_measures(record: Callable[..., Path]) -> None:
+    asked = {"metric": ["macs", "val_loss"], "mode": ["min", "max"]}
+    path = record(("surrogate/to-1/group-0", [metrics("surrogate", n, 1, 3.0 - n) for n in range(3)]), **asked)
+    assert read_past_run(path, metric="val_loss", mode="max").workload.best(1) == 3.0
+    with pytest.raises(ValueError, match="`metric` is 'macs', but must be the run's, 'val_loss'"):
+        read_past_run(path, metric="macs")
+    with pytest.raises(ValueError, match="`mode` is 'min', but must be the run's, 'max'"):
+        read_past_run(path, mode="min")
+
+
+def test_a_trial_whose_training_loss_is_not_finite_has_diverged(record: Callable[..., Path]) -> None:
+    lines = [metrics("surrogate", n, t, 1.0 / t) for n in range(2) for t in (1, 2)]
+    path = record(("surrogate/to-2/group-0", [*lines[:3], lines[3] | {"train_loss": None}]), max_t=2)
+    assert np.isnan(read_past_run(path).workload.scores).tolist() == [[False, False], [False, True]]
+
+
 def test_before_its_first_score_a_trial_has_that() -> None:
     assert continued(np.array([[NAN, 2.0, 1.0]])).tolist() == [[2, 2, 1]]
 

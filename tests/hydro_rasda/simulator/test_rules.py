@@ -11,9 +11,10 @@ def test_fixed_workers_decide_as_asha() -> None:
     rule = FixedWorkers(halving, workers=4)
     state, plain = rule.init(), halving.init()
     for trial, t, score in (("a", 1, 0.5), ("b", 1, 0.9), ("c", 1, 0.1), ("c", 3, 0.2), ("c", 9, 0.2)):
-        state, verdict = rule.report(state, trial, t, score)
-        plain, decision = halving.report(plain, trial, t, score)
-        assert verdict == (decision, 4)
+        state, decision = rule.report(state, trial, t, score)
+        plain, of_asha = halving.report(plain, trial, t, score)
+        assert decision is of_asha
+        assert rule.workers_at(t) == 4
     assert rule.complete(state, "c", 9, 0.2) == halving.complete(plain, "c", 9, 0.2)
 
 

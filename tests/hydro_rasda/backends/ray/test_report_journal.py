@@ -34,6 +34,7 @@ def test_half_a_line_of_a_killed_process_is_dropped(tmp_path: Path) -> None:
     first.append(ENTRIES[0])
     with (tmp_path / "rasda.jsonl").open("a") as file:
         file.write('{"trial": "b", "t": 1, "sco')
+    assert read_journal(str(tmp_path)) == ENTRIES[:1]
     journal(tmp_path).append(ENTRIES[2])
     assert read_journal(str(tmp_path)) == [ENTRIES[0], ENTRIES[2]]
 
