@@ -29,7 +29,7 @@ _TIMED = """
 import time
 import hydro_rasda
 hydro_rasda.tune
-from hydro_rasda.training import full_size, fused, loop
+from hydro_rasda.training import full_size, group_training, loop
 
 def timed(*arguments, **named):
     epochs = loop.train_epochs(*arguments, **named)
@@ -42,7 +42,7 @@ def timed(*arguments, **named):
             return
         yield epoch
 
-full_size.train_epochs = fused.train_epochs = timed
+full_size.train_epochs = group_training.train_epochs = timed
 """
 """Notes the CPU seconds of each epoch, in whichever process it trains."""
 
