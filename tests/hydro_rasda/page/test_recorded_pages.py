@@ -65,7 +65,8 @@ def pages(folder: Path) -> dict[str, Any]:
     many = json.loads(plots.learning_curves(write_run(folder / "many", num_samples=64, width=16)).to_json())
     del many["layout"]["template"]
     found["curves of many trials"] = many
-    told: dict[str, Any] = json.loads(json.dumps(found))  # as the file has it: tuples are lists there
+    # As the file has it: tuples are lists there, and the last digits are a machine's own.
+    told: dict[str, Any] = json.loads(json.dumps(found), parse_float=lambda text: float(f"{float(text):.10g}"))
     return told
 
 
