@@ -49,9 +49,9 @@ def rasda_paper(path: Path) -> None:
 def replay(path: Path) -> None:
     """Draw regret over cost on the recorded trainings."""
     from benchmarks.replay import anytime
-    from benchmarks.replay.table import recorded
+    from benchmarks.replay.table import pooled
 
-    anytime.page(recorded(path.with_suffix("")), path)
+    anytime.page(pooled(path.with_suffix("")), path)
 
 
 def transfer(path: Path) -> None:
