@@ -36,7 +36,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator import Cluster, CostModel, Plan, power_law, simulate
-from hydro_rasda.stages.next_groups import Waiting, next_groups
+from hydro_rasda.stages.next_groups_and_rounds import Waiting, next_groups
 from hydro_rasda.training.group_training import train_group
 from hydro_rasda.trial import Trial
 

@@ -12,7 +12,7 @@ from fusion.fused_model import FusedModel
 from fusion.skeleton_and_tensors import TensorTree, like, named_tensors, non_persistent, skeleton
 from fusion.stacked_tensors import Shell
 from fusion.structure import HOOK, UNKNOWN, FusionKey, check_same, describe, fusion_key
-from fusion.structure.values import memory
+from fusion.structure.reduced_values import memory
 
 
 def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedModel:

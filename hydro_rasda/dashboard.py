@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from hydro_rasda.argument_checks import require
 from hydro_rasda.page.sections import Drawn
 from hydro_rasda.page.write import Page, list_page, prepare
-from hydro_rasda.results.reading import Stamp, Unreadable, or_why, read_record, runs_in, stamp
+from hydro_rasda.results.record_from_journal import Stamp, Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.run_json import SPEC
 

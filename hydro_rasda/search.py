@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fusion.streams import preserved_generators, seed_generators
 from fusion.warn import warn
 from hydro_rasda.argument_checks import require
-from hydro_rasda.branches_and_variants import chosen, indexed, reachable, restricted
 from hydro_rasda.comparison_of_trials import Fits, Objectives
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import plain, to_ray
 from hydro_rasda.run.journal import name_of
 from hydro_rasda.run.state import Run
+from hydro_rasda.sampling_and_branches import chosen, indexed, reachable, restricted
 from hydro_rasda.secret_masking import hide, restore, secrets_of
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.space import Config, check_config, check_value, sample

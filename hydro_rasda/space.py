@@ -16,9 +16,9 @@ from fusion.hyperparameters import KEYS, is_read, read, warmup_epochs
 from fusion.part_settings import check_settings, configs_of_parts, keys_of, split_key
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.argument_checks import in_order, require
-from hydro_rasda.branches_and_variants import check_branches, is_branching, leaves, reachable, variants
 from hydro_rasda.config import MOST_TRIALS, UNSPLIT, check_unsplit
 from hydro_rasda.domains import check_quantum, is_a, is_grid, law_of, plain
+from hydro_rasda.sampling_and_branches import check_branches, is_branching, leaves, reachable, variants
 from hydro_rasda.schedulers import Range
 
 Config = dict[str, Any]

@@ -22,7 +22,7 @@ FLOORS = (
     {
         *(
             "dry_run_of_batches",
-            "branches_and_variants",
+            "sampling_and_branches",
             "config_access",
             "data",
             "domains",

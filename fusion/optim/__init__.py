@@ -1,9 +1,9 @@
 """Optimizers over stacked parameters, and the same for one module, from the same configuration keys."""
 
 from fusion.optim.fused import FusedOptimizer
-from fusion.optim.make import FusedAdam, FusedAdamW, FusedSGD, fused_optimizer
+from fusion.optim.make_fused_optimizer import FusedAdam, FusedAdamW, FusedSGD, fused_optimizer
 from fusion.optim.optimizer_config import OPTIMIZERS, Hyperparameters
-from fusion.optim.single import optimizer
+from fusion.optim.torch_optimizer import optimizer
 
 __all__ = [
     "OPTIMIZERS",

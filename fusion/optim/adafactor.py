@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fusion.optim.runs import Run
+from fusion.optim.members_by_rule import Run
 
 _EPS2, _D = 1e-3, 1.0
 """Defaults of torch.optim.Adafactor: the least root mean square that a rate is for, and the limit of an update's."""

@@ -20,12 +20,12 @@ from fusion.member_indices import member_indices
 from fusion.optim import adafactor, muon, native
 from fusion.optim.evaluated_weights import EvaluatedOptimizer
 from fusion.optim.learned import LEARNED
+from fusion.optim.members_by_rule import Run
 from fusion.optim.optimizer_config import Hyperparameters
-from fusion.optim.runs import Run
 from fusion.optim.segments import numbered, segments
-from fusion.optim.single import torch_optimizer
-from fusion.optim.unfused import go_on
+from fusion.optim.torch_optimizer import torch_optimizer
 from fusion.optim.update_rules import RULE_OF, RULES, momentum_product
+from fusion.optim.updated_in_turn import go_on
 from fusion.optim.vectorized import Tile
 from fusion.rows import Layout, make_dense
 from fusion.structure import check_module

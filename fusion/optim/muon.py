@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fusion.argument_checks import require
 from fusion.fused_model import FusedModel
+from fusion.optim.members_by_rule import Run
 from fusion.optim.optimizer_config import Hyperparameters
-from fusion.optim.runs import Run
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5

@@ -19,13 +19,13 @@ from fusion.hyperparameters import RULES
 from fusion.member_indices import copy_rows, member_indices, member_pairs, member_rows, member_vector
 from fusion.optim.adafactor import STATE
 from fusion.optim.learned import LEARNED, at_first
+from fusion.optim.members_by_rule import runs_of
 from fusion.optim.muon import matrices_of
 from fusion.optim.native import Group
 from fusion.optim.optimizer_config import Hyperparameters
-from fusion.optim.runs import runs_of
 from fusion.optim.segments import numbered
-from fusion.optim.single import Multipliers, check_multipliers, check_real
-from fusion.optim.unfused import Apart
+from fusion.optim.torch_optimizer import Multipliers, check_multipliers, check_real
+from fusion.optim.updated_in_turn import Apart
 from fusion.optim.vectorized import Tile
 from fusion.rows import Rows, layout_of
 

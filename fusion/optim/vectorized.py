@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusion.bounded_cache import kept
 from fusion.optim import elementwise, native
-from fusion.optim.runs import Run
+from fusion.optim.members_by_rule import Run
 from fusion.optim.segments import Segment, block
 from fusion.optim.update_rules import Coefficients
 

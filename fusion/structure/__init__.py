@@ -1,7 +1,7 @@
 """The structure that modules must share to be fused: each is described in plain values, which are compared as keys."""
 
-from fusion.structure.floats import FloatSlot
-from fusion.structure.key import FusionKey, check_module, check_same, fusion_key
+from fusion.structure.float_slots import FloatSlot
 from fusion.structure.signature import HOOK, UNKNOWN, describe
+from fusion.structure.structure_key import FusionKey, check_module, check_same, fusion_key
 
 __all__ = ["HOOK", "UNKNOWN", "FloatSlot", "FusionKey", "check_module", "check_same", "describe", "fusion_key"]

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fusion.skeleton_and_tensors import hooks_on
-from fusion.structure.code import (
+from fusion.structure.float_slots import FloatSlot, is_number, is_probability
+from fusion.structure.functions_and_classes import (
     BUILTINS,
     CLASS_NOTES,
     WRAPPERS,
@@ -34,9 +35,8 @@ from fusion.structure.code import (
     own_globals,
     wrapped,
 )
-from fusion.structure.floats import FloatSlot, is_number, is_probability
-from fusion.structure.kinds import HOOK_ATTRIBUTES, PLAIN, STATELESS, TEXTS, skipped_of, skipped_of_module
-from fusion.structure.values import digest, memory, parts_of_copy, short, slots_of
+from fusion.structure.ignored_attributes import HOOK_ATTRIBUTES, PLAIN, STATELESS, TEXTS, skipped_of, skipped_of_module
+from fusion.structure.reduced_values import digest, memory, parts_of_copy, short, slots_of
 
 UNKNOWN = "unlike all others"
 """First part of the entry of a value that cannot be looked into."""

@@ -22,7 +22,7 @@ from fusion.fused_model import FusedModel
 from fusion.graph import GraphedStep
 from fusion.hyperparameters import read
 from fusion.optim import FusedOptimizer, fused_optimizer
-from fusion.optim.make import member
+from fusion.optim.make_fused_optimizer import member
 from fusion.skeleton_and_tensors import copied
 from fusion.width.memory import objects_so_far_set_aside, peak_memory, usable_memory
 from fusion.width.microbatch import backward, can_be_split, split

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hydro_rasda.package_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from hydro_rasda.bubbles.devices import BubbleBackend as BubbleBackend
+    from hydro_rasda.bubbles.bubble_backend import BubbleBackend as BubbleBackend
     from hydro_rasda.bubbles.host import bubbles as bubbles
 else:
     __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -20,7 +20,7 @@ from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import age, print_record
 from hydro_rasda.cli.runs import row_of, written
 from hydro_rasda.console import LINE_SECONDS, make_console
-from hydro_rasda.results.reading import Stamp, read_record, runs_in, stamp
+from hydro_rasda.results.record_from_journal import Stamp, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import (
     best_line,

@@ -19,8 +19,8 @@ from hydro_rasda.data.batches import (
     move,
     outline,
 )
+from hydro_rasda.data.first_pass import naming_batch, non_finite, unlike
 from hydro_rasda.data.folds import Folds, Splitter, is_splitter, make_folds, reseeded
-from hydro_rasda.data.survey import naming_batch, non_finite, unlike
 from hydro_rasda.data.tensors_datasets_loaders import make_batches
 
 __all__ = [

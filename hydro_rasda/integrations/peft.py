@@ -17,10 +17,10 @@ from torch import nn
 
 from fusion import pad_lora, trim_lora
 from hydro_rasda.argument_checks import check_int, check_is, is_int, require
-from hydro_rasda.branches_and_variants import reachable
 from hydro_rasda.config import SweepConfig
 from hydro_rasda.integrations.shared import LibraryResult
 from hydro_rasda.renames import refuse_renamed
+from hydro_rasda.sampling_and_branches import reachable
 from hydro_rasda.space import check_space, reached
 from hydro_rasda.tuner import tune
 

@@ -20,7 +20,7 @@ from hydro_rasda.page.sections import Drawing, Section, asked_of, drawing, secti
 from hydro_rasda.plots.figure_style import EXTRA, graph_objects, nothing
 from hydro_rasda.plots.timeline_and_cost import best_scores, costs, winners_curves
 from hydro_rasda.results.comparison_of_runs import compared, names_of, verdict
-from hydro_rasda.results.reading import Unreadable, or_why, stamp
+from hydro_rasda.results.record_from_journal import Unreadable, or_why, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import explained, state_of
 from hydro_rasda.run.files import write_atomically

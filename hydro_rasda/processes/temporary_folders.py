@@ -1,7 +1,7 @@
 """Temporary folders for checkpoints on their way and for ranks that meet, each named for the process that removes it.
 
 A process that is killed removes nothing: the next process that uses such folders on the machine does so in its place.
-On Ray it is pickled by value, see `hydro_rasda.backends.ray.ranks`.
+On Ray it is pickled by value, see `hydro_rasda.backends.ray.rank_actors`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, SweepState
 from hydro_rasda.search import Search
 from hydro_rasda.secret_masking import hide
-from hydro_rasda.stages.next_groups import Waiting, joining_pays, next_groups
+from hydro_rasda.stages.next_groups_and_rounds import Waiting, joining_pays, next_groups
 from hydro_rasda.stages.wider_groups import find_wider, form
 from hydro_rasda.trial import Trial
 

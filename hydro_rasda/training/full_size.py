@@ -12,9 +12,9 @@ from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.folds_and_repeats import over_models
-from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.training.loop import diverged, good_enough, keep_best, out_of_patience, train_epochs
 from hydro_rasda.training.recorded_steps import records, with_graphs
+from hydro_rasda.training.single_learner import SingleLearner
 from hydro_rasda.training.user_loop import train_own
 from hydro_rasda.trial import Trial
 

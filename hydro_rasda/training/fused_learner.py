@@ -1,4 +1,4 @@
-"""The learner of K models that train as one; `learners.SingleLearner` is the other learner."""
+"""The learner of K models that train as one; `single_learner.SingleLearner` is the other learner."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from hydro_rasda.objective_parts import joined, moving
 from hydro_rasda.precision import loss_scale, turns
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.folds_and_repeats import members_first, stacked
-from hydro_rasda.training.learners import evaluate_parts, weights_of
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
 from hydro_rasda.training.recorded_steps import recorded, records
+from hydro_rasda.training.single_learner import evaluate_parts, weights_of
 
 State = dict[str, Any]
 

@@ -22,7 +22,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.folds_and_repeats import named, over_models, shares_of
 from hydro_rasda.training.fused_learner import FusedLearner
-from hydro_rasda.training.learners import Learner, SingleLearner
+from hydro_rasda.training.single_learner import Learner, SingleLearner
 
 
 def train_epochs(

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fusion.loss_scale
 from fusion import FusedModel, FusedOptimizer, LossScale, clip_grad_norm_, fuse, fused_optimizer
 from fusion.optim import optimizer
-from fusion.optim.single import let_skip, step_if
+from fusion.optim.torch_optimizer import let_skip, step_if
 
 STEPS, CLIP = 9, 0.5
 OVERFLOWS: tuple[set[int], ...] = ({0, 4, 5}, set(), {3})

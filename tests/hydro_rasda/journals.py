@@ -11,7 +11,7 @@ from typing import Any
 
 from hydro_rasda import RaceConfig, choice, loguniform, uniform
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.results.reading import read_record
+from hydro_rasda.results.record_from_journal import read_record
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.journal import JOURNAL, JournalLine
 from hydro_rasda.run.run_json import determining

@@ -26,7 +26,7 @@ import pytest
 from hydro_rasda.cli import main
 from hydro_rasda.page import sections
 from hydro_rasda.page.sections import Drawn
-from hydro_rasda.results.reading import runs_in
+from hydro_rasda.results.record_from_journal import runs_in
 from hydro_rasda.results.records import RunRecord
 from tests.hydro_rasda.browser import ALL_DRAWN, errors, needs_chromium, open_page, wait
 from tests.hydro_rasda.journals import write_run

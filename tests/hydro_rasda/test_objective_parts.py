@@ -25,8 +25,8 @@ from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import Problem
 from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.training.fused_learner import FusedLearner
-from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
+from hydro_rasda.training.single_learner import SingleLearner
 from hydro_rasda.trial import Trial
 from surrogate import lr_multipliers
 from tests.hydro_rasda.ranks import on_ranks

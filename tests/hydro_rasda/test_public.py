@@ -153,7 +153,7 @@ def test_old_arguments_were_those_of_the_parts_of_today() -> None:
 SPARED = {
     "hydro_rasda.backends.ray.fork_server": ["torch", "ray.tune"],
     "hydro_rasda.backends.ray.scheduler": ["torch"],
-    "hydro_rasda.results.reading": ["torch", "ray", "numpy", "pandas"],
+    "hydro_rasda.results.record_from_journal": ["torch", "ray", "numpy", "pandas"],
     "hydro_rasda.training.full_size_on_ranks": ["ray.tune", "torch._dynamo"],
     "hydro_rasda.training.trainer": ["ray", "torch._dynamo"],
     "hydro_rasda.tuner": ["hydro_rasda.backends.ray", "torch._dynamo"],

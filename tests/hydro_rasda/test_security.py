@@ -29,7 +29,7 @@ from hydro_rasda.console import PrintableConsole
 from hydro_rasda.loggers import CSVLogger, TensorBoardLogger
 from hydro_rasda.packing import Device, pack
 from hydro_rasda.results.progress import Progress
-from hydro_rasda.results.reading import read_record
+from hydro_rasda.results.record_from_journal import read_record
 from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.events import EpochEnded, MessageSaid, RunBegan, StageBegan
 from hydro_rasda.run.files import Unsafe

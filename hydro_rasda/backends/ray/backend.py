@@ -23,9 +23,9 @@ import torch
 from hydro_rasda.argument_checks import check_text, require
 from hydro_rasda.backends.elastic_pool import DoublingPool
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
-from hydro_rasda.backends.ray.bulletin import Bulletin, Reporter
+from hydro_rasda.backends.ray.actor_messages import Bulletin, Reporter
 from hydro_rasda.backends.ray.nodes import Slots, living_nodes
-from hydro_rasda.backends.ray.ranks import actor_options
+from hydro_rasda.backends.ray.rank_actors import actor_options
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices
 from hydro_rasda.data import Shard

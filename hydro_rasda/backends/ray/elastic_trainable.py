@@ -28,7 +28,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from hydro_rasda.argument_checks import check_choice, check_function, check_int, is_number, require
 from hydro_rasda.backends.ray.fork_client import fork_rank, receive
-from hydro_rasda.backends.ray.ranks import Ending, RankActors, blame
+from hydro_rasda.backends.ray.rank_actors import Ending, RankActors, blame
 from hydro_rasda.backends.ray.scheduler import RASDAScheduler
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.temporary_folders import owner

@@ -11,8 +11,8 @@ from typing import Any
 from ray.tune.experiment import Trial
 from ray.tune.utils import flatten_dict
 
-from hydro_rasda.backends.ray.internals import store_results
 from hydro_rasda.backends.ray.nodes import NodeRequests
+from hydro_rasda.backends.ray.ray_private_names import store_results
 from hydro_rasda.backends.ray.report_journal import JournalEntry, RungHistory
 from hydro_rasda.backends.ray.waiting import Cohort, Grants, WaitingQueue
 from hydro_rasda.backends.ray.worker_counts import Sizes

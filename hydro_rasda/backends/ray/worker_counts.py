@@ -14,8 +14,8 @@ from ray.tune.experiment import Trial
 from ray.tune.result import SHOULD_CHECKPOINT
 from ray.tune.trainable import FunctionTrainable
 
-from hydro_rasda.backends.ray.internals import training_function
 from hydro_rasda.backends.ray.nodes import Slots
+from hydro_rasda.backends.ray.ray_private_names import training_function
 
 _GET_CHECKPOINT = "get_checkpoint"
 _MOST_FUNCTIONS = 1000

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from fusion.streams import preserved_generators
 from hydro_rasda.argument_checks import check_is, require
-from hydro_rasda.branches_and_variants import reachable, with_defaults
 from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.integrations.lightning.configure_optimizers import Unfollowed
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
@@ -26,6 +25,7 @@ from hydro_rasda.integrations.shared import (
     unaveraged,
 )
 from hydro_rasda.renames import refuse_renamed
+from hydro_rasda.sampling_and_branches import reachable, with_defaults
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.surrogate_models import WidthForm, call_model_fn, check_width_argument, width_form

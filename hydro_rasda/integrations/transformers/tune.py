@@ -17,7 +17,6 @@ from fusion.streams import preserved_generators
 from fusion.warn import warn
 from hydro_rasda.argument_checks import check_is, require
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.branches_and_variants import reachable
 from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.integrations.shared import Collator, LibraryResult, check_parts, narrow_or_full, unaveraged
 from hydro_rasda.integrations.transformers.arguments import (
@@ -34,6 +33,7 @@ from hydro_rasda.integrations.transformers.data import collator, loaders, model_
 from hydro_rasda.integrations.transformers.objective import TrainerMetrics, predictions_of, trainer_objective
 from hydro_rasda.renames import refuse_renamed
 from hydro_rasda.results.result import TuneResult
+from hydro_rasda.sampling_and_branches import reachable
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, reached, sample
 from hydro_rasda.tuner import tune

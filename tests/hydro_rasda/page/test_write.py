@@ -34,7 +34,7 @@ from hydro_rasda.page.sections import sections
 from hydro_rasda.page.words import answer, call_of, domain_of
 from hydro_rasda.page.write import Page, digest, list_page, plotly
 from hydro_rasda.plots.importance import importance_of
-from hydro_rasda.results.reading import read_record
+from hydro_rasda.results.record_from_journal import read_record
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import as_html
 from hydro_rasda.run.run_json import read_asked

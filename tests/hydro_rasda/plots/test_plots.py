@@ -259,7 +259,7 @@ def test_thinning_keeps_the_first_and_the_last() -> None:
 
 
 def test_without_its_folder_a_result_still_has_its_curves(sorts: Sorts, tmp_path: Path) -> None:
-    from hydro_rasda.results.reading import read_record
+    from hydro_rasda.results.record_from_journal import read_record
 
     folder = tmp_path / "moved"
     shutil.copytree(sorts["over"].path, folder)

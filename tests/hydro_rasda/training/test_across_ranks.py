@@ -19,7 +19,7 @@ from hydro_rasda.data import Shard, Share
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.across_ranks import average_statistics
 from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.learners import SingleLearner
+from hydro_rasda.training.single_learner import SingleLearner
 from hydro_rasda.training.user_loop_worker import Worker
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.backends.ray.test_ddp import (

@@ -21,7 +21,7 @@ from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.folds_and_repeats import shares_of
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
-from hydro_rasda.training.learners import SingleLearner
+from hydro_rasda.training.single_learner import SingleLearner
 from hydro_rasda.trial import Trial
 from tests.fusion.optim.test_fused import Counting
 from tests.hydro_rasda.models import Config

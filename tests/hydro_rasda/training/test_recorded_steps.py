@@ -20,7 +20,7 @@ from hydro_rasda import LocalBackend, RaceConfig, TuneResult
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupOutcome, GroupTask, Span
 from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.problem import Problem
-from hydro_rasda.training import fused_learner, learners
+from hydro_rasda.training import fused_learner, single_learner
 from hydro_rasda.training.full_size import full_size_learner, train_full_size_trial
 from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
 from hydro_rasda.training.fused_learner import FusedLearner
@@ -183,7 +183,7 @@ def test_what_fits_memory_only_as_it_is_written_trains_so(
     def recorded(*args: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    for module in (fused_learner, learners):
+    for module in (fused_learner, single_learner):
         monkeypatch.setattr(module, "recorded", recorded)
     assert equal(
         target(problem, 1, Span(0, 2)).history, target(problem.with_settings(graph=False), 1, Span(0, 2)).history

@@ -24,8 +24,8 @@ from ray import tune
 from torch import Tensor, nn
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, RayBackend, SweepConfig, TuneResult, Worker, load
+from hydro_rasda.backends.ray.actor_messages import Bulletin
 from hydro_rasda.backends.ray.backend import _Actor, share_on, worker_resources
-from hydro_rasda.backends.ray.bulletin import Bulletin
 from hydro_rasda.contracts import Event
 from hydro_rasda.objective import supervised
 from hydro_rasda.run.events import EpochsTrained

@@ -11,7 +11,7 @@ from ray import tune
 from ray.air.execution import ResourceRequest
 
 from hydro_rasda import RASDAScheduler
-from hydro_rasda.backends.ray.internals import SettledGroups, is_settled
+from hydro_rasda.backends.ray.ray_private_names import SettledGroups, is_settled
 from tests.hydro_rasda.backends.ray.curves import curve
 
 

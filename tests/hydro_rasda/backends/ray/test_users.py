@@ -12,7 +12,7 @@ from ray.tune.result_grid import ResultGrid
 
 from hydro_rasda import RASDAScheduler, Worker, elastic
 from hydro_rasda.backends.ray import read_journal
-from hydro_rasda.backends.ray.ranks import actor_options
+from hydro_rasda.backends.ray.rank_actors import actor_options
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -7,7 +7,7 @@ import pytest
 from ray.tune.search.optuna import OptunaSearch
 
 from hydro_rasda import TuneResult, choice, grid_search, loguniform, randint, sample_from, uniform
-from hydro_rasda.branches_and_variants import chosen, indexed, reachable, restricted, with_defaults
+from hydro_rasda.sampling_and_branches import chosen, indexed, reachable, restricted, with_defaults
 from hydro_rasda.search import RandomSearch, check_first
 from hydro_rasda.space import check_space, describe, longest_warmup, sample, tuned
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import cloudpickle
 import pytest
 
-from hydro_rasda.bubbles.devices import BubbleDevices
+from hydro_rasda.bubbles.bubble_backend import BubbleDevices
 from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, Span, group_key
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run

@@ -14,7 +14,7 @@ from fusion.optim.fused import FusedOptimizer
 from fusion.optim.fused_parts import FusedByPart
 from fusion.optim.muon import matrices_of
 from fusion.optim.optimizer_config import Hyperparameters
-from fusion.optim.single import Multipliers
+from fusion.optim.torch_optimizer import Multipliers
 from fusion.part_settings import checked_parts, lr_factors, names_of_parts, own_parts
 
 Result = TypeVar("Result")

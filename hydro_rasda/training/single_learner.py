@@ -19,7 +19,7 @@ from fusion.optim import optimizer
 from fusion.optim.learned import LEARNED
 from fusion.optim.parts import PART, keep_averages
 from fusion.optim.schedule_free import evaluating, has_modes
-from fusion.optim.single import as_written, let_skip, made_recordable, step_if
+from fusion.optim.torch_optimizer import as_written, let_skip, made_recordable, step_if
 from fusion.part_settings import configs_of_parts, own_parts
 from fusion.skeleton_and_tensors import copied
 from fusion.streams import seed_generators

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.schedule_free import evaluating
-from fusion.optim.single import torch_optimizer
+from fusion.optim.torch_optimizer import torch_optimizer
 from fusion.skeleton_and_tensors import copied
 
 

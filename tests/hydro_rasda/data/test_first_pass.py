@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hydro_rasda import TuneResult
-from hydro_rasda.data import make_batches, survey, unlike
+from hydro_rasda.data import first_pass, make_batches, unlike
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -94,7 +94,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
 def test_it_is_told_before_training(
     broken: str, argument: str, quick: Callable[..., TuneResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "SECONDS", 0.5)
+    monkeypatch.setattr(first_pass, "SECONDS", 0.5)
     data, told = BROKEN[broken]
     with pytest.raises(ValueError, match=told) as refusal:
         quick(**{argument: data})
