@@ -29,10 +29,57 @@ from hydro_rasda.schedulers.rasda import RASDA, Growth, Resize, efficient, paral
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
 from hydro_rasda.schedulers.sweep_state import Interval, Standing, SweepState
 
-__all__ = ["RASDA", "Agreement", "AshaState", "AsyncSuccessiveHalving", "Bracket", "Continue", "Decision"]
-__all__ += ["ExpectedEnd", "FastestTogether", "Growth", "Held", "Hyperband", "Interference", "Interval", "Job"]
-__all__ += ["MedianStopping", "MilestoneBarrier", "Mode", "Move", "NoStopping", "Placed", "Placement", "Policy"]
-__all__ += ["PopulationBasedBandits", "PopulationBasedTraining", "Queue", "Race", "Range", "Resize", "Room", "Standing"]
-__all__ += ["Stop", "SuccessiveHalving", "SweepRule", "SweepState", "Waiting", "agreement", "chances", "efficient"]
-__all__ += ["expected_gain", "first_fit", "first_fit_decreasing", "first_milestone", "milestones", "named_rule"]
-__all__ += ["one_a_device", "parallel_efficiency", "place", "rank", "worker_slots", "worst_fit", "worst_fit_decreasing"]
+__all__ = [
+    "RASDA",
+    "Agreement",
+    "AshaState",
+    "AsyncSuccessiveHalving",
+    "Bracket",
+    "Continue",
+    "Decision",
+    "ExpectedEnd",
+    "FastestTogether",
+    "Growth",
+    "Held",
+    "Hyperband",
+    "Interference",
+    "Interval",
+    "Job",
+    "MedianStopping",
+    "MilestoneBarrier",
+    "Mode",
+    "Move",
+    "NoStopping",
+    "Placed",
+    "Placement",
+    "Policy",
+    "PopulationBasedBandits",
+    "PopulationBasedTraining",
+    "Queue",
+    "Race",
+    "Range",
+    "Resize",
+    "Room",
+    "Standing",
+    "Stop",
+    "SuccessiveHalving",
+    "SweepRule",
+    "SweepState",
+    "Waiting",
+    "agreement",
+    "chances",
+    "efficient",
+    "expected_gain",
+    "first_fit",
+    "first_fit_decreasing",
+    "first_milestone",
+    "milestones",
+    "named_rule",
+    "one_a_device",
+    "parallel_efficiency",
+    "place",
+    "rank",
+    "worker_slots",
+    "worst_fit",
+    "worst_fit_decreasing",
+]

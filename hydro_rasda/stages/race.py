@@ -68,10 +68,9 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
             if not told:
                 tell_race(run, plan, len(left))
             leader = _first_to_its_end(run, left, stop) if stop == stops[0] else None
-            if leader is None:
-                run.begin_stage(FULL_SIZE, epochs)
-            else:
-                run.begin_stage(FULL_SIZE, epochs + settings.max_t - max(stop, run.epochs("target", leader)))
+            beyond = 0 if leader is None else settings.max_t - max(stop, run.epochs("target", leader))
+            run.begin_stage(FULL_SIZE, epochs + beyond)
+            if leader is not None:
                 _train_to_its_end(leader, stop, run, left, devices, raised)
             _train_to(stop, run, left, devices, raised)
             run.end_stage()

@@ -55,6 +55,11 @@ MEASURED_FROM = 2000
 A measurement takes as long as some 30 steps of each trial: about 5 % of such a sweep, as halving stops most trials
 early.
 """
+MEASURED_FROM_S = 10.0
+"""Least seconds of such a trial, foreseen at full size, for which widths are measured all the same.
+
+Few models train slower as a group than one after another. Where steps are long, a wrong guess would cost minutes.
+"""
 UNMEASURED = 20
 """Members of the largest groups that were not measured.
 
@@ -127,7 +132,7 @@ def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
     models, stop = problem.settings.models("surrogate"), problem.settings.sweep_milestones[-1]
     steps, seconds = problem.train_data.steps(trial.batch_size), problem.steady_epoch_seconds
     most = max(1, UNMEASURED // models)
-    if steps is None or steps * stop >= MEASURED_FROM or seconds * stop >= COMPILED_FROM:
+    if steps is None or steps * stop >= MEASURED_FROM or seconds * stop >= MEASURED_FROM_S:
         return None
     if problem.device.type != "cpu" or most * models * problem.peak > room:
         return None

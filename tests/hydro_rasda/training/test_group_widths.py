@@ -366,6 +366,7 @@ def test_compiling_is_tried_where_groups_train_for_long(problem: Problem, monkey
     monkeypatch.setattr(probe, "best_width", lambda *of: 4)
     asked = {"kind": trials(8)}
     assert planned_widths(problem, asked)["kind"].compiled == 1.0
+    monkeypatch.setattr(group_widths, "MEASURED_FROM_S", 0.0)
     monkeypatch.setattr(group_widths, "COMPILED_FROM", 1e-9)
     for _ in range(2):
         widths = planned_widths(problem, asked)["kind"]
