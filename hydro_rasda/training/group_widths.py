@@ -58,7 +58,7 @@ early.
 MEASURED_FROM_S = 10.0
 """Least seconds of such a trial, foreseen at full size, for which widths are measured all the same.
 
-Few models train slower as a group than one after another. Where steps are long, a wrong guess would cost minutes.
+A few models train slower as a group than one after another. With long steps, a wrong guess would cost minutes.
 """
 UNMEASURED = 20
 """Members of the largest groups that were not measured.
