@@ -191,6 +191,29 @@ def test_a_schedule_given_at_once_is_that_of_a_factor_for_each_step() -> None:
         opt.schedule([[1.0, 1.0, 1.0]])
 
 
+def test_a_schedule_given_again_is_the_one_of_a_fresh_optimizer() -> None:
+    """It begins at its first row, whether it has as many rows as the one before, which was not at its end, or fewer."""
+    tables = [[1.0, 0.5, 0.2, 0.1], [0.5, 0.4, 0.3, 0.2]], [[0.3, 0.9, 0.8, 0.7], [0.6, 0.1, 0.4, 0.9]], [[0.2] * K]
+    torch.manual_seed(0)
+    module = mlp()
+    ends = []
+    for fresh in (False, True):
+        fused = fuse([module] * K)
+        opt = fused_optimizer(fused, CONFIGS["adamw"])
+        for at, (table, steps) in enumerate(zip(tables, (1, 2, 1))):
+            if fresh:
+                state = {**opt.state_dict(), "schedule": None}
+                opt = fused_optimizer(fused, CONFIGS["adamw"])
+                opt.load_state_dict(state)
+            opt.schedule(table)
+            for step in range(steps):
+                for name, p in fused.stacked.items():
+                    p.grad = gradients(module, 2 * at + step)[name]
+                opt.step()
+        ends.append(fused.stacked)
+    assert all(torch.equal(ends[0][name], p) for name, p in ends[1].items())
+
+
 def test_members_are_updated_as_many_at_a_time_as_a_block_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     apply = Tile._apply
