@@ -171,17 +171,17 @@ class BubbleDevices:
         self._go_on("surrogate")
         if not all(part.done for part in self._parts):
             return []
-        task, parts = self._task, [part for part in self._parts if part.outcome.history]
+        task, outcome = self._task, joined(part.outcome for part in self._parts)
         assert task is not None
         self._task = None
-        self._over += [key for part in parts for key in part.saved]
-        if not parts:
+        self._over += [key for part in self._parts for key in part.saved]
+        begun = [number for number in task.members if number in outcome.history]
+        if not begun:
             return []
-        if len(parts) < len(self._parts):  # the others were not begun before the time was over
-            groups = tuple(group for part in parts for group in part.task.groups)
-            members = [number for group in groups for number in group.members]
-            task = replace(task, key=group_key(task.span, members), groups=groups)
-        outcome = joined(part.outcome for part in parts)
+        if len(begun) < len(task.members):  # the time was over before the others began
+            of_each = [(group, [number for number in group.members if number in begun]) for group in task.groups]
+            groups = tuple(group.of(members) for group, members in of_each if members)
+            task = replace(task, key=group_key(task.span, begun), groups=groups)
         return [Finished(task, outcome, time.monotonic() - self._began)]
 
     def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Span, group_key
 from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.state import Run
+from hydro_rasda.training.group_training import cut_down
 from hydro_rasda.training.loop import diverged
 
 _SO_FAR = "so_far"
@@ -104,8 +105,11 @@ class GroupWork:
         """Train a piece no more: what it gave before counts."""
         self._left -= 1
         if task.span.start > self.task.span.start:
-            parts = self._run.store.load(task.sources[0], self._run.problem.device)["parts"]
-            self.outcome.checkpoint += [part for part in parts if part["members"] == list(task.members)]
+            run = self._run
+            saved = run.store.load(task.sources[0], run.problem.device)
+            whole = [part for part in saved["parts"] if part["members"] == list(task.members)]
+            # After a death, the piece may be half of what was saved.
+            self.outcome.checkpoint += whole or [cut_down(run.problem, run.trials, task, lambda key: saved)]
 
     def _put(self, tasks: Sequence[GroupTask]) -> Sequence[GroupTask]:
         self._left += len(tasks)

@@ -237,6 +237,13 @@ def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source
     return [learner.member_state(at) for at in range(problem.settings.models("target"))]
 
 
+def cut_down(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load: Load) -> dict[str, Any]:
+    """Return what a task goes on from as a part of a checkpoint that holds its members alone."""
+    members, (group,) = task.members, task.groups
+    learner, _ = _resume(problem, trials, members, task.sources, load, task.copies, group.widest)
+    return {"members": list(members), "state": learner.state()}
+
+
 def _resume(
     problem: Problem,
     trials: Mapping[int, Trial],

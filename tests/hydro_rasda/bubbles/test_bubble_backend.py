@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,9 +12,11 @@ import cloudpickle
 import pytest
 
 from hydro_rasda.bubbles.bubble_backend import BubbleDevices
-from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, Span, group_key
+from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, History, Span, group_key
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
+from hydro_rasda.training.group_training import train_group
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.scripted import open_run
 
 SPAN = Span(0, 2)
@@ -25,8 +29,17 @@ class Connection:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
+    def come(self, devices: BubbleDevices, before: tuple[str, int] = ("", 0)) -> None:
+        self.says(devices, "came", {"name": "guest", "before": before})
+
+    def says(self, devices: BubbleDevices, kind: str, content: Any = None) -> None:
+        devices._heard.put((cast(Any, self), kind, content))
+
     def send_bytes(self, content: bytes) -> None:
         self.sent.append(cloudpickle.loads(content))
+
+    def close(self) -> None:
+        pass
 
     def fileno(self) -> int:
         raise OSError("there is no socket")
@@ -47,7 +60,7 @@ def outcome(epoch: int) -> GroupOutcome:
 def test_a_group_in_pieces_leaves_no_checkpoint_once_it_is_over(run: Run, tmp_path: Path) -> None:
     devices, guest = BubbleDevices(run, tmp_path / "source", tmp_path / "problem", 1, 0.0), Connection()
     try:
-        devices._heard.put((cast(Any, guest), "came", {"name": "guest", "before": ["", 0]}))
+        guest.come(devices)
         assert devices.idle() == [0]
         devices.start(0, TASK)
         assert (devices.idle(), devices.busy()) == ([], True)
@@ -56,12 +69,12 @@ def test_a_group_in_pieces_leaves_no_checkpoint_once_it_is_over(run: Run, tmp_pa
         assert opening == ("open", tmp_path / "problem")
         assert (method, task, threads, given.trials.keys()) == ("train_part", TASK, 1, {0, 1})
         # It gives the first epoch, and is handed the rest.
-        devices._heard.put((cast(Any, guest), "done", (outcome(1), 0.5)))
+        guest.says(devices, "done", (outcome(1), 0.5))
         assert devices.finished() == []
         (_, rest, _, _) = guest.sent[-1]
         (so_far,) = rest.sources
         assert (rest.span, run.store.has(so_far)) == (Span(1, 2), True)
-        devices._heard.put((cast(Any, guest), "done", (outcome(2), 0.5)))
+        guest.says(devices, "done", (outcome(2), 0.5))
         (finished,) = devices.finished()
         assert finished.task == TASK
         assert finished.outcome.checkpoint == outcome(2).checkpoint
@@ -72,3 +85,69 @@ def test_a_group_in_pieces_leaves_no_checkpoint_once_it_is_over(run: Run, tmp_pa
         assert not run.store.has(so_far)
     finally:
         devices.close()
+
+
+def trained(run: Run, task: GroupTask, stop: int) -> GroupOutcome:
+    """What a guest gives of a task until this epoch."""
+    return train_group(run.problem, run.trials, replace(task, span=Span(task.span.start, stop)), run.store.load)
+
+
+def last_scores(found: Mapping[int, History]) -> dict[int, float]:
+    assert {history[-1][0] for history in found.values()} == {3}
+    return {number: history[-1][1]["val_loss"] for number, history in found.items()}
+
+
+@pytest.mark.parametrize("first", [1, 0], ids=["after a piece", "before any"])
+@pytest.mark.parametrize("halves", [1, 0], ids=["one half trains", "neither does"])
+def test_a_half_that_is_given_up_goes_on_later_from_all_that_it_had(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, halves: int
+) -> None:
+    """Two guests die of a group, after its first epoch or before it; then the time ends, for both halves or for one."""
+    run.trials |= {n: Trial(n, {"lr": 0.1 / (n + 1), "momentum": 0.5}) for n in range(4)}
+    task = GroupTask(group_key(Span(0, 3), range(4)), (Group("a", (0, 1, 2, 3), True),), (), Span(0, 3))
+    unbroken = trained(run, task, 3)
+    devices = BubbleDevices(run, tmp_path / "source", tmp_path / "problem", 1, 0.0)
+
+    def handed() -> GroupTask:
+        found: GroupTask = guest.sent[-1][1]
+        return found
+
+    try:
+        guest = Connection()
+        guest.come(devices)
+        devices.start(0, task)
+        assert devices.finished() == []
+        if first:
+            guest.says(devices, "done", (trained(run, handed(), first), 0.5))
+            assert devices.finished() == []
+        for _ in range(2):
+            assert (handed().members, handed().span) == ((0, 1, 2, 3), Span(first, 3))
+            guest.says(devices, "died")
+            guest = Connection()
+            guest.come(devices, ("guest", -9))
+            assert devices.finished() == []
+        for half in [(0, 1), (2, 3)][:halves]:
+            assert handed().members == half
+            guest.says(devices, "done", (trained(run, handed(), 3), 0.5))
+            assert devices.finished() == []
+        guest.says(devices, "died")  # with its host
+        monkeypatch.setattr(run, "out_of_time", lambda stage: True)
+        monkeypatch.setattr(devices, "_opened", -math.inf)
+        finished = devices.finished()
+    finally:
+        devices.close()
+    whole, ended = range(4), [n for n in range(4) if n < 2 * halves]
+    there = [*(whole if first else ended)]
+    if not there:
+        assert finished == []
+        return
+    ((got, kept),) = [(each.task, each.outcome) for each in finished]
+    assert [*got.members] == [*kept.history] == there, "the others go on from where they did before"
+    assert sorted(n for part in kept.checkpoint for n in part["members"]) == there
+    run.save(got.key, {"parts": kept.checkpoint}, got.members)
+    left = tuple(n for n in there if n not in ended)
+    if left:
+        rest = GroupTask(group_key(Span(1, 3), left), (Group("a", left, True),), (got.key,), Span(1, 3))
+        kept.history |= trained(run, rest, 3).history
+    expected = last_scores({n: unbroken.history[n] for n in there})
+    assert last_scores(kept.history) == pytest.approx(expected, rel=1e-5)
