@@ -16,10 +16,7 @@ import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import IO, Any
 
 TEMPORARY = ".*.tmp"
 """Pattern of the names of files that are being written, or were when their process was killed."""
