@@ -123,9 +123,10 @@ def tune(
             finalists go on as can train to the end for it, and at least half of them. Midway from the last of these to
             the end, only those go on whose expected gain is worth the rest of their training, unless the budget is
             enough for all. While no finalist is better than a constant prediction, none is stopped.
-        time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. If it seems to end
-            before the race does, and some finalists would have to wait for others, the sweep's best trains to its end
-            first. The same call with more goes on where it ended: first with the sweep, then at full size.
+        time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. If it seems
+            enough for a full training but not for the race, and some finalists would have to wait for others, the
+            sweep's best trains to its end first. The same call with more goes on where it ended: first with the sweep,
+            then at full size.
         stop_at: A score of `metric` that is good enough: once a full-size model has it, nothing more trains. The same
             call with a better one, or None, goes on. Not for a list of metrics.
         sweep: How the sweep tries configurations; see `SweepConfig`.

@@ -33,7 +33,8 @@ AHEAD = "`tune` has less regret than ASHA from "
 SHARES = np.array([0.25, 0.5, 0.75, 1])
 """Of the cost of a whole search by today's rule, at which methods are compared."""
 TIMED = """Regret if a search is given a share of the time that a whole search by today's rule takes, in standard
-deviations between seeds. The leader trains to its end first if `time_budget_s` is foreseen to end before the race."""
+deviations between seeds. The leader trains to its end first if `time_budget_s` seems enough for that, but not for the
+race."""
 LEAST = 0.1
 """Regret below which curves are drawn as if they were there: what is less is noise, and zero has no logarithm."""
 

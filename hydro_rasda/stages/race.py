@@ -33,6 +33,7 @@ from hydro_rasda.run.full_size_journal import (
     tried_targets,
 )
 from hydro_rasda.run.state import Run, metric_lines
+from hydro_rasda.run.time_left import Piece
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
 from hydro_rasda.stages.run_plan import FULL_SIZE, SURROGATES, race_pieces, tell_race
 
@@ -67,7 +68,7 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
             run.time_left.plan(FULL_SIZE, plan)
             if not told:
                 tell_race(run, plan, len(left))
-            leader = _first_to_its_end(run, left, stop) if stop == stops[0] else None
+            leader = _first_to_its_end(run, left, stop, plan) if stop == stops[0] else None
             beyond = 0 if leader is None else settings.max_t - max(stop, run.epochs("target", leader))
             run.begin_stage(FULL_SIZE, epochs + beyond)
             if leader is not None:
@@ -184,17 +185,20 @@ def _going_on(run: Run, stop: int, scores: Mapping[int, float], trained: int) ->
     return replace(rule, reduction_factor=1).promote(stop, deciding, trained)
 
 
-def _first_to_its_end(run: Run, numbers: Sequence[int], stop: int) -> int | None:
+def _first_to_its_end(run: Run, numbers: Sequence[int], stop: int, plan: Sequence[Piece]) -> int | None:
     """Return the sweep's leader if it should train to its end before the finalists are compared; None otherwise.
 
-    It should if the time budget seems to end before the race does. The model in hand then comes from a whole training,
-    instead of being the best of several half-trained ones. On recorded trainings, given half of a search's time, that
-    halves the regret (`benchmarks/results/replay_notes.md`).
+    It should if the time budget seems enough for its training, but not for the race. The model in hand then comes from
+    a whole training, instead of being the best of several half-trained ones. On recorded trainings, given half of a
+    search's time, that halves the regret (`benchmarks/results/replay_notes.md`).
     """
-    leader, foreseen = numbers[0], run.time_left.foreseen()
-    in_time = foreseen is None or foreseen <= run.seconds_left("target")
+    leader, lanes, epochs = numbers[0], run.time_left.lanes, sum(piece.epochs for piece in plan)
+    foreseen, left = run.time_left.foreseen(), run.seconds_left("target")
     compared = not any(_goes_on(run, n, stop) for n in numbers)
-    if in_time or compared or run.time_left.lanes >= len(numbers) or not _goes_on(run, leader, run.settings.max_t):
+    if foreseen is None or foreseen <= left or compared or lanes >= len(numbers):
+        return None
+    alone = foreseen * lanes * (run.settings.max_t - run.epochs("target", leader)) / epochs
+    if alone > left or not _goes_on(run, leader, run.settings.max_t):
         return None
     run.say(f"`time_budget_s` may end before the race does: trial {leader}, best in the sweep, trains to its end first")
     return leader

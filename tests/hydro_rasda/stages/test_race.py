@@ -226,7 +226,7 @@ def tight(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     opened: list[Run] = []
 
     def call(path: str = "tight", lanes: int = 1, **settings: Any) -> Run:
-        settings = {"time_budget_s": 10.0, **RACE, **settings}
+        settings = {"time_budget_s": 50.0, **RACE, **settings}
         opened.append(open_run(tmp_path / path, replace(problem, steady_epoch_seconds=5.0), 4, **settings))
         opened[-1].time_left.lanes = lanes
         return opened[-1]
@@ -251,15 +251,25 @@ def test_if_time_is_short_the_leader_of_the_sweep_trains_to_its_end_first(
 
 
 def test_beside_the_leader_other_lanes_train_others_to_the_milestone(tight: Callable[..., Run]) -> None:
-    train_finalists(tight(lanes=2), [1, 0, 2, 3], device := Scripted(SCORES))
+    train_finalists(tight(lanes=2, full_trainings=3), [1, 0, 2, 3], device := Scripted(SCORES))
     assert device.trained[:7] == [*((1, epoch) for epoch in (1, 2, 3, 4)), (0, 1), (2, 1), (3, 1)]
     every = RaceConfig(grace_period=1, checkpoint_every=1)
-    train_finalists(tight("spans", lanes=2, race=every), [1, 0, 2, 3], device := Scripted(SCORES))
+    train_finalists(tight("spans", lanes=2, race=every, full_trainings=3), [1, 0, 2, 3], device := Scripted(SCORES))
     assert device.trained[:7] == [(1, 1), (0, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4)]
 
 
-@pytest.mark.parametrize("settings", [{"time_budget_s": 1e6}, {"time_budget_s": None}, {"lanes": 4}])
-def test_with_time_or_a_lane_for_each_finalist_nobody_is_first(tight: Callable[..., Run], settings: Any) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"time_budget_s": 1e6},
+        {"time_budget_s": None},
+        {"time_budget_s": 35.0},  # 4 epochs take 40 s
+        {"lanes": 4},
+    ],
+)
+def test_with_too_much_or_too_little_time_or_a_lane_for_each_finalist_nobody_is_first(
+    tight: Callable[..., Run], settings: Any
+) -> None:
     train_finalists(tight(**settings), [1, 0, 2, 3], device := Scripted(SCORES))
     assert device.trained[:4] == [(1, 1), (0, 1), (2, 1), (3, 1)]
 
