@@ -65,7 +65,7 @@ def _imported(module: str) -> ModuleType:
         return importlib.import_module(module)
     finally:
         if not gc.get_freeze_count():
-            # All objects now count as old. As young ones, they would soon cause a pass over everything.
+            # Else the collector would soon pass over all of them, as it does over young objects.
             gc.freeze()
             gc.unfreeze()
         if collects:

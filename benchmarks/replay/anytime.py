@@ -95,7 +95,7 @@ class InHand:
 
     def at(self, costs: Floats) -> Floats:
         """Regret at some costs."""
-        # What is paid is a sum of floats: a training that ends at 2 may end a digit later.
+        # Costs are sums of floats, so that a training that ends at 2 may end a digit later.
         return self.regret[np.searchsorted(self.spent, costs * (1 + 1e-9), side="right")]
 
 
