@@ -104,7 +104,7 @@ def dry_run(
     if compare and fused.K > 1:
         check_members(fused, objective, first)
     if obstacle is not None:
-        warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning)
+        warn(f"members train one after another, {obstacle}", FusionWarning)
     return obstacle
 
 

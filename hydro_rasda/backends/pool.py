@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
 from hydro_rasda.contracts import Finished, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
+from hydro_rasda.processes.forks import RelayedWarnings
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.retry_policy import DEATHS, Deaths
 from hydro_rasda.run.state import Run, Stage
@@ -84,7 +84,7 @@ class DevicePool:
         self._paces: dict[str, HangDetector] = {}
         self._never_came = 0
         self._met = False
-        self._warned: dict[Any, Any] = {}
+        self._warnings = RelayedWarnings()
 
     def _process(self, device: int) -> DeviceProcess:
         """Start a device's process; returns at once."""
@@ -235,8 +235,7 @@ class DevicePool:
             epochs, metrics = content
             self._run.advance(epochs, self._run.note(metrics))
         else:
-            for warning in content:
-                warnings.warn_explicit(**warning, registry=self._warned)
+            self._warnings.give(content)
 
     def _heard(self, number: int) -> None:
         device, now = self._devices[number], time.monotonic()

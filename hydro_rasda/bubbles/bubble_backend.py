@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from hydro_rasda.bubbles.rendezvous import Rendezvous, hang_up
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths, group_key
 from hydro_rasda.processes.child_count import can_be_shared
-from hydro_rasda.processes.forks import ending, receive
+from hydro_rasda.processes.forks import RelayedWarnings, ending, receive
 from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.files import refuse_open_to_others
 from hydro_rasda.run.state import Run, Stage
@@ -129,7 +128,7 @@ class BubbleDevices:
         self._died_of: dict[_Piece, str] = {}
         self._deaths = Deaths()
         self._over: list[str] = []
-        self._warned: dict[Any, Any] = {}
+        self._warnings = RelayedWarnings()
         self._told, self._opened = False, time.monotonic()
         self._door = Rendezvous(source, self._listen)
 
@@ -278,8 +277,7 @@ class BubbleDevices:
             epochs, metrics = content
             self._run.advance(epochs, self._run.note(metrics))
         elif kind == "warned":
-            for warning in content:
-                warnings.warn_explicit(**warning, registry=self._warned)
+            self._warnings.give(content)
         elif kind == "raised":
             raise RuntimeError(f"a guest cannot go on:\n{content}")
         elif kind == "died":

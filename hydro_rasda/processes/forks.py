@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
@@ -85,7 +85,7 @@ def imap_forked(
     pace, waiting = pace or HangDetector("nothing was said"), list(range(len(pieces)))
     running: dict[Connection, tuple[int, int]] = {}
     heard: dict[Connection, float] = {}
-    warned: dict[Any, Any] = {}
+    relayed = RelayedWarnings()
     try:
         while running or waiting:
             there = [i for i, _ in running.values()]
@@ -109,8 +109,7 @@ def imap_forked(
                     heard[connection] = now
                     notify(*content)
                 elif kind == "warned":
-                    for warning in content:
-                        warnings.warn_explicit(**warning, registry=warned)
+                    relayed.give(content)
                 elif kind == "imported":
                     importlib.import_module(content)
                 elif kind == "took":
@@ -177,6 +176,23 @@ def plain_warning(warning: warnings.WarningMessage) -> dict[str, Any]:
     known = next(kind for kind in warning.category.__mro__ if kind.__module__.split(".")[0] in ("builtins", "fusion"))
     text = str(warning.message) if known is warning.category else f"{warning.category.__name__}: {warning.message}"
     return {"message": text, "category": known, "filename": warning.filename, "lineno": warning.lineno}
+
+
+class RelayedWarnings:
+    """Warnings of other processes, given again here: the same one once, also where filters ask for repetitions.
+
+    Each process warns of what all of them meet.
+    """
+
+    def __init__(self) -> None:
+        self._given: set[tuple[Any, ...]] = set()
+
+    def give(self, warned: Iterable[Mapping[str, Any]]) -> None:
+        """Give those that are new, as `plain_warning` describes them."""
+        for warning in warned:
+            if (content := tuple(warning.values())) not in self._given:
+                self._given.add(content)
+                warnings.warn_explicit(**warning)
 
 
 _ARCHIVE = b"PK"

@@ -280,13 +280,14 @@ def test_a_checkpoint_that_cannot_be_read_is_no_death(tmp_path: Path) -> None:
     assert set(psutil.Process().children()) <= others
 
 
-def test_warnings_reach_the_caller_once() -> None:
+@pytest.mark.parametrize("action", ["default", "always"])
+def test_warnings_reach_the_caller_once(action: Any) -> None:
     def warn() -> None:
         for _ in range(2):
             warnings.warn("of the model", UserWarning, stacklevel=1)
 
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
+        warnings.simplefilter(action)
         list(imap_forked([without_reports(warn)] * 2, 1, IGNORE))
     assert [str(w.message) for w in caught] == ["of the model"]
     assert caught[0].filename == __file__
