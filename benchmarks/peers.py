@@ -6,11 +6,13 @@ Of a seed, `tune` runs first, as `benchmarks.vs_asha` runs it; then with `time_b
 time that it took. Then the others run one after another: Ray Tune's ASHA, Optuna's TPE with its Hyperband pruner, and
 Optuna's random search, both in two processes. A search that is out of time hands back the best epoch so far by the
 validation score. For the others this is generous, as it takes a checkpoint of each epoch. The test score of what is
-handed back counts. Rows that are there are not run again. It rewrites `peers.{json,md}`.
+handed back counts. Rows that are there are not run again. On the wide tasks this would take days: the cells of
+`benchmarks.vs_asha` say what ASHA in one process had at these times. It rewrites `peers.{json,md}`.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -40,6 +42,7 @@ BUDGETS = (1, 4)
 SHARES = (0.5, 0.25)
 """Shares of that time that `tune` gets as `time_budget_s`."""
 PROCESSES = 2
+IN_ONE_PROCESS = "ASHA, one after another"
 
 
 class Scored(NamedTuple):
@@ -137,11 +140,23 @@ def measure(task: Task, seed: int) -> Row:
     return row
 
 
+def of_cells(folder: Path) -> list[Row]:
+    """Read what ASHA in one process had of a wide task in the time of `tune`, and in four times it."""
+    rows: list[Row] = []
+    for path in sorted(folder.glob("wide_*-asha-*.json")):
+        cell, own = read(path, {}), read(path.with_name(path.name.replace("asha", "tune")), {})
+        scored = [Scored(at, score, test) for at, _, _, _, score, test in cell["events"] if score is not None]
+        given = [handed_back(scored, budget * own["wall"], cell["mode"]) for budget in BUDGETS]
+        row = {name: cell[name] for name in ("task", "seed", "mode")}
+        rows.append({**row, "seconds": own["wall"], "`tune`": own["winner"]["test"], IN_ONE_PROCESS: given})
+    return rows
+
+
 def compared(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], list[list[float | None]]]]:
     """Yield task, peer, the task's rows, and the peer's test scores at each budget."""
     for task in dict.fromkeys(row["task"] for row in rows):
         of_task = [row for row in rows if row["task"] == task]
-        for name in PEERS:
+        for name in [name for name in (*PEERS, IN_ONE_PROCESS) if name in of_task[0]]:
             yield task, name, of_task, [[row[name][i] for row in of_task] for i in range(len(BUDGETS))]
 
 
@@ -165,8 +180,9 @@ def markdown(result: Row) -> str:
             shown.append(f"{middle} ({wins(rows, of_budget)} of {len(rows)})")
         seconds, own = median(row["seconds"] for row in rows), median(row["`tune`"] for row in rows)
         found.append((TASK_NAMES[task], len(rows), f"{seconds:.3g}", f"{own:.4g}", name, *shown))
-    for task in dict.fromkeys(row["task"] for row in result["rows"]):
-        of_task = [row for row in result["rows"] if row["task"] == task]
+    measured = [row for row in result["rows"] if "in less" in row]
+    for task in dict.fromkeys(row["task"] for row in measured):
+        of_task = [row for row in measured if row["task"] == task]
         whole = f"{median(row['`tune`'] for row in of_task):.4g}"
         for i, share in enumerate(SHARES):
             over = median(row["in less"][i]["seconds"] - share * row["seconds"] for row in of_task)
@@ -195,15 +211,18 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     given = parser.parse_args()
     path = given.out / FILE
-    rows: list[Row] = read(path, {"rows": []})["rows"]
-    there = {(row["task"], row["seed"]) for row in rows}
-    for name in given.tasks:
-        for seed in given.seeds:
-            if (name, seed) in there:
-                continue
+    rows: list[Row] = [row for row in read(path, {"rows": []})["rows"] if IN_ONE_PROCESS not in row]
+    there, wide = {(row["task"], row["seed"]) for row in rows}, of_cells(given.out / "vs_asha")
+    for name, seed in itertools.product(given.tasks, given.seeds):
+        if (name, seed) not in there:
             rows.append(measure(load_task(name, given.data).of_seed(seed), seed))
-            result = {"environment": environment("torch"), "rows": rows}
-            save(path, result, markdown(result))
+            _save(path, environment("torch"), rows + wide)
+    _save(path, read(path, {"environment": environment("torch")})["environment"], rows + wide)
+
+
+def _save(path: Path, where: Row, rows: Sequence[Row]) -> None:
+    result = {"environment": where, "rows": list(rows)}
+    save(path, result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -44,3 +44,21 @@ def test_claims_of_peers_count_seeds(tmp_path: Path) -> None:
     )
     assert all(claim.met for claim in found)
     assert not against_peers(tmp_path / "empty")
+
+
+def test_a_wide_task_is_compared_with_what_asha_had_at_that_time(tmp_path: Path) -> None:
+    cells, own = tmp_path / "vs_asha", {"task": "wide_lstm", "seed": 0, "mode": "min"}
+    cells.mkdir()
+    events = [
+        [1.0, 0, 1, 1, 0.9, 0.8],
+        [5.0, 1, 1, 1, None, None],
+        [11.0, 1, 1, 2, 0.3, 0.4],
+        [39.0, 1, 1, 3, 0.5, 0.1],
+    ]
+    (cells / "wide_lstm-asha-0.json").write_text(json.dumps({**own, "wall": 41.0, "events": events}))
+    (cells / "wide_lstm-tune-0.json").write_text(json.dumps({**own, "wall": 10.0, "winner": {"test": 0.5}}))
+    (row,) = peers.of_cells(cells)
+    assert row == {**own, "seconds": 10.0, "`tune`": 0.5, peers.IN_ONE_PROCESS: [0.8, 0.4]}
+    assert "ASHA, one after another | 0.8 (1 of 1) | 0.4 (0 of 1) |" in peers.markdown(
+        {"environment": WHERE, "rows": [row]}
+    )
