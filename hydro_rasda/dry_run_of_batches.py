@@ -16,6 +16,7 @@ from fusion.hyperparameters import read
 from fusion.width.microbatch import split
 from hydro_rasda.argument_checks import require
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
+from hydro_rasda.data.batch_splits import IndexedBatches
 from hydro_rasda.metrics import Collected, measured
 from hydro_rasda.objective import Objective, check_metrics, checked, scalars
 from hydro_rasda.objective_parts import joined, moving
@@ -109,6 +110,8 @@ def _run_turn(
 
 def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
     """Read the data once, as far as a few seconds go, and run the model on the batches that it may fail on."""
+    # A loader may end with one example, which BatchNorm refuses in training. Other data are trained on without such.
+    model.train(argument == "train_data" and not isinstance(data, IndexedBatches))
     with torch.no_grad():
         for name, batch in islice(unlike(data, trial.batch_size, argument), SURVEYED):
             try:

@@ -87,7 +87,8 @@ class TrialRecord(Portable):
     @property
     def used(self) -> dict[str, Any]:
         """The part of the configuration that something reads: values by name, nested ones as `a/b`."""
-        return {name: value for name, value in flat(self.config).items() if name.replace("/", ".") not in self.unread}
+        unread = {name.replace("/", ".") for name in self.unread}  # a key itself may have a slash
+        return {name: value for name, value in flat(self.config).items() if name.replace("/", ".") not in unread}
 
     def __eq__(self, other: object) -> bool:
         # A dataclass compares field by field from Python 3.13 on, and NaN equals nothing: no record would equal itself.

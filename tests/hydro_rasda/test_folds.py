@@ -55,6 +55,9 @@ def test_folds_are_scikit_learns(digits: tuple[Pair, Pair]) -> None:
         for fold, (train, val) in zip(folds.rows, expected, strict=True):
             assert np.array_equal(fold.train.numpy(), train)
             assert np.array_equal(fold.val.numpy(), val)
+    half = (x.bfloat16(), y)  # of which NumPy knows nothing
+    folds = make_folds(splitter, half, make_batches(half, "train_data", CPU, 0), 0)
+    assert all(map(torch.equal, folds.indices(), of_tensors.indices()))
     for at, (train, val) in enumerate(expected):
         own_train, own_val = of_tensors.data(at, 0)
         validated = torch.cat([batch[0] for batch in own_val.in_order(7)])
@@ -132,15 +135,23 @@ def _units(path: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "unit"]
 
 
-def test_without_refit_the_models_of_the_folds_are_handed_back(quick: Quick, tmp_path: Path) -> None:
-    result = quick(**FOLDS, race=RaceConfig(refit=False))
+def smoothed(output: Tensor, target: Tensor, config: dict[str, Any]) -> Tensor:
+    assert config["activation"] in ("relu", "tanh")
+    return nn.functional.cross_entropy(output, target, label_smoothing=0.1)
+
+
+def test_without_refit_the_models_of_the_folds_are_handed_back(
+    quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path
+) -> None:
+    result = quick(**FOLDS, race=RaceConfig(refit=False), loss_fn=smoothed)
     assert isinstance(result.best_model(), MeanOfModels)
+    assert result.evaluate(digits[1])["loss"] > 0
     assert isinstance(load(tmp_path / "run").best_model(model_fn=quick_model), MeanOfModels)
     with pytest.raises(ValueError, match=f"trial {result.best_trial} is 3 models, whose mean counts"):
         result.save_model(tmp_path / "model")
     with pytest.raises(ValueError, match=r"no plain loop trains trial .* 3 models"):
         result.recipe()
-    again = quick(**FOLDS)
+    again = quick(**FOLDS, loss_fn=smoothed)
     assert isinstance(again.best_model(), nn.Sequential)
     assert again.best_metric == result.best_metric
 
