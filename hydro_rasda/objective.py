@@ -192,15 +192,14 @@ class Supervised:
         if self.checked:
             _check_rows(output, target)
         differ, floats = output.shape != target.shape, target.is_floating_point()
-        of_floats = floats and _of_torch(self.loss_fn)
-        if differ and (of_floats or (self.checked and _mixes_examples(loss_fn, output, target))):
+        if differ and ((floats and _of_torch(self.loss_fn)) or (self.checked and _mixes(loss_fn, output, target))):
             raise ValueError(
                 f"target of shape {tuple(target.shape)} for a model output of shape {tuple(output.shape)}: a "
                 f"{'floating-point ' * floats}target must have the output's shape, or `loss_fn` must bring them "
                 "together, such as by output.squeeze(-1)"
             )
-        if self.checked and self.loss_fn is F.cross_entropy:
-            _check_classes(output, target)
+        if self.checked and (self.loss_fn is F.cross_entropy or isinstance(self.loss_fn, nn.CrossEntropyLoss)):
+            _check_classes(output, target, self.loss_fn)
         with LossCalls() as calls:
             metrics = {"loss": loss_fn(output, target)}
         if self.checked:
@@ -251,7 +250,7 @@ def _of_torch(loss_fn: LossFn) -> bool:
     return getattr(function, "__module__", "").startswith("torch.nn.")
 
 
-def _mixes_examples(loss_fn: Callable[..., Tensor], output: Tensor, target: Tensor) -> bool:
+def _mixes(loss_fn: Callable[..., Tensor], output: Tensor, target: Tensor) -> bool:
     """Return whether a loss compares each output with all targets: their values count in it, but not their order.
 
     It is given values of its own, since outputs of a readout that begins at zero are all alike.
@@ -273,14 +272,14 @@ def _class_dim(output: Tensor, target: Tensor, loss_fn: LossFn) -> int | None:
     """The dimension of the output that holds the classes of an integer target; None where there is none."""
     for dim in (1, -1) if _of_torch(loss_fn) else (-1, 1):
         # Under vmap, too, these are the shapes of one model's.
-        if output.ndim > 1 and output.movedim(dim, -1).shape[:-1] == target.shape:
+        if output.ndim > 1 and output.movedim(dim, -1).shape[:-1] == target.shape and output.shape[dim] > 1:
             return dim
     return None
 
 
-def _check_classes(output: Tensor, target: Tensor) -> None:
+def _check_classes(output: Tensor, target: Tensor, loss_fn: LossFn) -> None:
     """Check that cross-entropy measures something: of one class it is always 0, and torch says nothing."""
-    told = "`loss_fn` is cross_entropy (the default), but "
+    told = f"`loss_fn` is cross_entropy{' (the default)' * (loss_fn is F.cross_entropy)}, but "
     regression = "give loss_fn=F.mse_loss for regression"
     if output.ndim < 2 or output.shape[1] == 1:
         fault = f"an output of shape {tuple(output.shape)} has one class, of which it is always 0; "
@@ -291,7 +290,8 @@ def _check_classes(output: Tensor, target: Tensor) -> None:
         if bool((target < 0).any()) or not bool(off < 0.01):  # half precision rounds
             raise ValueError(f"{told}the rows of the floating-point target are no probabilities; {regression}")
         return
-    wrong = target[((target < 0) | (target >= output.shape[1])) & (whole(target) != IGNORED)]
+    ignored = getattr(loss_fn, "ignore_index", IGNORED)
+    wrong = target[((target < 0) | (target >= output.shape[1])) & (whole(target) != ignored)]
     if len(wrong):
         classes = f"the output's {output.shape[1]} classes, from 0 to {output.shape[1] - 1}"
         raise ValueError(f"{told}a target is {int(wrong[0])}, none of {classes}")

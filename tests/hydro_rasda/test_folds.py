@@ -22,7 +22,7 @@ from hydro_rasda.contracts import Event
 from hydro_rasda.data import make_batches, make_folds
 from hydro_rasda.page.words import call_of
 from hydro_rasda.results.result import MeanOfModels
-from hydro_rasda.run.events import CheckpointSaved, RunBegan
+from hydro_rasda.run.events import CheckpointSaved, EpochEnded, RunBegan
 from hydro_rasda.run.run_json import read_asked
 from tests.hydro_rasda.conftest import SPACE
 
@@ -154,6 +154,16 @@ def test_without_refit_the_models_of_the_folds_are_handed_back(
     again = quick(**FOLDS, loss_fn=smoothed)
     assert isinstance(again.best_model(), nn.Sequential)
     assert again.best_metric == result.best_metric
+
+
+def test_cleaned_of_what_nothing_needs_nothing_trains_again(quick: Quick, tmp_path: Path) -> None:
+    """Neither the winner's models of the folds, from which it goes on, nor, without them, that of all examples."""
+    result, events = quick(**FOLDS), list[Event]()
+    for options, files in ([], 3), (["--best-only"], 1):
+        assert main(["clean", str(tmp_path / "run"), "--yes", *options]) == 0
+        assert len([*(tmp_path / "run" / "checkpoints").iterdir()]) == files
+        assert quick(**FOLDS, callbacks=[events.append]).best_metric == result.best_metric
+    assert not [event for event in events if isinstance(event, EpochEnded) and not event.recalled]
 
 
 def stopped_after(count: int) -> Callable[[Event], None]:

@@ -190,6 +190,16 @@ def test_the_default_loss_where_it_measures_nothing(outputs: int, target: Tensor
         checked(supervised())(model, (X, target))
 
 
+def test_so_does_its_module_and_no_accuracy_is_told_of_one_class() -> None:
+    model, target = nn.Linear(4, 1), torch.tensor([0, 1, 0, 1, 0, 1])
+    with pytest.raises(ValueError, match=r"^`loss_fn` is cross_entropy, but an output of shape \(6, 1\) has one class"):
+        checked(supervised(nn.CrossEntropyLoss()))(model, (X, target))
+    ignoring = checked(supervised(nn.CrossEntropyLoss(ignore_index=9)))
+    assert "loss" in ignoring(LINEAR, (X, target.masked_fill(target == 1, 9)))
+    binary = checked(supervised(lambda o, t: F.binary_cross_entropy_with_logits(o.squeeze(1), t.float())))
+    assert set(binary(model, (X, target))) == {"loss"}
+
+
 def test_an_output_without_classes_is_refused() -> None:
     flat = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
     for target in (torch.zeros(6), torch.zeros(6, dtype=torch.int64)):
