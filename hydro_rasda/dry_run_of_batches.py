@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fusion.hyperparameters import read
-from fusion.width.microbatch import split
+from fusion.skeleton_and_tensors import has_samples
+from fusion.warn import warn
+from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.argument_checks import require
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
 from hydro_rasda.data.batch_splits import IndexedBatches
 from hydro_rasda.metrics import Collected, measured
-from hydro_rasda.objective import Objective, check_metrics, checked, scalars
+from hydro_rasda.objective import Objective, Written, check_metrics, checked, scalars
 from hydro_rasda.objective_parts import joined, moving
 from hydro_rasda.precision import as_given, in_precision, turns
 from hydro_rasda.problem import Problem
@@ -27,6 +30,9 @@ from hydro_rasda.trial import Trial
 
 SURVEYED = 32
 """So many batches of a data set are tried that stand out."""
+
+FEW = 8
+"""So many examples at most tell whether a loss is a sum over them."""
 
 ASKED, RANDOM = 64, 3
 """So many batches, and so many models of random weights, are tried where a loss or a metric is not finite."""
@@ -122,6 +128,26 @@ def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batch
             lost = [loss.item() for loss in losses if not bool(loss.isfinite())]
             if wrong and lost:
                 raise ValueError(f"{name} of `{argument}` has {wrong}, for which the loss is {lost[0]}")
+
+
+def warn_of_sum(problem: Problem, trial: Trial, model: nn.Module) -> None:
+    """Warn of an objective whose loss is a sum over the batch: its scores grow with the batch size of a trial."""
+    batch = next(problem.val_data.in_order(trial.batch_size))
+    if not isinstance(as_given(problem.objective), Written) or not can_be_split(batch):
+        return
+    few = split(batch, -(-batch_length(batch) // FEW))[0]
+    twice = tree_map(lambda leaf: torch.cat([leaf, leaf]) if has_samples(leaf) else leaf, few)
+    try:
+        with torch.no_grad():
+            one, two = (float(problem.objective(model.eval(), part)["loss"]) for part in (few, twice))
+    except Exception:  # one that takes batches of one size alone
+        return
+    # Of fewer examples, a loss that compares each with all others may double, too.
+    if batch_length(few) > FEW // 2 and one and abs(two - 2 * one) < abs(one) / 10:
+        told = (
+            f"`objective` returns a loss of {one:.3g} for {batch_length(few)} examples, and of {two:.3g} for the same"
+        )
+        warn(f"{told} twice, as a sum does. Return the mean: trials of other batch sizes do not compare by sums")
 
 
 def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:

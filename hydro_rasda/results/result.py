@@ -191,11 +191,11 @@ class TuneResult(RunRecord):
             exec(result.recipe(), made)
             model = made["train"](model_fn, train_data, loss_fn)
 
-        Use the code and data that the run was made with. Four things differ by more than rounding. Torch's
-        cross-entropy is NaN for a batch whose targets are all ignored, where the run took 0. Several workers
-        draw other dropout, and each takes the batch statistics of its own share. With `accumulate`, parts of a batch
-        count by their examples, whereas the run counts targets that are not ignored, or weights. Data that draw random
-        numbers on a GPU draw others.
+        Use the code and data that the run was made with. Four things differ by more than rounding. Torch's cross-
+        entropy is NaN for a batch whose targets are all ignored, where the run took 0. Several workers draw other
+        dropout, and each takes the batch statistics of its own share. With `accumulate`, parts of a batch count by
+        their examples, whereas the run counts targets that are not ignored, or weights. Data that draw random numbers
+        on a GPU draw others.
 
         Args:
             trial: Number of the finalist whose training is wanted; None: the best.
