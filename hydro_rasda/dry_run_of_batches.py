@@ -20,7 +20,7 @@ from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.argument_checks import require
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
 from hydro_rasda.data.batch_splits import IndexedBatches
-from hydro_rasda.metrics import Collected, measured
+from hydro_rasda.metrics import Collected, WholeMetrics, measured
 from hydro_rasda.objective import Objective, Written, check_metrics, checked, scalars
 from hydro_rasda.objective_parts import joined, moving
 from hydro_rasda.precision import as_given, in_precision, turns
@@ -151,9 +151,23 @@ def warn_of_sum(problem: Problem, trial: Trial, model: nn.Module) -> None:
 
 
 def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:
-    """Return `metrics` of the whole validation set for one untrained model, which has to go through all of it."""
+    """Return `metrics` of the whole validation set for one untrained model, which has to go through all of it.
+
+    With folds, it goes through each, as one may lack a class that `metrics` needs, and those of the first are returned.
+    """
     if problem.metrics is None:
         return {}
+    folds = [problem] if problem.folds is None else problem.each("surrogate")[: len(problem.folds)]
+    names = [""] if problem.folds is None else [f" of fold {number}" for number in range(len(folds))]
+    values, *_ = [_measured_whole(*each, problem.metrics, trial, model) for each in zip(folds, names, strict=True)]
+    twice = sorted(known.keys() & values.keys())
+    require(not twice, "metrics", twice, "a function whose names are not the objective's, too")
+    return values
+
+
+def _measured_whole(
+    problem: Problem, of_fold: str, metrics: WholeMetrics, trial: Trial, model: nn.Module
+) -> dict[str, float]:
     collected, batch_size = Collected(), EVAL_BATCH_FACTOR * trial.batch_size
     with torch.no_grad():
         for batch in problem.val_data.in_order(batch_size):
@@ -162,13 +176,10 @@ def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mappi
                 collected.take({name: value[None] for name, value in found.items()}, batch_length(part))
     (outputs,), (targets,) = collected.whole()
     try:
-        values = measured(problem.metrics, outputs, targets)
+        return measured(metrics, outputs, targets)
     except Exception as error:
-        told = f"`metrics` fails on the whole validation set, {outline((outputs, targets))}"
+        told = f"`metrics` fails on the whole validation set{of_fold}, {outline((outputs, targets))}"
         raise ValueError(f"{told}: {type(error).__name__}: {error}") from error
-    twice = sorted(known.keys() & values.keys())
-    require(not twice, "metrics", twice, "a function whose names are not the objective's, too")
-    return values
 
 
 def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mapping[str, float]) -> None:

@@ -260,7 +260,8 @@ class RunRecord(Portable):
         """Return one row a trial: number, status, scores, epochs, other metrics, and columns `config/<name>`."""
         import pandas as pd
 
-        return pd.DataFrame([row(trial, self.others) for trial in self.trials])
+        rows = [row(trial, self.others) for trial in self.trials]
+        return pd.DataFrame(rows, columns=None if rows else [*COLUMNS])
 
     def curves(self) -> pd.DataFrame:
         """Return the learning curves: one row for each trial, stage, epoch and metric.

@@ -268,7 +268,18 @@ class Overlapping:
         return len(self.pairs)
 
 
+def contrast(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """A metric that needs two classes, as AUC does."""
+    if len(targets.unique()) < 2:
+        raise ValueError("one class")
+    return {"contrast": 1.0}
+
+
 CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "a fold of one class": (
+        {"val_data": Overlapping([(range(9), range(9, 99)), (range(9, 18), [0])]), "metrics": contrast},
+        r"`metrics` fails on the whole validation set of fold 1, \[\(1, 10\) .*: ValueError: one class",
+    ),
     "its class": ({"val_data": KFold}, r"`val_data` is the class KFold, but must be a splitter: `KFold\(\)`"),
     "loaders": ({"train_data": loaders}, "splits by indices, but `train_data` is a function that makes loaders"),
     "a stream": ({"train_data": Stream()}, "`train_data` is a Stream, whose batch size or order is fixed"),
