@@ -161,7 +161,7 @@ class RunRecord(Portable):
     over: str = field(default="", kw_only=True)
     _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
     _comparison: Comparison | None = field(default=None, kw_only=True)
-    _needed: frozenset[Path] = field(default=frozenset(), kw_only=True)  # checkpoints from which the run can go on
+    _needed: Sequence[Path] = field(default=(), kw_only=True)  # checkpoints from which the run can go on
 
     def shown(self) -> Self:
         """Return the record as others may see it: without the secrets that `tune` was given."""
