@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fusion.hyperparameters import read
-from fusion.width.microbatch import split
+from fusion.skeleton_and_tensors import has_samples
+from fusion.warn import warn
+from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.argument_checks import require
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
-from hydro_rasda.metrics import Collected, measured
-from hydro_rasda.objective import Objective, check_metrics, checked, scalars
+from hydro_rasda.data.batch_splits import IndexedBatches
+from hydro_rasda.metrics import Collected, WholeMetrics, measured
+from hydro_rasda.objective import Objective, Written, check_metrics, checked, scalars
 from hydro_rasda.objective_parts import joined, moving
 from hydro_rasda.precision import as_given, in_precision, turns
 from hydro_rasda.problem import Problem
@@ -26,6 +30,9 @@ from hydro_rasda.trial import Trial
 
 SURVEYED = 32
 """So many batches of a data set are tried that stand out."""
+
+FEW = 8
+"""So many examples at most tell whether a loss is a sum over them."""
 
 ASKED, RANDOM = 64, 3
 """So many batches, and so many models of random weights, are tried where a loss or a metric is not finite."""
@@ -109,6 +116,8 @@ def _run_turn(
 
 def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
     """Read the data once, as far as a few seconds go, and run the model on the batches that it may fail on."""
+    # A loader may end with one example, which BatchNorm refuses in training. Other data are trained on without such.
+    model.train(argument == "train_data" and not isinstance(data, IndexedBatches))
     with torch.no_grad():
         for name, batch in islice(unlike(data, trial.batch_size, argument), SURVEYED):
             try:
@@ -121,10 +130,44 @@ def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batch
                 raise ValueError(f"{name} of `{argument}` has {wrong}, for which the loss is {lost[0]}")
 
 
+def warn_of_sum(problem: Problem, trial: Trial, model: nn.Module) -> None:
+    """Warn of an objective whose loss is a sum over the batch: its scores grow with the batch size of a trial."""
+    batch = next(problem.val_data.in_order(trial.batch_size))
+    if not isinstance(as_given(problem.objective), Written) or not can_be_split(batch):
+        return
+    few = split(batch, -(-batch_length(batch) // FEW))[0]
+    twice = tree_map(lambda leaf: torch.cat([leaf, leaf]) if has_samples(leaf) else leaf, few)
+    try:
+        with torch.no_grad():
+            one, two = (float(problem.objective(model.eval(), part)["loss"]) for part in (few, twice))
+    except Exception:  # one that takes batches of one size alone
+        return
+    # Of fewer examples, a loss that compares each with all others may double, too.
+    if batch_length(few) > FEW // 2 and one and abs(two - 2 * one) < abs(one) / 10:
+        told = (
+            f"`objective` returns a loss of {one:.3g} for {batch_length(few)} examples, and of {two:.3g} for the same"
+        )
+        warn(f"{told} twice, as a sum does. Return the mean: trials of other batch sizes do not compare by sums")
+
+
 def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:
-    """Return `metrics` of the whole validation set for one untrained model, which has to go through all of it."""
+    """Return `metrics` of the whole validation set for one untrained model, which has to go through all of it.
+
+    With folds, it goes through each, as one may lack a class that `metrics` needs, and those of the first are returned.
+    """
     if problem.metrics is None:
         return {}
+    folds = [problem] if problem.folds is None else problem.each("surrogate")[: len(problem.folds)]
+    names = [""] if problem.folds is None else [f" of fold {number}" for number in range(len(folds))]
+    values, *_ = [_measured_whole(*each, problem.metrics, trial, model) for each in zip(folds, names, strict=True)]
+    twice = sorted(known.keys() & values.keys())
+    require(not twice, "metrics", twice, "a function whose names are not the objective's, too")
+    return values
+
+
+def _measured_whole(
+    problem: Problem, of_fold: str, metrics: WholeMetrics, trial: Trial, model: nn.Module
+) -> dict[str, float]:
     collected, batch_size = Collected(), EVAL_BATCH_FACTOR * trial.batch_size
     with torch.no_grad():
         for batch in problem.val_data.in_order(batch_size):
@@ -133,13 +176,10 @@ def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mappi
                 collected.take({name: value[None] for name, value in found.items()}, batch_length(part))
     (outputs,), (targets,) = collected.whole()
     try:
-        values = measured(problem.metrics, outputs, targets)
+        return measured(metrics, outputs, targets)
     except Exception as error:
-        told = f"`metrics` fails on the whole validation set, {outline((outputs, targets))}"
+        told = f"`metrics` fails on the whole validation set{of_fold}, {outline((outputs, targets))}"
         raise ValueError(f"{told}: {type(error).__name__}: {error}") from error
-    twice = sorted(known.keys() & values.keys())
-    require(not twice, "metrics", twice, "a function whose names are not the objective's, too")
-    return values
 
 
 def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mapping[str, float]) -> None:

@@ -19,6 +19,11 @@ IGNORED = -100
 LOSS_WEIGHT = f"{WEIGHT}/loss"
 
 
+def whole(target: Tensor) -> Tensor:
+    """Return a target in which -100 is no class, and which indexes: in uint8, it would be class 156, or a mask."""
+    return target.long() if target.dtype == torch.uint8 else target
+
+
 @dataclass(frozen=True, eq=False)
 class _Call:
     """One of cross-entropy or `nll_loss`; `weight` is what its mean is divided by, None where it returns no mean."""
@@ -30,7 +35,7 @@ class _Call:
 
     def leaves_out(self) -> bool:
         """Return whether some targets count less than others."""
-        return self.class_weight is not None or bool((self.target == self.ignored).any())
+        return self.class_weight is not None or bool((whole(self.target) == self.ignored).any())
 
     def like(self, other: _Call) -> bool:
         same = self.target is other.target and self.class_weight is other.class_weight
@@ -75,8 +80,8 @@ class LossCalls(TorchFunctionMode):
                 total = torch.full((), target.numel() // target.shape[min(1, target.ndim - 1)], device=target.device)
         else:
             summed = func(input, target, weight, reduction="sum", **more)
-            counted = target != ignore_index
-            of_each = counted if weight is None else weight.detach()[target.where(counted, 0)] * counted
+            counted = (index := whole(target)) != ignore_index
+            of_each = counted if weight is None else weight.detach()[index.where(counted, 0)] * counted
             total = of_each.sum()
             # Divided by 0, it would be NaN, and so would 0 times its gradient.
             loss = (summed / total.where(total > 0, 1)).where(total > 0, 0.0)
@@ -100,7 +105,8 @@ class LossCalls(TorchFunctionMode):
         if means and means[0].weight is not None and all(means[0].like(call) for call in means):
             metrics[LOSS_WEIGHT] = means[0].weight
         elif told and (
-            any(call.leaves_out() for call in self._calls) or (target is not None and bool((target == IGNORED).any()))
+            any(call.leaves_out() for call in self._calls)
+            or (target is not None and bool((whole(target) == IGNORED).any()))
         ):
             warn(
                 "some targets are ignored or weighted, but the loss does not tell how many of them it averages. Means "

@@ -17,7 +17,7 @@ from fusion.hyperparameters import KEYS, is_read
 from fusion.part_settings import is_of_part
 from fusion.width.microbatch import WEIGHT, is_weight
 from hydro_rasda.data import Batch
-from hydro_rasda.loss_weight import IGNORED, LossCalls
+from hydro_rasda.loss_weight import IGNORED, LossCalls, whole
 from hydro_rasda.objective_parts import ByPart, GivenObjective
 
 Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
@@ -62,6 +62,7 @@ def scalars(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 _CONFIG = "_hydro_rasda_config"
+_FEW = 8  # examples on which a loss is tried again: more would count as memory that training takes
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
@@ -188,26 +189,26 @@ class Supervised:
             )
         config = {"config": config_of(model)} if self.configured else {}
         loss_fn = partial(self.loss_fn, **config)
-        differ = target.is_floating_point() and output.shape != target.shape
-        if differ and (_of_torch(self.loss_fn) or (self.checked and _mixes_examples(loss_fn, output, target))):
-            raise ValueError(
-                f"target of shape {tuple(target.shape)} for a model output of shape {tuple(output.shape)}: a "
-                "floating-point target must have the output's shape, or `loss_fn` must bring them together, such "
-                "as by output.squeeze(-1)"
-            )
         if self.checked:
             _check_rows(output, target)
-        if self.checked and self.loss_fn is F.cross_entropy:
-            _check_classes(output, target)
+        differ, floats = output.shape != target.shape, target.is_floating_point()
+        if differ and ((floats and _of_torch(self.loss_fn)) or (self.checked and _mixes(loss_fn, output, target))):
+            raise ValueError(
+                f"target of shape {tuple(target.shape)} for a model output of shape {tuple(output.shape)}: a "
+                f"{'floating-point ' * floats}target must have the output's shape, or `loss_fn` must bring them "
+                "together, such as by output.squeeze(-1)"
+            )
+        if self.checked and (self.loss_fn is F.cross_entropy or isinstance(self.loss_fn, nn.CrossEntropyLoss)):
+            _check_classes(output, target, self.loss_fn)
         with LossCalls() as calls:
             metrics = {"loss": loss_fn(output, target)}
         if self.checked:
-            _check_loss(metrics["loss"])
-        if target.is_floating_point():
+            _check_loss(metrics["loss"], loss_fn, output, target)
+        if floats:
             if output.squeeze().shape == target.squeeze().shape:
                 metrics["mae"] = (output.reshape(target.shape) - target).abs().mean()
         elif (dim := _class_dim(output, target, self.loss_fn)) is not None:
-            counted = target != calls.ignored
+            counted = whole(target) != calls.ignored
             number = counted.sum()
             right = (output.argmax(dim) == target) & counted
             metrics |= {"accuracy": right.sum() / number.clamp(min=1), f"{WEIGHT}/accuracy": number}
@@ -249,13 +250,15 @@ def _of_torch(loss_fn: LossFn) -> bool:
     return getattr(function, "__module__", "").startswith("torch.nn.")
 
 
-def _mixes_examples(loss_fn: Callable[..., Tensor], output: Tensor, target: Tensor) -> bool:
+def _mixes(loss_fn: Callable[..., Tensor], output: Tensor, target: Tensor) -> bool:
     """Return whether a loss compares each output with all targets: their values count in it, but not their order.
 
     It is given values of its own, since outputs of a readout that begins at zero are all alike.
     """
     if target.ndim == 0 or len(target) < 2:
         return False
+    if output.ndim and len(output) == len(target):
+        output, target = output[:_FEW], target[:_FEW]
     drawn = torch.Generator().manual_seed(0)
     outputs, targets, others = (torch.rand(of.shape, generator=drawn).to(of.device) for of in (output, target, target))
     try:
@@ -269,14 +272,14 @@ def _class_dim(output: Tensor, target: Tensor, loss_fn: LossFn) -> int | None:
     """The dimension of the output that holds the classes of an integer target; None where there is none."""
     for dim in (1, -1) if _of_torch(loss_fn) else (-1, 1):
         # Under vmap, too, these are the shapes of one model's.
-        if output.ndim > 1 and output.movedim(dim, -1).shape[:-1] == target.shape:
+        if output.ndim > 1 and output.movedim(dim, -1).shape[:-1] == target.shape and output.shape[dim] > 1:
             return dim
     return None
 
 
-def _check_classes(output: Tensor, target: Tensor) -> None:
+def _check_classes(output: Tensor, target: Tensor, loss_fn: LossFn) -> None:
     """Check that cross-entropy measures something: of one class it is always 0, and torch says nothing."""
-    told = "`loss_fn` is cross_entropy (the default), but "
+    told = f"`loss_fn` is cross_entropy{' (the default)' * (loss_fn is F.cross_entropy)}, but "
     regression = "give loss_fn=F.mse_loss for regression"
     if output.ndim < 2 or output.shape[1] == 1:
         fault = f"an output of shape {tuple(output.shape)} has one class, of which it is always 0; "
@@ -287,7 +290,8 @@ def _check_classes(output: Tensor, target: Tensor) -> None:
         if bool((target < 0).any()) or not bool(off < 0.01):  # half precision rounds
             raise ValueError(f"{told}the rows of the floating-point target are no probabilities; {regression}")
         return
-    wrong = target[((target < 0) | (target >= output.shape[1])) & (target != IGNORED)]
+    ignored = getattr(loss_fn, "ignore_index", IGNORED)
+    wrong = target[((target < 0) | (target >= output.shape[1])) & (whole(target) != ignored)]
     if len(wrong):
         classes = f"the output's {output.shape[1]} classes, from 0 to {output.shape[1] - 1}"
         raise ValueError(f"{told}a target is {int(wrong[0])}, none of {classes}")
@@ -301,10 +305,21 @@ def _check_rows(output: Tensor, target: Tensor) -> None:
         raise ValueError(f"the model returns {shapes}, but must return a row for each example")
 
 
-def _check_loss(loss: object) -> None:
+def _check_loss(loss: object, loss_fn: LossFn, output: Tensor, target: Tensor) -> None:
+    """Check that it is a scalar, and no sum over the batch: that would grow with the batch size of a trial."""
     if not isinstance(loss, Tensor) or loss.ndim:
         returned = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise ValueError(f"`loss_fn` returned {returned}, but must return a scalar tensor, the mean loss of the batch")
+    if not torch.is_grad_enabled():  # one batch, which the dry run differentiates, tells enough
+        return
+    output, target = output.detach()[:_FEW], target[:_FEW] if target.ndim else target
+    try:
+        once, twice = loss_fn(output, target), loss_fn(torch.cat([output, output]), torch.cat([target, target]))
+    except Exception:  # one that takes batches of one size alone
+        return
+    if not torch.allclose(twice, once, rtol=1e-2) and torch.allclose(twice, 2 * once, rtol=1e-4):
+        rule = "must return the mean loss of the batch, such as by reduction='mean'"
+        raise ValueError(f"`loss_fn` returned twice the loss for the same examples twice, as a sum does, but {rule}")
 
 
 def _pair(batch: Batch) -> tuple[object, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from hydro_rasda.argument_checks import require
 from hydro_rasda.comparison_of_trials import Fits, Objectives
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import plain, to_ray
-from hydro_rasda.run.journal import name_of
+from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.state import Run
 from hydro_rasda.sampling_and_branches import chosen, indexed, reachable, restricted
 from hydro_rasda.secret_masking import hide, restore, secrets_of
@@ -246,8 +245,7 @@ class SearcherSearch:
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
         """The configuration that the journal has, as the searcher gave it where it gave the same."""
         recorded = restore(recorded, self._hidden, self._space)
-        said, kept = (json.loads(json.dumps(each, default=name_of)) for each in (suggested[:1], [recorded]))
-        if said == kept:
+        if jsonable(suggested[:1]) == jsonable([recorded]):
             self._open[number] = (0, math.nan)
             return suggested[0]
         if not self._warned:

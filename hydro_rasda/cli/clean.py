@@ -25,7 +25,7 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
     """
     record = read_record(path)
     require(record.finished or not best_only, "path", str(path), "a finished run, where only its best model is kept")
-    kept = {record.best_checkpoint} if best_only else set(record._checkpoints.values())
+    kept = [record.best_checkpoint] if best_only else record._needed
     folder = record.path / "checkpoints"
     replaced = [file for file in matching(folder, "*.pt", 1) if file not in kept]
     if not record.finished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -118,7 +119,8 @@ def show_run(path: str, json: bool) -> None:
     for line in lines[:FAILED]:
         console.print(line, markup=False)
     if len(lines) > FAILED:
-        console.print(f"{len(lines) - FAILED} other errors: hydro-rasda trials {path} -w status=failed --json")
+        others = f"hydro-rasda trials {shlex.quote(path)} -w status=failed --json"
+        console.print(f"{len(lines) - FAILED} other errors: {others}", markup=False)
     for message in record.messages[-SAID:]:
         console.print(f"{duration(message.seconds)}: {message.text}", markup=False, highlight=False)
     if not record.finished:

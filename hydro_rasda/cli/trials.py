@@ -9,16 +9,18 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import print_json, print_table, say, trial_values
 from hydro_rasda.console import one_line, show
-from hydro_rasda.results.export import save_model
 from hydro_rasda.results.record_from_journal import read_record
 from hydro_rasda.results.records import COLUMNS, RunRecord, TrialRecord, row
 from hydro_rasda.results.report import best_first
 from hydro_rasda.run.journal import jsonable
+
+if TYPE_CHECKING:
+    from hydro_rasda.results.result import TuneResult
 
 
 def print_best(path: str, style: str, trial: int | None, export: str | None) -> bool:
@@ -32,14 +34,18 @@ def print_best(path: str, style: str, trial: int | None, export: str | None) -> 
     found = record.trials[number]
     if export is not None:
         # First, so that a pipe gets nothing if this fails.
-        say(f"wrote {save_model(record, export, number)}", error=True)
+        say(f"wrote {_loaded(path).save_model(export, number)}", error=True)
     if style == "recipe":
-        from hydro_rasda.results.load import load  # waits for torch
-
-        say(load(path).recipe(number), end="")
+        say(_loaded(path).recipe(number), end="")
     else:
         say(written(jsonable(found.config), style, one_line(comment(record, found))), end="")
     return True
+
+
+def _loaded(path: str) -> TuneResult:
+    from hydro_rasda.results.load import load  # waits for torch
+
+    return load(path)
 
 
 def _scored(record: RunRecord) -> bool:
@@ -68,7 +74,7 @@ def written(config: dict[str, Any], style: str, comment: str) -> str:
         return f"# {comment}\nconfig = {{\n{entries}}}\n"
     import yaml
 
-    return f"# {comment}\n{yaml.safe_dump(config, sort_keys=False)}"
+    return f"# {comment}\n{yaml.safe_dump(config, sort_keys=False, allow_unicode=True)}"
 
 
 Row = Mapping[str, Any]
@@ -125,13 +131,14 @@ def filtered(rows: Sequence[Row], columns: Sequence[str], where: Sequence[str]) 
         rule = f"a column, {found['sign']}, and a number"
         ordered = found["sign"] in ("=", "==", "!=") or isinstance(value, (int, float))
         require(ordered, "--where", condition, rule)
-        kept = [each for each in kept if _meets(each.get(name), holds, value)]
+        kept = [each for each in kept if _meets(each.get(name), holds, value, found["value"])]
     return kept
 
 
-def _meets(own: Any, holds: Callable[[Any, Any], bool], value: Any) -> bool:
+def _meets(own: Any, holds: Callable[[Any, Any], bool], value: Any, text: str) -> bool:
     try:
-        return holds(own, value)
+        # The table shows True, and a text "1", where JSON has true, and quotes.
+        return holds(own, own if str(own) == text else value)
     except TypeError:  # values without an order: "sgd" < 3, None > 1
         return False
 

@@ -157,8 +157,8 @@ def make_folds(splitter: Any, data: Data, batches: Batches, seed: int) -> Folds:
 
 def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
     """Call the splitter with as much of the data as it needs; ValueError if it fails."""
-    inputs, targets = _inputs_and_targets(data, length)
     try:
+        inputs, targets = _inputs_and_targets(data, length)
         try:
             return [tuple(pair) for pair in splitter.split(inputs, targets)]
         except Exception:
@@ -175,9 +175,13 @@ def _inputs_and_targets(data: Any, length: int) -> tuple[Any, Any]:
     """Return arrays of the inputs and of the targets, as far as they are there without reading examples."""
     inputs, targets = np.zeros((length, 1)), getattr(data, "targets", None)
     if tensors := _tensors(data):
-        first, last = (torch.as_tensor(of).detach().cpu().numpy() for of in (tensors[0], tensors[-1]))
+        first, last = (_array(torch.as_tensor(of).detach().cpu()) for of in (tensors[0], tensors[-1]))
         inputs, targets = first, last if len(tensors) > 1 else None
     return inputs, None if targets is None else np.asarray(targets)
+
+
+def _array(tensor: Tensor) -> Any:
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy has no bfloat16
 
 
 def _tensors(data: Any) -> tuple[Any, ...]:

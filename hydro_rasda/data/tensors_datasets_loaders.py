@@ -276,7 +276,7 @@ def make_batches(
             "Dataset, or a function `make_loader(batch_size)`"
         )
     if isinstance(data, (tuple, list)) and data and all(isinstance(t, (Tensor, np.ndarray)) for t in data):
-        return TensorBatches(tuple(torch.as_tensor(t) for t in data), argument, device, seed)
+        return TensorBatches(tuple(_tensor(t, f"{argument}[{i}]") for i, t in enumerate(data)), argument, device, seed)
     if isinstance(data, Dataset) or _is_sequence(data):
         return DatasetBatches(data, argument, device, seed, loader_workers)  # type: ignore[arg-type]
     if callable(data) and not isinstance(data, type) and binds(inspect.signature(data), 1):
@@ -285,6 +285,13 @@ def make_batches(
         f"`{argument}` is a {type(data).__name__}, but must be tensors (inputs, target), a map-style Dataset, or a "
         "function `make_loader(batch_size)`"
     )
+
+
+def _tensor(data: Any, argument: str) -> Tensor:
+    try:
+        return torch.as_tensor(data)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`{argument}` is an array of {data.dtype}, but must be one of numbers: {error}") from error
 
 
 def _is_sequence(data: object) -> bool:

@@ -70,7 +70,9 @@ def verdict(records: Sequence[RunRecord], asked: Sequence[Asked]) -> str:
         gone = [name for name, each in zip(names_of(records), asked, strict=True) if not each]
         return f"not to be compared: the folder of {' and '.join(gone)} is gone, which told the data and the loss"
     digests = [each.get("digests", {}) for each in asked]
-    measured = [n for n in ("val_data", "loss_fn", "objective") if len({each.get(n) for each in digests}) > 1]
+    measured = [
+        n for n in ("val_data", "loss_fn", "objective", "metrics") if len({each.get(n) for each in digests}) > 1
+    ]
     if measured:
         return f"not to be compared: {' and '.join(measured)} differ"
     if any(record.best_metric != record.best_metric for record in records):

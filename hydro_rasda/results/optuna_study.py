@@ -37,14 +37,12 @@ def make_study(record: RunRecord) -> Study:
     laws: dict[tuple[str, ...], list[str]] = {}
     for path, words in _leaves(asked["space"]):
         laws.setdefault(path, []).append(words)
+    varied = {"/".join(path): path for path, of in laws.items() if len({*of}) > 1 or _varies(of[0])}
     values = {
-        "/".join(path): {i: value for i, trial in enumerate(record.trials) for value in _at(trial.config, path)}
-        for path, of in laws.items()
-        if len({*of}) > 1 or _varies(of[0])
+        name: {i: value for i, trial in enumerate(record.trials) for value in _at(trial.config, path)}
+        for name, path in varied.items()
     }
-    distributions = {
-        name: _distribution({*laws[tuple(name.split("/"))]}, [*of.values()]) for name, of in values.items() if of
-    }
+    distributions = {name: _distribution({*laws[varied[name]]}, [*of.values()]) for name, of in values.items() if of}
     modes = [mode for _, mode in record.comparison.objectives]
     directions: list[Any] = ["minimize" if mode == "min" else "maximize" for mode in modes]
     study = optuna.create_study(study_name=record.path.name, directions=directions)

@@ -87,7 +87,8 @@ class TrialRecord(Portable):
     @property
     def used(self) -> dict[str, Any]:
         """The part of the configuration that something reads: values by name, nested ones as `a/b`."""
-        return {name: value for name, value in flat(self.config).items() if name.replace("/", ".") not in self.unread}
+        unread = {name.replace("/", ".") for name in self.unread}  # a key itself may have a slash
+        return {name: value for name, value in flat(self.config).items() if name.replace("/", ".") not in unread}
 
     def __eq__(self, other: object) -> bool:
         # A dataclass compares field by field from Python 3.13 on, and NaN equals nothing: no record would equal itself.
@@ -160,6 +161,7 @@ class RunRecord(Portable):
     over: str = field(default="", kw_only=True)
     _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
     _comparison: Comparison | None = field(default=None, kw_only=True)
+    _needed: Sequence[Path] = field(default=(), kw_only=True)  # checkpoints from which the run can go on
 
     def shown(self) -> Self:
         """Return the record as others may see it: without the secrets that `tune` was given."""
@@ -258,7 +260,8 @@ class RunRecord(Portable):
         """Return one row a trial: number, status, scores, epochs, other metrics, and columns `config/<name>`."""
         import pandas as pd
 
-        return pd.DataFrame([row(trial, self.others) for trial in self.trials])
+        rows = [row(trial, self.others) for trial in self.trials]
+        return pd.DataFrame(rows, columns=None if rows else [*COLUMNS])
 
     def curves(self) -> pd.DataFrame:
         """Return the learning curves: one row for each trial, stage, epoch and metric.

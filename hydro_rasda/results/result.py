@@ -19,6 +19,7 @@ from fusion.streams import preserved_generators
 from hydro_rasda.argument_checks import check_function, check_int, check_path
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches
 from hydro_rasda.metrics import Collected, mean_metrics, measured
+from hydro_rasda.objective import give_config, reads_config, steering
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of, save_model, weights_of
@@ -143,7 +144,10 @@ class TuneResult(RunRecord):
                 model = problem.target(Trial(number, config))
             model.load_state_dict(weights)
             models.append(model)
-        return (models[0] if len(models) == 1 else MeanOfModels(models)).eval()
+        mean = MeanOfModels(models)
+        if reads_config(as_given(problem.objective)):
+            give_config(mean, steering(config))
+        return (models[0] if len(models) == 1 else mean).eval()
 
     @property
     def _takes_first(self) -> bool:
@@ -187,10 +191,11 @@ class TuneResult(RunRecord):
             exec(result.recipe(), made)
             model = made["train"](model_fn, train_data, loss_fn)
 
-        Use the code and data that the run was made with. Three things differ by more than rounding. Several workers
-        draw other dropout, and each takes the batch statistics of its own share. With `accumulate`, parts of a batch
-        count by their examples, whereas the run counts targets that are not ignored, or weights. Data that draw random
-        numbers on a GPU draw others.
+        Use the code and data that the run was made with. Four things differ by more than rounding. Torch's cross-
+        entropy is NaN for a batch whose targets are all ignored, where the run took 0. Several workers draw other
+        dropout, and each takes the batch statistics of its own share. With `accumulate`, parts of a batch count by
+        their examples, whereas the run counts targets that are not ignored, or weights. Data that draw random numbers
+        on a GPU draw others.
 
         Args:
             trial: Number of the finalist whose training is wanted; None: the best.

@@ -55,6 +55,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         over=models_in_words(run.settings, "target"),
         _hidden=frozenset(run.hidden),
         _comparison=run.settings.comparison,
+        _needed=[*map(run.store.file, sorted((*run.checkpoints.values(), *run.refits.values())))],
         _checkpoints={n: run.store.file(name) for n, name in (run.checkpoints | _refit(run)).items()},
     )
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hydro_rasda.run.full_size_journal import at_the_end, deciding_curve, found_enough, source_of, tried_targets
+from hydro_rasda.run.full_size_journal import (
+    at_the_end,
+    deciding_curve,
+    found_enough,
+    refit_key,
+    source_of,
+    tried_targets,
+)
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.schedulers.ranking import ranked
 
@@ -30,9 +37,14 @@ def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
 
 
 def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
-    """Drop a finished run's winner if its weights are damaged, so that it trains anew; return whether it was
-    dropped."""
+    """Drop a finished run's winner if the weights that it hands back are damaged, so that it trains anew.
+
+    Return whether it was dropped.
+    """
     winner, _ = best_of(run, tried_targets(run, finalists))
+    refit = refit_key(winner, kept_of(run, winner)[0])
+    if run.settings.race.refit and run.refits.get(winner) == refit and run.can_load(refit):
+        return False
     return winner in finalists and winner in run.checkpoints and source_of(run, winner) is None
 
 

@@ -36,7 +36,9 @@ def read_asked(path: Path) -> dict[str, Any]:
     spec = path / SPEC
     require(spec.is_file(), "path", str(path), "a run's folder, `storage_path/name`: it holds no run.json")
     asked = read_spec(path)
-    require({"metric", "mode", "rasda"} <= asked.keys(), "path", str(path), _NO_RUN)
+    proper = {"metric", "mode", "rasda"} <= asked.keys()
+    proper = proper and all(isinstance(asked.get(name, {}), dict) for name in ("rasda", "digests"))
+    require(proper, "path", str(path), _NO_RUN)
     if isinstance(space := asked.get("space"), dict):  # of an earlier version, which kept secrets in clear
         asked["space"] = hide(space, described_secrets(space), repr(HIDDEN))
     return asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from hydro_rasda import SweepConfig
 from hydro_rasda.dry_run import dry_run
-from hydro_rasda.objective import supervised
+from hydro_rasda.objective import as_objective, supervised
 from tests.hydro_rasda.models import Config, mlp, refuses_some, regressor, stumbles_in_some
 from tests.hydro_rasda.problems import LABELS, X, problem, trials
 
@@ -168,6 +169,25 @@ def test_an_output_that_depends_on_width_is_refused() -> None:
 def test_a_target_that_torch_would_broadcast_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`loss_fn` \(or `objective`\) cannot take the model's output \[\(4, 1\)"):
         dry_run(problem(regressor, (X, LABELS), supervised(F.mse_loss)), trials())
+
+
+def summed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    return {"loss": F.cross_entropy(model(batch[0]), batch[1], reduction="sum")}
+
+
+def contrasted(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """Each example against all others."""
+    output = F.normalize(model(batch[0]), dim=1)
+    return {"loss": F.cross_entropy(output @ output.T, torch.arange(len(output)))}
+
+
+def test_an_objective_that_sums_over_the_batch_is_warned_of() -> None:
+    big = trials({"batch_size": 12})
+    with pytest.warns(UserWarning, match=r"`objective` returns a loss of .* for 6 examples, .*as a sum does"):
+        dry_run(problem(objective=as_objective(summed, F.cross_entropy)), big)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dry_run(problem(objective=as_objective(contrasted, F.cross_entropy)), big)
 
 
 def test_a_batch_is_tried_in_the_parts_that_training_takes() -> None:

@@ -22,7 +22,7 @@ from hydro_rasda.contracts import Event
 from hydro_rasda.data import make_batches, make_folds
 from hydro_rasda.page.words import call_of
 from hydro_rasda.results.result import MeanOfModels
-from hydro_rasda.run.events import CheckpointSaved, RunBegan
+from hydro_rasda.run.events import CheckpointSaved, EpochEnded, RunBegan
 from hydro_rasda.run.run_json import read_asked
 from tests.hydro_rasda.conftest import SPACE
 
@@ -55,6 +55,9 @@ def test_folds_are_scikit_learns(digits: tuple[Pair, Pair]) -> None:
         for fold, (train, val) in zip(folds.rows, expected, strict=True):
             assert np.array_equal(fold.train.numpy(), train)
             assert np.array_equal(fold.val.numpy(), val)
+    half = (x.bfloat16(), y)  # of which NumPy knows nothing
+    folds = make_folds(splitter, half, make_batches(half, "train_data", CPU, 0), 0)
+    assert all(map(torch.equal, folds.indices(), of_tensors.indices()))
     for at, (train, val) in enumerate(expected):
         own_train, own_val = of_tensors.data(at, 0)
         validated = torch.cat([batch[0] for batch in own_val.in_order(7)])
@@ -132,17 +135,35 @@ def _units(path: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "unit"]
 
 
-def test_without_refit_the_models_of_the_folds_are_handed_back(quick: Quick, tmp_path: Path) -> None:
-    result = quick(**FOLDS, race=RaceConfig(refit=False))
+def smoothed(output: Tensor, target: Tensor, config: dict[str, Any]) -> Tensor:
+    assert config["activation"] in ("relu", "tanh")
+    return nn.functional.cross_entropy(output, target, label_smoothing=0.1)
+
+
+def test_without_refit_the_models_of_the_folds_are_handed_back(
+    quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path
+) -> None:
+    result = quick(**FOLDS, race=RaceConfig(refit=False), loss_fn=smoothed)
     assert isinstance(result.best_model(), MeanOfModels)
+    assert result.evaluate(digits[1])["loss"] > 0
     assert isinstance(load(tmp_path / "run").best_model(model_fn=quick_model), MeanOfModels)
     with pytest.raises(ValueError, match=f"trial {result.best_trial} is 3 models, whose mean counts"):
         result.save_model(tmp_path / "model")
     with pytest.raises(ValueError, match=r"no plain loop trains trial .* 3 models"):
         result.recipe()
-    again = quick(**FOLDS)
+    again = quick(**FOLDS, loss_fn=smoothed)
     assert isinstance(again.best_model(), nn.Sequential)
     assert again.best_metric == result.best_metric
+
+
+def test_cleaned_of_what_nothing_needs_nothing_trains_again(quick: Quick, tmp_path: Path) -> None:
+    """Neither the winner's models of the folds, from which it goes on, nor, without them, that of all examples."""
+    result, events = quick(**FOLDS), list[Event]()
+    for options, files in ([], 3), (["--best-only"], 1):
+        assert main(["clean", str(tmp_path / "run"), "--yes", *options]) == 0
+        assert len([*(tmp_path / "run" / "checkpoints").iterdir()]) == files
+        assert quick(**FOLDS, callbacks=[events.append]).best_metric == result.best_metric
+    assert not [event for event in events if isinstance(event, EpochEnded) and not event.recalled]
 
 
 def stopped_after(count: int) -> Callable[[Event], None]:
@@ -247,7 +268,18 @@ class Overlapping:
         return len(self.pairs)
 
 
+def contrast(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """A metric that needs two classes, as AUC does."""
+    if len(targets.unique()) < 2:
+        raise ValueError("one class")
+    return {"contrast": 1.0}
+
+
 CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "a fold of one class": (
+        {"val_data": Overlapping([(range(9), range(9, 99)), (range(9, 18), [0])]), "metrics": contrast},
+        r"`metrics` fails on the whole validation set of fold 1, \[\(1, 10\) .*: ValueError: one class",
+    ),
     "its class": ({"val_data": KFold}, r"`val_data` is the class KFold, but must be a splitter: `KFold\(\)`"),
     "loaders": ({"train_data": loaders}, "splits by indices, but `train_data` is a function that makes loaders"),
     "a stream": ({"train_data": Stream()}, "`train_data` is a Stream, whose batch size or order is fixed"),

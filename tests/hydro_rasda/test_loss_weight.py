@@ -105,6 +105,16 @@ def test_a_batch_without_a_target_that_counts_has_no_gradient(loss_fn: Any, targ
         assert not parameter.grad.any()
 
 
+@pytest.mark.parametrize("weight", [None, torch.linspace(0.1, 1, 200)])
+def test_classes_of_uint8_are_those_of_int64(weight: Tensor | None) -> None:
+    """Class 156 is no ignored one, and none of them is a mask."""
+    output, classes = torch.randn(4, 200, generator=GENERATOR), torch.tensor([156, 1, 156, 7])
+    objective = supervised(partial(F.cross_entropy, weight=weight))
+    metrics = objective(nn.Identity(), (output, classes.to(torch.uint8)))
+    torch.testing.assert_close(metrics, objective(nn.Identity(), (output, classes)))
+    torch.testing.assert_close(metrics["loss"], F.cross_entropy(output, classes, weight))
+
+
 def test_probabilities_count_by_rows() -> None:
     """Batches of another number of tokens count for more."""
     probabilities = torch.rand(8, 5, 3, generator=GENERATOR).softmax(1)

@@ -118,6 +118,15 @@ def test_a_loss_of_ones_own_that_broadcasts_them_is_refused_in_a_dry_run() -> No
         checked(supervised(broadcasting))(model, (X, torch.linspace(-1, 1, 6)))
 
 
+def test_so_is_one_that_broadcasts_whole_numbers() -> None:
+    ages, model = torch.arange(6), nn.Linear(4, 1)
+    with pytest.raises(ValueError, match=r"of shape \(6, 1\): a target must have the output's shape"):
+        checked(supervised(broadcasting))(model, (X, ages))
+    assert "loss" in checked(supervised(lambda o, t: broadcasting(o.squeeze(-1), t)))(model, (X, ages))
+    by_class = supervised(lambda output, target: -output.log_softmax(1).gather(1, target[:, None]).mean())
+    assert "loss" in checked(by_class)(LINEAR, (X, ages % 3))
+
+
 class Mean(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(0, keepdim=True)
@@ -148,6 +157,16 @@ def test_a_loss_that_is_no_scalar_tensor_is_refused_in_a_dry_run(loss_fn: Any, r
         checked(supervised(loss_fn))(LINEAR, (X, torch.zeros(6, dtype=torch.int64)))
 
 
+@pytest.mark.parametrize("target", [torch.arange(6) % 3, torch.tensor([-100, 0, -100, 1, 2, -100])])
+def test_a_sum_over_the_batch_is_refused_in_a_dry_run(target: Tensor) -> None:
+    """It would be larger for trials of a larger batch size."""
+    with pytest.raises(ValueError, match=r"returned twice the loss .* as a sum does, but must return the mean loss"):
+        checked(supervised(nn.CrossEntropyLoss(reduction="sum")))(LINEAR, (X, target))
+    assert "loss" in checked(supervised(nn.CrossEntropyLoss()))(LINEAR, (X, target))
+    own = checked(supervised(lambda output, target: (output - target).square().sum(1).mean()))
+    assert "loss" in own(LINEAR, (X, torch.randn(6, 3)))
+
+
 SOFT = torch.eye(3)[[0, 1, 2, 0, 1, 2]] * 0.9 + 0.1 / 3
 
 
@@ -162,12 +181,23 @@ SOFT = torch.eye(3)[[0, 1, 2, 0, 1, 2]] * 0.9 + 0.1 / 3
         (3, torch.full((6, 3), torch.nan), "no probabilities"),
         (3, torch.tensor([0, 1, 2, 3, 1, 2]), "a target is 3, none of the output's 3 classes, from 0 to 2"),
         (3, torch.tensor([0, 1, 2, -1, 1, 2]), "a target is -1, none of"),
+        (3, torch.tensor([0, 1, 2, 156, 1, 2], dtype=torch.uint8), "a target is 156, none of"),
     ],
 )
 def test_the_default_loss_where_it_measures_nothing(outputs: int, target: Tensor, fault: str) -> None:
     model = nn.Linear(4, outputs)
     with pytest.raises(ValueError, match=rf"^`loss_fn` is cross_entropy \(the default\), but .*{fault}"):
         checked(supervised())(model, (X, target))
+
+
+def test_so_does_its_module_and_no_accuracy_is_told_of_one_class() -> None:
+    model, target = nn.Linear(4, 1), torch.tensor([0, 1, 0, 1, 0, 1])
+    with pytest.raises(ValueError, match=r"^`loss_fn` is cross_entropy, but an output of shape \(6, 1\) has one class"):
+        checked(supervised(nn.CrossEntropyLoss()))(model, (X, target))
+    ignoring = checked(supervised(nn.CrossEntropyLoss(ignore_index=9)))
+    assert "loss" in ignoring(LINEAR, (X, target.masked_fill(target == 1, 9)))
+    binary = checked(supervised(lambda o, t: F.binary_cross_entropy_with_logits(o.squeeze(1), t.float())))
+    assert set(binary(model, (X, target))) == {"loss"}
 
 
 def test_an_output_without_classes_is_refused() -> None:

@@ -114,6 +114,18 @@ def test_a_searcher_is_asked_for_more(open_search: Open) -> None:
         assert play(open_search(OptunaSearch(seed=3), 16)) == grown
 
 
+def test_infinity_is_suggested_as_it_is(problem: Problem, tmp_path: Path) -> None:
+    """The journal has null for it."""
+    space, searcher = {"lr": 0.1, "cut": choice([math.inf, 1e9])}, OptunaSearch(seed=3)
+    prepare(searcher, space, problem.settings.comparison.objectives)
+    with warnings.catch_warnings(), Store.open(tmp_path / "run", {}, "auto") as store:
+        warnings.simplefilter("error", UserWarning)
+        search = SearcherSearch(searcher, space, Run(problem.with_settings(num_samples=9), store))
+        cuts = [trial.config["cut"] for _ in range(3) for trial in search.next_trials()]
+    assert {*cuts} <= {math.inf, 1e9}
+    assert math.inf in cuts
+
+
 def test_random_search_refuses_what_a_sample_from_gave() -> None:
     with pytest.raises(ValueError, match="a space with the key 'lr'"):
         RandomSearch({"momentum": uniform(0, 1)}, 1, seed=0)

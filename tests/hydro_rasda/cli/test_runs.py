@@ -111,6 +111,31 @@ def test_failures_are_counted_and_their_errors_shown(tmp_path: Path, capsys: pyt
     assert shown.count("no sgd today") == 1
 
 
+def test_where_there_are_more_errors_it_says_what_to_type(
+    past: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a run [1]"
+    folder.mkdir()
+    (folder / "run.json").write_bytes((Path(past) / "run.json").read_bytes())
+    lines: list[dict[str, Any]] = [{"event": "trial", "trial": n, "config": {"lr": 0.1}} for n in range(10)]
+    lines += [{"event": "failed", "trial": n, "error": f"ValueError: no {n}"} for n in range(10)]
+    lines += [{"event": "unit", "key": "surrogate/groups", "value": {}, "seconds": 1, "at": 1, "swept": 1}]
+    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["show", str(folder)]) == 0
+    command = f"hydro-rasda trials '{folder}' -w status=failed --json"
+    assert f"2 other errors: {command}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changes", [{"rasda": None}, {"digests": None}, {"digests": [1]}])
+def test_a_run_of_which_a_part_is_damaged(
+    changes: dict[str, Any], past: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = json.loads((Path(past) / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(asked | changes))
+    assert main(["show", str(tmp_path)]) == 2
+    assert "its run.json is not one of a run's" in capsys.readouterr().err
+
+
 def test_a_table_is_aligned_and_has_no_ends_of_blanks(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["name", "n", "x"], [["a", 1, 0.5], ["long", 12, None], ["b", 3, float("nan")]])
     assert capsys.readouterr().out == "name   n    x\na      1  0.5\nlong  12\nb      3\n"
@@ -160,6 +185,7 @@ def test_another_search_on_the_same_data(past: str, tmp_path: Path, capsys: pyte
         ({}, "both reached val_loss "),
         ({"mode": "max"}, "not to be compared: val_loss (min) and val_loss (max)"),
         ({"val_data": "0"}, "not to be compared: val_data differ"),
+        ({"metrics": "0"}, "not to be compared: metrics differ"),
         ({"journal": ""}, "not to be compared yet: one has no full-size model"),
     ],
 )
@@ -170,7 +196,7 @@ def test_what_cannot_be_said(
     shutil.copytree(past, copy)
     asked = json.loads((copy / "run.json").read_text())
     asked["mode"] = changes.get("mode", "min")
-    asked["digests"]["val_data"] = changes.get("val_data", asked["digests"]["val_data"])
+    asked["digests"] |= {name: changes[name] for name in ("val_data", "metrics") if name in changes}
     (copy / "run.json").write_text(json.dumps(asked))
     if "journal" in changes:
         (copy / "journal.jsonl").write_text(changes["journal"])

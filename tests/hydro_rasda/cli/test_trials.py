@@ -8,12 +8,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
-from hydro_rasda import choice, load, loguniform, uniform
+from hydro_rasda import SweepConfig, choice, load, loguniform, uniform
 from hydro_rasda.cli import main
-from hydro_rasda.cli.trials import filtered, sorted_by
+from hydro_rasda.cli.trials import filtered, sorted_by, written
 from hydro_rasda.results.record_from_journal import read_record
 from hydro_rasda.results.report import explained
 from tests.hydro_rasda.cli.conftest import model_fn, search
@@ -70,6 +71,8 @@ ROWS: list[dict[str, Any]] = [
         ("b=true", [1]),
         ("b=null", [0, 2]),
         ('a="x"', [1]),
+        ("b=True", [1]),
+        ("b!=True", [0, 2]),
     ],
 )
 def test_conditions(condition: str, kept: list[int]) -> None:
@@ -156,6 +159,23 @@ def test_the_model_is_written(past: str, tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(captured.out) == json.loads((tmp_path / "new" / "config.json").read_text())
     assert captured.err == f"wrote {tmp_path / 'new'}\n"
     model_fn({}).load_state_dict(load_file(tmp_path / "new" / "model.safetensors"))
+
+
+def test_the_first_of_several_seeds_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: dict[str, Any] = {"sweep": SweepConfig(repeats=2), "full_trainings": 6.0, "max_t": 1, "num_samples": 2}
+    path = search(tmp_path, "seeds", **asked)
+    assert load(path).over == "2 seeds"
+    assert main(["best", path, "--export", str(tmp_path / "new")]) == 0
+    load(path).save_model(tmp_path / "same")
+    new, same = (load_file(tmp_path / name / "model.safetensors") for name in ("new", "same"))
+    assert new.keys() == same.keys()
+    assert all(torch.equal(new[name], same[name]) for name in same)
+
+
+def test_words_of_any_language_are_printed_as_they_are() -> None:
+    told = written({"длина": "größe"}, "yaml", "")
+    assert "длина: größe" in told
+    assert yaml.safe_load(told) == {"длина": "größe"}
 
 
 def test_the_recipe_is_printed(past: str, capsys: pytest.CaptureFixture[str]) -> None:

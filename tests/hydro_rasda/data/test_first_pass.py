@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hydro_rasda import TuneResult
 from hydro_rasda.data import first_pass, make_batches, unlike
+from hydro_rasda.dry_run import dry_run
+from tests.hydro_rasda.problems import problem, trials
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -99,6 +101,19 @@ def test_it_is_told_before_training(
     with pytest.raises(ValueError, match=told) as refusal:
         quick(**{argument: data})
     assert argument in str(refusal.value)
+
+
+def test_a_last_batch_of_one_that_batch_norm_refuses() -> None:
+    def normed(config: Any, width_ratio: float = 1.0) -> nn.Module:
+        width = int(16 * width_ratio)
+        return nn.Sequential(nn.Linear(64, width), nn.BatchNorm1d(width), nn.Linear(width, 10))
+
+    def loader(batch_size: int) -> Iterator[Any]:
+        return zip(X[:9].split(batch_size), Y[:9].split(batch_size))
+
+    with pytest.raises(ValueError, match=r"batch 2 of `train_data`: .*Expected more than 1 value per channel"):
+        dry_run(problem(normed, loader), trials())
+    dry_run(problem(normed, (X[:9], Y[:9])), trials())  # of tensors, it joins the batch before
 
 
 def test_a_loader_that_goes_on_for_ever_is_read_for_its_length() -> None:

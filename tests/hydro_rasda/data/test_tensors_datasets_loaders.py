@@ -55,6 +55,11 @@ def test_a_length_that_is_no_number_of_examples_is_refused(length: Any) -> None:
         make_batches(OfLength(length), "val_data", CPU, 0)
 
 
+def test_an_array_of_objects_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"`train_data\[1\]` is an array of object, but must be one of numbers"):
+        make_batches((np.zeros((2, 3)), np.array(["cat", None])), "train_data", CPU, 0)
+
+
 def read(workers: int | None, epoch: int | None, shard: Shard = Shard()) -> list[dict[str, list[float]]]:  # noqa: B008
     batches = make_batches(Noisy(), "train_data", CPU, 0, workers)
     return [{name: values.tolist() for name, values in s.batch.items()} for s in batches.shares(4, epoch, shard)]

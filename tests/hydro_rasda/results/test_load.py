@@ -184,7 +184,7 @@ def test_at_any_point_it_opens_and_no_trial_counts_as_stopped_that_goes_on(quick
         assert found.best_metric == min(scored) if scored else math.isnan(found.best_metric)
         assert repr(found)
     assert set(seen) == {"not begun", "undecided", "stopped", "finished"}
-    assert told(found) == told(result) | {name: told(found)[name] for name in ("path", "_checkpoints")}
+    assert told(found) == told(result) | {name: told(found)[name] for name in ("path", "_checkpoints", "_needed")}
 
 
 def test_before_the_full_size_stage_the_best_surrogate_leads(problem: Problem, tmp_path: Path) -> None:

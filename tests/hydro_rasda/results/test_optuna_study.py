@@ -163,11 +163,12 @@ def test_what_the_space_does_not_say_or_pbt_has_left(
 
 
 def test_nested_names_and_objects(quick: Quick) -> None:
-    space = {"lr": loguniform(1e-3, 0.3), "extra": {"depth": choice([1, 2]), "act": choice(OBJECTS)}, "batch_size": 64}
+    inner = {"depth": choice([1, 2]), "act": choice(OBJECTS)}
+    space = {"lr": loguniform(1e-3, 0.3), "extra": inner, "batch_size": 64, "a/key": uniform(0, 1)}
     result = quick(space=space, num_samples=6)
     for study in (result.to_optuna(), load(result.path).to_optuna()):
         best = study.best_trial.params
-        assert best.keys() == {"lr", "extra/depth", "extra/act"}
+        assert best.keys() == {"lr", "extra/depth", "extra/act", "a/key"}
         assert best["extra/act"] == result.best_config["extra"]["act"].__name__
 
 

@@ -21,21 +21,29 @@ def test_spared_seconds() -> None:
     assert math.isnan(replace(cost, target_epoch_seconds=math.nan).spared_seconds)
 
 
+RECORD = TrialRecord(
+    trial=0,
+    config={"lr": 0.1},
+    status="stopped",
+    surrogate_metric=0.5,
+    surrogate_epochs=1,
+    metric=float("nan"),
+    epochs=0,
+    chance=float("nan"),
+    kept_epoch=0,
+    history=({"epoch": 1, "val_loss": None},),
+    error=None,
+)
+
+
 def test_records_without_a_score_are_equal_by_value() -> None:
-    record = TrialRecord(
-        trial=0,
-        config={"lr": 0.1},
-        status="stopped",
-        surrogate_metric=0.5,
-        surrogate_epochs=1,
-        metric=float("nan"),
-        epochs=0,
-        chance=float("nan"),
-        kept_epoch=0,
-        history=({"epoch": 1, "val_loss": None},),
-        error=None,
-    )
+    record = RECORD
     assert record == replace(record, metric=float("nan")) == pickle.loads(pickle.dumps(record))
     assert record != replace(record, metric=0.5)
     assert record != replace(record, config={"lr": 0.2})
     assert record != 0
+
+
+def test_a_key_that_nothing_reads_may_have_a_slash() -> None:
+    unread = replace(RECORD, config={"lr": 0.1, "a/key": 1, "net": {"b": 2, "c": 3}}, unread=("a/key", "net.b"))
+    assert unread.used == {"lr": 0.1, "net/c": 3}

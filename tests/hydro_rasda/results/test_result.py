@@ -231,6 +231,7 @@ def test_curves_are_of_metrics_alone_and_may_be_empty(result: TuneResult) -> Non
     ]
     assert frame["value"].dtype == float
     assert (math.isnan(frame["value"][0]), frame["value"][1]) == (True, 1.0)
+    assert {"trial", "status", "metric"} <= {*replace(result, trials=()).dataframe().columns}
     empty = replace(result, trials=()).curves()
     assert (len(empty), list(empty.columns)) == (0, list(frame.columns))
 

@@ -171,7 +171,7 @@ def test_where_only_training_shows_it_the_message_does_not_blame_the_learning_ra
     with pytest.raises(AllTrialsFailed, match="no finite val_auc; look at what gives val_auc, since 9 of them") as told:
         quick(metrics=metrics, metric="val_auc", mode="max", name="nan")
     assert "lower `lr`" not in str(told.value)
-    batches = Later(40)
+    batches = Later(20)
 
     def loss_fn(output: Tensor, target: Tensor) -> Tensor:
         if batches.over():
