@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from surrogate import coordinate_check, make_surrogate
 from surrogate.coordinates import CoordinateCheck
@@ -58,6 +59,12 @@ def depthwise(config: dict[str, Any], width_ratio: float) -> nn.Module:
     return Depthwise(round(128 * width_ratio))
 
 
+def weight_normed(config: dict[str, Any], width_ratio: float) -> nn.Module:
+    width = int(512 * width_ratio)
+    hidden = weight_norm(nn.Linear(width, width))
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), hidden, nn.ReLU(), weight_norm(nn.Linear(width, 10)))
+
+
 def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     x, y = batch
     return nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
@@ -79,7 +86,7 @@ def check(model_fn: ModelFn, optimizer: str, *, plain: bool, steps: int = 5, **o
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("model_fn", [wide_mlp, wide_cnn, depthwise, transformer, tied, narrow_heads])
+@pytest.mark.parametrize("model_fn", [wide_mlp, wide_cnn, depthwise, weight_normed, transformer, tied, narrow_heads])
 def test_surrogates_pass(model_fn: ModelFn, optimizer: str) -> None:
     found = check(model_fn, optimizer, plain=False)
     assert found.passed, found.table()

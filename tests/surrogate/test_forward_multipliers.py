@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from surrogate import make_surrogate
+from surrogate import make_surrogate, parameter_roles, shrink
 from surrogate.forward_multipliers import ScaleInput, find_logit_scales, find_readouts, head_sizes, scale_logits
 from surrogate.roles_and_multipliers import width_plan
-from surrogate.widths import compare_shapes, shapes_of
-from tests.surrogate.models import ZOO, narrow_heads, transformer
+from surrogate.widths import compare_widths
+from tests.surrogate.models import ZOO, Config, narrow_heads, transformer
 
 
 def test_head_size_kept_means_no_logit_scale() -> None:
@@ -69,7 +71,7 @@ def test_an_attention_that_keeps_its_scale_in_an_attribute() -> None:
 def test_readouts_by_shape(name: str, expected: dict[str, float]) -> None:
     model_fn, config, _ = ZOO[name]
     narrow, wide = model_fn(config, 1 / 4), model_fn(config, 1.0)
-    assert find_readouts(narrow, compare_shapes(shapes_of(wide), shapes_of(narrow))) == expected
+    assert find_readouts(narrow, compare_widths(wide, narrow)) == expected
 
 
 def test_readout_input_is_multiplied_and_its_bias_is_not() -> None:
@@ -91,3 +93,46 @@ def test_a_readout_called_by_keyword() -> None:
     layer.register_forward_pre_hook(ScaleInput(2.0))
     with pytest.raises(ValueError, match=r"a readout .* first positional argument"):
         layer(input=torch.zeros(1, 4))
+
+
+def upsampling(config: Config, width_ratio: float) -> nn.Module:
+    """Transposed convolutions in as many groups as channels, in groups of four channels, and as the last layer."""
+    width = int(64 * width_ratio)
+    return nn.Sequential(
+        nn.Conv2d(3, width, 1),
+        nn.ConvTranspose2d(width, width, 2, stride=2, groups=width),
+        nn.ConvTranspose2d(width, width, 2, stride=2, groups=width // 4),
+        nn.ConvTranspose2d(width, 2, 1, groups=2),
+    )
+
+
+def test_a_grouped_transposed_convolution_between_widths_is_no_readout() -> None:
+    narrow = make_surrogate(upsampling, {}, 1 / 4)
+    assert width_plan(narrow).readouts == {"3": 4.0}
+    assert parameter_roles(narrow) == {"0.weight": "embedding", "3.weight": "head"}
+
+
+@pytest.mark.parametrize(("norm", "spectral"), [(weight_norm, {}), (spectral_norm, {"0": 0.5})])
+def test_a_norm_that_a_parametrization_fixes(
+    norm: Callable[[nn.Module], nn.Module], spectral: dict[str, float]
+) -> None:
+    """A readout of fixed norm has elements that are larger by the root of the width ratio's inverse: it gets the rest.
+
+    A spectral norm of 1 is too large for a narrow layer that reads an input: muP asks for the root of its outputs.
+    """
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        width = int(64 * width_ratio)
+        return nn.Sequential(norm(nn.Linear(8, width)), norm(nn.Linear(width, width)), norm(nn.Linear(width, 3)))
+
+    for narrow in (make_surrogate(model_fn, {}, 1 / 4), shrink(model_fn({}, 1.0), 1 / 4, torch.zeros(2, 8))):
+        assert (width_plan(narrow).readouts, width_plan(narrow).spectral) == ({"2": 2.0}, spectral)
+        assert {*parameter_roles(narrow).values()} == {"embedding", "hidden", "head"}
+
+
+def test_norms_of_columns_do_not_fix_the_size_of_a_readouts_elements() -> None:
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        width = int(64 * width_ratio)
+        return nn.Sequential(nn.Linear(8, width), weight_norm(nn.Linear(width, 3), dim=1))
+
+    assert width_plan(make_surrogate(model_fn, {}, 1 / 4)).readouts == {"1": 4.0}
