@@ -101,8 +101,8 @@ def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[s
     """Layers that read a width and write none: module name -> 1 / width_mult.
 
     A tied readout, whose weight is an embedding's, counts as the layer that it is: its input is scaled, the look-up
-    is not. If a parametrization fixes the norm of the weight, a narrow weight's elements are larger by the root of
-    1 / width_mult, and so are their changes: the input needs the other root.
+    is not. If a parametrization fixes the norm of the weight, the factor is the root of that. The elements of a narrow
+    weight, and their changes, are larger by the other root already.
     """
     readouts = {}
     for name, layer, width in _layers(module, params):
