@@ -21,11 +21,12 @@ from transformers import (
     default_data_collator,
     get_scheduler,
 )
+from transformers.trainer_utils import SchedulerType
 
 from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform, uniform
 from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
 from hydro_rasda.integrations.transformers.arguments import schedule_types
-from hydro_rasda.integrations.transformers.objective import TrainerSchedule
+from hydro_rasda.integrations.transformers.objective import TrainerSchedule, schedules_refused, trainer_objective
 from hydro_rasda.integrations.transformers.tune import _warmup_epochs
 from tests import zoo
 
@@ -228,6 +229,23 @@ def test_every_schedule_at_every_step(kind: str) -> None:
         assert 0.5 * ours(step, 20) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
         optimizer.step()
         theirs.step()
+
+
+def test_a_schedule_is_a_word_or_a_member_of_the_enumeration(tmp_path: Path) -> None:
+    objective = trainer_objective(arguments(tmp_path))
+    for kind in (SchedulerType.COSINE, "cosine"):
+        settings = objective.optimizer_settings(nn.Linear(1, 1), {"lr": 0.1, "lr_scheduler_type": kind})
+        assert settings.config["schedule"](5, 10) == pytest.approx(0.5)
+
+
+def test_a_schedule_without_its_options_is_told_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lr_scheduler_type='cosine_with_min_lr': lr_scheduler_kwargs={} does not"):
+        tuned(gpt2, arguments(tmp_path, lr_scheduler_type="cosine_with_min_lr"))
+    args = arguments(tmp_path, lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1})
+    assert schedules_refused(args, []) == schedules_refused(args, [SchedulerType.COSINE_WITH_MIN_LR]) == []
+    (told,) = schedules_refused(args, ["constant", "linear"])
+    assert told.startswith("lr_scheduler_type='linear': lr_scheduler_kwargs={'min_lr_rate': 0.1} does not make it")
+    assert [*tmp_path.iterdir()] == []
 
 
 LLAMA: dict[str, Any] = {
