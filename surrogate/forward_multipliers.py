@@ -137,7 +137,8 @@ def _layers(module: nn.Module, params: Mapping[str, ParamWidth]) -> Iterator[tup
 
 def is_computed_by(kind: type[nn.Module], layer: nn.Module) -> bool:
     """Return whether a parametrization of this kind computes a layer's weight."""
-    return is_parametrized(layer, "weight") and any(isinstance(own, kind) for own in layer.parametrizations["weight"])
+    parametrizations: Any = layer.parametrizations if is_parametrized(layer, "weight") else {"weight": ()}
+    return any(isinstance(own, kind) for own in parametrizations["weight"])
 
 
 def _has_fixed_norm(layer: nn.Module, name: str, params: Mapping[str, ParamWidth]) -> bool:

@@ -121,7 +121,7 @@ def shapes_as_read(module: nn.Module) -> dict[str, Shape]:
     An `nn.Bilinear` reads all products of its two inputs. A transposed convolution holds its inputs first, and of its
     outputs those of one group.
     """
-    weights = {}
+    weights: dict[int, Shape] = {}
     for layer in module.modules():
         if isinstance(layer, nn.Bilinear):
             weights[id(input_weight(layer))] = (layer.out_features, layer.in1_features * layer.in2_features)
