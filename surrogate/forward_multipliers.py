@@ -19,11 +19,14 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.utils.parametrizations import _SpectralNorm, _WeightNorm
+from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm, _WeightNorm
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
 
 from surrogate.widths import ParamWidth, input_weight
+
+UNIT_NORMS = (_SpectralNorm, _Orthogonal)
+"""Parametrizations of a weight whose spectral norm is 1."""
 
 _SCALE_ATTRIBUTES = ("scaling", "scale", "softmax_scale")
 
@@ -113,14 +116,14 @@ def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[s
 
 
 def find_spectral_scales(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
-    """Layers of `spectral_norm` that write a width: module name -> root of its outputs' width_mult over its inputs'.
+    """Layers of spectral norm 1 that write a width: module name -> root of its outputs' width_mult over its inputs'.
 
     That is the spectral norm that muP asks for, relative to the target (Yang et al. 2023, "A spectral condition").
     """
     scales = {}
     for name, layer, width in _layers(module, params):
         sides = reads_and_writes(layer, width)
-        if sides is not None and sides[1] and is_computed_by(_SpectralNorm, layer):
+        if sides is not None and sides[1] and is_computed_by(UNIT_NORMS, layer):
             fan_out, fan_in = width.infshape()[:2]
             scales[name] = math.sqrt(fan_out.width_mult() / fan_in.width_mult())
     return {name: scale for name, scale in scales.items() if scale != 1.0}
@@ -135,7 +138,7 @@ def _layers(module: nn.Module, params: Mapping[str, ParamWidth]) -> Iterator[tup
             yield name, layer, widths[id(weight)]
 
 
-def is_computed_by(kind: type[nn.Module], layer: nn.Module) -> bool:
+def is_computed_by(kind: type[nn.Module] | tuple[type[nn.Module], ...], layer: nn.Module) -> bool:
     """Return whether a parametrization of this kind computes a layer's weight."""
     parametrizations: Any = layer.parametrizations if is_parametrized(layer, "weight") else {"weight": ()}
     return any(isinstance(own, kind) for own in parametrizations["weight"])
@@ -144,7 +147,7 @@ def is_computed_by(kind: type[nn.Module], layer: nn.Module) -> bool:
 def _has_fixed_norm(layer: nn.Module, name: str, params: Mapping[str, ParamWidth]) -> bool:
     """Return whether the norm of a readout's weight, or of each of its rows, is the same at every width."""
     if not is_computed_by(_WeightNorm, layer):
-        return is_computed_by(_SpectralNorm, layer)
+        return is_computed_by(UNIT_NORMS, layer)
     norms = params[f"{name}.parametrizations.weight.original0".removeprefix(".")]
     return norms.shape == norms.target_shape
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import _SpectralNorm
 
-from surrogate.forward_multipliers import is_computed_by
+from surrogate.forward_multipliers import UNIT_NORMS, is_computed_by
 from surrogate.init_distributions import Law
 from surrogate.widths import ParamWidth
 
@@ -87,14 +86,16 @@ def rescale(surrogate: nn.Module, factors: Mapping[str, float]) -> None:
 def zero_modules(module: nn.Module, names: tuple[str, ...]) -> None:
     """Zero the weights and biases of the named layers, in place, but for weights shared with an embedding.
 
-    Of weights of `weight_norm`, the norms are zeroed; those of `spectral_norm` cannot be zero (ValueError).
+    Of weights of `weight_norm`, the norms are zeroed. Weights of norm 1 cannot be zero (ValueError).
     """
     shared = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
     with torch.no_grad():
         for name in names:
             layer = module.get_submodule(name)
-            if is_computed_by(_SpectralNorm, layer):
-                raise ValueError(f"`zero_readout` is True, but `spectral_norm` cannot make the weight of {name!r} zero")
+            if is_computed_by(UNIT_NORMS, layer):
+                raise ValueError(
+                    f"`zero_readout` is True, but the weight of {name!r} has a norm of 1 and cannot be zero"
+                )
             for own, parameter in layer.named_parameters():
                 if id(parameter) not in shared and not own.endswith("weight.original1"):
                     parameter.zero_()

@@ -70,7 +70,7 @@ class WidthPlan:
         readouts: Module name -> multiplier of that module's input: 1 / width_mult, or the root of it where a
             parametrization fixes the norm of the weight.
         attention: Module name -> multiplier of that module's attention logits, where the head size changed.
-        spectral: Module name -> multiplier of that module's input, where `spectral_norm` fixes its weight's norm.
+        spectral: Module name -> multiplier of that module's input, where the spectral norm of its weight is 1.
         rounded: Widths that did not divide and were rounded, one line each.
         kept: Sizes that `shrink` left as they are, and why, one line each.
     """

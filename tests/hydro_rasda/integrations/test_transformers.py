@@ -26,6 +26,7 @@ from transformers.trainer_utils import SchedulerType
 from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform, uniform
 from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
 from hydro_rasda.integrations.transformers.arguments import schedule_types
+from hydro_rasda.integrations.transformers.data import FromConfig
 from hydro_rasda.integrations.transformers.objective import TrainerSchedule, schedules_refused, trainer_objective
 from hydro_rasda.integrations.transformers.tune import _warmup_epochs
 from tests import zoo
@@ -274,6 +275,13 @@ def test_a_warmup_counts_as_the_longest_of_all_trials(
 ) -> None:
     found = _warmup_epochs(space, arguments(tmp_path, warmup_steps=warmup_steps), 24)
     assert found == ({} if epochs is None else {"warmup_epochs": epochs})
+
+
+def test_a_configuration_keeps_what_another_branch_would_change() -> None:
+    """Models of a branch without `num_hidden_layers` failed."""
+    make = FromConfig(LlamaConfig(**LLAMA), AutoModelForCausalLM, ("num_hidden_layers", "hidden_act"), False)
+    made: list[Any] = [make(config) for config in ({"hidden_act": "relu"}, {"num_hidden_layers": 2})]
+    assert [(of.config.hidden_act, of.config.num_hidden_layers) for of in made] == [("relu", 1), ("silu", 2)]
 
 
 @pytest.mark.filterwarnings("error:neither .model_fn. nor the library reads")
