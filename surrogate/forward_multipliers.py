@@ -32,18 +32,25 @@ _SCALE_ATTRIBUTES = ("scaling", "scale", "softmax_scale")
 
 
 @dataclass(frozen=True)
-class ScaleQuery:
-    """Forward-pre-hook that multiplies an `nn.MultiheadAttention`'s query by sqrt(target head size / head size)."""
+class ScaleKey:
+    """Forward-pre-hook that multiplies an `nn.MultiheadAttention`'s key by sqrt(target head size / head size).
+
+    Of the logits, this leaves out the product of a query and the bias of its keys, which softmax does not see. If the
+    query were multiplied, the product of a key and the bias of queries would be left out. The layer's own extra keys
+    have no such bias: with these, the query is multiplied.
+    """
 
     factor: float
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the inputs with the query multiplied, whether it came by position or by name."""
-        if args:
-            return (args[0] * self.factor, *args[1:]), kwargs
-        return args, {**kwargs, "query": kwargs["query"] * self.factor}
+        """Return the inputs with the key multiplied, whether it came by position or by name."""
+        extra_keys = module.bias_k is not None or module.add_zero_attn
+        place, name = (0, "query") if extra_keys else (1, "key")
+        if len(args) > place:
+            return (*args[:place], args[place] * self.factor, *args[place + 1 :]), kwargs
+        return args, {**kwargs, name: kwargs[name] * self.factor}
 
 
 def head_sizes(module: nn.Module) -> dict[str, int]:
@@ -71,7 +78,7 @@ def scale_logits(module: nn.Module, logits: Mapping[str, float]) -> None:
         if attribute:
             setattr(layer, attribute, getattr(layer, attribute) * factor)
         else:
-            layer.register_forward_pre_hook(ScaleQuery(factor), with_kwargs=True)
+            layer.register_forward_pre_hook(ScaleKey(factor), with_kwargs=True)
 
 
 def _scale_attribute(layer: nn.Module, head_size: int) -> str | None:

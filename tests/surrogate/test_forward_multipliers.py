@@ -30,13 +30,14 @@ def test_head_size_shrunk_scales_logits_by_root_of_the_ratio() -> None:
 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_multihead_attention_with_target_head_16_and_own_head_4(by_name: bool) -> None:
-    """Logits are q.k sqrt(D) / d with D = 16, d = 4 (Tensor Programs V, definition 4.1 relative to D)."""
+    """Logits are q.k sqrt(D) / d with D = 16, d = 4 (Tensor Programs V, definition 4.1 relative to D), biases too."""
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, batch_first=True)  # heads of 4
+    nn.init.normal_(layer.in_proj_bias)
     x = torch.randn(3, 5, 8)
     scale_logits(layer, find_logit_scales(layer, {"": 16}))
     ours = layer(query=x, key=x, value=x)[0] if by_name else layer(x, x, x)[0]
-    projected = (x @ layer.in_proj_weight.T).chunk(3, dim=-1)
+    projected = (x @ layer.in_proj_weight.T + layer.in_proj_bias).chunk(3, dim=-1)
     q, k, v = (part.view(3, 5, 2, 4).transpose(1, 2) for part in projected)
     mixed = scaled_dot_product_attention(q, k, v, scale=math.sqrt(16) / 4)
     torch.testing.assert_close(ours, layer.out_proj(mixed.transpose(1, 2).reshape(3, 5, 8)))
