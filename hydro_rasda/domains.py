@@ -136,19 +136,32 @@ def qloguniform(lower: float, upper: float, q: float) -> Domain:
 
 
 def randint(lower: int, upper: int) -> Domain:
-    """Integers from `lower` to below `upper`, all equally likely."""
-    return _made(Integer(lower, upper))
+    """Integers from `lower` to below `upper`, all equally likely.
+
+    Raises:
+        ValueError: if a bound is no whole number.
+    """
+    bounds = {"lower": plain(lower), "upper": plain(upper)}
+    for name, bound in bounds.items():
+        require(is_number(bound) and bound == int(bound), name, bound, "an integer")
+    return _made(Integer(*map(int, bounds.values())))
 
 
 def choice(categories: Sequence[Any]) -> Domain:
-    """One of some values, all equally likely. A value may hold domains, which are drawn, too."""
+    """One of some values, all equally likely. A value may hold domains, which are drawn, too.
+
+    Raises:
+        ValueError: if it is no list, or a text, a mapping or a set, whose order is another in each process.
+    """
+    listed = isinstance(categories, Iterable) and not isinstance(categories, str | bytes | Mapping | set | frozenset)
+    require(listed, "categories", categories, "a list of values")
     return _made(Categorical(categories))
 
 
 def sample_from(func: Callable[..., Any]) -> Domain:
     """Value of a function. It is given the configuration so far, as `config["lr"]` or `config.lr`.
 
-    A value that is drawn later is waited for where the function asks for it by attribute.
+    A value that is drawn later is waited for where the function asks for it.
 
     Raises:
         ValueError: if `func` cannot be called with one argument, nor without any.
@@ -247,6 +260,16 @@ def is_a(value: object, *kinds: str) -> bool:
 def is_grid(value: object) -> bool:
     """Return whether a value is what `grid_search` returns."""
     return isinstance(value, Mapping) and set(value) == {"grid_search"}
+
+
+def rounded(domain: Any, value: Any) -> Any:
+    """A value of a domain as its law rounds it."""
+    if not is_a(domain, "Float", "Integer") or (q := law_of(domain).q) is None:
+        return value
+    nearest = np.round(value / q) * q
+    if None not in (domain.lower, domain.upper):
+        nearest = min(max(nearest, _multiple(domain.lower, q, math.ceil)), _multiple(domain.upper, q, math.floor))
+    return type(value)(nearest)
 
 
 class Law(NamedTuple):

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from hydro_rasda.argument_checks import require
+from hydro_rasda.argument_checks import is_number, require
 from hydro_rasda.domains import Categorical, is_a, is_grid
 from hydro_rasda.secret_masking import secrets_of
 
@@ -55,7 +56,7 @@ def check_branches(space: Space, where: str = "space") -> None:
                 twice = sorted(own & reachable(alternative).keys())
                 require(not twice, of, sorted(alternative), f"without {', '.join(twice)}, which `space` has elsewhere")
             own |= reachable({key: value}).keys()
-        elif isinstance(value, Mapping) and not is_grid(value):
+        elif is_nested(value):
             check_branches(value, f"{where}[{key!r}]")
 
 
@@ -64,14 +65,61 @@ def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in space.items():
         if not is_branching(value):
-            found[key] = copy.deepcopy(config[key]) if key in config else value
+            found[key] = _restricted_value(value, config[key]) if key in config else value
             continue
         names = reachable({key: value}).keys() & config.keys()
         own = {name: config[name] for name in names}
         fitting = [each for each in value.categories if names <= reachable(each).keys() and _agrees(each, own)]
         require(bool(fitting), key, own, "values of one branch of `space`")
+        # A value that no branch draws may be of any.
+        fitting = [each for each in fitting if _draws(each, own)] or fitting
         found[key] = Categorical([restricted(each, own) for each in fitting])
     return found
+
+
+def _restricted_value(value: Any, given: Any) -> Any:
+    if is_nested(value) and isinstance(given, Mapping):
+        return restricted(value, given)
+    return copy.deepcopy(given)
+
+
+def is_nested(value: object) -> bool:
+    """Return whether a value of a space is a mapping of names to values."""
+    return isinstance(value, Mapping) and not is_grid(value)
+
+
+def unknown_keys(config: Mapping[str, Any], space: Space) -> list[str]:
+    """Names in a configuration, or a part of one, that a space does not have; `a/b` is the name `b` in `a`."""
+    known, found = reachable(space), list[str]()
+    for name, value in config.items():
+        if name not in known:
+            found.append(str(name))
+        elif isinstance(value, Mapping) and all(map(is_nested, known[name])):
+            inner = min((unknown_keys(value, each) for each in known[name]), key=len)
+            found += [f"{name}/{each}" for each in inner]
+    return sorted(found)
+
+
+def _draws(alternative: Space, config: Mapping[str, Any]) -> bool:
+    """Return whether a branch can draw the values of a configuration."""
+    values = reachable(alternative)
+    return all(any(_can_be(each, value) for each in values[name]) for name, value in config.items())
+
+
+def _can_be(drawn: Any, value: Any) -> bool:
+    if is_a(drawn, "Categorical"):
+        return any(_can_be(each, value) for each in drawn.categories)
+    if is_a(drawn, "Float", "Integer"):
+        least, most = (-math.inf if drawn.lower is None else drawn.lower), drawn.upper
+        return is_number(value) and least <= value <= (math.inf if most is None else most)
+    if is_grid(drawn):
+        return any(_can_be(each, value) for each in drawn["grid_search"])
+    return is_a(drawn, "Function") or is_nested(drawn) or _equal(drawn, value)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    equal = one == other
+    return bool(equal.all() if hasattr(equal, "all") else equal)
 
 
 def _agrees(alternative: Space, config: Mapping[str, Any]) -> bool:
@@ -80,7 +128,9 @@ def _agrees(alternative: Space, config: Mapping[str, Any]) -> bool:
         if is_branching(value):
             if not any(_agrees(each, config) for each in value.categories):
                 return False
-        elif name in config and not (is_a(value, "Domain") or is_grid(value)) and value != config[name]:
+        elif isinstance(value, Mapping) or is_a(value, "Domain"):
+            continue
+        elif name in config and not _equal(value, config[name]):
             return False
     return True
 
@@ -107,7 +157,7 @@ def indexed(space: Space) -> dict[str, Any]:
             found[key] = Categorical(range(len(value.categories)))
             found |= {f"{key}@{i}": indexed(each) for i, each in enumerate(value.categories)}
         else:
-            found[key] = indexed(value) if isinstance(value, Mapping) and not is_grid(value) else value
+            found[key] = indexed(value) if is_nested(value) else value
     return found
 
 
@@ -117,7 +167,7 @@ def chosen(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in space.items():
         if is_branching(value):
             found |= chosen(value.categories[config[key]], config[f"{key}@{config[key]}"])
-        elif isinstance(value, Mapping) and not is_grid(value):
+        elif is_nested(value):
             found[key] = chosen(value, config[key])
         else:
             found[key] = config[key]
@@ -138,7 +188,7 @@ def leaves(space: Space) -> Iterator[tuple[str, Any]]:
         if is_branching(value):
             for each in value.categories:
                 yield from leaves(each)
-        elif isinstance(value, Mapping) and not is_grid(value):
+        elif is_nested(value):
             yield from leaves(value)
         elif isinstance(value, (list, tuple)):
             yield from leaves({f"{key}/{i}": item for i, item in enumerate(value)})
@@ -257,10 +307,19 @@ def _value(domain: Any, config: dict[str, Any], rng: np.random.Generator) -> Any
 class _Config(dict[str, Any]):
     """A configuration whose values are attributes, too: of one that is still to be drawn, an error."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(name)
-        value = self[name]
-        if is_a(value, "Domain") or is_grid(value):
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        if (is_grid(value) or not isinstance(value, dict)) and any(_open(value)):
             raise Unresolved(f"{name!r} depends on itself")
         return _Config(value) if isinstance(value, dict) else value
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"the configuration has no {name!r}")
+        return self[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default

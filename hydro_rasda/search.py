@@ -15,10 +15,18 @@ from fusion.warn import warn
 from hydro_rasda.argument_checks import require
 from hydro_rasda.comparison_of_trials import Fits, Objectives
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.domains import plain, to_ray
+from hydro_rasda.domains import is_a, is_grid, plain, rounded, to_ray
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.state import Run
-from hydro_rasda.sampling_and_branches import chosen, indexed, reachable, restricted
+from hydro_rasda.sampling_and_branches import (
+    chosen,
+    indexed,
+    is_branching,
+    is_nested,
+    leaves,
+    restricted,
+    unknown_keys,
+)
 from hydro_rasda.secret_masking import hide, restore, secrets_of
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.space import Config, check_config, check_value, sample
@@ -117,7 +125,7 @@ def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) ->
     """Refuse what is neither a configuration of the space nor a part of one."""
     for i, config in enumerate(first):
         require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
-        unknown = sorted(set(map(str, config)) - reachable(space).keys())
+        unknown = unknown_keys(config, space)
         require(not unknown, f"sweep.first[{i}]", config, f"of the keys of `space`, which has no {', '.join(unknown)}")
         for name, value in config.items():
             check_value(f"sweep.first[{i}][{name!r}]", value)
@@ -144,11 +152,31 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives
     several = len(objectives) > 1
     rule = "an `OptunaSearch`, or None, where `metric` is a list: no other one learns from several metrics"
     require(not several or type(searcher).__name__ == "OptunaSearch", "sweep.searcher", searcher, rule)
+    _check_places(space)
     metric, mode = ([*each] if several else each[0] for each in zip(*objectives, strict=True))
     try:
         searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
+
+
+def _check_places(space: Mapping[str, Any], where: str = "space") -> None:
+    """Refuse domains where no searcher looks for them, and keys that it takes apart."""
+    for key, value in space.items():
+        if not isinstance(key, str) or "/" in key:
+            raise ValueError(f"`{where}` has the key {key!r}, but a searcher needs names without '/'")
+        place = f"{where}[{key!r}]"
+        if is_nested(value):
+            _check_places(value, place)
+        elif is_branching(value):
+            for i, branch in enumerate(value.categories):
+                _check_places(branch, f"{place}[{i}]")
+        else:
+            held = value.categories if is_a(value, "Categorical") else value
+            inner = leaves({key: [*held]}) if isinstance(held, list | tuple) else ()
+            if any(is_a(leaf, "Domain") or is_grid(leaf) for _, leaf in inner):
+                told = "holds a domain in a list or a choice, where a searcher does not look"
+                raise ValueError(f"`{place}` {told}: give it a key of its own, or leave out `sweep.searcher`")
 
 
 def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | None:
@@ -162,6 +190,9 @@ def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) ->
     from optuna import samplers
     from ray.tune.search.optuna import OptunaSearch
 
+    several = len(settings.comparison.objectives) > 1
+    rule = "another one where `metric` is a list: CMA-ES learns from one metric"
+    require(name != "cma" or not several, "sweep.searcher", name, rule)
     seed = derive_seed(settings.seed, "searcher") % 2**32
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what Optuna calls experimental
@@ -294,5 +325,6 @@ def _merged(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> Config:
         if key in suggestion and isinstance(suggestion[key], Mapping):
             config[key] = _merged(space.get(key, {}), suggestion[key])
         else:
-            config[key] = copy.deepcopy(suggestion.get(key, value))
+            # Optuna does not round values of a logarithmic law.
+            config[key] = rounded(space.get(key), copy.deepcopy(suggestion.get(key, value)))
     return config

@@ -18,7 +18,7 @@ from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.argument_checks import in_order, require
 from hydro_rasda.config import MOST_TRIALS, UNSPLIT, check_unsplit
 from hydro_rasda.domains import check_quantum, is_a, is_grid, law_of, plain
-from hydro_rasda.sampling_and_branches import check_branches, is_branching, leaves, reachable, variants
+from hydro_rasda.sampling_and_branches import check_branches, is_branching, is_nested, leaves, reachable, variants
 from hydro_rasda.schedulers import Range
 
 Config = dict[str, Any]
@@ -146,7 +146,7 @@ def describe(space: Mapping[str, Any]) -> dict[str, Any]:
         if is_branching(value):
             found[key] = [describe(branch) for branch in value.categories]
         else:
-            found[key] = describe(value) if _is_nested(value) else _show(value)
+            found[key] = describe(value) if is_nested(value) else _show(value)
     return found
 
 
@@ -225,10 +225,6 @@ def _range(domain: Any) -> Range | tuple[float, ...] | None:
 
 def _is_listed(grid: object) -> bool:
     return isinstance(grid, Sequence) and not isinstance(grid, str | bytes) and len(grid) > 0
-
-
-def _is_nested(value: object) -> bool:
-    return isinstance(value, Mapping) and not is_grid(value)
 
 
 def _is_domain(value: object) -> bool:

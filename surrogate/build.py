@@ -14,12 +14,27 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from surrogate.argument_checks import PlanMismatch, check_flag, check_width_ratio, require
-from surrogate.forward_multipliers import find_logit_scales, find_readouts, head_sizes, scale_logits, scale_readouts
+from surrogate.forward_multipliers import (
+    find_logit_scales,
+    find_readouts,
+    find_spectral_scales,
+    head_sizes,
+    scale_inputs,
+    scale_logits,
+)
 from surrogate.init_distributions import initial_laws
 from surrogate.init_scale import corrections, measured_corrections, rescale, zero_modules
 from surrogate.output_sizes import check_outputs
 from surrogate.roles_and_multipliers import width_plan
-from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, compare_widths, refuse_single_units, shapes_of
+from surrogate.widths import (
+    PLAN_ATTRIBUTE,
+    ParamWidth,
+    WidthPlan,
+    compare_widths,
+    refuse_inner_readouts,
+    refuse_single_units,
+    shapes_of,
+)
 
 Config = Mapping[str, Any]
 ModelFn = Callable[[Any, float], nn.Module]
@@ -137,6 +152,7 @@ def _plan(
     target, laws = initial_laws(build_target)
     params = compare_widths(target, surrogate)
     refuse_single_units(params, surrogate, target)
+    refuse_inner_readouts(params, target)
     factors, unread = corrections(params, initial_laws(build_narrow)[1], laws)
     if unread and not measure:
         return None
@@ -165,11 +181,11 @@ def parametrize(
         rounded: Widths that did not divide and were rounded, one line each.
         kept: Sizes that stay, and why, one line each.
     """
-    readouts = find_readouts(module, params)
+    readouts, spectral = find_readouts(module, params), find_spectral_scales(module, params)
     logits = find_logit_scales(module, target_heads)
-    scale_readouts(module, readouts)
+    scale_inputs(module, readouts | spectral)
     scale_logits(module, logits)
-    setattr(module, PLAN_ATTRIBUTE, WidthPlan(width_ratio, params, readouts, logits, rounded, kept))
+    setattr(module, PLAN_ATTRIBUTE, WidthPlan(width_ratio, params, readouts, logits, rounded, kept, spectral))
 
 
 def _check_signature(model_fn: ModelFn, config: Config) -> None:

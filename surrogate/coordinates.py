@@ -39,7 +39,7 @@ from surrogate.argument_checks import (
 from surrogate.build import ModelFn, make_surrogate, mark_as_target
 from surrogate.roles_and_multipliers import width_plan
 from surrogate.training import Objective, Recording, record_training
-from surrogate.widths import ParamWidth, Shape, shapes_of
+from surrogate.widths import ParamWidth, Shape, shapes_as_read, shapes_of
 
 MAX_SLOPE = 0.25
 _FIRST_STEP = 0.5
@@ -238,14 +238,13 @@ class _Measured:
         self.hidden = set[str]()
         self._parameters: dict[tuple[str, int, float], list[float]] = defaultdict(list)
         self._shapes: dict[float, dict[str, Shape]] = {}
-        self._bilinear = set[str]()
 
     def add(self, width_ratio: float, model: nn.Module, recording: Recording) -> None:
         """Take what was measured of one training."""
         params = width_plan(model).params
-        self.hidden |= {name.rpartition(".")[0] for name, p in params.items() if p.is_matrix}
-        self._bilinear |= {name for name, p in params.items() if p.bilinear}
-        self._shapes[width_ratio] = shapes_of(model)
+        matrices = (name.replace(".parametrizations.weight", "") for name, p in params.items() if p.is_matrix)
+        self.hidden |= {name.rpartition(".")[0] for name in matrices}
+        self._shapes[width_ratio] = shapes_of(model) | shapes_as_read(model)
         for (name, step), pair in recording.outputs.items():
             self.outputs[name, width_ratio, step].append(pair)
         for (name, step), size in recording.parameters.items():
@@ -261,9 +260,7 @@ class _Measured:
         full = self._shapes[max(self._shapes)]
         slopes = {}
         for name, shape in full.items():
-            widths = {
-                ratio: ParamWidth(shape, own[name], name in self._bilinear) for ratio, own in self._shapes.items()
-            }
+            widths = {ratio: ParamWidth(shape, own[name]) for ratio, own in self._shapes.items()}
             matrix = any(width.is_matrix for width in widths.values())
             if any(width.shape != shape for width in widths.values()):
                 slopes[name] = tuple(

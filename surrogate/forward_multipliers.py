@@ -13,32 +13,44 @@ head size stays, nothing changes. This is the better choice (Tensor Programs V, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm, _WeightNorm
+from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
 
-from surrogate.widths import ParamWidth
+from surrogate.widths import ParamWidth, input_weight
+
+UNIT_NORMS = (_SpectralNorm, _Orthogonal)
+"""Parametrizations of a weight whose spectral norm is 1."""
 
 _SCALE_ATTRIBUTES = ("scaling", "scale", "softmax_scale")
 
 
 @dataclass(frozen=True)
-class ScaleQuery:
-    """Forward-pre-hook that multiplies an `nn.MultiheadAttention`'s query by sqrt(target head size / head size)."""
+class ScaleKey:
+    """Forward-pre-hook that multiplies an `nn.MultiheadAttention`'s key by sqrt(target head size / head size).
+
+    Of the logits, this leaves out the product of a query and the bias of its keys, which softmax does not see. If the
+    query were multiplied, the product of a key and the bias of queries would be left out. The layer's own extra keys
+    have no such bias: with these, the query is multiplied.
+    """
 
     factor: float
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the inputs with the query multiplied, whether it came by position or by name."""
-        if args:
-            return (args[0] * self.factor, *args[1:]), kwargs
-        return args, {**kwargs, "query": kwargs["query"] * self.factor}
+        """Return the inputs with the key multiplied, whether it came by position or by name."""
+        extra_keys = module.bias_k is not None or module.add_zero_attn
+        place, name = (0, "query") if extra_keys else (1, "key")
+        if len(args) > place:
+            return (*args[:place], args[place] * self.factor, *args[place + 1 :]), kwargs
+        return args, {**kwargs, name: kwargs[name] * self.factor}
 
 
 def head_sizes(module: nn.Module) -> dict[str, int]:
@@ -66,7 +78,7 @@ def scale_logits(module: nn.Module, logits: Mapping[str, float]) -> None:
         if attribute:
             setattr(layer, attribute, getattr(layer, attribute) * factor)
         else:
-            layer.register_forward_pre_hook(ScaleQuery(factor), with_kwargs=True)
+            layer.register_forward_pre_hook(ScaleKey(factor), with_kwargs=True)
 
 
 def _scale_attribute(layer: nn.Module, head_size: int) -> str | None:
@@ -78,13 +90,9 @@ def _scale_attribute(layer: nn.Module, head_size: int) -> str | None:
     return None
 
 
-_INPUT_WEIGHTS = ("weight", "weight_ih_l0", "weight_ih")
-"""Names of the weight by which a layer reads its first input."""
-
-
 @dataclass(frozen=True)
 class ScaleInput:
-    """Forward-pre-hook that multiplies a module's first positional input by 1 / width_mult, above 1 on a surrogate."""
+    """Forward-pre-hook that multiplies a module's first positional input: that of a readout by 1 / width_mult."""
 
     factor: float
 
@@ -103,21 +111,52 @@ def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[s
     """Layers that read a width and write none: module name -> 1 / width_mult.
 
     A tied readout, whose weight is an embedding's, counts as the layer that it is: its input is scaled, the look-up
-    is not.
+    is not. If a parametrization fixes the norm of the weight, the factor is the root of that. The elements of a narrow
+    weight, and their changes, are larger by the other root already.
     """
-    widths = {id(parameter): params[name] for name, parameter in module.named_parameters()}
     readouts = {}
-    for name, layer in module.named_modules():
-        weight = input_weight(layer)
-        if weight is not None and id(weight) in widths and reads_and_writes(layer, widths[id(weight)]) == (True, False):
-            readouts[name] = 1.0 / widths[id(weight)].width_mult
+    for name, layer, width in _layers(module, params):
+        if reads_and_writes(layer, width) == (True, False):
+            factor = 1.0 / width.width_mult
+            readouts[name] = math.sqrt(factor) if _has_fixed_norm(layer, name, params) else factor
     return readouts
 
 
-def input_weight(layer: nn.Module) -> Tensor | None:
-    """Return the weight by which a layer reads its first input, if it has one."""
-    weight = next((own for key in _INPUT_WEIGHTS if (own := getattr(layer, key, None)) is not None), None)
-    return weight if isinstance(weight, Tensor) else None
+def find_spectral_scales(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
+    """Layers of spectral norm 1 that write a width: module name -> root of its outputs' width_mult over its inputs'.
+
+    That is the spectral norm that muP asks for, relative to the target (Yang et al. 2023, "A spectral condition").
+    """
+    scales = {}
+    for name, layer, width in _layers(module, params):
+        sides = reads_and_writes(layer, width)
+        if sides is not None and sides[1] and is_computed_by(UNIT_NORMS, layer):
+            fan_out, fan_in = width.infshape()[:2]
+            scales[name] = math.sqrt(fan_out.width_mult() / fan_in.width_mult())
+    return {name: scale for name, scale in scales.items() if scale != 1.0}
+
+
+def _layers(module: nn.Module, params: Mapping[str, ParamWidth]) -> Iterator[tuple[str, nn.Module, ParamWidth]]:
+    """Layers with a weight by which they read their input, and its widths."""
+    widths = {id(parameter): params[name] for name, parameter in module.named_parameters()}
+    for name, layer in module.named_modules():
+        weight = input_weight(layer)
+        if weight is not None and id(weight) in widths:
+            yield name, layer, widths[id(weight)]
+
+
+def is_computed_by(kind: type[nn.Module] | tuple[type[nn.Module], ...], layer: nn.Module) -> bool:
+    """Return whether a parametrization of this kind computes a layer's weight."""
+    parametrizations: Any = layer.parametrizations if is_parametrized(layer, "weight") else {"weight": ()}
+    return any(isinstance(own, kind) for own in parametrizations["weight"])
+
+
+def _has_fixed_norm(layer: nn.Module, name: str, params: Mapping[str, ParamWidth]) -> bool:
+    """Return whether the norm of a readout's weight, or of each of its rows, is the same at every width."""
+    if not is_computed_by(_WeightNorm, layer):
+        return is_computed_by(UNIT_NORMS, layer)
+    norms = params[f"{name}.parametrizations.weight.original0".removeprefix(".")]
+    return norms.shape == norms.target_shape
 
 
 def reads_and_writes(layer: nn.Module, width: ParamWidth) -> tuple[bool, bool] | None:
@@ -125,12 +164,10 @@ def reads_and_writes(layer: nn.Module, width: ParamWidth) -> tuple[bool, bool] |
     if not isinstance(layer, nn.Linear | nn.Bilinear | nn.RNNBase | nn.RNNCellBase | _ConvNd):
         return None
     fan_out, fan_in = width.infshape()[:2]
-    if isinstance(layer, _ConvTransposeNd):
-        fan_in, fan_out = fan_out, fan_in
     return bool(fan_in.isinf()), bool(fan_out.isinf())
 
 
-def scale_readouts(module: nn.Module, readouts: Mapping[str, float]) -> None:
+def scale_inputs(module: nn.Module, factors: Mapping[str, float]) -> None:
     """Multiply the inputs of the named layers by their factors, in place."""
-    for name, factor in readouts.items():
+    for name, factor in factors.items():
         module.get_submodule(name).register_forward_pre_hook(ScaleInput(factor))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from surrogate.forward_multipliers import UNIT_NORMS, is_computed_by
 from surrogate.init_distributions import Law
 from surrogate.widths import ParamWidth
 
@@ -83,10 +84,18 @@ def rescale(surrogate: nn.Module, factors: Mapping[str, float]) -> None:
 
 
 def zero_modules(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Zero the weights and biases of the named layers, in place, but for weights shared with an embedding."""
+    """Zero the weights and biases of the named layers, in place, but for weights shared with an embedding.
+
+    Of weights of `weight_norm`, the norms are zeroed. Weights of norm 1 cannot be zero (ValueError).
+    """
     shared = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
     with torch.no_grad():
         for name in names:
-            for parameter in module.get_submodule(name).parameters():
-                if id(parameter) not in shared:
+            layer = module.get_submodule(name)
+            if is_computed_by(UNIT_NORMS, layer):
+                raise ValueError(
+                    f"`zero_readout` is True, but the weight of {name!r} has a norm of 1 and cannot be zero"
+                )
+            for own, parameter in layer.named_parameters():
+                if id(parameter) not in shared and not own.endswith("weight.original1"):
                     parameter.zero_()

@@ -14,14 +14,14 @@ from mup.infshape import InfShape
 from torch import nn
 
 from surrogate.argument_checks import check_flag, require
-from surrogate.forward_multipliers import input_weight, reads_and_writes
-from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan
+from surrogate.forward_multipliers import reads_and_writes
+from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, input_weight
 
 
 def _sgd(infshape: InfShape) -> float:
-    if infshape.ninf() == 2:
-        return 1.0 / float(infshape.fanin_fanout_mult_ratio())
-    return float(infshape.width_mult())
+    widths = [float(side.width_mult()) for side in infshape if side.isinf()]
+    # Of matrices that lie in one parameter, mup would take their number for the fan-out.
+    return widths[0] / widths[1] if len(widths) == 2 else math.prod(widths)
 
 
 def _adam(infshape: InfShape) -> float:
@@ -43,8 +43,6 @@ def _muon(infshape: InfShape, *, original: bool) -> float:
     An orthogonalized update has norm 1, times what Muon's `adjust_lr_fn` makes of the shape; muP needs the root of rows
     over columns.
     """
-    if len(infshape) != 2:
-        return _adam(infshape)
     rows, columns = (side.dim for side in infshape)
     target_rows, target_columns = (side.dim if side.base_dim is None else side.base_dim for side in infshape)
     wanted = math.sqrt(rows / columns * target_columns / target_rows)
@@ -107,10 +105,10 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     """
     require(isinstance(optimizer, str) and optimizer in _RULES, "optimizer", optimizer, f"one of {sorted(_RULES)}")
     rule = _RULES[optimizer]
-    # Muon updates matrices alone, so a bilinear layer's weight of three dimensions goes to AdamW.
-    of_bilinear = _adam if optimizer.startswith("muon") else rule
+    # Muon updates matrices alone: all other parameters go to AdamW.
+    of_others = _adam if optimizer.startswith("muon") else rule
     params = width_plan(surrogate).params
-    return {name: (of_bilinear if p.bilinear else rule)(p.infshape()) for name, p in params.items()}
+    return {name: (rule if len(p.shape) == 2 else of_others)(p.infshape()) for name, p in params.items()}
 
 
 def weight_decay_multipliers(surrogate: nn.Module, optimizer: str, *, independent: bool = True) -> dict[str, float]:

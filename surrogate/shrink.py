@@ -26,7 +26,14 @@ from surrogate.output_sizes import main_outputs, record_calls, run_for_shapes
 from surrogate.resize import NarrowSizes, fill_from_target, resize, size_of
 from surrogate.roles_and_multipliers import width_plan
 from surrogate.transformers_config import narrow_by_config
-from surrogate.widths import ParamWidth, Shape, compare_widths, refuse_single_units, shapes_of
+from surrogate.widths import (
+    ParamWidth,
+    Shape,
+    compare_widths,
+    refuse_inner_readouts,
+    refuse_single_units,
+    shapes_of,
+)
 
 
 def shrink(
@@ -89,10 +96,6 @@ def _follow_checked(module: nn.Module, width_ratio: float, example_input: Any, p
     narrow = follow_plan(module, plan)
     check_operators(plan, narrow, example_input)
     return narrow
-
-
-_INNER_WEIGHTS = ("weight_hr_", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-"""Weights of torch's recurrent and attention layers whose input no hook can reach."""
 
 
 @dataclass(frozen=True)
@@ -201,18 +204,7 @@ def _check_widths(narrow: nn.Module, module: nn.Module, width_ratio: float) -> N
         )
     params = compare_widths(module, narrow)
     refuse_single_units(params, narrow, module)
-    for name, param in params.items():
-        path, _, own = name.rpartition(".")
-        if (
-            own.startswith(_INNER_WEIGHTS)
-            and param.shape[0] == param.target_shape[0]
-            and param.shape != param.target_shape
-        ):
-            raise ValueError(
-                f"parameter {name!r} reads a width and writes a fixed size within layer {path!r} "
-                f"({type(module.get_submodule(path)).__name__}), where muP cannot scale its input: let an nn.Linear "
-                "behind the layer write that size"
-            )
+    refuse_inner_readouts(params, module)
 
 
 def _check_run(narrow: nn.Module, outputs: Mapping[str, Shape], example_input: Any) -> str:

@@ -165,7 +165,9 @@ def _outputs(model: nn.Module, batch: Any, objective: Objective) -> dict[str, Te
 
         return record
 
-    handles = [layer.register_forward_hook(recorder(name)) for name, layer in model.named_modules()]
+    # What a parametrization puts out is a weight.
+    layers = [(name, layer) for name, layer in model.named_modules() if "parametrizations" not in name.split(".")]
+    handles = [layer.register_forward_hook(recorder(name)) for name, layer in layers]
     with torch.no_grad():
         objective(model, batch)
     for handle in handles:

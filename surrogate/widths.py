@@ -6,12 +6,16 @@ Every width multiplier of the surrogate is therefore at most 1, and those of the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from mup.infshape import InfDim, InfShape
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.parametrize import is_parametrized
 
 PLAN_ATTRIBUTE = "width_plan"
 """The attribute in which a surrogate keeps its plan; it survives `copy.deepcopy` and pickling."""
@@ -25,16 +29,16 @@ class ParamWidth:
 
     Attributes:
         shape: Shape in the surrogate; a dimension that differs is a width ("infinite" in mup's words).
-        bilinear: True for the weight of an `nn.Bilinear`, which reads all products of its two inputs.
+        as_read: Both shapes as the layer reads the parameter, if it does not hold it that way: see `shapes_as_read`.
     """
 
     target_shape: Shape
     shape: Shape
-    bilinear: bool = False
+    as_read: tuple[Shape, Shape] | None = None
 
     def infshape(self) -> InfShape:
         """mup's own view of this parameter; its methods define what the multipliers are."""
-        return _infshape(_as_read(self.target_shape, self.bilinear), _as_read(self.shape, self.bilinear))
+        return _infshape(*(self.as_read or (self.target_shape, self.shape)))
 
     @property
     def width_mult(self) -> float:
@@ -57,18 +61,16 @@ def _infshape(target_shape: Shape, shape: Shape) -> InfShape:
     return InfShape([InfDim(base if base != dim else None, dim) for base, dim in zip(target_shape, shape)])
 
 
-def _as_read(shape: Shape, bilinear: bool) -> Shape:
-    return (shape[0], shape[1] * shape[2]) if bilinear else shape
-
-
 @dataclass(frozen=True)
 class WidthPlan:
     """Everything that makes a module a surrogate, as plain values.
 
     Attributes:
         params: Parameter name -> its widths, for every name of `named_parameters()`.
-        readouts: Module name -> multiplier of that module's input, 1 / width_mult.
+        readouts: Module name -> multiplier of that module's input: 1 / width_mult, or the root of it where a
+            parametrization fixes the norm of the weight.
         attention: Module name -> multiplier of that module's attention logits, where the head size changed.
+        spectral: Module name -> multiplier of that module's input, where the spectral norm of its weight is 1.
         rounded: Widths that did not divide and were rounded, one line each.
         kept: Sizes that `shrink` left as they are, and why, one line each.
     """
@@ -79,6 +81,7 @@ class WidthPlan:
     attention: Mapping[str, float]
     rounded: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    spectral: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def narrower(self) -> tuple[str, ...]:
@@ -112,20 +115,56 @@ def shapes_of(module: nn.Module) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
+def shapes_as_read(module: nn.Module) -> dict[str, Shape]:
+    """Parameter name -> its shape as outputs, inputs of each output, and kernel, where a layer holds it otherwise.
+
+    An `nn.Bilinear` reads all products of its two inputs. A transposed convolution holds its inputs first, and of its
+    outputs those of one group.
+    """
+    weights: dict[int, Shape] = {}
+    for layer in module.modules():
+        if isinstance(layer, nn.Bilinear):
+            weights[id(input_weight(layer))] = (layer.out_features, layer.in1_features * layer.in2_features)
+        elif isinstance(layer, _ConvTransposeNd):
+            inputs = layer.in_channels // layer.groups
+            weights[id(input_weight(layer))] = (layer.out_channels, inputs, *layer.kernel_size)
+    return {name: weights[id(own)] for name, own in module.named_parameters() if id(own) in weights}
+
+
+_INPUT_WEIGHTS = ("weight", "weight_ih_l0", "weight_ih")
+"""Names of the weight by which a layer reads its first input."""
+
+
+def input_weight(layer: nn.Module) -> Tensor | None:
+    """Return the weight by which a layer reads its first input, if it has one.
+
+    Of a weight that `torch.nn.utils.parametrizations` computes, it is the parameter of the same shape.
+    """
+    for key in _INPUT_WEIGHTS:
+        if is_parametrized(layer, key):
+            computed: Any = layer.parametrizations[key]  # type: ignore[index]
+            directions = computed.original1 if isinstance(computed[0], _WeightNorm) else None
+            weight: Tensor | None = computed.original if computed.is_tensor else directions
+            return weight
+        if (own := getattr(layer, key, None)) is not None:
+            return own if isinstance(own, Tensor) else None
+    return None
+
+
 def compare_widths(target: nn.Module, narrow: nn.Module) -> dict[str, ParamWidth]:
     """Compare the parameters of one model at two widths; see `compare_shapes`."""
-    weights = {id(layer.weight) for layer in narrow.modules() if isinstance(layer, nn.Bilinear)}
-    bilinear = {name for name, parameter in narrow.named_parameters() if id(parameter) in weights}
-    return compare_shapes(shapes_of(target), shapes_of(narrow), bilinear)
+    full, own = shapes_as_read(target), shapes_as_read(narrow)
+    as_read = {name: (full[name], own[name]) for name in full.keys() & own.keys()}
+    return compare_shapes(shapes_of(target), shapes_of(narrow), as_read)
 
 
 def compare_shapes(
-    target: Mapping[str, Shape], narrow: Mapping[str, Shape], bilinear: Collection[str] = ()
+    target: Mapping[str, Shape], narrow: Mapping[str, Shape], as_read: Mapping[str, tuple[Shape, Shape]] | None = None
 ) -> dict[str, ParamWidth]:
     """Compare two shape tables of one model at two widths.
 
     Args:
-        bilinear: Names of the weights of `nn.Bilinear`.
+        as_read: Parameter name -> both shapes as a layer reads it, where it holds it otherwise.
 
     Raises:
         ValueError: if the names or the numbers of dimensions differ, or no dimension differs. If a dimension of the
@@ -151,9 +190,9 @@ def compare_shapes(
     if all(target[name] == narrow[name] for name in target):
         raise ValueError(
             "`model_fn` ignores width_ratio: every parameter has the same shape as at width_ratio=1.0; "
-            "multiply the hidden sizes by it"
+            "multiply the hidden sizes by it. If they are rounded up to a least size, raise `width_ratio`"
         )
-    params = {name: ParamWidth(target[name], narrow[name], name in bilinear) for name in target}
+    params = {name: ParamWidth(target[name], narrow[name], (as_read or {}).get(name)) for name in target}
     _check_width_count(params)
     return params
 
@@ -183,6 +222,23 @@ def refuse_single_units(params: Mapping[str, ParamWidth], narrow: nn.Module, tar
                 f"parameter {name!r} is {param.shape} in the surrogate and {param.target_shape} in the target: a width "
                 f"of {max(fallen)} falls to one unit, which ranks hyperparameters like no wide layer. Make the "
                 f"surrogate wider (a width ratio of {2 / min(fallen):.3g} leaves two units), or keep that size fixed"
+            )
+
+
+_INNER_WEIGHTS = ("weight_hr_", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+"""Weights of torch's recurrent and attention layers whose input no hook can reach."""
+
+
+def refuse_inner_readouts(params: Mapping[str, ParamWidth], target: nn.Module) -> None:
+    """Refuse a weight inside a layer of torch's that reads a width and writes none: its input needs a multiplier."""
+    for name, param in params.items():
+        path, _, own = name.rpartition(".")
+        reads_width = param.shape != param.target_shape and param.shape[:1] == param.target_shape[:1]
+        if reads_width and own.startswith(_INNER_WEIGHTS):
+            raise ValueError(
+                f"parameter {name!r} reads a width and writes a fixed size within layer {path!r} "
+                f"({type(target.get_submodule(path)).__name__}), where muP cannot scale its input: let an nn.Linear "
+                "behind the layer write that size"
             )
 
 

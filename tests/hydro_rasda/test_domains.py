@@ -175,6 +175,23 @@ def test_a_function_that_cannot_have_its_values_is_named() -> None:
         sample_from(lambda a, b: a)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [lambda c: c["opt"], lambda c: c.get("opt"), lambda c: c.opt, lambda c: c["net"]["opt"], lambda c: c["l"][0]],
+)
+def test_a_function_waits_for_values_however_it_asks_for_them(read: Callable[[Any], str]) -> None:
+    """By its key, a value that was drawn later was its domain, which equals none of the values."""
+    space = {
+        "lr": sample_from(lambda config: 0.5 if read(config) == "sgd" else 0.1),
+        "opt": choice(["sgd"]),
+        "net": {"opt": choice(["sgd"])},
+        "l": [choice(["sgd"])],
+    }
+    assert [config["lr"] for config in sample(space, 3, 0)] == [0.5, 0.5, 0.5]
+    with pytest.raises(ValueError, match="`space` cannot be sampled: the configuration has no 'typo'"):
+        sample({"lr": sample_from(lambda config: config.typo)}, 1, 0)
+
+
 def test_ray_tunes_categorical_of_a_grid_is_a_grid() -> None:
     space = {"a": tune.search.sample.Categorical([1, 2]).grid(), "lr": uniform(0, 1)}
     assert [config["a"] for config in sample(space, 2, 0)] == [1, 2, 1, 2]
@@ -188,6 +205,12 @@ def test_ray_tunes_categorical_of_a_grid_is_a_grid() -> None:
         (lambda: loguniform(0, 1), "`lower` is 0, but must be a finite number above 0"),
         (lambda: quniform(0, 1, 0.3), "`upper` is 1, but must be a multiple of `q`, 0.3"),
         (lambda: qloguniform(0.25, 1, 0.5), "`lower` is 0.25, but must be a multiple of `q`, 0.5"),
+        (lambda: randint(1, 4.5), "`upper` is 4.5, but must be an integer"),  # type: ignore[arg-type]
+        (lambda: randint(None, 4), "`lower` is None, but must be an integer"),  # type: ignore[arg-type]
+        (lambda: choice("sgd"), "`categories` is 'sgd', but must be a list of values"),
+        (lambda: choice({"sgd"}), "`categories` is {'sgd'}, but must be a list of values"),  # type: ignore[arg-type]
+        (lambda: choice({"a": 1}), "`categories` is {'a': 1}, but must be"),  # type: ignore[arg-type]
+        (lambda: choice(3), "`categories` is 3, but must be a list of values"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_bounds_are_named_whether_ray_is_loaded_or_not(make: Callable[[], Any], told: str) -> None:

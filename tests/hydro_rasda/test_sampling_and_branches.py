@@ -106,6 +106,28 @@ def test_known_configurations_choose_their_branches() -> None:
         check_first([{"gamma": 1}], SPACE)
 
 
+def test_a_part_of_a_nested_mapping_is_completed() -> None:
+    space = {"lr": loguniform(1e-3, 1e-1), "net": {"width": choice([8, 16]), "more": {"depth": randint(1, 3)}}}
+    first: list[dict[str, Any]] = [{"net": {"width": 8}}, {"net": {"more": {"depth": 7}}}]
+    check_first(first, space)
+    one, two = (trial.config["net"] for trial in RandomSearch(space, 2, 0, first).trials)
+    assert one["width"] == 8
+    assert one["more"]["depth"] in (1, 2)
+    assert (two["width"] in (8, 16), two["more"]) == (True, {"depth": 7})
+    with pytest.raises(ValueError, match="which has no net/more/deep, net/widht"):
+        check_first([{"net": {"widht": 8, "more": {"deep": 1}}}], space)
+
+
+def test_known_values_choose_the_branch_that_draws_them() -> None:
+    """The branch of `res` took a `cnn`, too, and gave it a depth in place of its channels."""
+    branches = choice([{"kind": "cnn", "channels": 8}, {"kind": choice(["mlp", "res"]), "depth": randint(1, 3)}])
+    space = {"lr": loguniform(1e-3, 1e-1), "net": branches}
+    for seed in range(8):
+        (trial,) = RandomSearch(space, 1, seed, [{"kind": "cnn"}]).trials
+        assert trial.config["channels"] == 8
+    assert sample(restricted(space, {"depth": 9}), 1, 0)[0]["depth"] == 9  # drawn by none: known to be good
+
+
 def test_defaults_go_into_the_branches_that_lack_them() -> None:
     made = with_defaults(SPACE, {"lr": 1.0, "momentum": 0.0, "batch_size": 8})
     check_space(made)

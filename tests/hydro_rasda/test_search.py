@@ -4,6 +4,7 @@ import math
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,17 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from ray.tune.search.bohb import TuneBOHB
 from ray.tune.search.optuna import OptunaSearch
 
-from hydro_rasda import RunExists, SweepConfig, TuneResult, choice, grid_search, loguniform, sample_from, uniform
+from hydro_rasda import (
+    RunExists,
+    SweepConfig,
+    TuneResult,
+    choice,
+    grid_search,
+    loguniform,
+    qloguniform,
+    sample_from,
+    uniform,
+)
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.run_folder import Store
@@ -350,6 +361,42 @@ def test_sobol_points_fill_a_range_evenly_from_the_first_batch_on(open_search: O
     found = sorted(searcher.suggest(str(i))["lr"] for i in range(16))
     shares = [(math.log(lr) - math.log(1e-4)) / (math.log(1.0) - math.log(1e-4)) for lr in found]
     assert [int(16 * share) for share in shares] == list(range(16))
+
+
+def test_values_of_a_searcher_are_rounded_as_those_at_random(problem: Problem, tmp_path: Path) -> None:
+    space = {**SPACE, "width": qloguniform(8, 512, 8), "nested": {"width": qloguniform(8, 512, 8)}}
+    asked = problem.with_settings(num_samples=16)
+    searcher = named_searcher("tpe", space, asked.settings)
+    assert not isinstance(searcher, str)
+    assert searcher is not None
+    with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+        trials = SearcherSearch(searcher, space, Run(asked, store)).next_trials()
+    widths = [width for trial in trials for width in (trial.config["width"], trial.config["nested"]["width"])]
+    assert len({*widths}) > 2
+    assert all(width % 8 == 0 and 8 <= width <= 512 for width in widths)
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        ({"x": choice([0.0, uniform(0.1, 0.5)])}, r"`space\['x'\]` holds a domain in a list or a choice"),
+        ({"n": {"x": [uniform(0.1, 0.5), 3]}}, r"`space\['n'\]\['x'\]` holds a domain in a list or a choice"),
+        ({"b": choice([{"x": (uniform(0, 1), 3)}, {}])}, r"`space\['b'\]\[0\]\['x'\]` holds a domain in a list"),
+        ({"n": {"a/b": uniform(0, 1)}}, r"`space\['n'\]` has the key 'a/b', but a searcher needs names without"),
+        ({"n": {1: uniform(0, 1)}}, r"`space\['n'\]` has the key 1, but a searcher needs names without"),
+    ],
+)
+def test_domains_where_a_searcher_does_not_look(space: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        named_searcher("tpe", {"lr": loguniform(1e-4, 1.0), **space}, TuneConfig())
+
+
+def test_cma_learns_from_one_metric() -> None:
+    two = TuneConfig(objectives=(("val_loss", "min"), ("macs", "min")))
+    with pytest.raises(
+        ValueError, match=r"`sweep.searcher` is 'cma', but must be another one where `metric` is a list"
+    ):
+        named_searcher("cma", SPACE, two)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from surrogate import coordinate_check, make_surrogate
 from surrogate.coordinates import CoordinateCheck
@@ -58,6 +59,12 @@ def depthwise(config: dict[str, Any], width_ratio: float) -> nn.Module:
     return Depthwise(round(128 * width_ratio))
 
 
+def weight_normed(config: dict[str, Any], width_ratio: float) -> nn.Module:
+    width = int(512 * width_ratio)
+    hidden = weight_norm(nn.Linear(width, width))
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), hidden, nn.ReLU(), weight_norm(nn.Linear(width, 10)))
+
+
 def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     x, y = batch
     return nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
@@ -82,6 +89,13 @@ def check(model_fn: ModelFn, optimizer: str, *, plain: bool, steps: int = 5, **o
 @pytest.mark.parametrize("model_fn", [wide_mlp, wide_cnn, depthwise, transformer, tied, narrow_heads])
 def test_surrogates_pass(model_fn: ModelFn, optimizer: str) -> None:
     found = check(model_fn, optimizer, plain=False)
+    assert found.passed, found.table()
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.1), ("adam", 0.002)])
+def test_weight_normed_layers_pass(optimizer: str, lr: float) -> None:
+    """At larger rates of Adam, a narrow layer's rows become longer in one step, and the norm takes that away again."""
+    found = check(weight_normed, optimizer, plain=False, lr=lr)
     assert found.passed, found.table()
 
 

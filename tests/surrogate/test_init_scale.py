@@ -7,10 +7,11 @@ import mup
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from surrogate import make_surrogate
 from surrogate.init_scale import _MOST_BUILDS, _measure
-from tests.surrogate.models import ZOO, mlp, transformer
+from tests.surrogate.models import ZOO, Config, mlp, transformer
 
 
 def mup_mlp(width_ratio: float) -> nn.Module:
@@ -234,6 +235,18 @@ def test_zero_readout_starts_at_the_same_function_at_every_width() -> None:
         output = make_surrogate(model_fn, config, 1 / 4, zero_readout=True)(batch)
         for value in output.values() if isinstance(output, dict) else [output]:
             assert torch.equal(value, torch.zeros_like(value))
+
+
+@pytest.mark.parametrize("norm", [weight_norm, spectral_norm])
+def test_zero_readout_of_a_fixed_norm(norm: Callable[[nn.Module], nn.Module]) -> None:
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, int(64 * width_ratio)), norm(nn.Linear(int(64 * width_ratio), 3)))
+
+    if norm is spectral_norm:
+        with pytest.raises(ValueError, match=r"`zero_readout` is True, but the weight of '1' has a norm of 1"):
+            make_surrogate(model_fn, {}, 1 / 4, zero_readout=True)
+    else:
+        assert not make_surrogate(model_fn, {}, 1 / 4, zero_readout=True)(torch.ones(2, 8)).any()
 
 
 def test_zero_readout_leaves_a_tied_embedding() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from surrogate import ShrinkPlan, coordinate_check, plan_shrink, shrink
+from surrogate import ShrinkPlan, coordinate_check, make_surrogate, plan_shrink, shrink
 from surrogate.coordinates import CoordinateCheck
 from surrogate.roles_and_multipliers import lr_multipliers, width_plan
 from surrogate.widths import shapes_of
@@ -147,6 +147,11 @@ def test_refused_in_one_line_that_names_the_layer(name: str) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         shrink(model, 1 / 4, batch)
     assert "\n" not in str(refused.value)
+
+
+def test_a_projection_of_fixed_size_is_refused_of_a_model_function_too() -> None:
+    with pytest.raises(ValueError, match=r"parameter 'weight_hr_l0' reads a width .* within layer '' \(LSTM\)"):
+        make_surrogate(lambda _, ratio: nn.LSTM(8, int(32 * ratio), proj_size=3), {}, 1 / 4)
 
 
 def test_a_fourier_transform_along_a_width_keeps_it_and_the_plan_says_so() -> None:

@@ -10,8 +10,10 @@ import pytest
 from torch import Tensor, nn
 
 from surrogate import lr_multipliers, make_surrogate, parameter_roles, weight_decay_multipliers
+from surrogate.roles_and_multipliers import width_plan
 from surrogate.widths import compare_widths
-from tests.surrogate.models import ZOO, mlp
+from tests.surrogate.layers import StackedExperts
+from tests.surrogate.models import ZOO, Config, mlp
 
 ORACLES = {"sgd": mup.MuSGD, "adam": mup.MuAdam, "adamw": mup.MuAdamW}
 
@@ -111,3 +113,22 @@ def test_target_and_surrogate_have_the_same_roles(name: str) -> None:
 def test_a_model_without_plan_is_refused() -> None:
     with pytest.raises(ValueError, match="without a width plan"):
         parameter_roles(nn.Linear(2, 2))
+
+
+def test_a_transposed_convolution_reads_its_first_dimension() -> None:
+    """mup takes its last width for the fan-in; these widths shrink by a quarter and a half."""
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        wide, least = int(64 * width_ratio), max(16, int(32 * width_ratio))
+        return nn.Sequential(nn.Conv1d(3, wide, 1), nn.ConvTranspose1d(wide, least, 2), nn.Conv1d(least, 2, 1))
+
+    narrow = make_surrogate(model_fn, {}, 1 / 4)
+    assert width_plan(narrow).params["1.weight"].spread == 2.0
+    assert lr_multipliers(narrow, "adam")["1.weight"] == 4.0
+    assert lr_multipliers(narrow, "sgd")["1.weight"] == 1 / 2 / (1 / 4)
+
+
+def test_stacked_experts_learn_as_experts_do() -> None:
+    """mup takes the number of experts for the fan-out under SGD, and would multiply the rate by four."""
+    stacked = make_surrogate(lambda _, ratio: StackedExperts(ratio), {}, 1 / 4)
+    assert (lr_multipliers(stacked, "sgd")["up"], lr_multipliers(stacked, "adam")["up"]) == (1.0, 4.0)

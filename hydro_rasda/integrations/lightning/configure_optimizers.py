@@ -102,7 +102,7 @@ def _parts(configured: Any) -> tuple[torch.optim.Optimizer, LRScheduler | None, 
     """Optimizer, scheduler, its interval and frequency, of what Lightning allows `configure_optimizers` to return."""
     optimizers, schedulers = configured, None
     if isinstance(configured, Mapping):
-        optimizers, schedulers = configured["optimizer"], configured.get("lr_scheduler")
+        optimizers, schedulers = configured.get("optimizer"), configured.get("lr_scheduler")
     elif isinstance(configured, tuple | list) and len(configured) == 2 and isinstance(configured[0], tuple | list):
         optimizers, schedulers = configured
     optimizer, scheduler = _one("optimizers", optimizers), _one("schedulers", schedulers)
@@ -112,7 +112,10 @@ def _parts(configured: Any) -> tuple[torch.optim.Optimizer, LRScheduler | None, 
         raise Unfollowed(f"configure_optimizers() returns {type(optimizer).__name__}, no optimizer")
     interval, frequency = "epoch", 1
     if isinstance(scheduler, Mapping):
-        interval, frequency = scheduler.get("interval", "epoch"), scheduler.get("frequency", 1)
+        interval, frequency = scheduler.get("interval") or "epoch", scheduler.get("frequency", 1)
+        if scheduler.get("scheduler") is None or interval not in ("step", "epoch") or not frequency:
+            told = "'scheduler', an 'interval' of 'step' or 'epoch', and a 'frequency' of 1 or more"
+            raise Unfollowed(f"a dict of a scheduler, {scheduler!r}, but it must have {told}")
         scheduler = scheduler["scheduler"]
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler | None):
         raise Unfollowed(f"{type(scheduler).__name__}: it is no function of the step")
@@ -149,12 +152,16 @@ def _factors(
     epochs: int,
     steps: int,
 ) -> Iterator[float]:
-    """Run the scheduler through, and yield the factor of the learning rates in each step or epoch."""
+    """Run the scheduler through, and yield the factor of the learning rates in each step or epoch.
+
+    As Lightning does, it counts the steps of each epoch anew for a `frequency`.
+    """
+    period = steps // epochs if interval == "step" else epochs
     fixed = [{name: group.get(name) for name in ("momentum", "betas")} for group in optimizer.param_groups]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing was updated before it is asked
         for at in range(steps if interval == "step" else epochs):
-            if at and at % frequency == 0:
+            if at and ((at - 1) % period + 1) % frequency == 0:
                 scheduler.step()
             pairs = [(group["lr"], rate) for group, rate in zip(optimizer.param_groups, rates)]
             factors = {lr / rate for lr, rate in pairs if rate}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
 from fusion.width.microbatch import WEIGHT, is_weight
@@ -41,8 +42,11 @@ class StepObjective:
     def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         assert isinstance(model, LightningModule)
         part = "train" if model.training else "val"
+        run: Any = model.training_step if model.training else model.validation_step
+        # As Lightning does, which gives a step no index that it has no argument for.
+        index = (0,) if is_param_in_hook_signature(run, "batch_idx", min_args=2) else ()
         with _recorded(model, part) as metrics, LossCalls() as calls:
-            returned = model.training_step(batch, 0) if model.training else model.validation_step(batch, 0)
+            returned = run(batch, *index)
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
         if isinstance(loss, Tensor):
             metrics["loss"] = loss

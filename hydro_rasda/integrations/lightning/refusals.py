@@ -62,7 +62,9 @@ def unfollowed_by(trainer: Any) -> list[str]:
     told = []
     for name, expected in _SETTINGS.items():
         value = getattr(trainer, name, None)
-        if value != expected and not (isinstance(expected, tuple) and value in expected):
+        # A limit of 1 is one batch, and of 1.0 all batches.
+        a_number = isinstance(expected, float) and isinstance(value, int)
+        if a_number or (value != expected and not (isinstance(expected, tuple) and value in expected)):
             why = ": use the key `accumulate` of the space" if name == "accumulate_grad_batches" else ""
             told.append(f"Trainer({name}={value!r}){why}")
     if trainer.gradient_clip_val is not None and str(trainer.gradient_clip_algorithm or "norm") != "norm":

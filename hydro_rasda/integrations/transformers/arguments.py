@@ -105,10 +105,10 @@ def unfollowed(args: TrainingArguments) -> tuple[list[str], list[str]]:
 
 def _values_refused(args: TrainingArguments) -> list[str]:
     refused = []
-    if _word(args.optim) not in OPTIMIZERS:
-        refused.append(f"optim={_word(args.optim)!r}: one of {', '.join(OPTIMIZERS)}")
-    if _word(args.lr_scheduler_type) in _STATEFUL:
-        refused.append(f"lr_scheduler_type={_word(args.lr_scheduler_type)!r}: it is no function of the step")
+    if word(args.optim) not in OPTIMIZERS:
+        refused.append(f"optim={word(args.optim)!r}: one of {', '.join(OPTIMIZERS)}")
+    if word(args.lr_scheduler_type) in _STATEFUL:
+        refused.append(f"lr_scheduler_type={word(args.lr_scheduler_type)!r}: it is no function of the step")
     sampling = sampling_of(args)
     if sampling not in SAMPLING:
         refused.append(f"train_sampling_strategy={sampling!r}: one of {', '.join(SAMPLING)}")
@@ -141,13 +141,13 @@ def sampling_of(args: TrainingArguments) -> str:
     """In which order examples are read: `train_sampling_strategy`, which older versions call `group_by_length`."""
     if getattr(args, "group_by_length", False):
         return "group_by_length"
-    return _word(getattr(args, "train_sampling_strategy", "random"))
+    return word(getattr(args, "train_sampling_strategy", "random"))
 
 
 def to_key(name: str, args: TrainingArguments, value: Any) -> Any:
     """A value of an argument as the library's key has it: see `KEYS`."""
     if name == "optim":
-        return OPTIMIZERS.get(_word(value), value)
+        return OPTIMIZERS.get(word(value), value)
     if name == "per_device_train_batch_size":
         return value * args.gradient_accumulation_steps
     if name == "max_grad_norm":
@@ -158,7 +158,7 @@ def to_key(name: str, args: TrainingArguments, value: Any) -> Any:
 def from_key(name: str, args: TrainingArguments, value: Any) -> Any:
     """Return the value that `to_key` was given."""
     if name == "optim":
-        return next(optim for optim in (_word(args.optim), *OPTIMIZERS) if OPTIMIZERS[optim] == value)
+        return next(optim for optim in (word(args.optim), *OPTIMIZERS) if OPTIMIZERS[optim] == value)
     if name == "per_device_train_batch_size":
         return value // args.gradient_accumulation_steps
     if name == "max_grad_norm":
@@ -178,7 +178,8 @@ def warmup_of(args: TrainingArguments) -> float:
     return float(args.warmup_steps or getattr(args, "warmup_ratio", None) or 0)
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
+    """Return the word of an argument that may be a member of an enumeration of the library's."""
     return str(getattr(value, "value", value))
 
 

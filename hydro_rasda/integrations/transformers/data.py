@@ -86,7 +86,7 @@ class FromConfig:
 
     def __call__(self, config: Mapping[str, Any]) -> nn.Module:
         changed = copy.deepcopy(self.base)
-        for name in self.own:
+        for name in config.keys() & {*self.own}:  # those of other branches it has not
             setattr(changed, name, config[name])
         automatic = self.model_class.__name__.startswith("Auto")
         model: nn.Module = self.model_class.from_config(changed) if automatic else self.model_class(changed)

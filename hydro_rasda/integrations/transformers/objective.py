@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils.generic import find_labels
 
 from hydro_rasda.data import Batch
-from hydro_rasda.integrations.transformers.arguments import SCHEDULED, warmup_of
+from hydro_rasda.integrations.transformers.arguments import SCHEDULED, schedule_types, warmup_of, word
 from hydro_rasda.integrations.transformers.data import base_of
 from hydro_rasda.loss_weight import IGNORED, LOSS_WEIGHT, LossCalls
 from hydro_rasda.objective import OUTPUTS, TARGETS, OptimizerSettings
@@ -150,7 +150,7 @@ class TrainerObjective:
     def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
         """Weight decay where `Trainer` has it, and its schedule; its warm-up is part of that."""
         kind, warmup = config.get("lr_scheduler_type", self.schedule), config.get("warmup_steps", self.warmup)
-        schedule = TrainerSchedule(str(kind), float(warmup), float(config["lr"]), self.options)
+        schedule = TrainerSchedule(word(kind), float(warmup), float(config["lr"]), self.options)
         decaying = set(Trainer.get_decay_parameter_names(None, model))
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         spared = {name: 0.0 for name in trained if name not in decaying}
@@ -183,5 +183,18 @@ def _accepts_loss_kwargs(model_class: type[nn.Module]) -> bool:
 def trainer_objective(args: TrainingArguments, predictions: Predictions | None = None) -> TrainerObjective:
     """The objective that these arguments ask for."""
     options = tuple(dict(args.lr_scheduler_kwargs or {}).items())
-    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    kind = word(args.lr_scheduler_type)
     return TrainerObjective(args.label_smoothing_factor, kind, warmup_of(args), options, predictions)
+
+
+def schedules_refused(args: TrainingArguments, searched: Sequence[Any]) -> list[str]:
+    """Kinds of schedules, of those searched or else the arguments' own, that `lr_scheduler_kwargs` does not make."""
+    options, refused = tuple(dict(args.lr_scheduler_kwargs or {}).items()), []
+    for kind in dict.fromkeys(map(word, searched or [args.lr_scheduler_type])):
+        try:
+            if kind in schedule_types():
+                TrainerSchedule(kind, 0.0, 1.0, options)(0, 100)
+        except Exception as error:  # whatever a schedule raises without its options, or for another's
+            told = f"lr_scheduler_kwargs={dict(options)!r} does not make it, {type(error).__name__}: {error}"
+            refused.append(f"lr_scheduler_type={kind!r}: {told}")
+    return refused

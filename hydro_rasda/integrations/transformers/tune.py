@@ -30,7 +30,12 @@ from hydro_rasda.integrations.transformers.arguments import (
     with_values,
 )
 from hydro_rasda.integrations.transformers.data import collator, loaders, model_function
-from hydro_rasda.integrations.transformers.objective import TrainerMetrics, predictions_of, trainer_objective
+from hydro_rasda.integrations.transformers.objective import (
+    TrainerMetrics,
+    predictions_of,
+    schedules_refused,
+    trainer_objective,
+)
 from hydro_rasda.renames import refuse_renamed
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.sampling_and_branches import reachable
@@ -111,6 +116,7 @@ def tune_trainer(
     metric, mode = metric_of(args)
     whole = None if compute_metrics is None or args.prediction_loss_only else TrainerMetrics(compute_metrics)
     data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+    wrong += schedules_refused(args, reached("lr_scheduler_type", made))
     _check_followed(args, _wrong_metric(args, metric, whole) + wrong + _refused(args, race, options, data))
     model_fn = model_function(model, model_class, own_names(space), args.use_cache)
     with preserved_generators():

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
 from hydro_rasda.integrations.lightning import LightningResult, tune_module
 from hydro_rasda.integrations.lightning.configure_optimizers import optimizer_settings
+from hydro_rasda.integrations.lightning.objective import StepObjective
 from tests.hydro_rasda.integrations.results import answers_as_tunes
 from tests.hydro_rasda.parts import over
 
@@ -117,8 +118,14 @@ def tuned(module_fn: Any, folder: Path, space: dict[str, Any] | None = None, **c
     return tune_module(module_fn, space, storage_path=folder, name="run", **over(defaults, changes))
 
 
+def by_third_step(module: Classifier) -> Any:
+    """Lightning counts the seven steps of an epoch anew in each: it decays after the third and the sixth."""
+    optimizer = adam(module)
+    return [optimizer], [{"scheduler": StepLR(optimizer, 1, 0.5), "interval": "step", "frequency": 3}]
+
+
 @pytest.mark.parametrize("clip", [None, 0.2])
-@pytest.mark.parametrize("configure", [adam, by_epoch, by_step])
+@pytest.mark.parametrize("configure", [adam, by_epoch, by_step, by_third_step])
 def test_equal_to_trainer_alone(configure: Configure, clip: float | None, tmp_path: Path) -> None:
     """The winner's sweep, fused with two others, and its full-size training after that."""
     module_fn = seeded(configure)
@@ -214,6 +221,23 @@ def test_a_module_is_made_narrower_and_compared_by_what_it_logs(tmp_path: Path) 
     assert answers_as_tunes(result)
 
 
+class WithoutIndex(Classifier):
+    """Lightning gives a step no index that it has no argument for."""
+
+    def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any) -> None:  # type: ignore[override]
+        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+
+def test_steps_without_an_index() -> None:
+    module, batch = WithoutIndex({"rate": 0.1}, adam).double(), (X[:8], Y[:8])
+    for part in (module.train(), module.eval()):
+        loss = StepObjective(52, 3, False)(part, batch)["loss"]
+        torch.testing.assert_close(loss, F.cross_entropy(module(batch[0]), batch[1]))
+
+
 class ByParts(Classifier):
     """Its steps call a part of it, and never the module itself."""
 
@@ -302,6 +326,14 @@ def partial(module: Classifier) -> Any:
     return torch.optim.SGD(module.head.parameters(), 0.1)
 
 
+def without(**changes: Any) -> Configure:
+    def configure(module: Classifier) -> Any:
+        optimizer = adam(module)
+        return [optimizer], [{"scheduler": StepLR(optimizer, 1), **changes}]
+
+    return configure
+
+
 def test_a_group_with_a_rate_of_zero_stays_as_it_is() -> None:
     def still_body(module: Classifier) -> Any:
         groups = [{"params": module.body.parameters(), "lr": 0.0}, {"params": module.head.parameters(), "lr": 0.1}]
@@ -324,6 +356,10 @@ def test_a_group_with_a_rate_of_zero_stays_as_it_is() -> None:
         (still, "all learning rates are 0"),
         (begins_still, "CosineAnnealingLR: groups change by different factors"),
         (partial, "no group has the parameter 'body.0.bias': freeze it"),
+        (lambda module: {"lr_scheduler": None}, "returns NoneType, no optimizer"),
+        (without(interval="batch"), "'interval': 'batch'.*it must have .* an 'interval' of 'step' or 'epoch'"),
+        (without(frequency=0), "'frequency': 0.*it must have .* a 'frequency' of 1 or more"),
+        (without(scheduler=None), "'scheduler': None.*it must have 'scheduler'"),
     ],
 )
 def test_optimizers_that_cannot_be_followed(configure: Configure, match: str, tmp_path: Path) -> None:

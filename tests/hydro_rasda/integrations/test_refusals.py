@@ -73,7 +73,7 @@ FOLLOWED: dict[str, Any] = {
                 "min_steps": 10,
                 "max_time": "00:12:00:00",
                 "limit_train_batches": 0.5,
-                "limit_val_batches": 2,
+                "limit_val_batches": 1,
                 "overfit_batches": 0.1,
                 "fast_dev_run": True,
                 "reload_dataloaders_every_n_epochs": 1,

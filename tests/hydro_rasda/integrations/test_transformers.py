@@ -21,11 +21,13 @@ from transformers import (
     default_data_collator,
     get_scheduler,
 )
+from transformers.trainer_utils import SchedulerType
 
 from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform, uniform
 from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
 from hydro_rasda.integrations.transformers.arguments import schedule_types
-from hydro_rasda.integrations.transformers.objective import TrainerSchedule
+from hydro_rasda.integrations.transformers.data import FromConfig
+from hydro_rasda.integrations.transformers.objective import TrainerSchedule, schedules_refused, trainer_objective
 from hydro_rasda.integrations.transformers.tune import _warmup_epochs
 from tests import zoo
 
@@ -230,6 +232,23 @@ def test_every_schedule_at_every_step(kind: str) -> None:
         theirs.step()
 
 
+def test_a_schedule_is_a_word_or_a_member_of_the_enumeration(tmp_path: Path) -> None:
+    objective = trainer_objective(arguments(tmp_path))
+    for kind in (SchedulerType.COSINE, "cosine"):
+        settings = objective.optimizer_settings(nn.Linear(1, 1), {"lr": 0.1, "lr_scheduler_type": kind})
+        assert settings.config["schedule"](5, 10) == pytest.approx(0.5)
+
+
+def test_a_schedule_without_its_options_is_told_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lr_scheduler_type='cosine_with_min_lr': lr_scheduler_kwargs={} does not"):
+        tuned(gpt2, arguments(tmp_path, lr_scheduler_type="cosine_with_min_lr"))
+    args = arguments(tmp_path, lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1})
+    assert schedules_refused(args, []) == schedules_refused(args, [SchedulerType.COSINE_WITH_MIN_LR]) == []
+    (told,) = schedules_refused(args, ["constant", "linear"])
+    assert told.startswith("lr_scheduler_type='linear': lr_scheduler_kwargs={'min_lr_rate': 0.1} does not make it")
+    assert [*tmp_path.iterdir()] == []
+
+
 LLAMA: dict[str, Any] = {
     "vocab_size": 11,
     "hidden_size": 32,
@@ -256,6 +275,13 @@ def test_a_warmup_counts_as_the_longest_of_all_trials(
 ) -> None:
     found = _warmup_epochs(space, arguments(tmp_path, warmup_steps=warmup_steps), 24)
     assert found == ({} if epochs is None else {"warmup_epochs": epochs})
+
+
+def test_a_configuration_keeps_what_another_branch_would_change() -> None:
+    """Models of a branch without `num_hidden_layers` failed."""
+    make = FromConfig(LlamaConfig(**LLAMA), AutoModelForCausalLM, ("num_hidden_layers", "hidden_act"), False)
+    made: list[Any] = [make(config) for config in ({"hidden_act": "relu"}, {"num_hidden_layers": 2})]
+    assert [(of.config.hidden_act, of.config.num_hidden_layers) for of in made] == [("relu", 1), ("silu", 2)]
 
 
 @pytest.mark.filterwarnings("error:neither .model_fn. nor the library reads")
