@@ -35,7 +35,7 @@ from hydro_rasda.run.full_size_journal import (
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
-from hydro_rasda.stages.run_plan import FULL_SIZE, SURROGATES, race_pieces, tell_race
+from hydro_rasda.stages.run_plan import CHECK, FULL_SIZE, SURROGATES, race_pieces, tell_race
 
 
 def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> list[int]:
@@ -58,7 +58,8 @@ def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer
 def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
     settings = run.settings
     stops, reached = settings.race_milestones, 0
-    run.time_left.plan(SURROGATES, [])
+    for over in (SURROGATES, CHECK):  # perhaps ended by the time budget
+        run.time_left.plan(over, [])
     left, raised, stopped = list(finalists), Counter[int](), dict[int, list[int]]()
     for stop in stops:
         while left:
