@@ -215,6 +215,29 @@ def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
     unbroken.store.close()
 
 
+class EndsByItself(Scripted):
+    """As `Scripted`, but a training that diverges has ended by itself the epoch before."""
+
+    def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+        ends = self.scores[task.number][task.span.stop :] == [math.nan]
+        return replace(super()._train(task), ended=ends)
+
+
+@pytest.mark.parametrize(("kind", "scores"), [(Scripted, [0.6]), (EndsByItself, [0.6, 0.5, math.nan])])
+def test_nobody_takes_the_place_of_a_trial_that_ends_after_a_milestone(
+    open_race: Callable[..., Run], problem: Problem, tmp_path: Path, kind: type[Scripted], scores: list[float]
+) -> None:
+    """Trial 3 goes on from epoch 1, then raises, or ends by itself. Later the run is interrupted, and goes on."""
+    race = RaceConfig(grace_period=1, checkpoint_every=1)
+    settings, all_scores = {**RACE, "race": race, "full_trainings": 3}, {**SCORES, 3: scores}
+    unbroken = open_run(tmp_path / "unbroken", problem, 4, **settings)
+    train_finalists(unbroken, [0, 1, 2, 3], kind(all_scores))
+    for part in (6, math.inf):
+        train_finalists(run := open_race(**settings), [0, 1, 2, 3], kind(all_scores, part))
+    assert epochs(run) == epochs(unbroken)
+    unbroken.store.close()
+
+
 def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[..., Run]) -> None:
     for finalists in ([1, 0], [0, 1]):
         train_finalists(run := open_race(time_budget_s=1e-9), finalists, Scripted(SCORES))
