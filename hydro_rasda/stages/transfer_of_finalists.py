@@ -43,6 +43,7 @@ def finalists_of_rule(
 ) -> list[int]:
     """Have the rule name the finalists of a sweep that is over.
 
+    If all trials that are left diverged or failed, the finalists are the best of those that the rule stopped before.
     A surrogate as wide as the model is the model: its training continues at full size.
 
     Args:
@@ -51,11 +52,13 @@ def finalists_of_rule(
     chosen = checked_finalists(rule, rule.finalists(state), state)
     last = max(state.scores, default=0)
     left = [n for n, standing in state.trials.items() if not standing.dropped and math.isfinite(standing.score)]
-    if not state.best(1) or not (chosen or left):
+    if not (best := state.best(state.top_k)):
         raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
-    if not chosen:
+    if left and not chosen:
         raise ValueError(f"`sweep.rule` {type(rule).__name__} names no finalists, but must name at least one")
-    chosen, told = by_found_schedules(run, chosen)
+    if not chosen:
+        run.say(f"surrogates at epoch {last}: nobody is left; of those stopped before, the best go on: {best}")
+    chosen, told = by_found_schedules(run, chosen or best)
     recalled = run.decided(FINALISTS, run.trials)
     tell(last, recalled)
     for line in told:

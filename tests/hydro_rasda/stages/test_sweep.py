@@ -17,6 +17,7 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
@@ -226,6 +227,19 @@ def test_nan_is_worst_in_both_modes(run: Run) -> None:
 def test_all_diverged(run: Run) -> None:
     with pytest.raises(AllTrialsFailed, match=r"all 3 trials diverged or failed by epoch 1 .*journal\.jsonl"):
         sweep(run, Given([configs([math.nan] * 3)]), Curves(run))
+
+
+def test_if_all_that_went_on_diverge_those_stopped_before_are_finalists(run: Run) -> None:
+    class BestDiverge(Curves):
+        def _history(self, task: GroupTask, number: int, stop: int) -> History:
+            late = self.run.trials[number].config["final"] < 9.0
+            told = super()._history(task, number, stop)
+            return [(at, {name: math.nan if late and at > 1 else of for name, of in m.items()}) for at, m in told]
+
+    told: list[str] = []
+    run.callbacks = Callbacks([lambda event: told.append(getattr(event, "text", ""))])
+    assert sweep(run, Given([configs(FINALS)]), BestDiverge(run)) == [BEST_FIRST[9]]
+    assert f"nobody is left; of those stopped before, the best go on: [{BEST_FIRST[9]}]" in " ".join(told)
 
 
 def test_a_model_that_fails_is_left_out_with_its_traceback(run: Run) -> None:
