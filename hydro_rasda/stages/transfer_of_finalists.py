@@ -180,7 +180,7 @@ def check_transfer(
     The best of them trains twice, from two seeds: what lies between the two is the regret that counts as none.
 
     Returns:
-        Rank correlation, regret and verdict; None where fewer than four trials have a finite metric.
+        Rank correlation, regret and verdict; None where fewer than four trials have a finite metric, or time runs out.
     """
     chosen = choose_checked(run, epochs, scores, lambda: _spread(scores, run.settings.mode))
     if len(chosen) < FEWEST:
@@ -190,9 +190,14 @@ def check_transfer(
     keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
     beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None
     tasks = [FullSizeTask(*key, span, None, s, beside, horizon) for key, s in zip(keys, seeds, strict=True)]
-    for outcome in device.train_each([task for task in tasks if not run.store.done(task.key)]):
-        run.record(outcome.task.key, _unit(run, outcome))
+    in_time = (task for task in tasks if not (run.store.done(task.key) or run.out_of_time("surrogate")))
+    for outcome in device.train_each(in_time):
+        if not _was_cut_short(run, outcome):
+            run.record(outcome.task.key, _unit(run, outcome))
     run.end_stage()
+    if not all(run.store.done(task.key) for task in tasks):
+        run.say("the sweep's share of `time_budget_s` is spent: the check of the transfer is left out")
+        return None
     comparison = compare_checked(run, chosen, [scores[number] for number in chosen])
     run.say(f"transfer is {comparison.verdict}: rank correlation {comparison.rho:.2f} with full size")
     if comparison.verdict != "trusted":
@@ -207,13 +212,26 @@ def _spread(scores: Mapping[int, float], mode: Mode) -> Sequence[int]:
     return [best_first[round(i * (len(best_first) - 1) / max(1, count - 1))] for i in range(count)]
 
 
+def _was_cut_short(run: Run, outcome: FullSizeOutcome) -> bool:
+    """Tell whether the time budget ended a training before the check's last epoch."""
+    if outcome.error is not None or outcome.ended:
+        return False
+    reached, metrics = outcome.history[-1]
+    over = _diverged(metrics) or run.settings.good_enough(metrics[run.settings.metric])
+    return reached < outcome.task.span.stop and not over
+
+
+def _diverged(metrics: Mapping[str, float]) -> bool:
+    return not math.isfinite(metrics.get("train_loss", 0.0))
+
+
 def _unit(run: Run, outcome: FullSizeOutcome) -> Unit:
     task, history = outcome.task, outcome.history
     if outcome.error is not None:
         line = {"event": "check failed", "trial": task.number, "error": shortened(outcome.error)}
         return Unit(None, [line], outcome.seconds)
-    reached, metrics = history[-1]
-    return Unit(metrics[run.settings.metric] if reached == task.span.stop else None, [], outcome.seconds)
+    _, metrics = history[-1]  # earlier than the last epoch if it ended by itself, or was good enough
+    return Unit(None if _diverged(metrics) else metrics[run.settings.metric], [], outcome.seconds)
 
 
 def hand_over(run: Run, finalists: Sequence[int]) -> None:
