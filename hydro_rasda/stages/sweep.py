@@ -72,10 +72,11 @@ class _Sweep:
         self._state = SweepState(
             "min" if self._by_place else settings.mode, settings.max_t, settings.race.top_k, settings.seed
         )
-        self._state.left = settings.num_samples
+        # A grid has more configurations than samples; a searcher gives the first of them alone.
+        self._candidates = deque(search.next_trials())
+        self._state.left = max(settings.num_samples, len(self._candidates))
         self._dispatcher, self._costs = Dispatcher(run, devices), Costs(run)
         self._plan = RunPlan(run, devices, self._dispatcher, rule, self._state)
-        self._candidates: deque[Trial] = deque()
         self._unread: Unread = {}
         self._read: set[str] = set()
         self._children = usable_children(run.problem)
@@ -89,6 +90,7 @@ class _Sweep:
 
     def finalists(self) -> list[int]:
         self._show()
+        self._state.left = len(self._candidates)
         while True:
             # Asked in this order after each group, in whichever process it was trained: so all states come again.
             if self._decide() or self._admit():

@@ -18,6 +18,7 @@ from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.callbacks import Callbacks
+from hydro_rasda.run.events import MessageSaid, StageBegan
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
@@ -203,6 +204,17 @@ def test_the_last_rung_leaves_a_training_to_full_size(run: Run, max_t: int, grac
     asked = again(run, max_t=max_t, sweep=replace(run.settings.sweep, grace_period=grace_period))
     assert sweep(asked, Given([configs(FINALS)]), devices := Curves(asked)) == [0]
     assert {task.span.stop for task in devices.tasks} == rungs
+
+
+def test_the_plan_of_a_grid_counts_all_of_its_points(run: Run) -> None:
+    """A grid has more configurations than `num_samples`, which is how often it is tried."""
+    grid, events = again(run, num_samples=1), list[Any]()
+    grid.callbacks = Callbacks([events.append])
+    assert sweep(grid, Given([configs(FINALS)]), Curves(grid)) == [0]
+    assert [event.epochs for event in events if isinstance(event, StageBegan)] == [27 + 9 * 2 + 3 * 6]
+    told = [event.text for event in events if isinstance(event, MessageSaid)]
+    assert told[0].startswith("27 configurations")
+    assert told[1] == "First, surrogates of 1/2 of the width train for 63 epochs in all."
 
 
 def test_who_trains_first_or_in_which_batch_does_not_matter(run: Run) -> None:

@@ -154,6 +154,7 @@ def test_it_is_said_where_surrogates_decide_nothing(quick: Quick) -> None:
     )
     assert not told(num_samples=2, sweep=SweepConfig(surrogate=1), name="wide")
     assert not told(num_samples=3, name="more")
+    assert not told(num_samples=1, space={"lr": grid_search([0.05, 0.1, 0.2])}, name="grid")
 
 
 def test_regularizers_tuned_on_a_narrow_surrogate_are_warned_of(quick: Quick) -> None:
