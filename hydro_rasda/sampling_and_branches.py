@@ -64,7 +64,7 @@ def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in space.items():
         if not is_branching(value):
-            found[key] = copy.deepcopy(config[key]) if key in config else value
+            found[key] = _with(value, config[key]) if key in config else value
             continue
         names = reachable({key: value}).keys() & config.keys()
         own = {name: config[name] for name in names}
@@ -72,6 +72,14 @@ def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
         require(bool(fitting), key, own, "values of one branch of `space`")
         found[key] = Categorical([restricted(each, own) for each in fitting])
     return found
+
+
+def _with(value: Any, given: Any) -> Any:
+    """A given value in place of a space's; of a nested space, the keys that are left out stay as they are."""
+    if not (isinstance(value, Mapping) and isinstance(given, Mapping)) or is_grid(value):
+        return copy.deepcopy(given)
+    unknown = {name: copy.deepcopy(given[name]) for name in given if name not in reachable(value)}
+    return restricted(value, given) | unknown
 
 
 def _agrees(alternative: Space, config: Mapping[str, Any]) -> bool:
