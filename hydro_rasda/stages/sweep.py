@@ -103,7 +103,7 @@ class _Sweep:
             elif not self._dispatch():
                 if not self._devices.busy():
                     if self._state.training:
-                        return finalists_in_time(self._run, self._search)
+                        return finalists_in_time(self._run, self._search, self._dispatcher.copies)
                     return finalists_of_rule(self._run, self._search, self._rule, self._state, self._tell)
                 for finished in self._devices.finished():
                     self._record(finished)

@@ -9,7 +9,7 @@ left them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -73,11 +73,15 @@ def finalists_of_rule(
     return finalists
 
 
-def finalists_in_time(run: Run, search: Search) -> list[int]:
-    """Choose finalists if the time budget ended a rung early: those that trained longest, of them the best."""
+def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) -> list[int]:
+    """Choose finalists if the time budget ended a rung early: those that trained longest, of them the best.
+
+    Args:
+        copies: Trials that were to go on as copies of others. None of them has trained with its new configuration.
+    """
     run.end_by_time("surrogate")
     run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
-    numbers = sorted(run.trials)
+    numbers = sorted(run.trials.keys() - set(copies))
     scores = {n: run.score("surrogate", n) for n in numbers}
     best_first = ranked(scores, run.settings.mode)
     if (comparison := run.settings.comparison).by_place:
