@@ -273,8 +273,9 @@ class _Sweep:
         value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
         if finished.device is not None:
             value["device"] = finished.device
-        if task.copies:
-            value["copies"] = task.copies
+        # Not the task's: a copy whose source's checkpoint is damaged trains anew, and is a copy all the same.
+        if copies := {n: self._dispatcher.copies[n] for n in task.members if n in self._dispatcher.copies}:
+            value["copies"] = copies
         self._advance(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
         self._finished.append(task.key)
 

@@ -296,6 +296,26 @@ def test_a_run_that_was_killed_decides_alike(run: Run, after: int) -> None:
     assert not third.asked
 
 
+class Lossy(Curves):
+    """Some checkpoints are gone."""
+
+    def _require_what_is_needed(self) -> None: ...
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_copy_whose_source_has_lost_its_checkpoint_trains_anew(run: Run) -> None:
+    few: Any = {"num_samples": 4, "max_t": 3, "race": RaceConfig(top_k=4)}
+    given, stopped = [configs([0.1, 0.2, 0.3, 0.4])], again(run, **few)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(stopped, Given(given), Stopped(stopped, 2, devices=1), Population(0.5))
+    for file in (run.store.path / "checkpoints").iterdir():
+        file.unlink()
+    for _ in range(2):
+        resumed = again(run, **few)
+        sweep(resumed, Given(given), Lossy(resumed), Population(0.5))
+        assert [*epochs(resumed).values()] == [[1, 2, 3]] * 4
+
+
 @pytest.mark.usefixtures("one_process")
 def test_a_copy_that_has_not_trained_when_time_ends_is_no_finalist(run: Run, clock: Clock) -> None:
     """Its score is that of the configuration before, and its checkpoint holds other trials."""
