@@ -114,7 +114,7 @@ def test_on_a_full_disk_work_goes_on_without_a_note(file: Path, monkeypatch: pyt
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", full)
     doing, reached = CrashLog(file), 0
     with doing.of("training 3"):
         doing.reached(reached := 1)
