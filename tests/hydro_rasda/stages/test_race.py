@@ -238,6 +238,15 @@ def test_nobody_takes_the_place_of_a_trial_that_ends_after_a_milestone(
     unbroken.store.close()
 
 
+def test_if_last_weights_count_the_best_of_those_that_ended_by_themselves_wins(open_race: Callable[..., Run]) -> None:
+    """Another one trained longer, but ended worse, and a third raised."""
+    run = open_race(3, race=RaceConfig(grace_period=4, checkpoint_every=1, keep="last"))
+    scores = {0: [0.3, 0.1, math.nan], 1: [0.9, 0.8, 0.5, math.nan], 2: [0.9, 0.8, 0.05]}
+    train_finalists(run, [0, 1, 2], EndsByItself(scores))
+    assert epochs(run) == {0: [1, 2], 1: [1, 2, 3], 2: [1, 2, 3]}
+    assert sum_up(run, [0, 1, 2]).best_trial == 0
+
+
 def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[..., Run]) -> None:
     for finalists in ([1, 0], [0, 1]):
         train_finalists(run := open_race(time_budget_s=1e-9), finalists, Scripted(SCORES))
