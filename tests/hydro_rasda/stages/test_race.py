@@ -244,7 +244,9 @@ def test_if_last_weights_count_the_best_of_those_that_ended_by_themselves_wins(o
     scores = {0: [0.3, 0.1, math.nan], 1: [0.9, 0.8, 0.5, math.nan], 2: [0.9, 0.8, 0.05]}
     train_finalists(run, [0, 1, 2], EndsByItself(scores))
     assert epochs(run) == {0: [1, 2], 1: [1, 2, 3], 2: [1, 2, 3]}
-    assert sum_up(run, [0, 1, 2]).best_trial == 0
+    result = sum_up(run, [0, 1, 2])
+    assert result.best_trial == 0
+    assert [trial.status for trial in result.trials] == ["finished", "finished", "failed"]
 
 
 def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[..., Run]) -> None:
