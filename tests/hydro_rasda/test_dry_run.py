@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from hydro_rasda import SweepConfig
 from hydro_rasda import dry_run as module
 from hydro_rasda.dry_run import dry_run
+from hydro_rasda.dry_run_of_batches import run_batch
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.models import Config, mlp, refuses_some, regressor, stumbles_in_some
 from tests.hydro_rasda.problems import LABELS, X, problem, trials
@@ -38,7 +39,7 @@ def test_what_an_epoch_takes_is_reckoned_from_a_batch() -> None:
 
 def test_a_first_step_that_sets_something_up_is_not_taken_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of each data set is run, then a step twice on one thread."""
-    calls, run_batch = [0], module.run_batch
+    calls = [0]
 
     def slow(*args: Any) -> Any:
         calls[0] += 1
