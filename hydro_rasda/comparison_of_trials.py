@@ -141,6 +141,10 @@ class Comparison:
         return [n for n in values if broken[n] == least]
 
     def front(self, values: Mapping[int, Mapping[str, float]]) -> list[int]:
-        """Return the trials that no other one dominates, of those that break the bounds least."""
-        points = {n: [values[n].get(name, math.nan) for name, _ in self.objectives] for n in self.best(values)}
-        return front_of(points, [mode for _, mode in self.objectives])
+        """Return the trials that no other one dominates, of those that break the bounds least.
+
+        A trial with a value that is not finite is none of them, even if it alone keeps the bounds.
+        """
+        points = {n: [of.get(name, math.nan) for name, _ in self.objectives] for n, of in values.items()}
+        able = {n: values[n] for n, point in points.items() if all(map(math.isfinite, point))}
+        return front_of({n: points[n] for n in self.best(able)}, [mode for _, mode in self.objectives])

@@ -80,8 +80,7 @@ class RandomSearch:
         known = [_completed(space, config, derive_seed(seed, "first", i)) for i, config in enumerate(first)]
         for i, config in enumerate(known if fits is not None else ()):
             require(fits is None or fits(config), f"sweep.first[{i}]", config, "one that meets `sweep.constraints`")
-        sampled = fitting_sample(space, num_samples, seed, fits)
-        is_grid = len(sampled) > num_samples
+        sampled, is_grid = fitting_sample(space, num_samples, seed, fits)
         configs = [*known, *(sampled if is_grid else sampled[: max(0, num_samples - len(known))])]
         self.trials = [Trial(number, config) for number, config in enumerate(configs)]
         self._given = False
@@ -99,12 +98,16 @@ class RandomSearch:
         """Random sampling does not learn."""
 
 
-def fitting_sample(space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None) -> list[Config]:
-    """Sample configurations that fit, in so many draws that there are as many as wanted, if that can be had."""
+def fitting_sample(space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None) -> tuple[list[Config], bool]:
+    """Sample configurations that fit, in so many draws that there are as many as wanted, if that can be had.
+
+    Returns:
+        The configurations, and whether they are those of a grid that fit, be they fewer than wanted or more.
+    """
     sampled = sample(space, wanted, seed)
-    if fits is None:
-        return sampled
     drawn, is_grid = len(sampled), len(sampled) > wanted
+    if fits is None:
+        return sampled, is_grid
     fitting = [config for config in sampled if fits(config)]
     while len(fitting) < wanted and drawn < DRAWS * wanted and not is_grid:
         # The same seed gives the same first ones.
@@ -112,7 +115,7 @@ def fitting_sample(space: Mapping[str, Any], wanted: int, seed: int, fits: Fits 
         drawn += len(more)
         fitting += [config for config in more if fits(config)]
     refuse_if_none(bool(fitting), drawn)
-    return fitting if is_grid else fitting[:wanted]
+    return fitting if is_grid else fitting[:wanted], is_grid
 
 
 def refuse_if_none(any_fits: bool, drawn: int) -> None:

@@ -34,10 +34,10 @@ class TrialRecord(Portable):
     """The outcome of one configuration.
 
     Attributes:
-        status: A "finished" trial trained at full size to the last milestone, or as far as the time budget went. A
-            "stopped" one was halved away. An "undecided" one may train on, as the run is not over. A trial that has
-            "not begun" was not trained: the time budget ended before, or the run is not over. The metric or training
-            loss of a "diverged" one was no longer finite. A "failed" one raised.
+        status: A "finished" trial trained at full size to the last milestone, to its own end (`patience`), or as far as
+            the time budget went. A "stopped" one was halved away. An "undecided" one may train on, as the run is not
+            over. A trial that has "not begun" was not trained: the time budget ended before, or the run is not over.
+            The metric or training loss of a "diverged" one was no longer finite. A "failed" one raised.
         surrogate_metric: The metric after its last epoch on the surrogate; NaN if it has none.
         surrogate_epochs: Epochs trained on the surrogate.
         metric: The metric after `kept_epoch` at full size; NaN if it has none. With `keep="best"`, a trial that

@@ -11,7 +11,7 @@ from typing import Any
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.results.winner import best_of, eligible, kept_of, scored
-from hydro_rasda.run.full_size_journal import averages_lost, expected_ends, refit_key, run_end
+from hydro_rasda.run.full_size_journal import averages_lost, done_early, expected_ends, refit_key, run_end
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain
 
@@ -30,7 +30,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
     over, max_t = undecided is None, run.settings.max_t
     able = eligible(run, finalists)
     end = max((run.epochs("target", n) for n in able), default=0) if over else max_t
-    at_end = [n for n in (able if over else finalists) if run.epochs("target", n) >= end]
+    at_end = [n for n in (able if over else finalists) if run.epochs("target", n) >= end or done_early(run, n)]
     best, metric = best_of(run, finalists)
     found = expected_ends(run, finalists)
     chance = chances(found, run.settings.mode)

@@ -49,10 +49,13 @@ def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
 
 
 def eligible(run: Run, finalists: Sequence[int]) -> list[int]:
-    """Return the finalists that may win: they have a finite metric and, if last weights count, came furthest."""
+    """Return the finalists that may win: they have a finite metric.
+
+    If last weights count, they came to their end. If none did, they came furthest.
+    """
     if run.settings.race.keep == "best":
         return [n for n in finalists if math.isfinite(kept_of(run, n)[1])]
-    return _longest_trained(run, finalists)
+    return [n for n in finalists if at_the_end(run, n)] or _longest_trained(run, finalists)
 
 
 def _longest_trained(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[int]:

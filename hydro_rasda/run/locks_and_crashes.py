@@ -144,13 +144,15 @@ class CrashLog:
         self._now = now
         if self._file is None:
             return
-        if self._handle < 0:
-            self._handle = open_regular(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         told: dict[str, Any] = {"now": now, "deaths": self._deaths}
         content = json.dumps(told).encode()
-        # In one write, which a death cannot cut. Not synced: the note need only outlive the process.
-        os.pwrite(self._handle, content.ljust(self._length), 0)
-        self._length = max(self._length, len(content))
+        # A full disk must not fail the trial that trains: it is only a hint.
+        with contextlib.suppress(OSError):
+            if self._handle < 0:
+                self._handle = open_regular(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            # In one write, which a death cannot cut. Not synced: the note need only outlive the process.
+            os.pwrite(self._handle, content.ljust(self._length), 0)
+            self._length = max(self._length, len(content))
 
     def close(self) -> None:
         """Remove the file, unless it notes deaths of processes."""

@@ -85,10 +85,10 @@ class Race:
     def worthwhile(self, stop: int, scores: Mapping[int, float], curves: Mapping[int, Curve]) -> list[int]:
         """Return the trials that are worth the rest of their training at the last look, best first.
 
-        The leader goes on. Another trial goes on if it is expected to improve on the leader by `WORTH` times the usual
-        change, for each full training that it still costs. The usual change is the root mean square of what scores
-        changed by since half of the epochs. Ends are expected where scores are, with a standard deviation of `ERROR`
-        times the usual change, for each doubling of the epochs.
+        The leader goes on. Another trial goes on if it is expected to improve on the leader by more than `WORTH` times
+        the usual change, for each full training that it still costs. The usual change is the root mean square of what
+        scores changed by since half of the epochs. Ends are expected where scores are, with a standard deviation of
+        `ERROR` times the usual change, for each doubling of the epochs.
 
         Args:
             curves: Scores by epoch that tell how much trials change.
@@ -106,7 +106,7 @@ class Race:
         least = WORTH * usual * (self.max_t - stop) / self.max_t
         sign = 1.0 if self.mode == "max" else -1.0
         ahead = {n: sign * (scores[n] - scores[running[0]]) for n in running}
-        return [n for n in running if n == running[0] or expected_improvement(ahead[n], deviation) >= least]
+        return [n for n in running if n == running[0] or expected_improvement(ahead[n], deviation) > least]
 
     def affordable(self, stop: int, trained: int) -> int:
         """Return how many trials the rest of the budget can train from a milestone to the end; at least one.

@@ -35,7 +35,7 @@ from hydro_rasda.run.full_size_journal import (
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
-from hydro_rasda.stages.run_plan import FULL_SIZE, SURROGATES, race_pieces, tell_race
+from hydro_rasda.stages.run_plan import CHECK, FULL_SIZE, SURROGATES, race_pieces, tell_race
 
 
 def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> list[int]:
@@ -58,7 +58,8 @@ def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer
 def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
     settings = run.settings
     stops, reached = settings.race_milestones, 0
-    run.time_left.plan(SURROGATES, [])
+    for over in (SURROGATES, CHECK):  # perhaps ended by the time budget
+        run.time_left.plan(over, [])
     left, raised, stopped = list(finalists), Counter[int](), dict[int, list[int]]()
     for stop in stops:
         while left:
@@ -83,7 +84,7 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
                 run.end_by_time("target")
                 run.say("`time_budget_s` is spent; repeat the call with a larger one to go on")
                 return
-            racing, there = len(left), [n for n in left if n not in run.failures and not done_early(run, n)]
+            racing, there = len(left), _candidates(run, left, stop)
             left = _decide(run, there, stop, _epochs_trained(run, finalists, stop)) if there else []
             if left:
                 stopped[stop] = [n for n in there if n not in left]
@@ -159,10 +160,24 @@ def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
     return len([line for line in lines if line["stage"] == "target" and line["epoch"] <= stop])
 
 
+def _candidates(run: Run, numbers: Sequence[int], stop: int) -> list[int]:
+    """Return the trials that a milestone decides: none that failed or ended by itself.
+
+    A trial may have done so after the milestone, before the run was interrupted. Then the journal's decision counts.
+    """
+    ended = {n: run.epochs("target", n) for n in numbers if n in run.failures or done_early(run, n)}
+    came = [n for n in numbers if n not in ended or ended[n] >= stop + (n not in run.failures)]
+    return came if run.decided(_kept_key(stop), came) else [n for n in numbers if n not in ended]
+
+
+def _kept_key(stop: int) -> str:
+    return f"target/to-{stop}/kept"
+
+
 def _decide(run: Run, candidates: Sequence[int], stop: int, trained: int) -> list[int]:
     """Return the trials that continue after a milestone, best first."""
     scores = {n: deciding_curve(run, n).get(stop, math.nan) for n in candidates}
-    key = f"target/to-{stop}/kept"
+    key = _kept_key(stop)
     recalled = run.decided(key, candidates)
     kept = run.decide(key, candidates, lambda: _going_on(run, stop, scores, trained))
     among = tuple(sorted(candidates))

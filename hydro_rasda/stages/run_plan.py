@@ -30,10 +30,10 @@ class RunPlan:
     """Made before the first group begins, told once it has begun: by then it is known how to group trials."""
 
     def __init__(self, run: Run, devices: Devices, dispatcher: Dispatcher, rule: SweepRule, state: SweepState) -> None:
-        self._run, self._dispatcher = run, dispatcher
+        self._run, self._dispatcher, self._count = run, dispatcher, state.left
         self._finds_schedules = isinstance(rule, PopulationBasedTraining) and run.settings.sweep.surrogate < 1
         # Before the first are admitted: later, a sweep cannot tell whether there will be more.
-        self._rungs: list[tuple[float, float]] = [(state.left, checked_epochs(rule, rule.epochs(state)) / state.left)]
+        self._rungs: list[tuple[float, float]] = [(self._count, checked_epochs(rule, rule.epochs(state)) / self._count)]
         if isinstance(rule, Bracket):
             self._rungs = [*rule.rungs(state)]
         idle = devices.idle()
@@ -57,15 +57,9 @@ class RunPlan:
         for line in self._lines(sum(piece.epochs for piece in sweep), sum(piece.epochs for piece in race)):
             run.say(line)
 
-    @property
-    def _count(self) -> int:
-        """Configurations: of a grid, more than `num_samples`."""
-        return max(self._run.settings.num_samples, len(self._run.trials))
-
     def _sweep_pieces(self) -> Iterator[Piece]:
-        more = self._count / self._run.settings.num_samples
         for size, epochs in self._rungs:
-            yield Piece(more * size * epochs, self._dispatcher.foreseen(more * size, self._cores) / (more * size))
+            yield Piece(size * epochs, self._dispatcher.foreseen(size, self._cores) / size)
 
     def _lines(self, swept: float, raced: float) -> Iterator[str]:
         if not self._run.callbacks:

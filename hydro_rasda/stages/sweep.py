@@ -72,10 +72,11 @@ class _Sweep:
         self._state = SweepState(
             "min" if self._by_place else settings.mode, settings.max_t, settings.race.top_k, settings.seed
         )
-        self._state.left = settings.num_samples
+        # A grid has more configurations than samples; a searcher gives the first of them alone.
+        self._candidates = deque(search.next_trials())
+        self._state.left = max(settings.num_samples, len(self._candidates))
         self._dispatcher, self._costs = Dispatcher(run, devices), Costs(run)
         self._plan = RunPlan(run, devices, self._dispatcher, rule, self._state)
-        self._candidates: deque[Trial] = deque()
         self._unread: Unread = {}
         self._read: set[str] = set()
         self._children = usable_children(run.problem)
@@ -89,6 +90,7 @@ class _Sweep:
 
     def finalists(self) -> list[int]:
         self._show()
+        self._state.left = len(self._candidates)
         while True:
             # Asked in this order after each group, in whichever process it was trained: so all states come again.
             if self._decide() or self._admit():
@@ -101,7 +103,7 @@ class _Sweep:
             elif not self._dispatch():
                 if not self._devices.busy():
                     if self._state.training:
-                        return finalists_in_time(self._run, self._search)
+                        return finalists_in_time(self._run, self._search, self._dispatcher.copies)
                     return finalists_of_rule(self._run, self._search, self._rule, self._state, self._tell)
                 for finished in self._devices.finished():
                     self._record(finished)
@@ -271,8 +273,9 @@ class _Sweep:
         value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
         if finished.device is not None:
             value["device"] = finished.device
-        if task.copies:
-            value["copies"] = task.copies
+        # Not the task's: a copy whose source's checkpoint is damaged trains anew, and is a copy all the same.
+        if copies := {n: self._dispatcher.copies[n] for n in task.members if n in self._dispatcher.copies}:
+            value["copies"] = copies
         self._advance(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
         self._finished.append(task.key)
 

@@ -9,7 +9,7 @@ left them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -43,6 +43,7 @@ def finalists_of_rule(
 ) -> list[int]:
     """Have the rule name the finalists of a sweep that is over.
 
+    If all trials that are left diverged or failed, the finalists are the best of those that the rule stopped before.
     A surrogate as wide as the model is the model: its training continues at full size.
 
     Args:
@@ -51,11 +52,13 @@ def finalists_of_rule(
     chosen = checked_finalists(rule, rule.finalists(state), state)
     last = max(state.scores, default=0)
     left = [n for n, standing in state.trials.items() if not standing.dropped and math.isfinite(standing.score)]
-    if not state.best(1) or not (chosen or left):
+    if not (best := state.best(state.top_k)):
         raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
-    if not chosen:
+    if left and not chosen:
         raise ValueError(f"`sweep.rule` {type(rule).__name__} names no finalists, but must name at least one")
-    chosen, told = by_found_schedules(run, chosen)
+    if not chosen:
+        run.say(f"surrogates at epoch {last}: nobody is left; of those stopped before, the best go on: {best}")
+    chosen, told = by_found_schedules(run, chosen or best)
     recalled = run.decided(FINALISTS, run.trials)
     tell(last, recalled)
     for line in told:
@@ -70,11 +73,15 @@ def finalists_of_rule(
     return finalists
 
 
-def finalists_in_time(run: Run, search: Search) -> list[int]:
-    """Choose finalists if the time budget ended a rung early: those that trained longest, of them the best."""
+def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) -> list[int]:
+    """Choose finalists if the time budget ended a rung early: those that trained longest, of them the best.
+
+    Args:
+        copies: Trials that were to go on as copies of others. None of them has trained with its new configuration.
+    """
     run.end_by_time("surrogate")
     run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
-    numbers = sorted(run.trials)
+    numbers = sorted(run.trials.keys() - set(copies))
     scores = {n: run.score("surrogate", n) for n in numbers}
     best_first = ranked(scores, run.settings.mode)
     if (comparison := run.settings.comparison).by_place:
@@ -177,7 +184,7 @@ def check_transfer(
     The best of them trains twice, from two seeds: what lies between the two is the regret that counts as none.
 
     Returns:
-        Rank correlation, regret and verdict; None where fewer than four trials have a finite metric.
+        Rank correlation, regret and verdict; None where fewer than four trials have a finite metric, or time runs out.
     """
     chosen = choose_checked(run, epochs, scores, lambda: _spread(scores, run.settings.mode))
     if len(chosen) < FEWEST:
@@ -187,9 +194,14 @@ def check_transfer(
     keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
     beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None
     tasks = [FullSizeTask(*key, span, None, s, beside, horizon) for key, s in zip(keys, seeds, strict=True)]
-    for outcome in device.train_each([task for task in tasks if not run.store.done(task.key)]):
-        run.record(outcome.task.key, _unit(run, outcome))
+    in_time = (task for task in tasks if not (run.store.done(task.key) or run.out_of_time("surrogate")))
+    for outcome in device.train_each(in_time):
+        if not _was_cut_short(run, outcome):
+            run.record(outcome.task.key, _unit(run, outcome))
     run.end_stage()
+    if not all(run.store.done(task.key) for task in tasks):
+        run.say("the sweep's share of `time_budget_s` is spent: the check of the transfer is left out")
+        return None
     comparison = compare_checked(run, chosen, [scores[number] for number in chosen])
     run.say(f"transfer is {comparison.verdict}: rank correlation {comparison.rho:.2f} with full size")
     if comparison.verdict != "trusted":
@@ -204,13 +216,26 @@ def _spread(scores: Mapping[int, float], mode: Mode) -> Sequence[int]:
     return [best_first[round(i * (len(best_first) - 1) / max(1, count - 1))] for i in range(count)]
 
 
+def _was_cut_short(run: Run, outcome: FullSizeOutcome) -> bool:
+    """Tell whether the time budget ended a training before the check's last epoch."""
+    if outcome.error is not None or outcome.ended:
+        return False
+    reached, metrics = outcome.history[-1]
+    over = _diverged(metrics) or run.settings.good_enough(metrics[run.settings.metric])
+    return reached < outcome.task.span.stop and not over
+
+
+def _diverged(metrics: Mapping[str, float]) -> bool:
+    return not math.isfinite(metrics.get("train_loss", 0.0))
+
+
 def _unit(run: Run, outcome: FullSizeOutcome) -> Unit:
     task, history = outcome.task, outcome.history
     if outcome.error is not None:
         line = {"event": "check failed", "trial": task.number, "error": shortened(outcome.error)}
         return Unit(None, [line], outcome.seconds)
-    reached, metrics = history[-1]
-    return Unit(metrics[run.settings.metric] if reached == task.span.stop else None, [], outcome.seconds)
+    _, metrics = history[-1]  # earlier than the last epoch if it ended by itself, or was good enough
+    return Unit(None if _diverged(metrics) else metrics[run.settings.metric], [], outcome.seconds)
 
 
 def hand_over(run: Run, finalists: Sequence[int]) -> None:

@@ -105,3 +105,15 @@ def test_workers_get_the_bounds_alone() -> None:
     constraints: dict[str, tuple[None, float] | Callable[..., bool]] = {"macs": (None, 1.0), "own": fits}
     kept = TuneConfig(sweep=SweepConfig(constraints=constraints)).plain().sweep.constraints
     assert kept == {"macs": (None, 1.0)}
+
+
+def test_a_trial_without_a_value_does_not_empty_the_front() -> None:
+    """It alone keeps the bound."""
+    comparison = Comparison((("val_loss", "min"), ("val_auc", "max")), {"val_gap": (None, 0.1)})
+    values = {
+        0: {"val_loss": 0.1, "val_auc": math.nan, "val_gap": 0.0},
+        1: {"val_loss": 0.2, "val_auc": 0.9, "val_gap": 0.2},
+        2: {"val_loss": 0.1, "val_auc": 0.95, "val_gap": 0.3},
+    }
+    assert comparison.front(values) == [1]
+    assert comparison.front({0: values[0]}) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydro_rasda import SweepConfig
+from hydro_rasda import dry_run as module
 from hydro_rasda.dry_run import dry_run
+from hydro_rasda.dry_run_of_batches import run_batch
 from hydro_rasda.objective import as_objective, supervised
 from tests.hydro_rasda.models import Config, mlp, refuses_some, regressor, stumbles_in_some
 from tests.hydro_rasda.problems import LABELS, X, problem, trials
@@ -33,6 +36,21 @@ def test_metrics_of_both_data_sets_are_known() -> None:
 
 def test_what_an_epoch_takes_is_reckoned_from_a_batch() -> None:
     assert 0 < dry_run(problem(), trials()).epoch_seconds < math.inf
+
+
+def test_a_first_step_that_sets_something_up_is_not_taken_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of each data set is run, then a step twice on one thread."""
+    calls = [0]
+
+    def slow(*args: Any) -> Any:
+        calls[0] += 1
+        time.sleep(0.2 if calls[0] < 4 else 0.0)
+        return run_batch(*args)
+
+    monkeypatch.setattr(module, "run_batch", slow)
+    found = dry_run(problem(), trials())
+    assert calls == [4]
+    assert found.steady_epoch_seconds < found.epoch_seconds / 2
 
 
 def test_nothing_is_left_on_the_model_or_its_gradients() -> None:

@@ -305,6 +305,15 @@ def test_known_configurations_come_first() -> None:
     assert len(RandomSearch(space, 1, 0, known).trials) == 2
     grid = {"lr": grid_search([0.1, 0.2, 0.3])}
     assert [t.config["lr"] for t in RandomSearch(grid, 1, 0, [{"lr": 0.5}, {}]).trials] == [0.5, 0.1, 0.1, 0.2, 0.3]
+    few = RandomSearch(grid, 1, 0, [{"lr": 0.3}], fits=lambda config: config["lr"] > 0.15).trials
+    one = RandomSearch(grid, 1, 0, [{"lr": 0.3}], fits=lambda config: config["lr"] > 0.25).trials
+    assert [[trial.config["lr"] for trial in trials] for trials in (few, one)] == [[0.3, 0.2, 0.3], [0.3, 0.3]]
+
+
+def test_of_a_nested_space_a_known_configuration_may_be_a_part() -> None:
+    space = {"lr": 0.1, "net": {"depth": choice([2, 3]), "head": {"width": choice([8]), "drop": 0.5}}}
+    (trial,) = RandomSearch(space, 1, 0, [{"net": {"depth": 9, "head": {"width": 7, "own": 1}}}]).trials
+    assert trial.config["net"] == {"depth": 9, "head": {"width": 7, "drop": 0.5, "own": 1}}
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,9 @@ def test_a_length_that_is_no_number_of_examples_is_refused(length: Any) -> None:
 
 
 def test_an_array_of_objects_is_refused_by_its_name() -> None:
+    given: Any = (np.zeros((2, 3)), np.array(["cat", None]))
     with pytest.raises(ValueError, match=r"`train_data\[1\]` is an array of object, but must be one of numbers"):
-        make_batches((np.zeros((2, 3)), np.array(["cat", None])), "train_data", CPU, 0)
+        make_batches(given, "train_data", CPU, 0)
 
 
 def read(workers: int | None, epoch: int | None, shard: Shard = Shard()) -> list[dict[str, list[float]]]:  # noqa: B008

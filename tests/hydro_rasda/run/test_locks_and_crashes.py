@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -107,3 +108,15 @@ def test_a_file_that_cannot_be_read_says_nothing(file: Path, content: bytes) -> 
         doing.reached(1)
     doing.close()
     assert not file.exists()
+
+
+def test_on_a_full_disk_work_goes_on_without_a_note(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    doing, reached = CrashLog(file), 0
+    with doing.of("training 3"):
+        doing.reached(reached := 1)
+    doing.close()
+    assert reached == 1

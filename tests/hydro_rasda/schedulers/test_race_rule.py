@@ -63,6 +63,11 @@ def test_the_last_look_stops_who_promises_too_little_for_its_price(mode: Any) ->
     assert 0.1 * usual < gap < usual
 
 
+def test_where_nothing_changes_any_more_the_leader_alone_goes_on() -> None:
+    curves = {n: {3: 0.5, 6: 0.5} for n in range(3)}
+    assert race(max_t=8).worthwhile(6, {0: 0.9, 1: 0.5, 2: 0.5}, curves) == [1]
+
+
 def test_without_a_change_to_judge_by_none_is_stopped_at_the_last_look() -> None:
     rule = race(max_t=8)
     assert rule.worthwhile(6, {0: 0.5, 1: 0.4}, {0: {6: 0.5}, 1: {6: 0.4}}) == [1, 0]

@@ -24,8 +24,10 @@ from hydro_rasda.run.full_size_journal import (
 )
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run, failure_line, metric_lines
+from hydro_rasda.run.time_left import Piece
 from hydro_rasda.stages.chance_baseline import chance_of
 from hydro_rasda.stages.race import train_finalists
+from hydro_rasda.stages.run_plan import CHECK, SURROGATES
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
 
 # A race of up to four trials over milestones 1, 2 and 4, of which half goes on.
@@ -213,6 +215,40 @@ def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
     unbroken.store.close()
 
 
+class EndsByItself(Scripted):
+    """As `Scripted`, but a training that diverges has ended by itself the epoch before."""
+
+    def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+        ends = self.scores[task.number][task.span.stop :] == [math.nan]
+        return replace(super()._train(task), ended=ends)
+
+
+@pytest.mark.parametrize(("kind", "scores"), [(Scripted, [0.6]), (EndsByItself, [0.6, 0.5, math.nan])])
+def test_nobody_takes_the_place_of_a_trial_that_ends_after_a_milestone(
+    open_race: Callable[..., Run], problem: Problem, tmp_path: Path, kind: type[Scripted], scores: list[float]
+) -> None:
+    """Trial 3 goes on from epoch 1, then raises, or ends by itself. Later the run is interrupted, and goes on."""
+    race = RaceConfig(grace_period=1, checkpoint_every=1)
+    settings, all_scores = {**RACE, "race": race, "full_trainings": 3}, {**SCORES, 3: scores}
+    unbroken = open_run(tmp_path / "unbroken", problem, 4, **settings)
+    train_finalists(unbroken, [0, 1, 2, 3], kind(all_scores))
+    for part in (6, math.inf):
+        train_finalists(run := open_race(**settings), [0, 1, 2, 3], kind(all_scores, part))
+    assert epochs(run) == epochs(unbroken)
+    unbroken.store.close()
+
+
+def test_if_last_weights_count_the_best_of_those_that_ended_by_themselves_wins(open_race: Callable[..., Run]) -> None:
+    """Another one trained longer, but ended worse, and a third raised."""
+    run = open_race(3, race=RaceConfig(grace_period=4, checkpoint_every=1, keep="last"))
+    scores = {0: [0.3, 0.1, math.nan], 1: [0.9, 0.8, 0.5, math.nan], 2: [0.9, 0.8, 0.05]}
+    train_finalists(run, [0, 1, 2], EndsByItself(scores))
+    assert epochs(run) == {0: [1, 2], 1: [1, 2, 3], 2: [1, 2, 3]}
+    result = sum_up(run, [0, 1, 2])
+    assert result.best_trial == 0
+    assert [trial.status for trial in result.trials] == ["finished", "finished", "failed"]
+
+
 def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[..., Run]) -> None:
     for finalists in ([1, 0], [0, 1]):
         train_finalists(run := open_race(time_budget_s=1e-9), finalists, Scripted(SCORES))
@@ -250,11 +286,23 @@ def test_if_time_is_short_the_leader_of_the_sweep_trains_to_its_end_first(
     assert not run.store.done("target/done")
 
 
+def test_how_slow_the_sweep_was_does_not_change_who_trains_first(tight: Callable[..., Run]) -> None:
+    """A leader that needs 30 s of 50 s was foreseen to need more if small groups had waited for processes."""
+    run = tight()
+    for stage in (SURROGATES, CHECK):  # the budget ended the check before it began
+        run.time_left.plan(stage, [Piece(100, 0.01)])
+    run.time_left.begin(SURROGATES, 0.0)
+    run.time_left.advance(100, 4.0)
+    train_finalists(run, [1, 0, 2, 3], device := Scripted(SCORES))
+    assert device.trained[:4] == [(1, epoch) for epoch in (1, 2, 3, 4)]
+
+
 def test_beside_the_leader_other_lanes_train_others_to_the_milestone(tight: Callable[..., Run]) -> None:
-    train_finalists(tight(lanes=2, full_trainings=3), [1, 0, 2, 3], device := Scripted(SCORES))
+    train_finalists(tight(lanes=2, full_trainings=3, time_budget_s=35.0), [1, 0, 2, 3], device := Scripted(SCORES))
     assert device.trained[:7] == [*((1, epoch) for epoch in (1, 2, 3, 4)), (0, 1), (2, 1), (3, 1)]
     every = RaceConfig(grace_period=1, checkpoint_every=1)
-    train_finalists(tight("spans", lanes=2, race=every, full_trainings=3), [1, 0, 2, 3], device := Scripted(SCORES))
+    spans = tight("spans", lanes=2, race=every, full_trainings=3, time_budget_s=35.0)
+    train_finalists(spans, [1, 0, 2, 3], device := Scripted(SCORES))
     assert device.trained[:7] == [(1, 1), (0, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4)]
 
 
@@ -263,7 +311,7 @@ def test_beside_the_leader_other_lanes_train_others_to_the_milestone(tight: Call
     [
         {"time_budget_s": 1e6},
         {"time_budget_s": None},
-        {"time_budget_s": 35.0},  # 4 epochs take 40 s
+        {"time_budget_s": 25.0},  # 4 epochs are foreseen to take 30 s
         {"lanes": 4},
     ],
 )

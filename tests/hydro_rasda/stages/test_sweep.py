@@ -17,6 +17,8 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.run.callbacks import Callbacks
+from hydro_rasda.run.events import MessageSaid, StageBegan
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
@@ -204,6 +206,17 @@ def test_the_last_rung_leaves_a_training_to_full_size(run: Run, max_t: int, grac
     assert {task.span.stop for task in devices.tasks} == rungs
 
 
+def test_the_plan_of_a_grid_counts_all_of_its_points(run: Run) -> None:
+    """A grid has more configurations than `num_samples`, which is how often it is tried."""
+    grid, events = again(run, num_samples=1), list[Any]()
+    grid.callbacks = Callbacks([events.append])
+    assert sweep(grid, Given([configs(FINALS)]), Curves(grid)) == [0]
+    assert [event.epochs for event in events if isinstance(event, StageBegan)] == [27 + 9 * 2 + 3 * 6]
+    told = [event.text for event in events if isinstance(event, MessageSaid)]
+    assert told[0].startswith("27 configurations")
+    assert told[1] == "First, surrogates of 1/2 of the width train for 63 epochs in all."
+
+
 def test_who_trains_first_or_in_which_batch_does_not_matter(run: Run) -> None:
     split = [configs(FINALS)[i : i + 9] for i in (0, 9, 18)]
     assert sweep(run, Given(split), Curves(run, devices=3, last_first=True)) == [0]
@@ -226,6 +239,19 @@ def test_nan_is_worst_in_both_modes(run: Run) -> None:
 def test_all_diverged(run: Run) -> None:
     with pytest.raises(AllTrialsFailed, match=r"all 3 trials diverged or failed by epoch 1 .*journal\.jsonl"):
         sweep(run, Given([configs([math.nan] * 3)]), Curves(run))
+
+
+def test_if_all_that_went_on_diverge_those_stopped_before_are_finalists(run: Run) -> None:
+    class BestDiverge(Curves):
+        def _history(self, task: GroupTask, number: int, stop: int) -> History:
+            late = self.run.trials[number].config["final"] < 9.0
+            told = super()._history(task, number, stop)
+            return [(at, {name: math.nan if late and at > 1 else of for name, of in m.items()}) for at, m in told]
+
+    told: list[str] = []
+    run.callbacks = Callbacks([lambda event: told.append(getattr(event, "text", ""))])
+    assert sweep(run, Given([configs(FINALS)]), BestDiverge(run)) == [BEST_FIRST[9]]
+    assert f"nobody is left; of those stopped before, the best go on: [{BEST_FIRST[9]}]" in " ".join(told)
 
 
 def test_a_model_that_fails_is_left_out_with_its_traceback(run: Run) -> None:

@@ -27,7 +27,8 @@ from hydro_rasda.schedulers import Continue, Stop, SweepRule, SweepState
 from hydro_rasda.schedulers.named_rules import RULES
 from hydro_rasda.stages.sweep import sweep
 from tests.hydro_rasda.models import mlp
-from tests.hydro_rasda.stages.test_sweep import FINALS, Curves, Given, X, Y, again, configs, epochs
+from tests.hydro_rasda.stages.test_sweep import FINALS, Clock, Curves, Given, X, Y, again, configs, epochs
+from tests.hydro_rasda.stages.test_sweep import clock as clock
 
 Moves = dict[int, Continue | Stop]
 
@@ -293,6 +294,36 @@ def test_a_run_that_was_killed_decides_alike(run: Run, after: int) -> None:
     assert sweep(once_more, Given([configs(FINALS)]), idle, third) == found
     assert not idle.tasks
     assert not third.asked
+
+
+class Lossy(Curves):
+    """Some checkpoints are gone."""
+
+    def _require_what_is_needed(self) -> None: ...
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_copy_whose_source_has_lost_its_checkpoint_trains_anew(run: Run) -> None:
+    few: Any = {"num_samples": 4, "max_t": 3, "race": RaceConfig(top_k=4)}
+    given, stopped = [configs([0.1, 0.2, 0.3, 0.4])], again(run, **few)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(stopped, Given(given), Stopped(stopped, 2, devices=1), Population(0.5))
+    for file in (run.store.path / "checkpoints").iterdir():
+        file.unlink()
+    for _ in range(2):
+        resumed = again(run, **few)
+        sweep(resumed, Given(given), Lossy(resumed), Population(0.5))
+        assert [*epochs(resumed).values()] == [[1, 2, 3]] * 4
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_copy_that_has_not_trained_when_time_ends_is_no_finalist(run: Run, clock: Clock) -> None:
+    """Its score is that of the configuration before, and its checkpoint holds other trials."""
+    timed = again(run, num_samples=4, time_budget_s=4.0, race=RaceConfig(top_k=4))
+    devices = Curves(timed, clock=clock)
+    assert sweep(timed, Given([configs([0.1, 0.2, 0.3, 0.4])]), devices, Population(0.5)) == [0, 1, 2]
+    assert {task.span.stop for task in devices.tasks} == {1}
+    assert timed.trials[3].config["lr"] == timed.trials[0].config["lr"] * 0.5
 
 
 class Sends(SweepRule):

@@ -18,19 +18,21 @@ from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, grid_search
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.full_size_journal import recall_targets
-from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.journal import Unit, read_messages
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.stages.race import train_finalists
-from hydro_rasda.stages.transfer_of_finalists import hand_over
+from hydro_rasda.stages.transfer_of_finalists import check_transfer, hand_over
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.group_training import states_of, train_group
 from hydro_rasda.trial import Trial
+from surrogate.transfer_verdict import RankComparison
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import Scripted, curves, open_run
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
 Quick = Callable[..., TuneResult]
+Check = Callable[..., tuple[Run, RankComparison | None]]
 ROOM = Path(__file__).parents[1]
 
 
@@ -97,6 +99,49 @@ def test_the_check_is_a_part_of_the_run(quick: Quick) -> None:
     assert not math.isnan(first.transfer.rho)
 
 
+@pytest.fixture
+def check(problem: Problem, tmp_path: Path) -> Iterator[Check]:
+    """Checks four trials by script, three epochs each; surrogates rank them as their numbers do."""
+    opened: list[Run] = []
+    narrow = {n: 0.1 * n for n in range(1, 5)}
+
+    def call(device: Scripted, **settings: Any) -> tuple[Run, RankComparison | None]:
+        for run in opened:
+            run.store.close()
+        opened.append(run := open_run(tmp_path / "run", problem, 5, **settings))
+        return run, check_transfer(run, narrow, 3, device)
+
+    yield call
+    opened[-1].store.close()
+
+
+SAME_ORDER = {n: [0.1 * n + 0.3, 0.1 * n + 0.2, 0.1 * n] for n in range(1, 5)}
+
+
+def test_the_check_begins_no_training_without_time_and_goes_on_with_more(check: Check) -> None:
+    run, found = check(device := Scripted(SAME_ORDER), time_budget_s=1e-9)
+    assert (device.trained, found) == ([], None)
+    assert any("the check of the transfer is left out" in message.text for message in read_messages(run.store.path))
+    _, found = check(Scripted(SAME_ORDER, epochs=5), time_budget_s=1e6)  # time ends in the second training
+    assert found is None
+    _, found = check(device := Scripted(SAME_ORDER), time_budget_s=1e6)
+    assert found is not None
+    assert found.rho == pytest.approx(1.0)
+    assert (1, 1) in device.trained, "the best, once more, from another seed"
+    assert len(device.trained) == 4 * 3
+
+
+def test_a_check_that_is_good_enough_early_has_not_diverged(check: Check) -> None:
+    class Stops(Scripted):
+        def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+            outcome = super()._train(task)
+            return replace(outcome, history=outcome.history[:1]) if task.number == 1 else outcome
+
+    _, found = check(Stops({**SAME_ORDER, 1: [0.05, 0.04, 0.03]}), stop_at=0.06)
+    assert found is not None
+    assert found.rho == pytest.approx(1.0)
+
+
 def test_it_is_said_where_surrogates_decide_nothing(quick: Quick) -> None:
     def told(**settings: Any) -> list[str]:
         said: list[str] = []
@@ -109,6 +154,7 @@ def test_it_is_said_where_surrogates_decide_nothing(quick: Quick) -> None:
     )
     assert not told(num_samples=2, sweep=SweepConfig(surrogate=1), name="wide")
     assert not told(num_samples=3, name="more")
+    assert not told(num_samples=1, space={"lr": grid_search([0.05, 0.1, 0.2])}, name="grid")
 
 
 def test_regularizers_tuned_on_a_narrow_surrogate_are_warned_of(quick: Quick) -> None:
