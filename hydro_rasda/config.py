@@ -70,17 +70,18 @@ class RaceConfig(Part):
         top_k: Configurations that move to the full-size model.
         keep: Weights that a full-size training hands back. "best": those after the last epoch that is as good as the
             best one, but for 1 % of what training has gained. "last": those after its last epoch. Under either, trials
-            are compared by their last epochs, with the weights that training left there. The winner's configuration
-            then holds when you train it again, longer, elsewhere or on more data. There are two exceptions. With
-            `patience`, the best epochs are compared. If no trial came to its end (time ran out, all diverged, or
-            `stop_at` was reached), the best that was kept wins.
+            are compared by their last epochs. The winner's configuration then holds when you train it again, longer,
+            elsewhere or on more data. There are two exceptions. With `patience`, the best epochs are compared. If no
+            trial came to its end (time ran out, all diverged, or `stop_at` was reached), the best that was kept wins.
         patience: A full-size training ends after this many epochs that were not better. None trains on. The sweep,
             where rungs decide, has none; a `train` function returns where it will.
         ema: Share of a full training's steps over which weights and running statistics are averaged, exponentially,
             beside training. With `keep="best"`, the averaged weights are validated and kept, at the cost of another
-            copy of them. At milestones the others are validated, too, as `METRIC_unaveraged`, by which trials are
-            compared. If they are better after the last epoch, they count in place of the averaged ones, whose score is
-            then `METRIC_averaged`; not so with several metrics. With `keep="last"`, or 0, nothing is averaged.
+            copy of them. At milestones the weights that training left are validated, too, as `METRIC_unaveraged`.
+            Trials are compared by these, but the one with the best averages goes on, too. In the end, trials are
+            compared by the mean of both scores. If the weights that training left are better there, they alone count,
+            and are handed back; the averages' score is then `METRIC_averaged`. With several metrics, averages do not
+            count, but are handed back. With `keep="last"`, or 0, nothing is averaged.
         checkpoint_every: Epochs between checkpoints; None checkpoints at milestones only.
         train: `train(worker)` trains the full-size models in the library's place, from `worker.config` and
             `worker.data`, which is `(train_data, val_data)`, to its last epoch: see `Worker`. Each `worker.report(
@@ -90,9 +91,10 @@ class RaceConfig(Part):
             `max_t`, the trial is over, and its best epoch counts. It begins anew also where `sweep.surrogate` is 1;
             `ema` and `precision` are its own matter. On several workers it runs on every rank, as for `elastic`.
         grace_period: Epochs that every finalist gets before any is stopped; None: half of `max_t`, rounded up. From
-            there to the end, two go on by default. Midway, the second stops if what it may still gain is not worth the
-            epochs that are left: see `Race.worthwhile`. This last look is left out if it leaves fewer than two epochs,
-            if `full_trainings` is enough for all finalists, or with several metrics.
+            there to the end, two go on by default, and the one with the best averages (`ema`). Midway, those behind the
+            leader stop if what they may still gain is not worth the epochs that are left: see `Race.worthwhile`. This
+            last look is left out if it leaves fewer than two epochs, if `full_trainings` is enough for all finalists,
+            or with several metrics.
         reduction_factor: The paper's rf: one in this many goes on at each milestone, in any case.
         scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
             gets sf times the workers.

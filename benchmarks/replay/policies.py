@@ -19,6 +19,7 @@ from hydro_rasda.schedulers import (
     Stop,
     SweepRule,
     SweepState,
+    final_score,
     first_milestone,
     milestones,
 )
@@ -149,11 +150,12 @@ def at_random(count: int) -> Policy:
 
 def swept(count: int, width: float = 1 / 8) -> Policy:
     """Today's sweep, then the best so many to the end; one is Hydro's rule."""
-    return lambda search: to_the_end(search, Tune(finalists=count, width=width).sweep(search))
+    rule = Tune(finalists=count, width=width)
+    return lambda search: rule.best_in_the_end(search, rule.sweep(search))
 
 
 def to_the_end(search: Search, numbers: Sequence[int]) -> int:
-    """The best of these at full size in the end."""
+    """The best of these at full size in the end, by the weights that training left."""
     (winner,) = best_of({n: search.look(1.0, n, search.max_t) for n in numbers}, 1)
     return winner
 
@@ -169,8 +171,8 @@ class Tune:
         rule: Name of the sweep's rule, "halving" with cooldowns and weights as these say; others compare own weights.
         last_look: True to stop finalists midway to the end if they are not worth the rest of their training.
         leader_first: True to train the sweep's best to its end before the others, as if `time_budget_s` were short.
-        by: Whether the race compares the last weights at its milestones and chooses by the ends, or averaged ones, and
-            by the best epoch of each.
+        by: Whether the race goes by the last weights and, beside the trial with the best averages, chooses by both
+            (`final_score`); or by the last weights alone; or by the best epochs of averages.
     """
 
     finalists: int = TOP_K
@@ -182,7 +184,7 @@ class Tune:
     full_trainings: float = 3.0
     last_look: bool = True
     leader_first: bool = False
-    by: Literal["ends", "best epochs"] = "ends"
+    by: Literal["both", "last weights", "best epochs"] = "both"
     rule: RuleName = HALVING
 
     def __call__(self, search: Search) -> int:
@@ -194,16 +196,22 @@ class Tune:
         if self.leader_first:
             search.look(1.0, finalists[0], search.max_t)
         for stop in self.stops_of(search):
-            scores = {n: self._compared(search, n, stop) for n in left}
+            scores = {n: self.compared(search, n, stop) for n in left}
             if stop == self._last_look_of(search):
                 curves = {n: {at: search.look(1.0, n, at, "averaged") for at in range(1, stop + 1)} for n in left}
                 left = rule.worthwhile(stop, scores, curves) or left[:1]
             else:
                 trained = sum(min(stop, search.reached(n)) for n in finalists)
                 left = rule.promote(stop, scores, trained - before) or left[:1]
-        if self.by == "ends":
-            return to_the_end(search, [*left[:1], *finalists[: self.leader_first]])
-        return best_of({n: best_epoch(search, n) for n in finalists}, 1)[0]
+            if self.by == "both" and stop < search.max_t:
+                left = rule.with_leader(left, {n: search.look(1.0, n, stop, "averaged") for n in scores})
+        if self.by == "best epochs":
+            return best_of({n: best_epoch(search, n) for n in finalists}, 1)[0]
+        return self.best_in_the_end(search, [*left[:1], *finalists[: self.leader_first]])
+
+    def best_in_the_end(self, search: Search, numbers: Sequence[int]) -> int:
+        """Train these to the end; the best there."""
+        return best_of({n: self.compared(search, n, search.max_t) for n in numbers}, 1)[0]
 
     def sweep(self, search: Search) -> list[int]:
         """Sweep as `tune` does: the finalists, best first."""
@@ -233,13 +241,17 @@ class Tune:
         return rule(self.first_look_of(search), search.max_t, RACE_FACTOR)
 
     def _last_look_of(self, search: Search) -> int | None:
-        looks = self.last_look and self.by == "ends"
+        looks = self.last_look and self.by != "best epochs"
         return last_look(milestones(self.first_look_of(search), search.max_t, RACE_FACTOR)) if looks else None
 
-    def _compared(self, search: Search, number: int, stop: int) -> float:
+    def compared(self, search: Search, number: int, stop: int) -> float:
+        """The goodness by which the race compares after an epoch; trains as far."""
         if self.race_cooldown and stop < search.max_t:
             return search.look_cooled(1.0, number, stop, self.race_cooldown)
-        return search.look(1.0, number, stop, "own" if self.by == "ends" else "averaged")
+        own, averaged = search.look(1.0, number, stop), search.look(1.0, number, stop, "averaged")
+        if self.by == "both" and stop == search.max_t:
+            return final_score(own, max(own, averaged))  # the better ones are handed back
+        return averaged if self.by == "best epochs" else own
 
 
 def played(rule: SweepRule, search: Search, width: float, finalists: int) -> list[int]:

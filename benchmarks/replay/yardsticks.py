@@ -48,6 +48,7 @@ RULES: dict[str, Policy] = {
     "first look after a third": Tune(first_look=1 / 3),
     "first look after two thirds": Tune(first_look=2 / 3, full_trainings=10 / 3),
     "no last look": Tune(last_look=False),
+    "weights decide as training left them, not averages": Tune(by="last weights"),
     "best epochs decide": Tune(by="best epochs"),
     "best epochs decide, first look after a ninth": Tune(first_look=1 / 9, by="best epochs"),
     "three finalists, all to the end": swept(3),
@@ -202,7 +203,7 @@ def rows(tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES, resam
             if isinstance(rule, Tune) and not _applies(rule, table):
                 continue
             found[name][task] = judge.row(rule)
-        found[TODAY_LAST][task] = judge.row(today, "last")
+        found[TODAY_LAST][task] = judge.row(replace(today, by="last weights"), "last")
     return {name: of_task for name, of_task in found.items() if of_task}
 
 
@@ -291,10 +292,10 @@ def races(table: Table, resamples: int = RESAMPLES) -> Iterator[Stated]:
         search = Search(tables, draw.seed, draw.subset.tolist())
         winner = today(search)
         finalists = today.sweep(search)
-        ends = {n: float(tables.scores[1.0, "own"][draw.seed, n, -1]) for n in finalists}
+        stops, reached = today.stops_of(search), {n: search.reached(n) for n in finalists}
+        ends = {n: today.compared(search, n, search.max_t) for n in finalists}
         if all(map(math.isfinite, ends.values())):
-            stops = today.stops_of(search)
-            full = {n: {at: search.look(1.0, n, at) for at in stops if at <= search.reached(n)} for n in finalists}
+            full = {n: {at: today.compared(search, n, at) for at in stops if at <= reached[n]} for n in finalists}
             found = Race(search.max_t, "max", RACE_FACTOR, today.full_trainings).expected_ends(full)
             yield Stated(chances(found, "max")[winner], ends[winner] >= max(ends.values()))
 

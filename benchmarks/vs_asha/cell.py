@@ -72,7 +72,7 @@ def measure(task: Task, method: str, seed: int, *, timed: bool = True) -> dict[s
         "floor": {"seconds": round(median(took), 3)} | _rounded(again[0]),
         "again": [_short(trained["test"]) for trained in again],
         "settings": _settings(task)
-        | {"keep": outcome.keep, "averaged": outcome.keep == "best" and "unless worse in the end"},
+        | {"keep": outcome.keep, "averaged": outcome.keep == "best" and "in comparisons, too"},
         "environment": environment,
         "events": [_compact(event) for event in outcome.events],
     }

@@ -271,6 +271,7 @@ OLDER: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "which handed back averaged weights also where the last step's own validated better": (
         lambda asked: asked.get("averaged") is True and "first_look" in asked
     ),
+    "which compared trials without their averages": lambda asked: asked.get("averaged") == "unless worse in the end",
 }
 """What `tune`'s older defaults did, and whether a cell's settings are of these."""
 

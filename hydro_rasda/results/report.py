@@ -157,13 +157,18 @@ def doubt_line(result: RunRecord) -> list[str]:
 
 
 def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
-    """Say why a trial with a better score than the winner's did not win: it was stopped."""
+    """Say why a trial with a better score than the winner's did not win: it was stopped, or ended worse."""
     sign = 1.0 if result.mode == "min" else -1.0
-    stopped = [record for record in result.trials if record.status == "stopped" and math.isfinite(record.metric)]
-    best = min(stopped, key=lambda record: sign * record.metric, default=winner)
+    able = [
+        record for record in result.trials if record.status in ("stopped", "finished") and math.isfinite(record.metric)
+    ]
+    best = min(able, key=lambda record: sign * record.metric, default=winner)
     if not sign * best.metric < sign * winner.metric:
         return []
     score = f"trial {best.trial} had {result.metric} {show(best.metric)} after epoch {best.kept_epoch}"
+    if best.status == "finished":
+        worse = "but as training left it in the end, it is worse than the winner"
+        return [f"{score}, {worse}: `best_model({best.trial})` has the weights of that epoch"]
     behind = f"it was stopped after epoch {best.epochs}, behind others by its latest weights"
     return [f"{score}; {behind}: raise `full_trainings` to train more trials to the end"]
 

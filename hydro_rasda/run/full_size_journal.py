@@ -25,7 +25,7 @@ from hydro_rasda.config import Mode, averaged, unaveraged
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key, failure_line
-from hydro_rasda.schedulers import ExpectedEnd, Race, rank
+from hydro_rasda.schedulers import ExpectedEnd, Race, final_score, rank
 
 DONE = "target/done"
 _ENDED = "target/ended-by-"
@@ -50,8 +50,9 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
 
     With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs. A user who
     trains the winner's configuration again, elsewhere or on more data, gets the last epoch. If weights are averaged,
-    the curve is of the unaveraged ones, at the epochs at which these were validated as well. The best epoch so far
-    counts if training ends by early stopping (`patience`), or by a user's function that returns before the end.
+    the curve is of the unaveraged ones, at the epochs at which these were validated as well. In the end, both count,
+    unless there are several metrics. The best epoch so far counts if training ends by early stopping (`patience`), or
+    by a user's function that returns before the end.
     """
     settings, curve = run.settings, run.curve("target", number)
     if settings.race.keep == "best" and (settings.race.patience is not None or done_early(run, number)):
@@ -59,10 +60,17 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
     found = dict[int, float]()
     for line in run.metrics.get(("target", number), ()):
         if (name := unaveraged(settings.metric)) in line:
-            found[line["epoch"]] = run.score_of(line, name)
+            own, both = run.score_of(line, name), line["epoch"] == settings.max_t and not settings.comparison.by_place
+            found[line["epoch"]] = final_score(own, run.score_of(line)) if both else own
         elif averaged(settings.metric) in line:
             found[line["epoch"]] = run.score_of(line)
     return found or curve
+
+
+def averages_at(run: Run, stop: int, numbers: Iterable[int]) -> dict[int, float]:
+    """Return the scores of averaged weights after an epoch, of trials that have some and are compared by others."""
+    lines = {n: line for n in numbers for line in run.metrics.get(("target", n), ()) if line["epoch"] == stop}
+    return {n: run.score_of(line) for n, line in lines.items() if unaveraged(run.settings.metric) in line}
 
 
 def averages_lost(lines: Iterable[Mapping[str, Any]], epoch: int, metric: str) -> bool:

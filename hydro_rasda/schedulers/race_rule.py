@@ -2,9 +2,10 @@
 
 At a milestone, the trials with the best scores continue. Early scores mislead: configurations with high, decaying
 learning rates start slowly and end first. Weights averaged over few steps hide the gains that training still brings.
-So the first milestone lies at half of a training, and scores are those of the weights as training left them. Both were
-chosen on recorded trainings, and judged on others (`benchmarks/results/replay_notes.md`). The same holds for the errors
-of the forecasts.
+So the first milestone lies at half of a training, and scores are those of the weights as training left them. But
+averages are handed back. So the trial with the best ones goes on, too (`with_leader`), and in the end both scores count
+(`final_score`). All this was chosen on recorded trainings, and judged on others
+(`benchmarks/results/replay_notes.md`). The same holds for the errors of the forecasts.
 
 Forecasts decide once, at the last look: a trial behind the leader goes on only while the gain to be expected of it is
 worth the rest of its training. Otherwise they only tell how sure a choice is.
@@ -108,6 +109,17 @@ class Race:
         ahead = {n: sign * (scores[n] - scores[running[0]]) for n in running}
         return [n for n in running if n == running[0] or expected_improvement(ahead[n], deviation) > least]
 
+    def with_leader(self, kept: Sequence[int], averaged: Mapping[int, float]) -> list[int]:
+        """Return these trials and, if it is not among them, the one whose averaged weights are best.
+
+        High learning rates that do not decay move weights to and fro, so that only averages show what such a trial is
+        worth.
+
+        >>> Race(4, "min", 2, 3.0).with_leader([0], {0: 0.5, 1: 0.3, 2: math.nan})
+        [0, 1]
+        """
+        return [*kept, *[n for n in self._ranked(averaged)[:1] if n not in kept]]
+
     def affordable(self, stop: int, trained: int) -> int:
         """Return how many trials the rest of the budget can train from a milestone to the end; at least one.
 
@@ -144,6 +156,19 @@ class Race:
             else:
                 found[number] = ExpectedEnd(score, math.inf)
         return found
+
+
+def final_score(own: float, averaged: float) -> float:
+    """Return the score by which a trial is compared in the end: the mean of both weights' scores.
+
+    Averages are what the winner hands back. The weights that training left are what its configuration gives when it is
+    trained again, elsewhere, without averages. If averages diverged, these count alone; if these did, the trial has no
+    score.
+
+    >>> final_score(0.5, 0.3), final_score(0.5, math.nan), final_score(math.nan, 0.3)
+    (0.4, 0.5, nan)
+    """
+    return (own + averaged) / 2 if math.isfinite(averaged) else own
 
 
 def chances(expected_ends: Mapping[int, ExpectedEnd], mode: Mode) -> dict[int, float]:

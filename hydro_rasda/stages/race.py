@@ -13,6 +13,7 @@ from hydro_rasda.results.winner import best_of, drop_lost_winner, kept_of
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.full_size_journal import (
     another_chance,
+    averages_at,
     averages_lost,
     deciding_curve,
     done_early,
@@ -186,6 +187,12 @@ def _decide(run: Run, candidates: Sequence[int], stop: int, trained: int) -> lis
 
 
 def _going_on(run: Run, stop: int, scores: Mapping[int, float], trained: int) -> list[int]:
+    kept = _by_score(run, stop, scores, trained)
+    ends = stop == run.settings.max_t or run.settings.comparison.by_place
+    return kept if ends else race_of(run).with_leader(kept, averages_at(run, stop, scores))
+
+
+def _by_score(run: Run, stop: int, scores: Mapping[int, float], trained: int) -> list[int]:
     rule, deciding = race_of(run), scores
     if run.settings.comparison.by_place:
         rule, deciding = replace(rule, mode="min"), places_at(run, stop, scores)

@@ -58,7 +58,7 @@ def test_a_cooldown_is_compared_and_paid_and_leaves_the_training_as_it_was() -> 
     assert run.spent == pytest.approx(1.5 / 9 / 10)
     assert run.look_cooled(1 / 8, 3, 3, 0.5) == run.look(1 / 8, 3, 3)
     assert Tune(cooldown=0.5).sweep(search(table)) == [0, 1, 2, 3]
-    assert Tune(race_cooldown=0.25)(search(table)) == 5  # of 4 to 7, the two first go on
+    assert Tune(race_cooldown=0.25, by="last weights")(search(table)) == 5  # of 4 to 7, the two first go on
     assert today(search(table)) == 7
 
 

@@ -91,6 +91,9 @@ def test_a_line_says_why_a_trial_with_a_better_score_did_not_win() -> None:
     assert f"{told}: raise `full_trainings` to train more trials to the end\n" in printed(RECORD)
     assert "behind others" not in printed(replace(RECORD, mode="max"))
     assert "behind others" not in printed(replace(RECORD, trials=RECORD.trials[2:]))
+    ended = [replace(each, status="finished") if each.trial == 1 else each for each in RECORD.trials]
+    told = "trial 1 had val_loss 0.1 after epoch 2, but as training left it in the end, it is worse than the winner"
+    assert f"{told}: `best_model(1)` has the weights of that epoch\n" in printed(replace(RECORD, trials=tuple(ended)))
 
 
 def test_a_line_says_which_weights_the_winner_keeps() -> None:

@@ -16,6 +16,7 @@ from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import MessageSaid
 from hydro_rasda.run.full_size_journal import (
     decided_targets,
+    deciding_curve,
     recall_targets,
     record_done,
     record_epochs,
@@ -128,7 +129,7 @@ def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., 
 def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
     open_race: Callable[..., Run], kept: str
 ) -> None:
-    """Trial 0 was better than trial 1 ever is; in the end, of the weights that training leaves, it is worse."""
+    """Trial 0 was better than trial 1 ever is; in the end it is worse, by the weights that training leaves alone."""
     own = {0: [0.9, 0.9, 0.9, 0.9], 1: [0.8, 0.7, 0.6, 0.5]}
     averaged = {0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.45 if kept == "averaged" else 0.55]}
     run = open_race(2, race=RaceConfig(grace_period=4))
@@ -146,6 +147,33 @@ def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
     assert (found.best_trial, found.best_metric, found.trials[1].kept_epoch) == (1, best[1][1], 4)
     assert [record.chance for record in found.trials] == [0.0, 1.0]
     assert found.averaged == (kept != "own")
+
+
+@pytest.mark.parametrize(("averages", "winner"), [(0.3, 0), (0.4, 1)])
+def test_in_the_end_both_weights_scores_count(open_race: Callable[..., Run], averages: float, winner: int) -> None:
+    """Trial 1 ends at 0.5, and its averages at 0.45: trial 0, which ends at 0.6, wins with averages below 0.35."""
+    run = open_race(2, race=RaceConfig(grace_period=4))
+    for number, own, last in ((0, 0.6, averages), (1, 0.5, 0.45)):
+        lines = curves("target", {number: [0.8, 0.6, 0.5, last]}).lines
+        lines[-1]["val_loss_unaveraged"] = own
+        record_epochs(run, number, lines, {"model": {}, "best": {"epoch": 4, "score": last, "model": {}}})
+        assert deciding_curve(run, number) == pytest.approx({4: (own + last) / 2})
+    train_finalists(run, [0, 1], Scripted({}))
+    assert sum_up(run, [0, 1]).best_trial == winner
+
+
+def test_the_trial_with_the_best_averages_goes_on_too(open_race: Callable[..., Run]) -> None:
+    """Trial 2 is last of three at the milestone, by the weights that training left there."""
+    run = open_race(3, full_trainings=1, race=RaceConfig(grace_period=2))
+    for number, own, last in ((0, 0.6, 4), (1, 0.7, 2), (2, 0.8, 4)):
+        lines = curves("target", {number: [0.9, 0.5 - number / 10, 0.4, 0.4][:last]}).lines
+        for at in (2, last):
+            lines[at - 1]["val_loss_unaveraged"] = own
+        record_epochs(run, number, lines, {"model": {}, "best": {"epoch": last, "score": 0.4, "model": {}}})
+    trained = Scripted({})
+    train_finalists(run, [0, 1, 2], trained)
+    assert not trained.trained
+    assert [unit.value for key, unit in run.store.units().items() if key.startswith("target/to-2/kept")] == [[0, 2]]
 
 
 def test_with_early_stopping_the_best_epoch_decides(open_race: Callable[..., Run]) -> None:
