@@ -465,6 +465,7 @@ INTERVALS: list[tuple[tuple[int, ...], dict[int, int], dict[str, float]]] = [
     ((0, 1, 2, 3, 4, 5, 6), {0: 2, 5: 4}, {"lr": 0.01, "dropout": 0.3}),
     ((0, 1, 2, 3, 4, 5, 6), {}, {}),
     ((1, 0, 4, 6, 5), {0: 5, 4: 6}, {"lr": 2e-3}),
+    ((6,), {}, {}),
 ]
 """Of each interval after the first: who trains on, who does as a copy of whom, and the values that copies change."""
 
