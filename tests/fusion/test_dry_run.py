@@ -451,3 +451,59 @@ def test_want_of_memory_is_no_obstacle_to_vmap() -> None:
     with pytest.raises(RuntimeError, match="memory"):
         dry_run(fused, loss, BATCH)
     assert not fused.one_by_one
+
+
+class Growing(nn.Linear):
+    """Keeps the last outputs in a buffer that is empty at first."""
+
+    last: Tensor
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("last", torch.zeros(0), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.last = torch.cat([self.last, out.detach().mean(0)])[-6:]
+        return out + self.last.mean()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_buffer_that_grows_is_empty_again_after_the_dry_run(persistent: bool) -> None:
+    models = [Growing(persistent) for _ in range(3)]
+    fused = fuse(models)
+    assert dry_run(fused, loss, BATCH) is None
+    assert fused.unfuse(1).last.shape == (0,)
+    for _ in range(3):
+        loss_K = fused.map(loss, BATCH)
+        torch.testing.assert_close(loss_K, torch.stack([loss(model, BATCH) for model in models]))
+
+
+class Emptied(nn.Linear):
+    last: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("last", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.last = None if self.last is not None else out.detach().mean(0)
+        return out if self.last is None else out + self.last
+
+
+def test_a_buffer_that_becomes_none_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="forward sets `last` to None"):
+        dry_run(fuse([Emptied() for _ in range(3)]), loss, BATCH)
+
+
+class MadeLate(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(3))
+        return super().forward(x) * self.scale
+
+
+def test_a_parameter_that_forward_makes_is_refused() -> None:
+    with pytest.raises(FusionMismatch, match="forward makes the tensor `scale`"):
+        dry_run(fuse([MadeLate(4, 3) for _ in range(3)]), loss, BATCH)
