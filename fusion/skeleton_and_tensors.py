@@ -226,7 +226,7 @@ def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str
     if emptied := [name for name, tensor in rebound.items() if tensor is None]:
         raise RuntimeError(
             f"forward sets `{emptied[0]}` to None, which a fused model does not follow: keep it in an attribute that "
-            "is no buffer, or leave it out of the module until forward sets it"
+            "is no buffer"
         )
 
 
