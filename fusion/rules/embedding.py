@@ -34,8 +34,8 @@ def embedding(
     offset_K = torch.arange(0, K * rows, rows, device=index_K.device, dtype=index_K.dtype)
     place_K = index_K + offset_K.view(K, *[1] * (index_K.dim() - 1))
     if input.dim is not None:
-        # An index out of range must not find a row of another member: torch refuses -1.
-        place_K = torch.where((index_K >= 0) & (index_K < rows), place_K, -1)
+        # An index out of range must not find a row of another member: torch refuses this one.
+        place_K = torch.where((index_K >= 0) & (index_K < rows), place_K, K * rows)
     flat = weight_KVE.flatten(0, 1)
     out = F.embedding(place_K, flat, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
     if padding_idx is not None:
