@@ -19,7 +19,7 @@ from fusion.backoff import is_out_of_memory
 from fusion.compare_with_alone import check_members, restored
 from fusion.equal_within_rounding import FusionMismatch, overlap_written
 from fusion.fused_model import FusedModel, Objective, check_fused
-from fusion.rules.gradient import BackwardInside
+from fusion.rules.gradient import BackwardInside, FreezesInside
 from fusion.skeleton_and_tensors import copied, named_tensors
 from fusion.streams import global_states, preserved_generators, seed_generators
 from fusion.vmap_or_in_turn import own_rows
@@ -162,7 +162,7 @@ def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data
         failure = _attempt(fused, objective, batch, own_data)
     if failure is None:
         return None
-    if isinstance(failure, BackwardInside):
+    if isinstance(failure, BackwardInside | FreezesInside):
         raise failure
     fused.one_by_one = True
     error = _attempt(fused, objective, batch, own_data)
@@ -192,13 +192,16 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool
 
 
 def _explained(error: Exception) -> Exception:
-    """Explain an error of activation checkpointing, whose backward pass recomputes on a template without data."""
-    if not any(word in str(error) for word in ("meta", "use_reentrant")):
+    """Explain an error of a parameter that forward freezes, or of a backward pass that recomputes without data."""
+    if "requires_grad flags of leaf" in str(error):
+        explained: RuntimeError = FreezesInside()
+    elif any(word in str(error) for word in ("meta", "use_reentrant")):
+        explained = RuntimeError(
+            "the model recomputes its forward pass in the backward pass (activation checkpointing), which a fused "
+            "model does not support: switch it off"
+        )
+    else:
         return error
-    explained = RuntimeError(
-        "the model recomputes its forward pass in the backward pass (activation checkpointing), which a fused model "
-        "does not support: switch it off"
-    )
     explained.__cause__ = error
     return explained
 

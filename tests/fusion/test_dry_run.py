@@ -507,3 +507,40 @@ class MadeLate(nn.Linear):
 def test_a_parameter_that_forward_makes_is_refused() -> None:
     with pytest.raises(FusionMismatch, match="forward makes the tensor `scale`"):
         dry_run(fuse([MadeLate(4, 3) for _ in range(3)]), loss, BATCH)
+
+
+def frozen_for_a_while(model: Any, batch: Any) -> Tensor:
+    """As for the generator's turn of a GAN."""
+    model[0].requires_grad_(False)
+    found = loss(model, batch)
+    model[0].requires_grad_(True)
+    return found
+
+
+def frozen_by_attribute(model: Any, batch: Any) -> Tensor:
+    for p in model[0].parameters():
+        p.requires_grad = False
+    return loss(model, batch)
+
+
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("objective", [frozen_for_a_while, frozen_by_attribute])
+def test_an_objective_that_freezes_is_refused_in_the_users_words(objective: Any, K: int) -> None:
+    fused = fuse([nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)) for _ in range(K)])
+    with pytest.raises(RuntimeError, match=r"sets `requires_grad` of a parameter to False.*: use `torch.no_grad\(\)`"):
+        dry_run(fused, objective, BATCH)
+    for fused.one_by_one in (False, True):
+        with pytest.raises(RuntimeError, match="requires_grad"):
+            fused.map(objective, BATCH)
+
+
+def test_freezing_what_is_frozen_changes_nothing() -> None:
+    models = [nn.Sequential(nn.Linear(4, 8).requires_grad_(False), nn.Linear(8, 3)) for _ in range(3)]
+    fused = fuse(models)
+
+    def objective(model: Any, batch: Any) -> Tensor:
+        model[0].requires_grad_(False)
+        return loss(model, batch)
+
+    assert dry_run(fused, objective, BATCH) is None
+    torch.testing.assert_close(fused.map(objective, BATCH), torch.stack([loss(model, BATCH) for model in models]))
