@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fusion.argument_checks import check_flag, check_function
+from fusion.attributes import put_back, snapshot
 from fusion.backoff import is_out_of_memory
 from fusion.compare_with_alone import check_members, restored
 from fusion.equal_within_rounding import FusionMismatch, overlap_written
@@ -65,7 +66,7 @@ def dry_run(
     written: Iterable[str] | None = None,
     own_data: bool = False,
 ) -> Obstacle | None:
-    """Try the forward and backward pass of one batch, and leave the model as it was.
+    """Try the forward and backward pass of one batch, and a forward in evaluation; leave the model as it was.
 
     If vmap cannot follow the model, the dry run warns and sets `fused.one_by_one`. The members then train one after
     another, with the same results. Reasons are `.item()`, control flow that depends on data, an operator that vmap
@@ -160,6 +161,7 @@ def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data
         # A module may be writing into a buffer that was held once because it was equal in all members.
         fused.part_buffers()
         failure = _attempt(fused, objective, batch, own_data)
+    failure = failure or _fails_in_evaluation(fused, objective, batch, own_data)
     if failure is None:
         return None
     if isinstance(failure, BackwardInside | FreezesInside):
@@ -170,6 +172,25 @@ def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data
         fused.one_by_one = False
         raise _explained(error)
     return _locate(failure, fused.template)
+
+
+def _fails_in_evaluation(fused: FusedModel, objective: Objective, batch: Any, own_data: bool) -> Exception | None:
+    """Return the error of a forward pass in evaluation mode, if any that members do not have one after another."""
+    if fused.K == 1 or not fused.training:
+        return None
+    modes = snapshot(fused.template)
+    try:
+        with torch.no_grad():
+            fused.train(False)
+            failure = _attempt(fused, objective, batch, own_data)
+            if failure is None:
+                return None
+            fused.one_by_one = True
+            return None if _attempt(fused, objective, batch, own_data) else failure
+    finally:
+        fused.one_by_one = False
+        fused.train()
+        put_back(fused.template, modes)
 
 
 def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool) -> Exception | None:
@@ -243,6 +264,8 @@ _WORDS = {
     "is not possible because there exists a Tensor": _SHARED_WRITE,
     "doesn't match the broadcast shape": _SHARED_WRITE,
     "doesn't have storage": "it hands a tensor to NumPy, but each member has another",
+    "nested_tensor": "it packs padded sequences in evaluation, which vmap cannot follow: make it with "
+    "`nn.TransformerEncoder(..., enable_nested_tensor=False)`",
     "doesn't work on out=": "it writes by `out=`, for which vmap has no rule",
     "setup_context": "its torch.autograd.Function has no `setup_context` and no `vmap` (the one of activation "
     "checkpointing is used with `use_reentrant=True`)",

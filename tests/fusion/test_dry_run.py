@@ -544,3 +544,48 @@ def test_freezing_what_is_frozen_changes_nothing() -> None:
 
     assert dry_run(fused, objective, BATCH) is None
     torch.testing.assert_close(fused.map(objective, BATCH), torch.stack([loss(model, BATCH) for model in models]))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.encoder, self.norm = nn.TransformerEncoder(layer, 1), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = torch.arange(3) > torch.tensor([[1], [2], [0], [2]])
+        found: Tensor = self.encoder(self.norm(x).view(4, 3, 4), src_key_padding_mask=padding)
+        return found.mean(1)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_vmap_cannot_follow_in_evaluation_alone_is_found_before_training() -> None:
+    models = [Encoder() for _ in range(2)]
+    fused = fuse(models)
+    norm: Any = fused.template.norm
+    norm.eval()
+
+    def objective(model: Any, batch: Tensor) -> Tensor:
+        out: Tensor = model(batch).square().mean()
+        return out
+
+    with pytest.warns(FusionWarning, match=r"module encoder \(TransformerEncoder\).*enable_nested_tensor=False"):
+        dry_run(fused, objective, X)
+    assert fused.one_by_one
+    assert [part.training for part in (fused, fused.template, norm)] == [True, True, False]
+    for model in models:
+        model.eval()
+    with torch.no_grad():
+        alone = torch.stack([objective(model, X) for model in models])
+        torch.testing.assert_close(fused.eval().map(objective, X), alone)
+
+
+def test_an_objective_that_is_for_training_alone_is_no_obstacle() -> None:
+    def objective(model: Any, batch: Any) -> Tensor:
+        if not model.training:
+            raise RuntimeError("there are no targets")
+        return loss(model, batch)
+
+    fused = fuse([nn.Linear(4, 3) for _ in range(2)])
+    assert dry_run(fused, objective, BATCH) is None
+    assert not fused.one_by_one
