@@ -94,6 +94,7 @@ def dry_run(
     check_fused(fused)
     check_function("objective", objective, 2)
     check_flag("compare", compare)
+    _check_modes(fused)
     first = batch
     if own_data:
         rows_K, batch_of = own_rows(batch, fused.K)
@@ -107,6 +108,26 @@ def dry_run(
     if obstacle is not None:
         warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning)
     return obstacle
+
+
+def _check_modes(fused: FusedModel) -> None:
+    """Refuse a module whose `train()` writes to tensors (FusionMismatch): here it is called where there is no data."""
+    if all(type(part).train is nn.Module.train for part in fused.template.modules()):
+        return
+    own = fused.unfuse(0)
+    with torch.no_grad(), preserved_generators():
+        for p in own.parameters():  # an adapter that begins at zero would change nothing
+            p.copy_(torch.randn_like(p)) if p.is_floating_point() else None
+    for mode in (not own.training, own.training):
+        before = {name: tensor.detach().clone() for name, tensor in named_tensors(own).items()}
+        own.train(mode)
+        for name, tensor in named_tensors(own).items():
+            was = before.get(name)
+            if was is None or was.shape != tensor.shape or bool(((tensor != was) & ~(was != was)).any()):
+                raise FusionMismatch(
+                    f"`train()` or `eval()` writes to `{name}`, which a fused model does not follow: do so in forward, "
+                    "or leave it out, such as by `merge_weights=False` in loralib"
+                )
 
 
 def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[str]:

@@ -589,3 +589,45 @@ def test_an_objective_that_is_for_training_alone_is_no_obstacle() -> None:
     fused = fuse([nn.Linear(4, 3) for _ in range(2)])
     assert dry_run(fused, objective, BATCH) is None
     assert not fused.one_by_one
+
+
+class Merging(nn.Linear):
+    """As an adapter of loralib's: in evaluation, its product is a part of the weight."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.down, self.up = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.zeros(3, 2))
+        self.merged = False
+        self.weight.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        if mode == self.merged:
+            self.weight.data += (self.up @ self.down) * (-1 if mode else 1)
+            self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out if self.merged else out + x @ self.down.mT @ self.up.mT
+
+
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_mode_that_writes_to_weights_is_refused(K: int, one_by_one: bool) -> None:
+    """Modes change in a module without data, so evaluation would leave the adapter out."""
+    fused = fuse([Merging() for _ in range(K)], one_by_one=one_by_one)
+    with pytest.raises(FusionMismatch, match=r"`train\(\)` or `eval\(\)` writes to `weight`"):
+        dry_run(fused, loss, BATCH)
+
+
+class FrozenStatistics(nn.BatchNorm1d):
+    def train(self, mode: bool = True) -> Any:
+        return super().train(False)
+
+
+def test_a_mode_of_a_modules_own_that_writes_to_nothing_is_none_of_this() -> None:
+    fused = fuse([nn.Sequential(nn.Linear(4, 3), FrozenStatistics(3).train()) for _ in range(3)])
+    fused.stacked_buffers["1.running_mean"][0] = float("nan")  # of a member that has diverged
+    assert dry_run(fused, loss, BATCH, compare=False) is None
+    assert [part.training for part in fused.unfuse(1).children()] == [True, False]
