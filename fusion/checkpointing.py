@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock, local
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ class _KeptReentrant:
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if not _here.depth:
+            return _torchs["CheckpointFunction"].apply(function, preserve, *args)
         needs = any(isinstance(x, Tensor) and x.requires_grad for x in args)
         with torch.set_grad_enabled(needs and torch.is_grad_enabled()):
             return function(*args)
@@ -23,21 +26,42 @@ class _KeptReentrant:
 
 def _kept(*args: Any, **kwargs: Any) -> Iterator[None]:
     """Stand for torch's way of `use_reentrant=False`, around the function's call."""
-    yield
+    if _here.depth:
+        return iter([None])
+    found: Iterator[None] = _torchs["_checkpoint_without_reentrant_generator"](*args, **kwargs)
+    return found
+
+
+class _Here(local):
+    """Number of blocks of `activations_kept` that this thread is in."""
+
+    depth = 0
+
+
+_here, _lock = _Here(), Lock()
+_stand_ins = {"CheckpointFunction": _KeptReentrant, "_checkpoint_without_reentrant_generator": _kept}
+_torchs: dict[str, Any] = {}
+_users: list[None] = []
+"""One entry for each block that any thread is in: the last one that ends puts torch's own back."""
 
 
 @contextmanager
 def activations_kept() -> Iterator[None]:
-    """Have `torch.utils.checkpoint` compute what it would without recomputing it in the backward pass.
+    """Have `torch.utils.checkpoint` compute what it would, without recomputing it in the backward pass, in this thread.
 
     The backward pass of a fused model runs after its members' tensors have left the module.
     """
-    names = {"CheckpointFunction": _KeptReentrant, "_checkpoint_without_reentrant_generator": _kept}
-    before = {name: getattr(checkpoint, name) for name in names}
-    for name, stand_in in names.items():
-        setattr(checkpoint, name, stand_in)
+    with _lock:
+        if not _users:
+            _torchs.update({name: getattr(checkpoint, name) for name in _stand_ins})
+            vars(checkpoint).update(_stand_ins)
+        _users.append(None)
+    _here.depth += 1
     try:
         yield
     finally:
-        for name, function in before.items():
-            setattr(checkpoint, name, function)
+        _here.depth -= 1
+        with _lock:
+            _users.pop()
+            if not _users:
+                vars(checkpoint).update(_torchs)

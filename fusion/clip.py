@@ -81,6 +81,6 @@ def _norms(grads: Sequence[Tensor]) -> Tensor:
     ]
     if len(norms) == 1:
         return norms[0]
-    joined = torch.cat([norm.to(norms[0]) for norm in norms], 1)
+    joined = torch.cat(norms, 1)  # in the widest of their types, as torch does
     norm_K1: Tensor = torch.linalg.vector_norm(joined, dim=1, keepdim=True)
     return norm_K1

@@ -207,6 +207,7 @@ def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _P
 def restored(fused: FusedModel) -> Iterator[None]:
     """Undo all changes of forward afterwards; inside, member k draws the random numbers of seed k."""
     attributes, own_values = snapshot(fused.template), fused.own_values.copy()
+    shared = fused.common.bufs().keys()
     before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
     parameters = {name: tensor for name in fused.written if (tensor := fused.own.get(name)) is not None}
     values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
@@ -224,8 +225,8 @@ def restored(fused: FusedModel) -> Iterator[None]:
                 parameter.data.copy_(values[name])
             for name, buffer in before.items():
                 tree = fused.common if fused.common.get(name) is not None else fused.own
-                now = tree.get(name)
-                tree.put(name, buffer if now is None or now.shape == buffer.shape else buffer.expand_as(now).clone())
+                parted = tree is fused.own and name in shared
+                tree.put(name, buffer.expand(fused.K, *buffer.shape).clone() if parted else buffer)
 
 
 def _values(result: Any) -> tuple[dict[str, Tensor], frozenset[str]]:

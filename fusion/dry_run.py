@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fusion.argument_checks import check_flag, check_function
+from fusion.attributes import put_back, snapshot
 from fusion.backoff import is_out_of_memory
 from fusion.compare_with_alone import check_members, restored
 from fusion.equal_within_rounding import FusionMismatch, overlap_written
 from fusion.fused_model import FusedModel, Objective, check_fused
-from fusion.rules.gradient import BackwardInside
+from fusion.rules.gradient import BackwardInside, FreezesInside
 from fusion.skeleton_and_tensors import copied, named_tensors
 from fusion.streams import global_states, preserved_generators, seed_generators
 from fusion.vmap_or_in_turn import own_rows
@@ -65,7 +66,7 @@ def dry_run(
     written: Iterable[str] | None = None,
     own_data: bool = False,
 ) -> Obstacle | None:
-    """Try the forward and backward pass of one batch, and leave the model as it was.
+    """Try the forward and backward pass of one batch, and a forward in evaluation; leave the model as it was.
 
     If vmap cannot follow the model, the dry run warns and sets `fused.one_by_one`. The members then train one after
     another, with the same results. Reasons are `.item()`, control flow that depends on data, an operator that vmap
@@ -93,6 +94,7 @@ def dry_run(
     check_fused(fused)
     check_function("objective", objective, 2)
     check_flag("compare", compare)
+    _check_modes(fused)
     first = batch
     if own_data:
         rows_K, batch_of = own_rows(batch, fused.K)
@@ -106,6 +108,26 @@ def dry_run(
     if obstacle is not None:
         warn(f"members train one after another, {obstacle}", FusionWarning)
     return obstacle
+
+
+def _check_modes(fused: FusedModel) -> None:
+    """Refuse a module whose `train()` writes to tensors (FusionMismatch): here it is called where there is no data."""
+    if all(type(part).train is nn.Module.train for part in fused.template.modules()):
+        return
+    own = fused.unfuse(0)
+    with torch.no_grad(), preserved_generators():
+        for p in own.parameters():  # an adapter that begins at zero would change nothing
+            p.copy_(torch.randn_like(p)) if p.is_floating_point() else None
+    for mode in (not own.training, own.training):
+        before = {name: tensor.detach().clone() for name, tensor in named_tensors(own).items()}
+        own.train(mode)
+        for name, tensor in named_tensors(own).items():
+            was = before.get(name)
+            if was is None or was.shape != tensor.shape or bool(((tensor != was) & ~(was != was)).any()):
+                raise FusionMismatch(
+                    f"`train()` or `eval()` writes to `{name}`, which a fused model does not follow: do so in forward, "
+                    "or leave it out, such as by `merge_weights=False` in loralib"
+                )
 
 
 def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[str]:
@@ -160,9 +182,10 @@ def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data
         # A module may be writing into a buffer that was held once because it was equal in all members.
         fused.part_buffers()
         failure = _attempt(fused, objective, batch, own_data)
+    failure = failure or _fails_in_evaluation(fused, objective, batch, own_data)
     if failure is None:
         return None
-    if isinstance(failure, BackwardInside):
+    if isinstance(failure, BackwardInside | FreezesInside):
         raise failure
     fused.one_by_one = True
     error = _attempt(fused, objective, batch, own_data)
@@ -170,6 +193,25 @@ def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data
         fused.one_by_one = False
         raise _explained(error)
     return _locate(failure, fused.template)
+
+
+def _fails_in_evaluation(fused: FusedModel, objective: Objective, batch: Any, own_data: bool) -> Exception | None:
+    """Return the error of a forward pass in evaluation mode, if any that members do not have one after another."""
+    if fused.K == 1 or not fused.training:
+        return None
+    modes = snapshot(fused.template)
+    try:
+        with torch.no_grad():
+            fused.train(False)
+            failure = _attempt(fused, objective, batch, own_data)
+            if failure is None:
+                return None
+            fused.one_by_one = True
+            return None if _attempt(fused, objective, batch, own_data) else failure
+    finally:
+        fused.one_by_one = False
+        fused.train()
+        put_back(fused.template, modes)
 
 
 def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool) -> Exception | None:
@@ -192,13 +234,16 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool
 
 
 def _explained(error: Exception) -> Exception:
-    """Explain an error of activation checkpointing, whose backward pass recomputes on a template without data."""
-    if not any(word in str(error) for word in ("meta", "use_reentrant")):
+    """Explain an error of a parameter that forward freezes, or of a backward pass that recomputes without data."""
+    if "requires_grad flags of leaf" in str(error):
+        explained: RuntimeError = FreezesInside()
+    elif any(word in str(error) for word in ("meta", "use_reentrant")):
+        explained = RuntimeError(
+            "the model recomputes its forward pass in the backward pass (activation checkpointing), which a fused "
+            "model does not support: switch it off"
+        )
+    else:
         return error
-    explained = RuntimeError(
-        "the model recomputes its forward pass in the backward pass (activation checkpointing), which a fused model "
-        "does not support: switch it off"
-    )
     explained.__cause__ = error
     return explained
 
@@ -240,6 +285,8 @@ _WORDS = {
     "is not possible because there exists a Tensor": _SHARED_WRITE,
     "doesn't match the broadcast shape": _SHARED_WRITE,
     "doesn't have storage": "it hands a tensor to NumPy, but each member has another",
+    "nested_tensor": "it packs padded sequences in evaluation, which vmap cannot follow: make it with "
+    "`nn.TransformerEncoder(..., enable_nested_tensor=False)`",
     "doesn't work on out=": "it writes by `out=`, for which vmap has no rule",
     "setup_context": "its torch.autograd.Function has no `setup_context` and no `vmap` (the one of activation "
     "checkpointing is used with `use_reentrant=True`)",

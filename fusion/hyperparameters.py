@@ -276,6 +276,25 @@ def own_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(config[name]) for name in named if name in config and name != "lr"}
 
 
+def check_class(config: Mapping[str, Any]) -> None:
+    """Refuse arguments of an optimizer's class that have no key: the class stands for its name.
+
+    Raises:
+        ValueError: if the configuration has such an argument, for example `amsgrad`.
+
+    >>> import torch
+    >>> check_class({"optimizer": torch.optim.Adam, "lr": 0.1, "beta1": 0.8, "width": 64})
+    """
+    cls = config.get("optimizer")
+    if not isinstance(cls, type) or not isinstance(_name_of(cls), str):
+        return
+    _, *arguments = inspect.signature(cls).parameters
+    for name in arguments:
+        rule = f"left out beside the class {cls.__name__}: functools.partial({cls.__name__}, {name}=...) sets it"
+        fits = name not in config or (name in KEYS and is_read(name, config))
+        require(fits, name, config.get(name), rule)
+
+
 def check(config: Mapping[str, Any]) -> None:
     """Check every key that is read in a configuration; `part_settings.check_settings` also checks those of parts.
 
@@ -287,6 +306,7 @@ def check(config: Mapping[str, Any]) -> None:
     for name in KEYS:
         if name in config and is_read(name, config):
             read(config, name)
+    check_class(config)
     if is_read("dampening", config) and read(config, "nesterov"):
         momentum, dampening = read(config, "momentum"), read(config, "dampening")
         rule = f"False unless `momentum` is > 0 and `dampening` 0: they are {momentum} and {dampening}"

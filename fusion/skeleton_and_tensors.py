@@ -207,6 +207,9 @@ def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str
     Yields:
         A dict that is empty inside the block. If code in the block assigns to a buffer instead of writing into it, the
         dict afterwards holds the new tensor by name.
+
+    Raises:
+        RuntimeError: if the code sets a tensor to None.
     """
     before = [slot.holder[slot.leaf] for slot in slots]
     rebound: dict[str, Tensor] = {}
@@ -217,9 +220,14 @@ def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str
     finally:
         for slot, tensor in zip(slots, before, strict=True):
             after = slot.holder[slot.leaf]
-            if after is not tensors[slot.name] and after is not None:
+            if after is not tensors[slot.name]:
                 rebound[slot.name] = after
             slot.holder[slot.leaf] = tensor
+    if emptied := [name for name, tensor in rebound.items() if tensor is None]:
+        raise RuntimeError(
+            f"forward sets `{emptied[0]}` to None, which a fused model does not follow: keep it in an attribute that "
+            "is no buffer"
+        )
 
 
 @contextmanager

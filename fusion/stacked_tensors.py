@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fusion.argument_checks import check_mapping
 from fusion.attributes import OwnValues, Snapshot, changed, follow, snapshot
 from fusion.differing_floats import Settings
+from fusion.equal_within_rounding import FusionMismatch
 from fusion.member_indices import copy_rows, member_indices, member_rows
 from fusion.rows import FlatParameters
 from fusion.skeleton_and_tensors import TensorTree, like
@@ -223,6 +224,11 @@ class StackedTensors(nn.Module):
         own = self.own.get(name)
         if own is not None:
             return own.detach()
+        if name not in self.shared:
+            raise FusionMismatch(
+                f"forward makes the tensor `{name}`, of which members would share one: make it in `__init__`, or run "
+                "each module once before it is fused"
+            )
         shared = self.shared[name].detach()
         return shared.expand(self.K, *shared.shape)
 

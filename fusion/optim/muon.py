@@ -176,6 +176,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.param_groups = [group for part in parts for group in part.param_groups]
         self._share()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Have copies keep both, which torch's own would lose."""
+        return {**super().__getstate__(), "_muon": self._muon, "_adamw": self._adamw}
+
     def _share(self) -> None:
         """Have both update from this optimizer's groups and state."""
         for part, by_muon in ((self._muon, True), (self._adamw, False)):

@@ -18,6 +18,7 @@ from fusion.hyperparameters import (
     SCHEDULE_FREE,
     VECTORIZED,
     check,
+    check_class,
     default,
     is_read,
     own_arguments,
@@ -172,6 +173,7 @@ class Hyperparameters:
         if "lr" not in config:
             raise ValueError("`lr`, the learning rate, is left out, but must be given")
         kind = read(config, "optimizer")
+        check_class(config)
         if not isinstance(kind, str):
             lr, options = read(config, "lr"), tuple(own_arguments(config).items())
             known = _known_class(cls(OWN, lr, options=options, make=kind))

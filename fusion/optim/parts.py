@@ -32,6 +32,10 @@ class ByPart(torch.optim.Optimizer):
             self.state.update(optimizer.state)
         self._share()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Have copies keep the parts, which torch's own would lose."""
+        return {**super().__getstate__(), "parts": self.parts}
+
     def _share(self) -> None:
         """Have all parts update from this optimizer's groups and state."""
         for name, optimizer in self.parts.items():

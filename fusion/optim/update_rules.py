@@ -92,8 +92,10 @@ def _adam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now)
     root = (1 - v["beta2"] ** now.steps_R1).sqrt()
     shrink = None
     if any(hp.decay and hp.decouples for hp in members):
-        independent = any(hp.independent_weight_decay for hp in members)
-        rate = torch.where(v["independent"] > 0, now.factor_R1, now.lr_RG) if independent else now.lr_RG
+        rate = now.lr_RG
+        if any(hp.independent_weight_decay for hp in members):
+            # A parameter whose learning rate is multiplied by 0 stays as it is, as in torch's optimizer.
+            rate = torch.where(v["independent"] > 0, now.factor_R1 * (rate > 0), rate)
         shrink = 1 - rate * now.decay_RG
     return {
         "step_size": now.lr_RG * root / (1 - v["beta1"] ** now.steps_R1),

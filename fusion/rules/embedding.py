@@ -1,13 +1,16 @@
-"""Embedding: the K tables lie one below another, and each member looks up in its own rows."""
+"""Look-ups by indices of which members have their own, each within its own rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from fusion.rules.member import Member
+from fusion.rules.drawing import member_by_member
+from fusion.rules.member import Member, Rule
+from fusion.streams import Streams
 
 
 def embedding(
@@ -20,14 +23,51 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """`F.embedding`: input [...] of indices, weight [V, E]; the gradient is dense."""
-    if weight.dim is None or max_norm is not None or scale_grad_by_freq or sparse:
+    """`F.embedding`: input [...] of indices, weight [V, E]. The K tables lie one below another."""
+    if weight.dim is None:
         return NotImplemented
     weight_KVE, index_K = weight.lead(K), input.lead(K)
     rows = weight_KVE.shape[1]
+    if max_norm is not None:
+        for table, index in zip(weight_KVE.detach(), index_K):
+            torch.embedding_renorm_(table, index.contiguous(), max_norm, norm_type)
     offset_K = torch.arange(0, K * rows, rows, device=index_K.device, dtype=index_K.dtype)
-    out = F.embedding(index_K + offset_K.view(K, *[1] * (index_K.dim() - 1)), weight_KVE.flatten(0, 1))
+    place_K = index_K + offset_K.view(K, *[1] * (index_K.dim() - 1))
+    if input.dim is not None:
+        # An index out of range must not find a row of another member: torch refuses this one.
+        place_K = torch.where((index_K >= 0) & (index_K < rows), place_K, K * rows)
+    flat = weight_KVE.flatten(0, 1)
+    out = F.embedding(place_K, flat, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
     if padding_idx is not None:
         padding = index_K == padding_idx % rows
         out = torch.where(padding.unsqueeze(-1), out.detach(), out)
     return Member(out, 0)
+
+
+def torch_embedding(
+    K: int,
+    weight: Member,
+    indices: Member,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """`torch.embedding`, in which a `padding_idx` of -1 stands for none."""
+    padding = padding_idx if padding_idx >= 0 else None
+    return embedding(K, indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+
+
+def one_hot(K: int, input: Member, num_classes: int = -1) -> Any:
+    """`F.one_hot`: torch's own rule makes zeros of a class out of range, which is an error alone."""
+    return NotImplemented if num_classes < 0 else Member(F.one_hot(input.value, num_classes), input.dim)
+
+
+def index_fill(function: Callable[..., Any]) -> Rule:
+    """Make the rule of `index_fill`: torch's own lets an index below 0 reach into another member."""
+
+    def rule(K: int, input: Member, dim: Any, index: Member, value: Any) -> Any:
+        if index.dim is None:
+            return NotImplemented
+        return member_by_member(function, Streams(K, range(K)))(K, input, dim, index, value)
+
+    return rule

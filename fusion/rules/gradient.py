@@ -9,12 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from fusion.rules.member import Member
 
 
 class BackwardInside(RuntimeError):
     """An objective calls `backward()`, which would add its gradients to those of the loss that it returns."""
+
+
+class FreezesInside(RuntimeError):
+    """Forward or an objective freezes a parameter, whose members' part cannot be frozen by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "forward or the objective sets `requires_grad` of a parameter to False, which a fused model does not "
+            "follow: use `torch.no_grad()` or `.detach()` there, or freeze it when the model is made"
+        )
 
 
 def backward(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +82,9 @@ def data(K: int, tensor: Member) -> Any:
 def requires_grad(K: int, tensor: Member, requires: bool = True) -> Any:
     """`Tensor.requires_grad_`, and the same of a tensor that members share, which becomes one for each."""
     if not requires:
-        return NotImplemented
+        if isinstance(tensor.value, nn.Parameter) and tensor.value.requires_grad:
+            raise FreezesInside
+        return NotImplemented if tensor.value.requires_grad else tensor
     if tensor.dim is None:
         return Member(tensor.lead(K).clone().requires_grad_(), 0)
     return Member(tensor.value.requires_grad_(), tensor.dim)

@@ -24,6 +24,7 @@ from fusion.hyperparameters import read
 from fusion.optim import FusedOptimizer, fused_optimizer
 from fusion.optim.make_fused_optimizer import member
 from fusion.skeleton_and_tensors import copied
+from fusion.streams import preserved_generators
 from fusion.width.memory import objects_so_far_set_aside, peak_memory, usable_memory
 from fusion.width.microbatch import backward, can_be_split, split
 from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, memory_line, next_width
@@ -53,7 +54,7 @@ def plan_fusion(
 
     A step is one of training, with each member's own optimizer, multipliers and clipping. If the dry run of the
     narrowest group finds that vmap cannot follow the model, the width is 1, and `obstacle` says why. Everything runs
-    on copies, under a forked random number generator: the modules and all generators stay as they are. Timings are
+    on copies: the modules and the global generators, Python's and NumPy's too, stay as they are. Timings are
     taken in turns, a step alone and a step fused, so that a busy machine slows both. On one thread of a CPU they are of
     CPU time: other processes interrupt a long step more often than a short one, and fusion would seem not to pay.
 
@@ -87,9 +88,8 @@ def plan_fusion(
     device = next(modules[0].parameters()).device
     if memory is None:
         memory = usable_memory(device)
-    devices = [device] if device.type == "cuda" else []
     trials = _Trials(modules, configs, objective, batch, multipliers or {}, graph)
-    with torch.random.fork_rng(devices), objects_so_far_set_aside(device):
+    with preserved_generators(), objects_so_far_set_aside(device):
         parts, alone, peak_1 = _fit_one(trials, device, memory)
         if parts > 1:
             rate = 1 / _seconds(alone, device)
@@ -142,7 +142,7 @@ def compiled_speedup(
     """
     trials = _Trials(modules, configs, objective, copied(batch), multipliers or {}, graph=False)
     device = next(modules[0].parameters()).device
-    with torch.random.fork_rng([]):
+    with preserved_generators():
         fused, as_written = trials.step(len(modules))
         _obstacle(fused, trials)
         _warm_up(as_written, device, graph=False)

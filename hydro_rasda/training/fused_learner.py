@@ -15,7 +15,7 @@ from fusion import FusedModel, clip_grad_norm_, fuse, fused_optimizer, lr_factor
 from fusion.hyperparameters import read
 from fusion.padding import resized_state
 from fusion.skeleton_and_tensors import copied
-from fusion.streams import seed_generators
+from fusion.streams import Streams, seed_generators
 from fusion.width.microbatch import backward
 from hydro_rasda.data import ALONE, Batch, Share
 from hydro_rasda.lr_roles import by_parameter, roles_of
@@ -76,6 +76,8 @@ class FusedLearner:
     def seed(self, seeds: Sequence[int]) -> None:
         if self.fused.K == 1:
             # It draws from the global generators as any model does, without the time that it takes to exchange them.
+            if self.fused.streams.seeded:  # others were with it before
+                self.fused.streams = Streams(1)
             seed_generators(seeds[0])
         else:
             self.fused.seed(seeds)

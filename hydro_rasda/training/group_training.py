@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fusion import FusionMismatch, FusionWarning, dry_run
+from fusion import FusionMismatch, FusionWarning, dry_run, fusion_key
 from fusion.backoff import back_off, is_out_of_memory
 from fusion.padding import padded_to
 from fusion.warn import warn
@@ -60,7 +60,8 @@ class LiveGroup:
         """Return the learner of a task's group, copies made; None if it is to be rebuilt from checkpoints.
 
         Either way, the group is kept no longer. It goes on here only where a rebuild would give the same, to the last
-        bit: modules that change attributes of theirs while they run are built anew.
+        bit: modules that change attributes of theirs while they run are built anew. So are those of which a copy has
+        another structure now, such as another float in a tuple.
         """
         learner, before = self._learner, self._group
         self.drop()
@@ -76,15 +77,19 @@ class LiveGroup:
             return None
         at = {number: k for k, number in enumerate(before.members)}
         each = problem.each("surrogate")
-        pairs = [(at[number], at[source]) for number, source in sources.items()]
-        learner.copy({k: of for pair in pairs for k, of in zip(*(_of_models([i], len(each)) for i in pair))})
-        learner.keep(_of_models([at[number] for number in group.members], len(each)))
         modules = {
             len(each) * k + i: of_model.surrogate(trials[number])
             for k, number in enumerate(group.members)
             if not _is_alike(problem, trials[number], self._trials[sources[number]])
             for i, of_model in enumerate(each)
         }
+        if group.widest is not None and modules:
+            modules = dict(zip(modules, padded_to(problem.surrogate(group.widest), list(modules.values()))))
+        if any(fusion_key(module) != learner.fused.key for module in modules.values()):
+            return None
+        pairs = [(at[number], at[source]) for number, source in sources.items()]
+        learner.copy({k: of for pair in pairs for k, of in zip(*(_of_models([i], len(each)) for i in pair))})
+        learner.keep(_of_models([at[number] for number in group.members], len(each)))
         learner.go_on([trials[number].config for number in group.members for _ in each], modules)
         return learner
 

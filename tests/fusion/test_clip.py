@@ -65,3 +65,23 @@ def test_errors() -> None:
         clip_grad_norm_(fused, [1.0, 2.0])
     with pytest.raises(ValueError, match=r"`max_norm` is .* but must be >= 0"):
         clip_grad_norm_(fused, -1.0)
+
+
+def test_a_norm_beyond_float16_beside_parameters_in_float32() -> None:
+    models = [nn.ParameterList([torch.ones(2, dtype=torch.float16), torch.ones(3)]) for _ in range(2)]
+    fused = fuse(models)
+    for parameter in fused.stacked.values():
+        parameter.grad = torch.full_like(parameter, 100.0)
+    fused.stacked["1"].grad = torch.tensor([[1e6, 2e6, 0.0], [3.0, 4.0, 5.0]])
+    for k, model in enumerate(models):
+        for name, p in model.named_parameters():
+            grad = fused.stacked[name].grad
+            assert grad is not None
+            p.grad = grad[k].clone()
+    norm_K = clip_grad_norm_(fused, 1.0)
+    for k, model in enumerate(models):
+        torch.testing.assert_close(norm_K[k], nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        for name, p in model.named_parameters():
+            grad = fused.stacked[name].grad
+            assert grad is not None
+            torch.testing.assert_close(grad[k], p.grad)

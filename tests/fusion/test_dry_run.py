@@ -451,3 +451,183 @@ def test_want_of_memory_is_no_obstacle_to_vmap() -> None:
     with pytest.raises(RuntimeError, match="memory"):
         dry_run(fused, loss, BATCH)
     assert not fused.one_by_one
+
+
+class Growing(nn.Linear):
+    """Keeps the last outputs in a buffer that is empty at first."""
+
+    last: Tensor
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("last", torch.zeros(0), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.last = torch.cat([self.last, out.detach().mean(0)])[-6:]
+        return out + self.last.mean()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_buffer_that_grows_is_empty_again_after_the_dry_run(persistent: bool) -> None:
+    models = [Growing(persistent) for _ in range(3)]
+    fused = fuse(models)
+    assert dry_run(fused, loss, BATCH) is None
+    assert fused.unfuse(1).last.shape == (0,)
+    for _ in range(3):
+        loss_K = fused.map(loss, BATCH)
+        torch.testing.assert_close(loss_K, torch.stack([loss(model, BATCH) for model in models]))
+
+
+class Emptied(nn.Linear):
+    last: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("last", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.last = None if self.last is not None else out.detach().mean(0)
+        return out if self.last is None else out + self.last
+
+
+def test_a_buffer_that_becomes_none_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="forward sets `last` to None"):
+        dry_run(fuse([Emptied() for _ in range(3)]), loss, BATCH)
+
+
+class MadeLate(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(3))
+        return super().forward(x) * self.scale
+
+
+def test_a_parameter_that_forward_makes_is_refused() -> None:
+    with pytest.raises(FusionMismatch, match="forward makes the tensor `scale`"):
+        dry_run(fuse([MadeLate(4, 3) for _ in range(3)]), loss, BATCH)
+
+
+def frozen_for_a_while(model: Any, batch: Any) -> Tensor:
+    """As for the generator's turn of a GAN."""
+    model[0].requires_grad_(False)
+    found = loss(model, batch)
+    model[0].requires_grad_(True)
+    return found
+
+
+def frozen_by_attribute(model: Any, batch: Any) -> Tensor:
+    for p in model[0].parameters():
+        p.requires_grad = False
+    return loss(model, batch)
+
+
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("objective", [frozen_for_a_while, frozen_by_attribute])
+def test_an_objective_that_freezes_is_refused_in_the_users_words(objective: Any, K: int) -> None:
+    fused = fuse([nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)) for _ in range(K)])
+    with pytest.raises(RuntimeError, match=r"sets `requires_grad` of a parameter to False.*: use `torch.no_grad\(\)`"):
+        dry_run(fused, objective, BATCH)
+    for fused.one_by_one in (False, True):
+        with pytest.raises(RuntimeError, match="requires_grad"):
+            fused.map(objective, BATCH)
+
+
+def test_freezing_what_is_frozen_changes_nothing() -> None:
+    models = [nn.Sequential(nn.Linear(4, 8).requires_grad_(False), nn.Linear(8, 3)) for _ in range(3)]
+    fused = fuse(models)
+
+    def objective(model: Any, batch: Any) -> Tensor:
+        model[0].requires_grad_(False)
+        return loss(model, batch)
+
+    assert dry_run(fused, objective, BATCH) is None
+    torch.testing.assert_close(fused.map(objective, BATCH), torch.stack([loss(model, BATCH) for model in models]))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.encoder, self.norm = nn.TransformerEncoder(layer, 1), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = torch.arange(3) > torch.tensor([[1], [2], [0], [2]])
+        found: Tensor = self.encoder(self.norm(x).view(4, 3, 4), src_key_padding_mask=padding)
+        return found.mean(1)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_vmap_cannot_follow_in_evaluation_alone_is_found_before_training() -> None:
+    models = [Encoder() for _ in range(2)]
+    fused = fuse(models)
+    norm: Any = fused.template.norm
+    norm.eval()
+
+    def objective(model: Any, batch: Tensor) -> Tensor:
+        out: Tensor = model(batch).square().mean()
+        return out
+
+    with pytest.warns(FusionWarning, match=r"module encoder \(TransformerEncoder\).*enable_nested_tensor=False"):
+        dry_run(fused, objective, X)
+    assert fused.one_by_one
+    assert [part.training for part in (fused, fused.template, norm)] == [True, True, False]
+    for model in models:
+        model.eval()
+    with torch.no_grad():
+        alone = torch.stack([objective(model, X) for model in models])
+        torch.testing.assert_close(fused.eval().map(objective, X), alone)
+
+
+def test_an_objective_that_is_for_training_alone_is_no_obstacle() -> None:
+    def objective(model: Any, batch: Any) -> Tensor:
+        if not model.training:
+            raise RuntimeError("there are no targets")
+        return loss(model, batch)
+
+    fused = fuse([nn.Linear(4, 3) for _ in range(2)])
+    assert dry_run(fused, objective, BATCH) is None
+    assert not fused.one_by_one
+
+
+class Merging(nn.Linear):
+    """As an adapter of loralib's: in evaluation, its product is a part of the weight."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.down, self.up = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.zeros(3, 2))
+        self.merged = False
+        self.weight.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        if mode == self.merged:
+            self.weight.data += (self.up @ self.down) * (-1 if mode else 1)
+            self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out if self.merged else out + x @ self.down.mT @ self.up.mT
+
+
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_mode_that_writes_to_weights_is_refused(K: int, one_by_one: bool) -> None:
+    """Modes change in a module without data, so evaluation would leave the adapter out."""
+    fused = fuse([Merging() for _ in range(K)], one_by_one=one_by_one)
+    with pytest.raises(FusionMismatch, match=r"`train\(\)` or `eval\(\)` writes to `weight`"):
+        dry_run(fused, loss, BATCH)
+
+
+class FrozenStatistics(nn.BatchNorm1d):
+    def train(self, mode: bool = True) -> Any:
+        return super().train(False)
+
+
+def test_a_mode_of_a_modules_own_that_writes_to_nothing_is_none_of_this() -> None:
+    fused = fuse([nn.Sequential(nn.Linear(4, 3), FrozenStatistics(3).train()) for _ in range(3)])
+    fused.stacked_buffers["1.running_mean"][0] = float("nan")  # of a member that has diverged
+    assert dry_run(fused, loss, BATCH, compare=False) is None
+    assert [part.training for part in fused.unfuse(1).children()] == [True, False]

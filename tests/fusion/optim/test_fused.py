@@ -258,6 +258,18 @@ def test_independent_weight_decay_is_free_of_the_learning_rate() -> None:
     torch.testing.assert_close(fused.stacked["weight"].detach(), before * left)
 
 
+def test_independent_weight_decay_leaves_a_parameter_whose_learning_rate_is_multiplied_by_0() -> None:
+    configs = [{"lr": lr, "weight_decay": 0.1, "independent_weight_decay": True} for lr in (0.01, 0.1)]
+    rates = {"adamw": {"second.bias": 0.0}}
+    models = nets(2)
+    fused = fuse(models)
+    fused.updated_in_turn = False
+    train(fused, fused_optimizer(fused, configs, lr_multipliers=rates), range(2))
+    for k, (model, config) in enumerate(zip(models, configs, strict=True)):
+        train_one(k, model, optimizer(model, config, lr_multipliers=rates), range(2))
+    assert_members_equal(fused, models)
+
+
 def test_keep_and_concat_carry_the_state() -> None:
     models = nets(len(MIXED))
     groups = [fuse(models[:3]), fuse(models[3:])]

@@ -54,6 +54,12 @@ def test_numbers_of_other_types() -> None:
             "`independent_weight_decay` is 'no', but must be True",
         ),
         ({"lr": 0.1, "optimizer": "sgd", "nesterov": 1}, "`nesterov` is 1, but must be True or False"),
+        (
+            {"lr": 0.1, "optimizer": torch.optim.Adam, "amsgrad": True},
+            r"`amsgrad` is True, but must be left out beside the class Adam: functools.partial\(Adam, amsgrad=...\)",
+        ),
+        ({"lr": 0.1, "optimizer": torch.optim.SGD, "maximize": True}, "`maximize` is True, but must be left out"),
+        ({"lr": 0.1, "optimizer": torch.optim.AdamW, "betas": (0.5, 0.9)}, "`betas` is .* but must be left out"),
         ({"lr": "high"}, "`lr` is 'high', but must be a finite number"),
         ({"lr": torch.ones(2)}, r"`lr` is tensor\(\[1., 1.\]\), but must be"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -231,3 +232,30 @@ def test_members_with_optimizers_for_other_parts_are_refused() -> None:
     opt = fused_optimizer(fused, [{"lr": 0.1, "optimizer.head": "sgd"}] * 2)
     with pytest.raises(ValueError, match="state_dict"):
         opt.load_state_dict(fused_optimizer(fused, [{"lr": 0.1}] * 2).state_dict())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"lr": 0.01, "optimizer.head": "rmsprop"},
+        {"lr": 0.01, "optimizer": "muon"},
+        {"lr": 0.01, "optimizer": "muon", "optimizer.head": "schedule_free_sgd"},
+    ],
+)
+def test_a_copy_of_a_model_and_its_optimizer_trains_on_alike(config: dict[str, Any]) -> None:
+    model = Model(0).float()
+    own = optimizer(model, config)
+
+    def train(model: nn.Module, own: torch.optim.Optimizer) -> None:
+        own.zero_grad()
+        F.mse_loss(model(X.float()), Y.float()).backward()
+        own.step()
+
+    train(model, own)
+    pair = copy.deepcopy((model, own))
+    before = [p.detach().clone() for p in model.parameters()]
+    train(*pair)
+    assert all(map(torch.equal, before, model.parameters()))
+    train(model, own)
+    assert all(map(torch.equal, pair[0].parameters(), model.parameters()))
+    assert not any(map(torch.equal, before, model.parameters()))

@@ -1,9 +1,14 @@
-"""Embedding, folded into one table."""
+"""Look-ups by indices of which members have their own: each finds its own rows, or the error that it has alone."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from fusion.rules import folded
+from fusion.streams import Streams
 from tests.fusion.rules.folding import SHARED, K, assert_folds, member
 
 
@@ -14,3 +19,59 @@ def test_embedding(padding_idx: int | None, index: int | None) -> None:
     indices[..., 0] = 2
     indices[..., 1] = 8
     assert_folds(lambda i, w: F.embedding(i, w, padding_idx), indices, member(9, 6), dims=(index, 0))
+
+
+@pytest.mark.parametrize("index", SHARED)
+def test_embedding_by_frequency(index: int | None) -> None:
+    indices = torch.tensor([2, 2, 8, 0, 2]).expand(*(() if index is None else (K,)), 5)
+    assert_folds(lambda i, w: F.embedding(i, w, 0, scale_grad_by_freq=True), indices, member(9, 6), dims=(index, 0))
+
+
+@pytest.mark.parametrize("index", SHARED)
+def test_embedding_with_a_largest_norm(index: int | None) -> None:
+    def look_up(i: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        table = w.clone()
+        return F.embedding(i, table, max_norm=1.0), table
+
+    indices = torch.randint(0, 9, (4, 5) if index is None else (K, 4, 5))
+    assert_folds(look_up, indices, member(9, 6), dims=(index, 0))
+
+
+@pytest.mark.parametrize("x", SHARED)
+def test_index_fill_counts_from_the_end_of_its_own_member(x: int | None) -> None:
+    indices = torch.tensor([[-1, 0], [1, -2], [3, 2]])
+    table = torch.randn(4, 2) if x is None else member(4, 2)
+    assert_folds(lambda i, w: w.index_fill(0, i, 7.0), indices, table, dims=(0, x))
+    assert_folds(lambda i, w: (w * 1).index_fill_(0, i, 7.0), indices, member(4, 2), dims=(0, 0))
+
+
+def test_one_hot() -> None:
+    assert_folds(lambda i, w: F.one_hot(i, 5).float() @ w, torch.randint(0, 5, (K, 4)), member(5, 2), dims=(0, 0))
+
+
+@pytest.mark.parametrize("bad", [5, -1, 100])
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda i, w: F.embedding(i, w),
+        lambda i, w: F.embedding(i, w, padding_idx=0),
+        lambda i, w: F.embedding(i, w, scale_grad_by_freq=True),
+        lambda i, w: F.embedding(i, w, sparse=True),
+        lambda i, w: F.embedding(i, w.clone(), max_norm=1.0),
+        lambda i, w: torch.embedding(w, i),
+        lambda i, w: F.embedding_bag(i[None], w),
+        lambda i, w: F.one_hot(i, 5).float() @ w,
+        lambda i, w: w.gather(0, i[:, None]),
+        lambda i, w: w.index_select(0, i),
+        lambda i, w: w.scatter(0, i[:, None], 1.0),
+        lambda i, w: F.nll_loss(w.mT[:2].log_softmax(1), i),
+        lambda i, w: F.cross_entropy(w.mT[:2], i),
+    ],
+)
+def test_an_index_out_of_range_in_one_member_is_an_error(look_up: Callable[..., Tensor], bad: int) -> None:
+    """A look-up in the tables of all members at once would find a row of another one."""
+    indices, tables = torch.tensor([[0, 1], [bad, 3], [1, 4]]), member(5, 4)
+    with pytest.raises((IndexError, RuntimeError)):
+        look_up(indices[1], tables[1])
+    with folded(Streams(K, range(K))), pytest.raises((IndexError, RuntimeError)):
+        torch.func.vmap(look_up, randomness="error")(indices, tables)

@@ -3,18 +3,21 @@ import collections
 import copy
 import gc
 import itertools
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusion import plan_fusion
+from fusion.streams import global_states
 from fusion.width import probe
 from fusion.width.memory import Peak
 
@@ -48,6 +51,18 @@ def test_small_models_are_fused_and_nothing_is_changed() -> None:
     torch.testing.assert_close([m.state_dict() for m in modules], before, rtol=0, atol=0)
     assert all(p.grad is None for m in modules for p in m.parameters())
     assert torch.equal(torch.get_rng_state(), generator)
+
+
+@pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
+def test_generators_of_python_and_numpy_stay_as_they_are() -> None:
+    modules, configs = trials(2)
+    before = global_states()
+
+    def noisy(model: nn.Module, batch: Any) -> Tensor:
+        return loss(model, batch) * (random.random() + np.random.rand())
+
+    assert "Python's or NumPy's" in plan_fusion(modules, configs, noisy, BATCH, seconds=0.05).obstacle
+    assert global_states() == before
 
 
 def test_the_widest_group_is_bounded() -> None:
@@ -139,6 +154,7 @@ def test_a_batch_that_does_not_fit_is_split(monkeypatch: pytest.MonkeyPatch) -> 
 
 SPLIT = """
 from fusion import plan_fusion
+from fusion.streams import global_states
 from tests.fusion.width.test_probe import WIDE, loss, wide
 
 plans = [plan_fusion([wide()], [{"lr": 1e-3}], loss, WIDE, memory=40 * 2**20, seconds=0.1) for _ in range(5)]

@@ -465,6 +465,7 @@ INTERVALS: list[tuple[tuple[int, ...], dict[int, int], dict[str, float]]] = [
     ((0, 1, 2, 3, 4, 5, 6), {0: 2, 5: 4}, {"lr": 0.01, "dropout": 0.3}),
     ((0, 1, 2, 3, 4, 5, 6), {}, {}),
     ((1, 0, 4, 6, 5), {0: 5, 4: 6}, {"lr": 2e-3}),
+    ((6,), {}, {}),
 ]
 """Of each interval after the first: who trains on, who does as a copy of whom, and the values that copies change."""
 
@@ -504,3 +505,27 @@ def test_copies_in_place_equal_a_rebuild_from_checkpoints_to_the_last_bit(
     assert [history for history, _ in in_place] == [history for history, _ in rebuilt]
     for found, expected in zip(*(tree_leaves(outcomes[-1][1]) for outcomes in (in_place, rebuilt)), strict=True):
         assert torch.equal(found, expected) if isinstance(found, Tensor) else found == expected
+
+
+class Scaled(nn.Sequential):
+    def __init__(self, scale: float, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.scales = (scale,)  # in a tuple, a float counts as structure
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x)
+        return y * self.scales[0]
+
+
+def test_a_copy_of_another_structure_is_built_anew(problem: Problem) -> None:
+    asked = replace(problem, model_fn=lambda config, width_ratio=1.0: Scaled(config["scale"], mlp(config, width_ratio)))
+
+    def history(live: LiveGroup | None) -> Any:
+        trials = {n: Trial(n, {**POPULATION[0], "scale": 0.1}) for n in (0, 1)}
+        first, kept = task((0, 1), 0, 1), dict[str, Any]()
+        kept[first.key] = {"parts": train_group(asked, trials, first, kept.__getitem__, live=live).checkpoint}
+        trials[1] = Trial(1, {**trials[0].config, "scale": 3.0})
+        second = replace(task((1,), 1, 2, (first.key,)), copies={1: 0})
+        return train_group(asked, trials, second, copy.deepcopy(kept).__getitem__, live=live).history
+
+    assert history(LiveGroup()) == history(None)
