@@ -95,8 +95,9 @@ def get_ready(
     if later != settings:
         rungs = f"at epoch {later.sweep.grace_period} of the sweep and {later.first_look} at full size"
         messages.insert(0, f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
-    if settings.sweep.surrogate < 1 and len(trials) <= settings.race.top_k:
-        few = f"all {len(trials)} configurations can become finalists, whatever their surrogates say"
+    count = max(settings.num_samples, len(trials))  # a grid has more, a searcher gives the first ones alone
+    if settings.sweep.surrogate < 1 and count <= settings.race.top_k:
+        few = f"all {count} configurations can become finalists, whatever their surrogates say"
         messages.append(f"{few}: `sweep.surrogate=1` trains them at full size from the start")
     if named_rule and settings.sweep.surrogate < 1 and has_shares(space, configs):
         *_, before, last = (0, *later.sweep_milestones)

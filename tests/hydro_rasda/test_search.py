@@ -312,8 +312,8 @@ def test_known_configurations_come_first() -> None:
 
 def test_of_a_nested_space_a_known_configuration_may_be_a_part() -> None:
     space = {"lr": 0.1, "net": {"depth": choice([2, 3]), "head": {"width": choice([8]), "drop": 0.5}}}
-    (trial,) = RandomSearch(space, 1, 0, [{"net": {"depth": 9, "head": {"width": 7, "own": 1}}}]).trials
-    assert trial.config["net"] == {"depth": 9, "head": {"width": 7, "drop": 0.5, "own": 1}}
+    (trial,) = RandomSearch(space, 1, 0, [{"net": {"depth": 9, "head": {"width": 7}}}]).trials
+    assert trial.config["net"] == {"depth": 9, "head": {"width": 7, "drop": 0.5}}
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,7 @@ def test_public_names() -> None:
         "chances",
         "efficient",
         "expected_gain",
+        "final_score",
         "first_fit",
         "first_fit_decreasing",
         "first_milestone",

@@ -94,7 +94,7 @@ class DiesLater(nn.Module):
 
     def __init__(self, config: Config, width_ratio: float) -> None:
         super().__init__()
-        self.body, self.left = mlp(config, width_ratio), 3 if config["deadly"] else -1
+        self.body, self.left = mlp(config, width_ratio), 4 if config["deadly"] else -1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training and torch.is_grad_enabled() and len(x) > 4:
