@@ -80,7 +80,7 @@ class RunPlan:
         best = f"the best {finalists} train" if finalists > 1 else "the best one trains"
         raced *= settings.models("target")
         each = f", each with {told}" if (told := models_in_words(settings, "target")) else ""
-        yield f"Then {best} at full size{each}, for at most {raced:.0f} epochs in all.{_expected(self._run)}"
+        yield f"Then {best} at full size{each}, for about {raced:.0f} epochs in all.{_expected(self._run)}"
         if self._finds_schedules:
             yield "They train by the schedules that the population found, smoothed, and beside them by a linear decay."
 
@@ -90,7 +90,7 @@ def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
     if run.callbacks:
         trains = f"{finalists} finalists train" if finalists > 1 else "one finalist trains"
         epochs = run.settings.models("target") * sum(piece.epochs for piece in pieces)
-        run.say(f"The sweep is over: {trains} at full size, for at most {epochs:.0f} epochs in all.{_expected(run)}")
+        run.say(f"The sweep is over: {trains} at full size, for about {epochs:.0f} epochs in all.{_expected(run)}")
 
 
 def _expected(run: Run) -> str:
@@ -105,7 +105,7 @@ def _expected(run: Run) -> str:
 
 
 def race_pieces(run: Run, finalists: int, first: int | None = None, start: int = 0, trained: int = 0) -> list[Piece]:
-    """Epochs that are left of the race.
+    """Epochs that are left of the race, without those of a last look that stops trials, or of best averages that go on.
 
     Args:
         finalists: How many train to the next milestone.

@@ -71,7 +71,7 @@ def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
     assert lines[2] == "surrogates have 0.5 of the width: 5 of 6 parameters are narrower"
     assert lines[3].startswith("4 configurations of 1 structure")
     assert lines[4] == "First, surrogates of 1/2 of the width train for 4 epochs in all."
-    assert lines[5].startswith("Then the best 2 train at full size, for at most 3 epochs in all. Expect ")
+    assert lines[5].startswith("Then the best 2 train at full size, for about 3 epochs in all. Expect ")
     assert lines[5].endswith(" s; the time left is measured as it trains.")
     used = result.trials[result.best_trial].used
     assert [*used] == ["lr", "optimizer", "schedule"]
@@ -96,7 +96,7 @@ def test_a_resumed_run_whose_sweep_is_over_says_what_is_left(quick: Callable[...
         quick(name="a", callbacks=[killed], num_samples=4, max_t=2)
     texts = [message.text for message in quick(name="a", callbacks=[print], num_samples=4, max_t=2).messages]
     (told,) = [text for text in texts if text.startswith("The sweep is over")]
-    assert told.startswith("The sweep is over: 2 finalists train at full size, for at most 3 epochs in all. Expect ")
+    assert told.startswith("The sweep is over: 2 finalists train at full size, for about 3 epochs in all. Expect ")
 
 
 def test_failures_are_counted_in_the_last_lines() -> None:
