@@ -120,9 +120,10 @@ def tune(
         max_t: Epochs of a full training.
         full_trainings: Budget of the full-size stage, in trainings of `max_t` epochs. With folds, each fold of a
             finalist counts as a training, and each seed with `sweep.repeats`. At each milestone, as many
-            finalists go on as can train to the end for it, and at least half of them. Midway from the last of these to
-            the end, only those go on whose expected gain is worth the rest of their training, unless the budget is
-            enough for all. While no finalist is better than a constant prediction, none is stopped.
+            finalists go on as can train to the end for it, at least half of them, and the one with the best averaged
+            weights. Midway from the last of these to the end, only those go on whose expected gain is worth the rest of
+            their training, unless the budget is enough for all. While no finalist is better than a constant prediction,
+            none is stopped.
         time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. If it seems
             enough for a full training but not for the race, and some finalists would have to wait for others, the
             sweep's best trains to its end first. The same call with more goes on where it ended: first with the sweep,
