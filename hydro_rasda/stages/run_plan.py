@@ -105,7 +105,7 @@ def _expected(run: Run) -> str:
 
 
 def race_pieces(run: Run, finalists: int, first: int | None = None, start: int = 0, trained: int = 0) -> list[Piece]:
-    """Epochs that are left of the race, without those of a last look that stops trials, or of best averages that go on.
+    """Epochs that are left of the race, if its last look stops nobody, and nobody goes on for its averages alone.
 
     Args:
         finalists: How many train to the next milestone.
