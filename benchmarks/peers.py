@@ -144,7 +144,7 @@ def of_cells(folder: Path) -> list[Row]:
     """Read what ASHA in one process had of a wide task in the time of `tune`, and in four times it."""
     rows: list[Row] = []
     for path in sorted(folder.glob("wide_*-asha-*.json")):
-        cell, own = read(path, {}), read(path.with_name(path.name.replace("asha", "tune")), {})
+        cell, own = read(path), read(path.with_name(path.name.replace("asha", "tune")))
         scored = [Scored(at, score, test) for at, _, _, _, score, test in cell["events"] if score is not None]
         given = [handed_back(scored, budget * own["wall"], cell["mode"]) for budget in BUDGETS]
         row = {name: cell[name] for name in ("task", "seed", "mode")}

@@ -21,7 +21,7 @@ from hydro_rasda.argument_checks import require
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
 from hydro_rasda.data.batch_splits import IndexedBatches
 from hydro_rasda.metrics import Collected, WholeMetrics, measured
-from hydro_rasda.objective import Objective, Written, check_metrics, checked, scalars
+from hydro_rasda.objective import FEW, Objective, Written, check_metrics, checked, scalars
 from hydro_rasda.objective_parts import joined, moving
 from hydro_rasda.precision import as_given, in_precision, turns
 from hydro_rasda.problem import Problem
@@ -30,9 +30,6 @@ from hydro_rasda.trial import Trial
 
 SURVEYED = 32
 """So many batches of a data set are tried that stand out."""
-
-FEW = 8
-"""So many examples at most tell whether a loss is a sum over them."""
 
 ASKED, RANDOM = 64, 3
 """So many batches, and so many models of random weights, are tried where a loss or a metric is not finite."""

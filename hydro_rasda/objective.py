@@ -62,7 +62,7 @@ def scalars(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 _CONFIG = "_hydro_rasda_config"
-_FEW = 8  # examples on which a loss is tried again: more would count as memory that training takes
+FEW = 8  # examples on which a loss is tried again: more would count as memory that training takes
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
@@ -258,7 +258,7 @@ def _mixes(loss_fn: Callable[..., Tensor], output: Tensor, target: Tensor) -> bo
     if target.ndim == 0 or len(target) < 2:
         return False
     if output.ndim and len(output) == len(target):
-        output, target = output[:_FEW], target[:_FEW]
+        output, target = output[:FEW], target[:FEW]
     drawn = torch.Generator().manual_seed(0)
     outputs, targets, others = (torch.rand(of.shape, generator=drawn).to(of.device) for of in (output, target, target))
     try:
@@ -312,7 +312,7 @@ def _check_loss(loss: object, loss_fn: LossFn, output: Tensor, target: Tensor) -
         raise ValueError(f"`loss_fn` returned {returned}, but must return a scalar tensor, the mean loss of the batch")
     if not torch.is_grad_enabled():  # one batch, which the dry run differentiates, tells enough
         return
-    output, target = output.detach()[:_FEW], target[:_FEW] if target.ndim else target
+    output, target = output.detach()[:FEW], target[:FEW] if target.ndim else target
     try:
         once, twice = loss_fn(output, target), loss_fn(torch.cat([output, output]), torch.cat([target, target]))
     except Exception:  # one that takes batches of one size alone

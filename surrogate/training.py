@@ -165,7 +165,7 @@ def _outputs(model: nn.Module, batch: Any, objective: Objective) -> dict[str, Te
 
         return record
 
-    # What a parametrization puts out is a weight.
+    # The output of a parametrization is a weight.
     layers = [(name, layer) for name, layer in model.named_modules() if "parametrizations" not in name.split(".")]
     handles = [layer.register_forward_hook(recorder(name)) for name, layer in layers]
     with torch.no_grad():

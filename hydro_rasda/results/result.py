@@ -144,10 +144,12 @@ class TuneResult(RunRecord):
                 model = problem.target(Trial(number, config))
             model.load_state_dict(weights)
             models.append(model)
+        if len(models) == 1:
+            return models[0].eval()
         mean = MeanOfModels(models)
         if reads_config(as_given(problem.objective)):
             give_config(mean, steering(config))
-        return (models[0] if len(models) == 1 else mean).eval()
+        return mean.eval()
 
     @property
     def _takes_first(self) -> bool:

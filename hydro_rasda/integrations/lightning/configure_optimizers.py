@@ -154,7 +154,7 @@ def _factors(
 ) -> Iterator[float]:
     """Run the scheduler through, and yield the factor of the learning rates in each step or epoch.
 
-    As Lightning does, it counts the steps of each epoch anew for a `frequency`.
+    Lightning counts the steps of each epoch anew for a `frequency`, and so does this function.
     """
     period = steps // epochs if interval == "step" else epochs
     fixed = [{name: group.get(name) for name in ("momentum", "betas")} for group in optimizer.param_groups]

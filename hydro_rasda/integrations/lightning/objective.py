@@ -43,7 +43,7 @@ class StepObjective:
         assert isinstance(model, LightningModule)
         part = "train" if model.training else "val"
         run: Any = model.training_step if model.training else model.validation_step
-        # As Lightning does, which gives a step no index that it has no argument for.
+        # Lightning gives no index to a step that has no argument for it.
         index = (0,) if is_param_in_hook_signature(run, "batch_idx", min_args=2) else ()
         with _recorded(model, part) as metrics, LossCalls() as calls:
             returned = run(batch, *index)
