@@ -16,6 +16,7 @@ import itertools
 import json
 import math
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,7 @@ BUDGETS = (1, 4)
 """Times of the wall time that `tune` takes."""
 SHARES = (0.5, 0.25)
 """Shares of that time that `tune` gets as `time_budget_s`."""
-PROCESSES = 2
+PROCESSES = min(2, len(os.sched_getaffinity(0)))
 IN_ONE_PROCESS = "ASHA, one after another"
 
 
@@ -66,7 +67,7 @@ def of_ray(task: Task, seed: int, seconds: float) -> list[Scored]:
 
 
 def by_optuna(pruned: bool, task: Task, seed: int, seconds: float) -> list[Scored]:
-    """Run a study in two processes, each with one thread, that share a journal file."""
+    """Run a study in two processes (on one core, in one), each with one thread, that share a journal file."""
     context, began = multiprocessing.get_context("fork"), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         given = [(task, seed, pruned, rank, Path(folder), began, seconds) for rank in range(PROCESSES)]
@@ -123,6 +124,7 @@ PEERS: dict[str, Callable[[Task, int, float], list[Scored]]] = {
     "Optuna, TPE with Hyperband": lambda task, seed, seconds: by_optuna(True, task, seed, seconds),
     "Optuna, random search": lambda task, seed, seconds: by_optuna(False, task, seed, seconds),
 }
+OPTUNA = [name for name in PEERS if name.startswith("Optuna")]
 
 
 def measure(task: Task, seed: int) -> Row:
@@ -140,24 +142,43 @@ def measure(task: Task, seed: int) -> Row:
     return row
 
 
-def of_cells(folder: Path) -> list[Row]:
-    """Read what ASHA in one process had of a wide task in the time of `tune`, and in four times it."""
+def measure_wide(task: Task, seed: int, search: str, seconds: float) -> Row:
+    """Run one of Optuna's searches for the seconds that `tune` took; return each epoch that was the best so far."""
+    sign, best = 1 if task.mode == "max" else -1, list[Scored]()
+    for epoch in sorted(PEERS[search](task, seed, seconds)):
+        if math.isfinite(epoch.score) and (not best or sign * (epoch.score - best[-1].score) > 0):
+            best.append(epoch)
+    return {"task": task.name, "seed": seed, "search": search, "seconds": seconds, "epochs": best}
+
+
+def of_cells(folder: Path, wide: Sequence[Row] = ()) -> list[Row]:
+    """Read what others had of a wide task in the time of `tune`, and ASHA in one process in four times it, too.
+
+    Args:
+        folder: The cells of `benchmarks.vs_asha`.
+        wide: What `measure_wide` returned. Where `tune` takes longer by now, it does not count.
+    """
     rows: list[Row] = []
     for path in sorted(folder.glob("wide_*-asha-*.json")):
         cell, own = read(path), read(path.with_name(path.name.replace("asha", "tune")))
-        scored = [Scored(at, score, test) for at, _, _, _, score, test in cell["events"] if score is not None]
-        given = [handed_back(scored, budget * own["wall"], cell["mode"]) for budget in BUDGETS]
         row = {name: cell[name] for name in ("task", "seed", "mode")}
-        rows.append({**row, "seconds": own["wall"], "`tune`": own["winner"]["test"], IN_ONE_PROCESS: given})
+        row |= {"seconds": own["wall"], "`tune`": own["winner"]["test"]}
+        asha = [Scored(at, score, test) for at, _, _, _, score, test in cell["events"] if score is not None]
+        row[IN_ONE_PROCESS] = [handed_back(asha, budget * own["wall"], cell["mode"]) for budget in BUDGETS]
+        for run in wide:
+            if (run["task"], run["seed"]) == (row["task"], row["seed"]) and run["seconds"] >= own["wall"]:
+                epochs = [Scored(*epoch) for epoch in run["epochs"]]
+                row[run["search"]] = [handed_back(epochs, own["wall"], cell["mode"])]
+        rows.append(row)
     return rows
 
 
 def compared(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], list[list[float | None]]]]:
-    """Yield task, peer, the task's rows, and the peer's test scores at each budget."""
+    """Yield task, peer, the task's rows, and the peer's test scores at each budget that it got."""
     for task in dict.fromkeys(row["task"] for row in rows):
-        of_task = [row for row in rows if row["task"] == task]
-        for name in [name for name in (*PEERS, IN_ONE_PROCESS) if name in of_task[0]]:
-            yield task, name, of_task, [[row[name][i] for row in of_task] for i in range(len(BUDGETS))]
+        for name in (*PEERS, IN_ONE_PROCESS):
+            if with_peer := [row for row in rows if row["task"] == task and name in row]:
+                yield task, name, with_peer, [list(tests) for tests in zip(*(row[name] for row in with_peer))]
 
 
 def wins(rows: Sequence[Row], tests: Sequence[float | None]) -> int:
@@ -178,6 +199,7 @@ def markdown(result: Row) -> str:
             known = [test for test in of_budget if test is not None]
             middle = f"{median(known):.4g}" if known else "no model"
             shown.append(f"{middle} ({wins(rows, of_budget)} of {len(rows)})")
+        shown += ["not run"] * (len(BUDGETS) - len(tests))
         seconds, own = median(row["seconds"] for row in rows), median(row["`tune`"] for row in rows)
         found.append((TASK_NAMES[task], len(rows), f"{seconds:.3g}", f"{own:.4g}", name, *shown))
     measured = [row for row in result["rows"] if "in less" in row]
@@ -194,7 +216,7 @@ def markdown(result: Row) -> str:
 {where["cpu"]}, {where["cores"]} cores, torch {where["torch"]}, {where["date"]}. Rerun: \
 `python -m benchmarks.peers`. Medians over seeds of the test score of the model handed back after the wall \
 time that `tune` takes, and after four times it. In brackets: the seeds with which `tune` is as good or \
-better.
+better. On tasks of 48 trials, each search has one core.
 
 {columns(names, found)}
 
@@ -210,18 +232,27 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["digits", "cifar10"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     given = parser.parse_args()
-    path = given.out / FILE
-    rows: list[Row] = [row for row in read(path, {"rows": []})["rows"] if IN_ONE_PROCESS not in row]
-    there, wide = {(row["task"], row["seed"]) for row in rows}, of_cells(given.out / "vs_asha")
+    path, cells = given.out / FILE, given.out / "vs_asha"
+    before = read(path, {"environment": environment("torch"), "rows": []})
+    rows = [row for row in before["rows"] if IN_ONE_PROCESS not in row]
+    where, wide = before["environment"], before.get("wide", [])
     for name, seed in itertools.product(given.tasks, given.seeds):
-        if (name, seed) not in there:
+        if not name.startswith("wide_") and (name, seed) not in {(row["task"], row["seed"]) for row in rows}:
             rows.append(measure(load_task(name, given.data).of_seed(seed), seed))
-            _save(path, environment("torch"), rows + wide)
-    _save(path, read(path, {"environment": environment("torch")})["environment"], rows + wide)
+            where = environment("torch")
+            _save(path, where, rows, wide)
+    for name, search, seed in itertools.product(given.tasks, OPTUNA, given.seeds):
+        there = {(row["task"], row["seed"]) for row in of_cells(cells, wide) if search in row}
+        if name.startswith("wide_") and (name, seed) not in there:
+            seconds = read(cells / f"{name}-tune-{seed}.json")["wall"]
+            wide.append(measure_wide(load_task(name, given.data).of_seed(seed), seed, search, seconds))
+            _save(path, where, rows, wide)
+    _save(path, where, rows, wide)
 
 
-def _save(path: Path, where: Row, rows: Sequence[Row]) -> None:
-    result = {"environment": where, "rows": list(rows)}
+def _save(path: Path, where: Row, rows: Sequence[Row], wide: Sequence[Row]) -> None:
+    all_rows = [*rows, *of_cells(path.parent / "vs_asha", wide)]
+    result = {"environment": where, "rows": all_rows, "wide": list(wide)}
     save(path, result, markdown(result))
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch._dynamo  # Which torch would import with the first optimizer: no part of a search.
 
-from benchmarks.result_files import DEFAULT_DATA, cpu_model, save_lines
+from benchmarks.result_files import DEFAULT_DATA, cpu_model, read, save_lines
 from benchmarks.tasks.load import TASKS, load_task
-from benchmarks.tasks.task import Task
+from benchmarks.tasks.task import Config, Task
 from benchmarks.vs_asha.methods import METHODS, TOP_K, WIDTH_RATIO
 from benchmarks.vs_asha.search import GRACE_PERIOD, REDUCTION_FACTOR, Event, configurations, seeds
 from benchmarks.vs_asha.training import build, scores, train
@@ -33,14 +33,18 @@ RETRAINED = 10_000
 """Added to the winner's number, once for each training again: each starts from other weights."""
 AGAIN = 3
 """Trainings again of a winner's configuration."""
+PLACE = ("cpu", "gpu", "cores of its own", "threads", "torch")
+"""What a training's result and time depend on, of the environment."""
 
 
-def measure(task: Task, method: str, seed: int, *, timed: bool = True) -> dict[str, Any]:
+def measure(task: Task, method: str, seed: int, folder: Path, *, timed: bool = True) -> dict[str, Any]:
     """Run a search, then train its winner again, plainly and from other weights.
 
     That is the floor of what a search costs, how far seeds lie apart, and what its configuration is worth elsewhere.
 
     Args:
+        folder: The cells that are there. One with the same winner trained it again with the same result, and it is
+            not done anew.
         timed: False if other work shares the machine, so that the page says nothing of this cell's times.
     """
     environment = {
@@ -52,13 +56,8 @@ def measure(task: Task, method: str, seed: int, *, timed: bool = True) -> dict[s
     task = task.on_device()
     config = configurations(task, seed)[outcome.winner]
     last = [event for event in outcome.events if event.trial == outcome.winner and event.full_size][-1]
-    again, took = list[dict[str, float]](), list[float]()
-    for time_again in range(1, AGAIN + 1):
-        began = time.perf_counter()
-        other = seeds(task, time_again * RETRAINED + outcome.winner, seed)
-        again.append([*train(task, config, other, build(task, config, other))][-1])
-        took.append(time.perf_counter() - began)
-    return {
+    winner = {"trial": outcome.winner, "config": config, "epochs": last.epoch}
+    cell = {
         "task": task.name,
         "method": method,
         "seed": seed,
@@ -67,15 +66,39 @@ def measure(task: Task, method: str, seed: int, *, timed: bool = True) -> dict[s
         "reduced": task.reduced,
         "wall": round(outcome.wall, 3),
         "apart": {name: round(seconds, 3) for name, seconds in outcome.apart.items()},
-        "winner": {"trial": outcome.winner, "config": config, "epochs": last.epoch}
-        | _rounded(scores(task, outcome.model, config["batch_size"])),
-        "floor": {"seconds": round(median(took), 3)} | _rounded(again[0]),
-        "again": [_short(trained["test"]) for trained in again],
+        "winner": winner | _rounded(scores(task, outcome.model, config["batch_size"])),
         "settings": _settings(task)
         | {"keep": outcome.keep, "averaged": outcome.keep == "best" and "in comparisons, too"},
         "environment": environment,
         "events": [_compact(event) for event in outcome.events],
     }
+    return cell | (trained_before(cell, folder) or train_again(task, config, outcome.winner, seed))
+
+
+def trained_before(cell: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+    """Return what training a cell's winner again gave another cell, on the same kind of machine; None if none did."""
+    where, winner = cell["environment"], cell["winner"]
+    for path in sorted(folder.glob(f"{cell['task']}-*-{cell['seed']}.json")):
+        other = read(path)
+        there, its_winner = other["environment"], other["winner"]
+        same = other["task"] == cell["task"] and other["reduced"] == cell["reduced"]
+        same &= all(its_winner[name] == winner[name] for name in ("trial", "config"))
+        same &= all(there.get(name) == where.get(name) for name in PLACE)
+        if same and "again" in other and there.get("timed", True) >= where["timed"]:
+            return {name: other[name] for name in ("floor", "again")}
+    return None
+
+
+def train_again(task: Task, config: Config, trial: int, seed: int) -> dict[str, Any]:
+    """Train a configuration plainly to its end, several times, each from other weights."""
+    again, took = list[dict[str, float]](), list[float]()
+    for time_again in range(1, AGAIN + 1):
+        began = time.perf_counter()
+        other = seeds(task, time_again * RETRAINED + trial, seed)
+        again.append([*train(task, config, other, build(task, config, other))][-1])
+        took.append(time.perf_counter() - began)
+    floor = {"seconds": round(median(took), 3)} | _rounded(again[0])
+    return {"floor": floor, "again": [_short(trained["test"]) for trained in again]}
 
 
 def environment_of(*packages: str) -> dict[str, Any]:
@@ -160,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     task = load_task(given.task, given.data, reduced=given.reduced).of_seed(given.seed)
-    save_lines(given.out, measure(task, given.method, given.seed, timed=not given.untimed), "events")
+    save_lines(given.out, measure(task, given.method, given.seed, given.out.parent, timed=not given.untimed), "events")
 
 
 if __name__ == "__main__":

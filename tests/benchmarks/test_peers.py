@@ -10,6 +10,7 @@ from benchmarks import peers
 from benchmarks.claims.tune import against_peers
 from benchmarks.peers import Scored, handed_back, wins
 
+PEER = "Optuna, random search"
 WHERE = {"cpu": "a CPU", "cores": 2, "torch": "2", "date": "2026-01-01"}
 
 
@@ -62,3 +63,11 @@ def test_a_wide_task_is_compared_with_what_asha_had_at_that_time(tmp_path: Path)
     assert "ASHA, one after another | 0.8 (1 of 1) | 0.4 (0 of 1) |" in peers.markdown(
         {"environment": WHERE, "rows": [row]}
     )
+    # A search by Optuna had as much time; if `tune` takes longer by now, that does not count.
+    run = {"task": "wide_lstm", "seed": 0, "search": PEER, "epochs": [[2.0, 0.9, 0.7], [9.0, 0.6, 0.45]]}
+    assert PEER not in peers.of_cells(cells, [run | {"seconds": 9.5}])[0]
+    (row,) = peers.of_cells(cells, [run | {"seconds": 10.0}])
+    assert f"{PEER} | 0.45 (0 of 1) | not run |" in peers.markdown({"environment": WHERE, "rows": [row]})
+    write(tmp_path, peers.FILE, [row])
+    measured = {claim.what: claim.measured for claim in against_peers(tmp_path)}
+    assert [told for text, told in measured.items() if PEER in text] == ["as good or better in 0 of 1 runs"]

@@ -17,7 +17,7 @@ from benchmarks.results_page import claims
 from benchmarks.tasks.load import ON_GPU, TASKS, load_task
 from benchmarks.tasks.task import Task
 from benchmarks.vs_asha.__main__ import study
-from benchmarks.vs_asha.cell import busy, measure
+from benchmarks.vs_asha.cell import busy, measure, trained_before
 from benchmarks.vs_asha.methods import METHODS, hydro_rasda
 from benchmarks.vs_asha.report import METHOD_NAMES, TARGETS, TASK_NAMES, markdown, read, rows_of
 from benchmarks.vs_asha.report import write as write_page
@@ -62,16 +62,20 @@ def check(cell: dict[str, Any], task: Task) -> None:
 )
 def test_a_method_ends_with_its_winner_in_hand(method: str, tmp_path: Path) -> None:
     task = digits()
-    cell = measure(task, method, 0)
+    cell = measure(task, method, 0, tmp_path)
     check(cell, task)
-    save_lines(tmp_path / "cell.json", cell, "events")
-    assert json.loads((tmp_path / "cell.json").read_text()) == cell
+    path = tmp_path / f"{task.name}-{method}-0.json"
+    save_lines(path, cell, "events")
+    assert json.loads(path.read_text()) == cell
+    # Of another cell with the same winner, training it again is done.
+    assert trained_before(cell, tmp_path) == {name: cell[name] for name in ("floor", "again")}
+    assert trained_before({**cell, "winner": {**cell["winner"], "trial": task.num_samples}}, tmp_path) is None
 
 
 @pytest.mark.slow
-def test_rays_asha_ends_with_its_winner_in_hand() -> None:
+def test_rays_asha_ends_with_its_winner_in_hand(tmp_path: Path) -> None:
     task = digits()
-    cell = measure(task, "ray_asha", 0)
+    cell = measure(task, "ray_asha", 0, tmp_path)
     check(cell, task)
     assert cell["winner"]["epochs"] == task.max_t
     assert 0 < cell["apart"]["ray.init"] < cell["apart"]["until the first trial began"] < cell["wall"]
@@ -115,8 +119,8 @@ def test_tasks_for_a_gpu_are_left_out_without_one(capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("method", ["asha", "ray_asha", "tune"])
-def test_a_method_trains_on_the_gpu(method: str) -> None:
-    cell = measure(replace(digits(), device="cuda"), method, 0)
+def test_a_method_trains_on_the_gpu(method: str, tmp_path: Path) -> None:
+    cell = measure(replace(digits(), device="cuda"), method, 0, tmp_path)
     check(cell, digits())
     assert cell["environment"]["gpu"] == torch.cuda.get_device_name()
 
