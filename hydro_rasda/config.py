@@ -78,10 +78,11 @@ class RaceConfig(Part):
         ema: Share of a full training's steps over which weights and running statistics are averaged, exponentially,
             beside training. With `keep="best"`, the averaged weights are validated and kept, at the cost of another
             copy of them. At milestones the weights that training left are validated, too, as `METRIC_unaveraged`.
-            Trials are compared by these, but the one with the best averages goes on, too. In the end, trials are
-            compared by the mean of both scores. If the weights that training left are better there, they alone count,
-            and are handed back; the averages' score is then `METRIC_averaged`. With several metrics, averages do not
-            count, but are handed back. With `keep="last"`, or 0, nothing is averaged.
+            Trials are compared by these, but the one with the best averages goes on, too. In the end, a trial's score
+            is worse than its averages' by at most 15 % of what its training gained. If the weights that training left
+            are better there, they alone count, and are handed back; the averages' score is then `METRIC_averaged`.
+            With several metrics, averages do not count, but are handed back. With `keep="last"`, or 0, nothing is
+            averaged.
         checkpoint_every: Epochs between checkpoints; None checkpoints at milestones only.
         train: `train(worker)` trains the full-size models in the library's place, from `worker.config` and
             `worker.data`, which is `(train_data, val_data)`, to its last epoch: see `Worker`. Each `worker.report(

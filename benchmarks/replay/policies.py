@@ -171,8 +171,8 @@ class Tune:
         rule: Name of the sweep's rule, "halving" with cooldowns and weights as these say; others compare own weights.
         last_look: True to stop finalists midway to the end if they are not worth the rest of their training.
         leader_first: True to train the sweep's best to its end before the others, as if `time_budget_s` were short.
-        by: Whether the race goes by the last weights and, beside the trial with the best averages, chooses by both
-            (`final_score`); or by the last weights alone; or by the best epochs of averages.
+        by: Whether the race goes by the last weights and, in the end, by averages, too (`final_score`), for which the
+            trial with the best ones goes on; or by the last weights alone; or by the best epochs of averages.
     """
 
     finalists: int = TOP_K
@@ -250,7 +250,8 @@ class Tune:
             return search.look_cooled(1.0, number, stop, self.race_cooldown)
         own, averaged = search.look(1.0, number, stop), search.look(1.0, number, stop, "averaged")
         if self.by == "both" and stop == search.max_t:
-            return final_score(own, max(own, averaged))  # the better ones are handed back
+            first = search.look(1.0, number, 1, "averaged")
+            return final_score(own, max(own, averaged), first, "max")  # the better ones are handed back
         return averaged if self.by == "best epochs" else own
 
 

@@ -67,8 +67,7 @@ def measure(task: Task, method: str, seed: int, folder: Path, *, timed: bool = T
         "wall": round(outcome.wall, 3),
         "apart": {name: round(seconds, 3) for name, seconds in outcome.apart.items()},
         "winner": winner | _rounded(scores(task, outcome.model, config["batch_size"])),
-        "settings": _settings(task)
-        | {"keep": outcome.keep, "averaged": outcome.keep == "best" and "in comparisons, too"},
+        "settings": _settings(task) | {"keep": outcome.keep, "averaged": outcome.keep == "best" and "far ahead win"},
         "environment": environment,
         "events": [_compact(event) for event in outcome.events],
     }

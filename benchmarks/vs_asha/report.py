@@ -272,6 +272,9 @@ OLDER: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
         lambda asked: asked.get("averaged") is True and "first_look" in asked
     ),
     "which compared trials without their averages": lambda asked: asked.get("averaged") == "unless worse in the end",
+    "which compared trials by the mean of both weights' scores in the end": (
+        lambda asked: asked.get("averaged") == "in comparisons, too"
+    ),
 }
 """What `tune`'s older defaults did, and whether a cell's settings are of these."""
 

@@ -50,9 +50,9 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
 
     With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs. A user who
     trains the winner's configuration again, elsewhere or on more data, gets the last epoch. If weights are averaged,
-    the curve is of the unaveraged ones, at the epochs at which these were validated as well. In the end, both count,
-    unless there are several metrics. The best epoch so far counts if training ends by early stopping (`patience`), or
-    by a user's function that returns before the end.
+    the curve is of the unaveraged ones, at the epochs at which these were validated as well. In the end, averages
+    count, too (`final_score`), unless there are several metrics. The best epoch so far counts if training ends by early
+    stopping (`patience`), or by a user's function that returns before the end.
     """
     settings, curve = run.settings, run.curve("target", number)
     if settings.race.keep == "best" and (settings.race.patience is not None or done_early(run, number)):
@@ -61,7 +61,8 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
     for line in run.metrics.get(("target", number), ()):
         if (name := unaveraged(settings.metric)) in line:
             own, both = run.score_of(line, name), line["epoch"] == settings.max_t and not settings.comparison.by_place
-            found[line["epoch"]] = final_score(own, run.score_of(line)) if both else own
+            first = next(iter(curve.values()))
+            found[line["epoch"]] = final_score(own, run.score_of(line), first, settings.mode) if both else own
         elif averaged(settings.metric) in line:
             found[line["epoch"]] = run.score_of(line)
     return found or curve

@@ -3,8 +3,8 @@
 At a milestone, the trials with the best scores continue. Early scores mislead: configurations with high, decaying
 learning rates start slowly and end first. Weights averaged over few steps hide the gains that training still brings.
 So the first milestone lies at half of a training, and scores are those of the weights as training left them. But
-averages are handed back. So the trial with the best ones goes on, too (`with_leader`), and in the end both scores count
-(`final_score`). All this was chosen on recorded trainings, and judged on others
+averages are handed back. So the trial with the best ones goes on, too (`with_leader`), and wins if its averages are far
+ahead in the end (`final_score`). All this was chosen on recorded trainings, and judged on others
 (`benchmarks/results/replay_notes.md`). The same holds for the errors of the forecasts.
 
 Forecasts decide once, at the last look: a trial behind the leader goes on only while the gain to be expected of it is
@@ -33,6 +33,12 @@ WORTH = 0.1
 """Gain that a full training must promise at the last look, over the trials' usual change in half of their epochs.
 
 Chosen on half of the recorded tasks and judged on the others, both ways round: 0.1 and 0.15 lose no task.
+"""
+
+BEHIND = 0.15
+"""Share of a trial's gain in training by which its final score is worse than its averages', at most.
+
+Each half of the recorded tasks chose it.
 """
 
 _QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 101) for i in range(101)]
@@ -158,17 +164,26 @@ class Race:
         return found
 
 
-def final_score(own: float, averaged: float) -> float:
-    """Return the score by which a trial is compared in the end: the mean of both weights' scores.
+def final_score(own: float, averaged: float, first: float, mode: Mode) -> float:
+    """Return the score by which a trial is compared in the end.
 
-    Averages are what the winner hands back. The weights that training left are what its configuration gives when it is
-    trained again, elsewhere, without averages. If averages diverged, these count alone; if these did, the trial has no
-    score.
+    It is that of the weights that training left, which are what its configuration gives when it is trained again,
+    elsewhere, without averages. But the winner hands back its averages. Under a high rate that does not decay, these
+    may be far better. So the score is worse than theirs by at most `BEHIND` of what training gained.
 
-    >>> final_score(0.5, 0.3), final_score(0.5, math.nan), final_score(math.nan, 0.3)
-    (0.4, 0.5, nan)
+    Args:
+        own: Of the weights that training left; if it is not finite, the trial has no score.
+        averaged: Of the averaged weights; if it is not finite, `own` counts alone.
+        first: After the first epoch, from which gains are counted; if it is not finite, there is none.
+
+    >>> [final_score(own, 0.3, 0.7, "min") for own in (0.32, 0.5, math.nan)], final_score(0.5, math.nan, 0.7, "min")
+    ([0.32, 0.36, nan], 0.5)
     """
-    return (own + averaged) / 2 if math.isfinite(averaged) else own
+    sign = 1.0 if mode == "max" else -1.0
+    if not (math.isfinite(own) and math.isfinite(averaged)):
+        return own
+    gain = max(0.0, sign * (averaged - first)) if math.isfinite(first) else 0.0
+    return sign * max(sign * own, sign * averaged - BEHIND * gain)
 
 
 def chances(expected_ends: Mapping[int, ExpectedEnd], mode: Mode) -> dict[int, float]:

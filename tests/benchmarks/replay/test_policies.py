@@ -66,7 +66,7 @@ def test_ends_decide_or_best_epochs() -> None:
     """The first is ahead early by averaged weights; the last ends best by its own."""
     table = table_of(np.array([[3.0, 3.0, 3.0, 3.0], [4.0, 3.0, 2.0, 1.0]]), max_t=4)
     averaged = table.about.metrics.index("validation_score_ema")
-    table.scores[..., averaged] = np.array([[0.5, 0.9, 0.9, 0.9], [4.0, 3.0, 2.0, 1.0]])
+    table.scores[..., averaged] = np.array([[4.0, 0.5, 0.9, 0.9], [4.0, 3.0, 2.0, 1.0]])
     assert today(run := search(table)) == 1
     assert best_epoch(run, 0) == pytest.approx(-0.5)
     assert Tune(by="best epochs")(search(table)) == 0

@@ -131,7 +131,7 @@ def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
 ) -> None:
     """Trial 0 was better than trial 1 ever is; in the end it is worse, by the weights that training leaves alone."""
     own = {0: [0.9, 0.9, 0.9, 0.9], 1: [0.8, 0.7, 0.6, 0.5]}
-    averaged = {0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.45 if kept == "averaged" else 0.55]}
+    averaged = {0: [0.9, 0.2, 0.3, 0.47], 1: [0.8, 0.7, 0.6, 0.45 if kept == "averaged" else 0.55]}
     run = open_race(2, race=RaceConfig(grace_period=4))
     best = {0: (2, 0.2), 1: (4, averaged[1][-1] if kept == "averaged" else 0.5)}
     for number, scores in (own if kept == "none averaged" else averaged).items():
@@ -149,16 +149,22 @@ def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
     assert found.averaged == (kept != "own")
 
 
-@pytest.mark.parametrize(("averages", "winner"), [(0.3, 0), (0.4, 1)])
-def test_in_the_end_both_weights_scores_count(open_race: Callable[..., Run], averages: float, winner: int) -> None:
-    """Trial 1 ends at 0.5, and its averages at 0.45: trial 0, which ends at 0.6, wins with averages below 0.35."""
+@pytest.mark.parametrize(("averages", "score", "winner"), [(0.3, 0.375, 0), (0.5, 0.545, 1)])
+def test_averages_that_are_far_ahead_in_the_end_win(
+    open_race: Callable[..., Run], averages: float, score: float, winner: int
+) -> None:
+    """Trial 0 ends worse than trial 1, by the weights that training left; averages cap by how much.
+
+    Their gain is counted from 0.8 after the first epoch.
+    """
     run = open_race(2, race=RaceConfig(grace_period=4))
-    for number, own, last in ((0, 0.6, averages), (1, 0.5, 0.45)):
+    for number, own, last in ((0, 0.6, averages), (1, 0.5, 0.48)):
         lines = curves("target", {number: [0.8, 0.6, 0.5, last]}).lines
         lines[-1]["val_loss_unaveraged"] = own
         record_epochs(run, number, lines, {"model": {}, "best": {"epoch": 4, "score": last, "model": {}}})
-        assert deciding_curve(run, number) == pytest.approx({4: (own + last) / 2})
     train_finalists(run, [0, 1], Scripted({}))
+    assert deciding_curve(run, 0) == pytest.approx({4: score})
+    assert deciding_curve(run, 1) == pytest.approx({4: 0.5})
     assert sum_up(run, [0, 1]).best_trial == winner
 
 
