@@ -295,8 +295,9 @@ def races(table: Table, resamples: int = RESAMPLES) -> Iterator[Stated]:
         stops, reached = today.stops_of(search), {n: search.reached(n) for n in finalists}
         ends = {n: today.compared(search, n, search.max_t) for n in finalists}
         if all(map(math.isfinite, ends.values())):
-            full = {n: {at: today.compared(search, n, at) for at in stops if at <= reached[n]} for n in finalists}
-            found = Race(search.max_t, "max", RACE_FACTOR, today.full_trainings).expected_ends(full)
+            full = {n: {at: search.look(1.0, n, at) for at in stops if at <= reached[n]} for n in finalists}
+            rule = Race(search.max_t, "max", RACE_FACTOR, today.full_trainings)
+            found = rule.expected_ends(full, ends={n: ends[n] for n in finalists if reached[n] >= search.max_t})
             yield Stated(chances(found, "max")[winner], ends[winner] >= max(ends.values()))
 
 

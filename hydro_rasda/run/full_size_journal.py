@@ -45,7 +45,7 @@ def race_of(run: Run) -> Race:
     return Race(asked.max_t, asked.mode, asked.race.reduction_factor, budget)
 
 
-def deciding_curve(run: Run, number: int) -> dict[int, float]:
+def deciding_curve(run: Run, number: int, *, with_averages: bool = True) -> dict[int, float]:
     """Return the scores by which a full-size trial is compared, by epoch.
 
     With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs. A user who
@@ -53,6 +53,9 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
     the curve is of the unaveraged ones, at the epochs at which these were validated as well. In the end, averages
     count, too (`final_score`), unless there are several metrics. The best epoch so far counts if training ends by early
     stopping (`patience`), or by a user's function that returns before the end.
+
+    Args:
+        with_averages: False to leave averages out in the end, too.
     """
     settings, curve = run.settings, run.curve("target", number)
     if settings.race.keep == "best" and (settings.race.patience is not None or done_early(run, number)):
@@ -60,9 +63,10 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
     found = dict[int, float]()
     for line in run.metrics.get(("target", number), ()):
         if (name := unaveraged(settings.metric)) in line:
-            own, both = run.score_of(line, name), line["epoch"] == settings.max_t and not settings.comparison.by_place
-            first = next(iter(curve.values()))
-            found[line["epoch"]] = final_score(own, run.score_of(line), first, settings.mode) if both else own
+            score = run.score_of(line, name)
+            if with_averages and line["epoch"] == settings.max_t and not settings.comparison.by_place:
+                score = final_score(score, run.score_of(line), next(iter(curve.values())), settings.mode)
+            found[line["epoch"]] = score
         elif averaged(settings.metric) in line:
             found[line["epoch"]] = run.score_of(line)
     return found or curve
@@ -92,8 +96,9 @@ def _better(one: float, other: float, mode: Mode) -> float:
 def expected_ends(run: Run, numbers: Iterable[int]) -> dict[int, ExpectedEnd]:
     """Estimate how trials that began at full size will end, those that failed included."""
     began = [n for n in numbers if run.epochs("target", n)]
-    full = {n: {} if n in run.failures else deciding_curve(run, n) for n in began}
-    found = race_of(run).expected_ends(full, [n for n in began if done_early(run, n)])
+    full = {n: {} if n in run.failures else deciding_curve(run, n, with_averages=False) for n in began}
+    ends = {n: [*deciding_curve(run, n).values()][-1] for n in began if at_the_end(run, n)}
+    found = race_of(run).expected_ends(full, [n for n in began if done_early(run, n)], ends)
     none_ended = not any(at_the_end(run, n) for n in began)
     for n in began if run.settings.race.keep == "best" and none_ended else ():
         if ended_early(run, n) and n in run.best:

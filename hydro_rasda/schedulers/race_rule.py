@@ -136,7 +136,9 @@ class Race:
         left = self.max_t - stop
         return max(1, math.floor((self.full_trainings * self.max_t - trained) / left)) if left > 0 else 1
 
-    def expected_ends(self, full: Mapping[int, Curve], over: Collection[int] = ()) -> dict[int, ExpectedEnd]:
+    def expected_ends(
+        self, full: Mapping[int, Curve], over: Collection[int] = (), ends: Mapping[int, float] | None = None
+    ) -> dict[int, ExpectedEnd]:
         """Forecast the final scores of trials.
 
         A stopped trial is expected to change as those did that trained to the end: by the median of their changes. Its
@@ -146,6 +148,8 @@ class Race:
         Args:
             full: Each trial's scores by epoch, up to its last epoch so far.
             over: Trials whose training has ended by itself, perhaps before `max_t`.
+            ends: Of trials at their end, the final score, if averages make it another one than the curve's last. Others
+                are not expected to gain as much by averages.
         """
         ended = [n for n, curve in full.items() if math.isfinite(curve.get(self.max_t, math.nan))]
         found = {}
@@ -155,7 +159,7 @@ class Race:
             changes = [full[n][self.max_t] - full[n].get(at, math.nan) for n in ended]
             changes = [change for change in changes if math.isfinite(change)]
             if number in over or at >= self.max_t:
-                found[number] = ExpectedEnd(score, 0.0)
+                found[number] = ExpectedEnd((ends or {}).get(number, score), 0.0)
             elif changes:
                 deviation = ERROR * math.sqrt(fmean(change**2 for change in changes))
                 found[number] = ExpectedEnd(score + median(changes), deviation, deviation / math.sqrt(len(changes)))

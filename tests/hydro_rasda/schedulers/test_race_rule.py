@@ -89,6 +89,9 @@ def test_a_stopped_trial_is_expected_to_change_as_those_that_went_on() -> None:
     assert found[0].end == pytest.approx(0.5 - 0.2)
     assert (found[0].deviation, found[0].shared) == pytest.approx((deviation, deviation / math.sqrt(2)))
     assert (found[1], found[2]) == (ExpectedEnd(0.3, 0.0), ExpectedEnd(0.5, 0.0))
+    # What averages are worth in the end tells nothing of a trial that was stopped.
+    credited = race().expected_ends(full, ends={1: 0.1, 2: 0.5})
+    assert credited == found | {1: ExpectedEnd(0.1, 0.0)}
 
 
 def test_before_any_has_ended_nothing_is_known() -> None:
