@@ -14,6 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from hydro_rasda.config import unaveraged
 from hydro_rasda.console import duration, roughly, show
 from hydro_rasda.results.records import Cost, RunRecord, TrialRecord
 from hydro_rasda.run.locks_and_crashes import held
@@ -153,7 +154,7 @@ def doubt_line(result: RunRecord) -> list[str]:
     if other.status == "stopped" and round(other.chance, 2) > round(winner.chance, 2):
         doubt = f"trial {other.trial} was stopped after epoch {other.epochs} and may have become better"
         return [line, f"{doubt} ({other.chance:.0%}): raise `full_trainings` to find out"]
-    return [line, *_better_line(result, winner)]
+    return [line, *_better_line(result, winner), *_without_averages_line(result, winner)]
 
 
 def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
@@ -171,6 +172,20 @@ def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
         return [f"{score}, {worse}: `best_model({best.trial})` has the weights of that epoch"]
     behind = f"it was stopped after epoch {best.epochs}, behind others by its latest weights"
     return [f"{score}; {behind}: raise `full_trainings` to train more trials to the end"]
+
+
+def _without_averages_line(result: RunRecord, winner: TrialRecord) -> list[str]:
+    """Name a trial that ended better than the winner, by the weights that training left."""
+    name, sign = unaveraged(result.metric), 1.0 if result.mode == "min" else -1.0
+    lines = {r.trial: r.history[-1] for r in result.trials if r.status == "finished" and r.history}
+    found = {n: line.get(name, line.get(result.metric)) for n, line in lines.items()}
+    ends = {n: sign * end for n, end in found.items() if end is not None}
+    best = min(ends, key=lambda n: ends[n], default=winner.trial)
+    if name not in lines.get(winner.trial, ()) or winner.trial not in ends or not ends[best] < ends[winner.trial]:
+        return []
+    told = f"as training left them in the end, trial {best} has {result.metric} {show(found[best])}"
+    told += f", and the winner {show(found[winner.trial])}"
+    return [f"{told}: to train again without averages, take the configuration of trial {best}"]
 
 
 def agreement_line(result: RunRecord) -> list[str]:

@@ -96,6 +96,25 @@ def test_a_line_says_why_a_trial_with_a_better_score_did_not_win() -> None:
     assert f"{told}: `best_model(1)` has the weights of that epoch\n" in printed(replace(RECORD, trials=tuple(ended)))
 
 
+def test_a_line_names_the_configuration_to_train_again_without_averages() -> None:
+    def told(winner: float, other: float, **known: Any) -> str:
+        ends = {
+            2: {"val_loss": 0.25, "val_loss_unaveraged": winner},
+            1: {"val_loss": 0.3, "val_loss_unaveraged": other},
+        }
+        trials = [
+            replace(each, status="finished", history=({"stage": "target", "epoch": 4, **ends[each.trial]},))
+            for each in RECORD.trials[1:3]
+        ]
+        return printed(replace(RECORD, trials=tuple(trials), **known))
+
+    line = "as training left them in the end, trial 1 has val_loss 0.35, and the winner 0.5: to train again without "
+    assert f"{line}averages, take the configuration of trial 1\n" in told(0.5, 0.35)
+    assert "without averages" not in told(0.35, 0.5)
+    assert "without averages" in told(0.35, 0.5, mode="max")
+    assert "without averages" not in printed(RECORD)
+
+
 def test_a_line_says_which_weights_the_winner_keeps() -> None:
     """Of what the run's folder does not say, nothing is said."""
 
