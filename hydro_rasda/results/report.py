@@ -175,13 +175,15 @@ def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
 
 
 def _without_averages_line(result: RunRecord, winner: TrialRecord) -> list[str]:
-    """Name a trial that ended better than the winner, by the weights that training left."""
+    """Name a trial that ended better than the winner, by the weights that training left; one metric alone tells."""
     name, sign = unaveraged(result.metric), 1.0 if result.mode == "min" else -1.0
     lines = {r.trial: r.history[-1] for r in result.trials if r.status == "finished" and r.history}
     found = {n: line.get(name, line.get(result.metric)) for n, line in lines.items()}
     ends = {n: sign * end for n, end in found.items() if end is not None}
-    best = min(ends, key=lambda n: ends[n], default=winner.trial)
-    if name not in lines.get(winner.trial, ()) or winner.trial not in ends or not ends[best] < ends[winner.trial]:
+    if result.others or name not in lines.get(winner.trial, ()) or winner.trial not in ends:
+        return []
+    best = min(ends, key=lambda n: ends[n])
+    if not ends[best] < ends[winner.trial]:
         return []
     told = f"as training left them in the end, trial {best} has {result.metric} {show(found[best])}"
     told += f", and the winner {show(found[winner.trial])}"

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
+from hydro_rasda.comparison_of_trials import Comparison
 from hydro_rasda.console import duration, show
 from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.results.report import best_first, render, rungs
@@ -112,6 +113,8 @@ def test_a_line_names_the_configuration_to_train_again_without_averages() -> Non
     assert f"{line}averages, take the configuration of trial 1\n" in told(0.5, 0.35)
     assert "without averages" not in told(0.35, 0.5)
     assert "without averages" in told(0.35, 0.5, mode="max")
+    several = Comparison((("val_loss", "min"), ("macs", "min")))
+    assert "without averages" not in told(0.5, 0.35, _comparison=several)
     assert "without averages" not in printed(RECORD)
 
 
