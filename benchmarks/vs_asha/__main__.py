@@ -1,4 +1,4 @@
-"""`tune` against plain ASHA, really run: eleven tasks, two more on a GPU, six methods, several seeds.
+"""`tune` against plain ASHA, really run: on tasks of seconds to minutes, two more on a GPU, six methods, several seeds.
 
     python -m benchmarks.vs_asha --tasks digits cifar10 --methods ray_asha tune --seeds 0 1 2
 
