@@ -156,7 +156,7 @@ def of_cells(folder: Path, wide: Sequence[Row] = ()) -> list[Row]:
 
     Args:
         folder: The cells of `benchmarks.vs_asha`.
-        wide: What `measure_wide` returned. Where `tune` takes longer by now, it does not count.
+        wide: What `measure_wide` returned. A search that was given less time than `tune` takes does not count.
     """
     rows: list[Row] = []
     for path in sorted(folder.glob("wide_*-asha-*.json")):
@@ -236,14 +236,14 @@ def main() -> None:
     before = read(path, {"environment": environment("torch"), "rows": []})
     rows = [row for row in before["rows"] if IN_ONE_PROCESS not in row]
     where, wide = before["environment"], before.get("wide", [])
-    for name, seed in itertools.product(given.tasks, given.seeds):
-        if not name.startswith("wide_") and (name, seed) not in {(row["task"], row["seed"]) for row in rows}:
+    wide_tasks = [name for name in given.tasks if name.startswith("wide_")]
+    for name, seed in itertools.product([name for name in given.tasks if name not in wide_tasks], given.seeds):
+        if (name, seed) not in {(row["task"], row["seed"]) for row in rows}:
             rows.append(measure(load_task(name, given.data).of_seed(seed), seed))
             where = environment("torch")
             _save(path, where, rows, wide)
-    for name, search, seed in itertools.product(given.tasks, OPTUNA, given.seeds):
-        there = {(row["task"], row["seed"]) for row in of_cells(cells, wide) if search in row}
-        if name.startswith("wide_") and (name, seed) not in there:
+    for name, search, seed in itertools.product(wide_tasks, OPTUNA, given.seeds):
+        if (name, seed) not in {(row["task"], row["seed"]) for row in of_cells(cells, wide) if search in row}:
             seconds = read(cells / f"{name}-tune-{seed}.json")["wall"]
             wide.append(measure_wide(load_task(name, given.data).of_seed(seed), seed, search, seconds))
             _save(path, where, rows, wide)

@@ -25,6 +25,7 @@ from benchmarks.tasks.load import TASKS, load_task
 from benchmarks.tasks.task import Config, Task
 from benchmarks.vs_asha.methods import METHODS, TOP_K, WIDTH_RATIO
 from benchmarks.vs_asha.search import GRACE_PERIOD, REDUCTION_FACTOR, Event, configurations, seeds
+from benchmarks.vs_asha.statistics import is_timed
 from benchmarks.vs_asha.training import build, scores, train
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import to_ray
@@ -34,7 +35,7 @@ RETRAINED = 10_000
 AGAIN = 3
 """Trainings again of a winner's configuration."""
 PLACE = ("cpu", "gpu", "cores of its own", "threads", "torch")
-"""What a training's result and time depend on, of the environment."""
+"""Entries of the environment that decide what training a configuration gives, and how long it takes."""
 
 
 def measure(task: Task, method: str, seed: int, folder: Path, *, timed: bool = True) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def trained_before(cell: dict[str, Any], folder: Path) -> dict[str, Any] | None:
         same = other["task"] == cell["task"] and other["reduced"] == cell["reduced"]
         same &= all(its_winner[name] == winner[name] for name in ("trial", "config"))
         same &= all(there.get(name) == where.get(name) for name in PLACE)
-        if same and "again" in other and there.get("timed", True) >= where["timed"]:
+        if same and "again" in other and is_timed(other) >= is_timed(cell):
             return {name: other[name] for name in ("floor", "again")}
     return None
 

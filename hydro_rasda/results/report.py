@@ -18,6 +18,7 @@ from hydro_rasda.config import unaveraged
 from hydro_rasda.console import duration, roughly, show
 from hydro_rasda.results.records import Cost, RunRecord, TrialRecord
 from hydro_rasda.run.locks_and_crashes import held
+from hydro_rasda.schedulers.ranking import ranked
 
 SHOWN = 8
 """Number of trials in the table on a console; a page has all of them."""
@@ -176,17 +177,17 @@ def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
 
 def _without_averages_line(result: RunRecord, winner: TrialRecord) -> list[str]:
     """Name a trial that ended better than the winner, by the weights that training left; one metric alone tells."""
-    name, sign = unaveraged(result.metric), 1.0 if result.mode == "min" else -1.0
+    name = unaveraged(result.metric)
     lines = {r.trial: r.history[-1] for r in result.trials if r.status == "finished" and r.history}
     found = {n: line.get(name, line.get(result.metric)) for n, line in lines.items()}
-    ends = {n: sign * end for n, end in found.items() if end is not None}
+    ends = {n: end for n, end in found.items() if end is not None}  # as a journal writes what is not finite
     if result.others or name not in lines.get(winner.trial, ()) or winner.trial not in ends:
         return []
-    best = min(ends, key=lambda n: ends[n])
-    if not ends[best] < ends[winner.trial]:
+    best = ranked(ends, result.mode)[0]
+    if ends[best] == ends[winner.trial]:
         return []
-    told = f"as training left them in the end, trial {best} has {result.metric} {show(found[best])}"
-    told += f", and the winner {show(found[winner.trial])}"
+    told = f"as training left them in the end, trial {best} has {result.metric} {show(ends[best])}"
+    told += f", and the winner {show(ends[winner.trial])}"
     return [f"{told}: to train again without averages, take the configuration of trial {best}"]
 
 
