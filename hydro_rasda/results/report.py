@@ -161,9 +161,9 @@ def doubt_line(result: RunRecord) -> list[str]:
 def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
     """Say why a trial with a better score than the winner's did not win: it was stopped, or ended worse."""
     sign = 1.0 if result.mode == "min" else -1.0
-    able = [
-        record for record in result.trials if record.status in ("stopped", "finished") and math.isfinite(record.metric)
-    ]
+    broken = result.comparison.violations({record.trial: record.metrics for record in result.trials})
+    scored = [r for r in result.trials if r.status in ("stopped", "finished") and math.isfinite(r.metric)]
+    able = [record for record in scored if broken[record.trial] <= broken[winner.trial]]
     best = min(able, key=lambda record: sign * record.metric, default=winner)
     if not sign * best.metric < sign * winner.metric:
         return []
