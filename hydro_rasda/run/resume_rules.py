@@ -134,7 +134,7 @@ ASIDE = "before-"
 """Beginning of the name of a folder with results that are set aside; a number from 1 follows."""
 
 # The journal moves last: a folder without it is left by a process that was killed on the way.
-_MOVED = ("checkpoints", MESSAGES, JOURNAL)
+_MOVED = ("checkpoints", MESSAGES, "metrics.csv", "tensorboard", JOURNAL)
 
 
 def set_aside(path: Path) -> str:
