@@ -308,6 +308,19 @@ def test_a_trial_is_open_from_its_first_epoch_until_it_is_over_for_whatever_reas
     assert (trial.epochs, trial.step) == ({"sweep": 1, "full size": 1}, 2)
 
 
+def test_who_was_stopped_stays_so_where_the_run_is_over(quick: Quick) -> None:
+    closed: dict[int, str] = {}
+
+    class Notes(TrialLogger):
+        def close(self, trial: Logged, status: str) -> None:
+            closed[trial.number] = status
+
+    result = quick(**SMALL)
+    assert "stopped" in {trial.status for trial in result.trials if trial.epochs}
+    quick(**SMALL, callbacks=[Notes()])
+    assert closed == {trial.trial: "finished" for trial in result.trials if trial.status == "finished"}
+
+
 def test_what_is_recalled_is_logged_once() -> None:
     """Where nobody knows what an earlier process logged, all of it counts as logged."""
     events: list[Event] = [
