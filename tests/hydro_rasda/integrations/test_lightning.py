@@ -254,8 +254,8 @@ class LogsAnother(Classifier):
 
 def test_training_has_the_loss_that_is_returned_and_validation_the_one_that_is_logged() -> None:
     module, batch = LogsAnother({"rate": 0.1}, adam).double(), (X[:8], Y[:8])
-    for part, factor in ((module.train(), 1), (module.eval(), 3)):
-        loss = StepObjective(52, 3, False)(part, batch)["loss"]
+    for training, factor in ((True, 1), (False, 3)):
+        loss = StepObjective(52, 3, False)(module.train(training), batch)["loss"]
         torch.testing.assert_close(loss, factor * F.cross_entropy(module(batch[0]), batch[1]))
 
 
