@@ -147,8 +147,8 @@ COLUMNS = ("run", "trial", "stage", "epoch", "seconds", "metric", "value")
 class CSVLogger(TrialLogger):
     """Appends a row for each trial, stage, epoch and metric, as `TuneResult.curves` has them.
 
-    Columns: `run` (its name, and what tells it from others of that name), `trial`, `stage` ("sweep" or "full size"),
-    `epoch`, `seconds` (wall time of the run), `metric`, and `value`, empty where it was not finite.
+    Columns: `run` (a name that no other run has), `trial`, `stage` ("sweep" or "full size"), `epoch`, `seconds` (wall
+    time of the run), `metric`, and `value`. A value that was not finite is empty.
 
     Args:
         path: The file; None for `metrics.csv` in the run's folder.

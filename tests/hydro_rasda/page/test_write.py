@@ -109,8 +109,8 @@ def test_it_says_what_the_run_found(sorts: Sorts) -> None:
     assert "No trial has a finite score." in Elements(Page(sorts["failed"]).html()).text
     assert "<dt>dropout</dt>" in Page(record).html()
     assert "<dt>dropout</dt>" not in Page(sorts["failed"]).html()  # no configuration is the best
-    best = record.trials[record.best_trial]
-    diverged = replace(record, trials=(replace(best, trial=0, epochs=1, metric=math.nan),), best_trial=0)
+    winner = record.trials[record.best_trial]
+    diverged = replace(record, trials=(replace(winner, trial=0, epochs=1, metric=math.nan),), best_trial=0)
     diverged = replace(diverged, best_metric=math.nan)
     assert "has the best val_loss on a surrogate" in " ".join(answer(diverged))
     assert configuration(diverged) == configuration(record)
