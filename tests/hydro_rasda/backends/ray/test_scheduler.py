@@ -350,7 +350,8 @@ def started(scheduler: RASDAScheduler, folder: Path) -> tuple[StandInController,
     controller = StandInController(scheduler, [], str(folder))
     for _ in range(2):
         controller._add()
-        scheduler.choose_trial_to_run(controller).status = "RUNNING"
+        chosen: Any = scheduler.choose_trial_to_run(controller)
+        chosen.status = "RUNNING"
     return controller, controller.trials
 
 
