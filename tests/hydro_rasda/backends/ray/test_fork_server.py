@@ -69,9 +69,9 @@ def test_a_rank_stands_where_its_trial_does_and_has_its_environment(
 
     def train(worker: Any) -> None:
         check = "PYTORCH_NVML_BASED_CUDA_CHECK"
-        assert f"{check}=1" in Path(f"/proc/{os.getppid()}/environ").read_text().split("\0")
-        assert check not in os.environ
-        raise RuntimeError(f"{os.getppid()} {os.getcwd()} {os.environ.get('OF_THE_TRIAL')}")
+        of_server = f"{check}=1" in Path(f"/proc/{os.getppid()}/environ").read_text().split("\0")
+        checks = f"{of_server} {check in os.environ}"
+        raise RuntimeError(f"{os.getppid()} {os.getcwd()} {os.environ.get('OF_THE_TRIAL')} {checks}")
 
     monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
     told = list[list[str]]()
@@ -83,12 +83,12 @@ def test_a_rank_stands_where_its_trial_does_and_has_its_environment(
             with fork_rank("a", cloudpickle.dumps((train, None)), dict(JOB)) as connection:
                 receive(connection)
                 _, text = receive(connection)
-            told.append(text.split()[-3:])
+            told.append(text.split()[-5:])
     finally:
         for server in {int(server) for server, *_ in told}:
             os.kill(server, signal.SIGTERM)
-    assert [[where, value] for _, where, value in told] == [
-        [str(tmp_path / name), name] for name in ("first", "second")
+    assert [of_rank for _, *of_rank in told] == [
+        [str(tmp_path / name), name, "True", "False"] for name in ("first", "second")
     ]
 
 
