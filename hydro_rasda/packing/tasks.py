@@ -71,7 +71,7 @@ class Task:
         require(isinstance(self.kind, str), "kind", self.kind, "a text")
         if not (isinstance(self.name, str) and self.name == ""):
             check_name("name", self.name)
-            rule = f"a name of at most {LONGEST_NAME} bytes, as names of its files are longer"
+            rule = f"a name of at most {LONGEST_NAME} bytes"
             require(len(self.name.encode()) <= LONGEST_NAME, "name", self.name, rule)
 
     @property
@@ -87,6 +87,7 @@ class Task:
 
 
 LONGEST_NAME = 200
+"""Bytes of a job's name: the names of its files are longer, and have at most 255."""
 
 LONGEST_WORD = 128 * 1024
 """Bytes of one argument of a program, its end included, that Linux takes (MAX_ARG_STRLEN)."""
