@@ -43,6 +43,7 @@ class Process:
         self._beside: defaultdict[str, float] = defaultdict(float)
         self._crowded = self._looked = 0.0
         self._busy: list[float] = []  # samples of a GPU
+        self._resident = Resident()
         environment = {**os.environ, **device.environment, **shared}
         command = _command(task, grid)
         if callable(task.run):
@@ -83,7 +84,7 @@ class Process:
             busy = nvml.share_of(self.device.gpu, pids)
             self._busy += [] if busy is None else [busy]
         else:
-            self.now = resident(tree)
+            self.now = self._resident(tree)
         self.memory = max(self.memory, self.now)
 
     def so_far(self) -> Estimate:
@@ -185,9 +186,25 @@ def _seconds_in_queues(pid: int) -> float:
         return 0.0
 
 
-def resident(tree: Sequence[psutil.Process]) -> float:
-    """Return the bytes that processes hold together: a page that forked processes share counts once."""
-    return sum(_resident(process) if len(tree) == 1 else _part_of_shared(process) for process in tree)
+class Resident:
+    """Measures the bytes that processes hold together: a page that forked processes share counts once.
+
+    The kernel walks all pages for that, so it is asked for a twentieth of the time at most. Meanwhile, the sum over
+    processes is scaled as it was then.
+    """
+
+    def __init__(self) -> None:
+        self._part, self._again = 1.0, 0.0
+
+    def __call__(self, tree: Sequence[psutil.Process]) -> float:
+        total = sum(map(_resident, tree))
+        if len(tree) < 2 or total == 0:
+            return total
+        began = monotonic()
+        if began >= self._again:
+            self._part = sum(map(_part_of_shared, tree)) / total
+            self._again = began + 20 * (monotonic() - began)
+        return total * self._part
 
 
 def _part_of_shared(process: psutil.Process) -> float:

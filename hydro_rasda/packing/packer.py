@@ -194,8 +194,8 @@ class Packer:
             }
             try:
                 changed["value"] = self._grid.value(name)
-            except ValueError as error:
-                changed |= {"state": "failed", "error": str(error)}
+            except ValueError as refusal:
+                changed |= {"state": "failed", "error": str(refusal)}
         elif stopped or end is None:
             changed = {"state": "pending"}
         elif not record.alone and self._beside_too_much(name, end):
