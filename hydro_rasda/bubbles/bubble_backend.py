@@ -124,6 +124,8 @@ class BubbleDevices:
         self._waiting: deque[_Piece] = deque()
         self._visitors: dict[Connection, _Visitor] = {}
         self._heard: SimpleQueue[tuple[Connection, str, Any]] = SimpleQueue()
+        self._met: list[Connection] = []
+        self._closed = False
         self._lost: dict[str, _Piece] = {}
         self._died_of: dict[_Piece, str] = {}
         self._deaths = Deaths()
@@ -203,7 +205,8 @@ class BubbleDevices:
         """Send all guests away: what they train, nobody waits for any more."""
         self._door.close()
         self._forget()
-        for connection in self._visitors:
+        self._closed = True
+        for connection in list(self._met):
             hang_up(connection)
 
     def _forget(self) -> None:
@@ -257,9 +260,13 @@ class BubbleDevices:
 
     def _listen(self, connection: Connection) -> None:
         """Pass on what a guest says, in a thread of its own: one that is stopped amid a word keeps nobody waiting."""
+        self._met.append(connection)
+        if self._closed:  # it came as the sweep ended
+            hang_up(connection)
         try:
             self._heard.put((connection, "came", json.loads(connection.recv_bytes())))
         except (EOFError, OSError):
+            self._met.remove(connection)
             return
         kind = ""
         while kind != "died":

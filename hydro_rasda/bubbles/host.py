@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,7 +156,7 @@ class Guest:
             process = self._process
             if process is None:
                 if self._failures < _FAILURES:
-                    self.start()
+                    self._start_again()
             elif self._free() < self._leave_free:
                 self._end()
                 self._enough = 2 * self._leave_free
@@ -163,6 +164,14 @@ class Guest:
                 # Its sweep is over, which is no failure; or what it trained has ended it, which the tuner counts.
                 self._failures = 0 if status == 0 or process.page.working else self._failures + 1
                 self._end()
+
+    def _start_again(self) -> None:
+        try:
+            self.start()
+        except OSError as error:  # no more processes, memory or files now
+            self._failures += 1
+            told = f"no guest could be started in the host's bubbles, which goes on without: {error}"
+            warnings.warn(told, stacklevel=4)
 
     def _end(self) -> None:
         if self._process is not None:

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -25,9 +26,19 @@ MEETING = "sweep.json"
 
 _GREET_S = 60.0
 
+_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""Options by which a silent connection ends two minutes after the other machine has lost power or its network."""
+
+
+class Silent(OSError):
+    """Something listens where a sweep should, and does not greet."""
+
 
 class Rendezvous:
-    """Accept a sweep's guests, each in a thread of its own; ValueError if another sweep has its door there."""
+    """Accept a sweep's guests, each in a thread of its own.
+
+    ValueError if another sweep has its door there, `Silent` if something listens there that does not answer.
+    """
 
     def __init__(self, source: Path, come_in: Callable[[Connection], None]) -> None:
         source.mkdir(parents=True, exist_ok=True)
@@ -37,6 +48,7 @@ class Rendezvous:
             not _answers(source), "source", str(source), "a folder of one sweep at a time: another has guests there"
         )
         self._key, self._decide_arrival = secrets.token_bytes(32), come_in
+        self._closed = False
         self._server = socket.create_server(("", 0))
         where = {"host": socket.gethostname(), "port": self._server.getsockname()[1], "key": self._key.hex()}
         mask = os.umask(0o077)
@@ -47,13 +59,16 @@ class Rendezvous:
         Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError):  # it is closed
-            while True:
+        while not self._closed:
+            try:
                 came, _ = self._server.accept()
-                Thread(target=self._greet, args=[came], daemon=True).start()
+            except OSError:  # it is closed, or no more files can be opened now
+                time.sleep(0.1)
+                continue
+            Thread(target=self._greet, args=[came], daemon=True).start()
 
     def _greet(self, came: socket.socket) -> None:
-        connection = Connection(came.detach())
+        connection = _kept_alive(came)
         try:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
@@ -63,6 +78,7 @@ class Rendezvous:
         self._decide_arrival(connection)
 
     def close(self) -> None:
+        self._closed = True
         self._file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that listens
@@ -72,19 +88,28 @@ class Rendezvous:
 def _answers(source: Path) -> bool:
     try:
         connect(source).close()
+    except Silent:
+        raise
     except (OSError, ValueError, KeyError):
         return False
     return True
 
 
 def connect(source: Path) -> Connection:
-    """Go to the sweep of a folder; OSError if none is there, ValueError or KeyError if the file is damaged."""
+    """Go to the sweep of a folder.
+
+    OSError if none is there, `Silent` if it does not answer, ValueError or KeyError if the file is damaged.
+    """
     where = read_json(source / MEETING)
     host = "127.0.0.1" if where["host"] == socket.gethostname() else where["host"]
     came = socket.create_connection((host, where["port"]), timeout=_GREET_S)
     came.settimeout(None)
-    connection = Connection(came.detach())
+    connection = _kept_alive(came)
     key = bytes.fromhex(where["key"])
+    if not connection.poll(_GREET_S):
+        connection.close()
+        told = f"the program at port {where['port']} of {where['host']} does not answer"
+        raise Silent(f"{told}: end it, or remove {source / MEETING}")
     try:
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
@@ -92,6 +117,14 @@ def connect(source: Path) -> Connection:
         connection.close()
         raise OSError(f"{source / MEETING} is of a sweep that has ended") from error
     return connection
+
+
+def _kept_alive(came: socket.socket) -> Connection:
+    with contextlib.suppress(OSError, AttributeError):  # the system has no such option
+        came.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _ALIVE.items():
+            came.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return Connection(came.detach())
 
 
 def hang_up(connection: Connection) -> None:

@@ -11,6 +11,10 @@ if __name__ == "__main__":
 import json
 import os
 import pickle
+from typing import Any
+
+MOST = 2**20
+"""Most bytes of a value: the run's journal has the values of all jobs."""
 
 
 def main() -> None:
@@ -18,9 +22,28 @@ def main() -> None:
     function, value = sys.argv[1:]
     with open(function, "rb") as file:
         called = pickle.load(file)
-    returned = called()
+    text = json.dumps(plain(called()), default=of_array)
+    if len(text) > MOST:
+        raise ValueError(f"the value has {len(text)} bytes of JSON, but at most {MOST} are kept: write it to a file")
     with open(value, "w", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
-        json.dump(returned, file, default=repr)
+        file.write(text)
+
+
+def plain(value: Any) -> Any:
+    """Return a value with keys that JSON takes: others are the keys' texts."""
+    if isinstance(value, dict):
+        taken = (str, int, float, type(None))
+        return {key if isinstance(key, taken) else str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def of_array(value: Any) -> Any:
+    """Return the numbers of NumPy and torch as Python's; of anything else, the text that shows it."""
+    try:
+        found = value.tolist()
+    except Exception:  # it has none, or is a tensor without data
+        return repr(value)
+    return repr(value) if type(found) is type(value) else found  # as NumPy's longdouble
 
 
 if __name__ == "__main__":

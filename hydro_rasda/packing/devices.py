@@ -16,6 +16,9 @@ from hydro_rasda.packing import nvml
 _KEPT = 0.9
 """Share of free memory that jobs may have: estimates err, and other programs live here, too."""
 
+_NODES = Path("/dev")
+"""The folder of the files by which processes reach GPUs; a container without GPUs has none."""
+
 _CGROUP = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -65,7 +68,11 @@ def cpu(cores: float | None = None, memory: float | None = None) -> Device:
 
 
 def local_devices() -> list[Device]:
-    """The GPUs of this machine, or its cores where it has none."""
+    """The GPUs of this machine, or its cores where it has none; ValueError if it has GPUs that cannot be measured."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")  # the last one by Slurm
+    unknown = not hidden and not nvml.available() and any(_NODES.glob("nvidia[0-9]*"))
+    rule = "a list such as [cpu()] where GPUs cannot be measured: `pip install 'hydro-rasda[gpu]'` to use them"
+    require(not unknown, "devices", None, rule)
     return gpus() or [cpu()]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hydro_rasda.argument_checks import require
-from hydro_rasda.packing.tasks import Task
+from hydro_rasda.packing.tasks import Task, pickled
 from hydro_rasda.run.files import open_to_read, open_to_write, read_file, refuse_links, refuse_open_to_others
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
@@ -97,8 +97,8 @@ class Grid:
     """All jobs of a run: those that it has so far must come first in `tasks`; with `retry_failed`, failed ones wait
     again.
 
-    ValueError if a job is another than the one of its name so far. Unsafe if others can write to the run's folder, or a
-    link in it leads elsewhere.
+    ValueError if a job is another than the one of its name so far, or a function that waits cannot be pickled. Unsafe
+    if others can write to the run's folder, or a link in it leads elsewhere.
     """
 
     def __init__(self, store: Store, tasks: Sequence[Task], retry_failed: bool = False) -> None:
@@ -107,13 +107,19 @@ class Grid:
         asked = {task.name: task.what for task in tasks}
         before = store.units()[_JOBS].value if store.done(_JOBS) else {}
         for name, what in before.items():
+            now = asked.get(name)
+            # Older runs tell functions by their names alone.
+            older = now[:1] if now and callable(self.tasks[name].run) else now
             rule = f"{what}, as in the run so far in {store.path}"
-            require(asked.get(name) == what, f"jobs[{name!r}]", asked.get(name), rule)
-        if asked != before:
-            store.record(_JOBS, Unit(asked), again=True)
+            require(what in (now, older), f"jobs[{name!r}]", now, rule)
         units = store.units()
         known = {name: JobRecord(**units[key].value) for name in asked if (key := _key(name)) in units}
         self.records = {name: known.get(name, JobRecord(name)) for name in asked}
+        for name, record in self.records.items():
+            if record.state != "complete" and callable(self.tasks[name].run):
+                pickled(self.tasks[name])
+        if asked != before:
+            store.record(_JOBS, Unit(asked), again=True)
         # Functions lie there pickled.
         refuse_open_to_others(store.path)
         for folder in ("ends", "logs", "calls"):
@@ -160,7 +166,7 @@ class Grid:
         return dict(json.loads(read_file(file, _INSIDE))) if file.exists() else None
 
     def value(self, name: str) -> Any:
-        """Return the value of a function; None for a command."""
+        """Return the value of a function; None for a command, ValueError if its file cannot be read."""
         file = self.call_file(name, "json")
         return json.loads(read_file(file, _INSIDE)) if file.exists() else None
 

@@ -15,6 +15,11 @@ class Gpu(NamedTuple):
     memory: float
 
 
+def available() -> bool:
+    """Return whether `nvidia-ml-py` is installed, and finds the driver."""
+    return _library() is not None
+
+
 def gpus() -> list[Gpu]:
     """Those that CUDA_VISIBLE_DEVICES allows; a GPU that fell off the bus is not among them."""
     library = _library()

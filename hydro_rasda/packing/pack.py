@@ -46,8 +46,9 @@ def pack(
 
     Args:
         jobs: Commands (lists of arguments), functions without arguments, or a `Task` with an estimate of either.
-        devices: The devices to run on; by default the GPUs of this machine, else its cores. A function is asked all the
-            time: jobs of a device that it no longer names are stopped and wait again, and a new one gets some.
+        devices: The devices to run on; by default the GPUs of this machine, else its cores. GPUs need
+            `hydro-rasda[gpu]`. A function is asked all the time: jobs of a device that it no longer names are stopped
+            and wait again, and a new one gets some.
         policy: Says which jobs share a device; by default `FastestTogether`, by the slowdowns that were measured.
         mps: True if jobs share a GPU through NVIDIA's Multi-Process Service, each with its measured need of threads,
             rather than in turns. With "auto", they do if `nvidia-cuda-mps-control` is installed and you have

@@ -31,6 +31,8 @@ _BY_A_NEIGHBOUR = ("MPS client", "MPS server")
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
+_SIGNALS = {number.value: number.name for number in signal.Signals}
+
 
 class Packer:
     """Starts jobs and sees them end; its arguments are those of `pack`."""
@@ -189,8 +191,11 @@ class Packer:
                 "seconds": end["seconds"],
                 "memory": measured.memory or end["memory"],
                 "share": measured.share or 0.0,
-                "value": self._grid.value(name),
             }
+            try:
+                changed["value"] = self._grid.value(name)
+            except ValueError as refusal:
+                changed |= {"state": "failed", "error": str(refusal)}
         elif stopped or end is None:
             changed = {"state": "pending"}
         elif not record.alone and self._beside_too_much(name, end):
@@ -208,5 +213,5 @@ class Packer:
     def _error(self, name: str, end: End) -> str:
         code = int(end["exit"])
         lines = self._grid.log_tail(name).strip().splitlines()
-        what = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        what = _SIGNALS.get(-code, f"signal {-code}") if code < 0 else f"exit status {code}"
         return ": ".join([what, *lines[-1:]])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
+from numbers import Number
+from pathlib import Path, PurePath
 from typing import Any
 
+import cloudpickle
+
 from hydro_rasda.argument_checks import check_function, check_name, check_number, is_text, require
+from hydro_rasda.run.pickling import pickle_config_modules
 
 Run = Sequence[str] | Callable[[], Any]
 """A command, as a list of its arguments, or a function without any."""
@@ -42,10 +48,10 @@ class Task:
 
     Attributes:
         run: A command, as a list of its arguments (no shell reads them), or a function that cloudpickle can send to
-            another process. A function's value is kept as JSON.
+            another process. A function's value is kept as JSON, of at most 1 MiB. NaN comes back as None.
         kind: Jobs of one kind correct each other's estimates. By default that is the program and its first argument, as
             in "python train.py", or the function's name.
-        name: Its own; by default its place in the list.
+        name: Its own, of at most 200 bytes; by default its place in the list.
     """
 
     run: Run
@@ -65,14 +71,23 @@ class Task:
         require(isinstance(self.kind, str), "kind", self.kind, "a text")
         if not (isinstance(self.name, str) and self.name == ""):
             check_name("name", self.name)
+            rule = f"a name of at most {LONGEST_NAME} bytes"
+            require(len(self.name.encode()) <= LONGEST_NAME, "name", self.name, rule)
 
     @property
     def what(self) -> list[str]:
-        """Tells it from other jobs: its command, or its function's name."""
-        if callable(self.run):
-            return [f"{_of_function(self.run, '__module__')}.{_of_function(self.run, '__qualname__')}"]
-        return list(self.run)
+        """Tells it from other jobs: its command, or its function's name, with the arguments of a `partial`."""
+        if not callable(self.run):
+            return list(self.run)
+        given: list[str] = []
+        if isinstance(self.run, partial):
+            given = [_text(value) for value in self.run.args]
+            given += [f"{name}={_text(value)}" for name, value in sorted(self.run.keywords.items())]
+        return [_name(self.run), *map(_shortened, given)]
 
+
+LONGEST_NAME = 200
+"""Bytes of a job's name: the names of its files are longer, and have at most 255."""
 
 LONGEST_WORD = 128 * 1024
 """Bytes of one argument of a program, its end included, that Linux takes (MAX_ARG_STRLEN)."""
@@ -117,9 +132,41 @@ def tasks_of(jobs: Iterable[Task | Run]) -> list[Task]:
     return list(found.values())
 
 
+def pickled(task: Task) -> bytes:
+    """Pickle a task's function; ValueError if it holds a value that cannot be pickled."""
+    pickle_config_modules()
+    try:
+        found: bytes = cloudpickle.dumps(task.run)
+    except Exception as error:  # whatever a `__reduce__` raises
+        raise ValueError(f"`run` of the job {task.name!r} cannot be sent to another process: {error}") from error
+    return found
+
+
 def _kind(task: Task) -> str:
-    program, *arguments = task.what
+    if callable(task.run):
+        return _name(task.run)
+    program, *arguments = task.run
     return " ".join([Path(program).name, *arguments[:1]])
+
+
+def _text(value: object, levels: int = 9) -> str:
+    """Return an argument as text, alike in every process; only its type if it is no plain value."""
+    if value is None or isinstance(value, (str, bytes, Number, PurePath)):
+        return repr(value)
+    if levels and isinstance(value, (list, tuple)):
+        return f"[{', '.join(_text(item, levels - 1) for item in value)}]"
+    if levels and isinstance(value, dict):
+        items = (f"{_text(key, levels - 1)}: {_text(item, levels - 1)}" for key, item in value.items())
+        return f"{{{', '.join(sorted(items))}}}"
+    return type(value).__qualname__
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 1000 else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _name(function: Callable[[], Any]) -> str:
+    return f"{_of_function(function, '__module__')}.{_of_function(function, '__qualname__')}"
 
 
 def _of_function(function: Callable[[], Any], name: str) -> str:

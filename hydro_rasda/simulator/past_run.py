@@ -164,7 +164,7 @@ def read_run(folder: str | Path) -> PastRun:
         raise ValueError(f"`run` is {str(folder)!r}, but must have trained at least one epoch: its journal has none")
     seconds, relative = costs(_stretches(units))
     first = "surrogate" if "surrogate" in stages else "target"
-    workloads = {stage: _workload(lines, stage, stage == first, settings, relative) for stage in stages}
+    workloads = {stage: _workload(units, stage, stage == first, settings, relative) for stage in stages}
     gaps = _resizes(units)
     sizes = [_size(text) for text in settings["model"].values()]
     return PastRun(
@@ -182,9 +182,12 @@ def read_run(folder: str | Path) -> PastRun:
 
 
 def _workload(
-    lines: Iterable[Line], stage: str, of_all: bool, settings: Mapping[str, Any], work: Mapping[int, float]
+    units: Mapping[str, Unit], stage: str, of_all: bool, settings: Mapping[str, Any], work: Mapping[int, float]
 ) -> Workload:
     metric, mode, _ = split_metrics(settings["metric"], settings["mode"])
+    # A failure at full size says nothing of the trial's surrogate.
+    own = [unit for key, unit in units.items() if stage == "target" or not key.startswith("target/")]
+    lines = (line for unit in own for line in unit.lines)
     numbers, scores = _curves(lines, stage, of_all, metric, int(settings["max_t"]))
     return Workload(continued(scores), np.array([work.get(n, 1.0) for n in numbers]), mode)
 

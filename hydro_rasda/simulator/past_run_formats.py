@@ -41,7 +41,7 @@ NEEDED = ("trial", "epoch")
 
 
 class Row(NamedTuple):
-    """An epoch, from 1, of one trial; a score is not finite where the trial diverged, and unknown seconds are NaN."""
+    """An epoch, from 1, of one trial. Unknown seconds are NaN; a score of NaN is unknown, or the trial diverged."""
 
     trial: str
     epoch: int
@@ -50,24 +50,44 @@ class Row(NamedTuple):
     workers: int = 1
 
 
-def of_rows(rows: Iterable[Row], mode: Mode, failed: Collection[str] = (), gaps: Sequence[float] = ()) -> PastRun:
-    """A past run, of its rows; the last of several for one epoch counts. `gaps` are seconds that resizes took."""
+def of_rows(
+    rows: Iterable[Row], metric: str, mode: Mode, failed: Collection[str] = (), gaps: Sequence[float] = ()
+) -> PastRun:
+    """A past run, of its rows; of several for one epoch, the last that tells counts. ValueError without finite scores.
+
+    `gaps` are seconds that resizes took.
+    """
     of: dict[str, dict[int, Row]] = {}
     for row in rows:
-        of.setdefault(row.trial, {})[row.epoch] = row
+        epochs = of.setdefault(row.trial, {})
+        epochs[row.epoch] = _merged(epochs.get(row.epoch, row), row)
     scores = np.full((len(of), max(max(epochs) for epochs in of.values())), np.nan)
     stretches: dict[Stretch, dict[int, float]] = {}
-    for i, (trial, epochs) in enumerate(of.items()):
+    for i, epochs in enumerate(of.values()):
         for epoch, row in epochs.items():
-            scores[i, epoch - 1] = row.score if math.isfinite(row.score) else math.inf
+            scores[i, epoch - 1] = row.score if math.isfinite(row.score) else np.nan
             if 0 < row.seconds < math.inf:
                 stretches.setdefault(Stretch(row.workers, epoch, epoch), {})[i] = row.seconds * row.workers
+    known = np.isfinite(scores)
+    validated = known.any(axis=0)
+    require(bool(validated.any()), "metric", metric, "one with a finite score")
+    for i, (trial, epochs) in enumerate(of.items()):
+        last = max((epoch for epoch in epochs if known[i, epoch - 1]), default=0)
+        for epoch, row in epochs.items():
+            if math.isinf(row.score) or (math.isnan(row.score) and epoch > last and validated[epoch - 1]):
+                scores[i, epoch - 1] = math.inf  # it diverged; otherwise, NaN is an epoch without validation
         if trial in failed:
             scores[i, max(epochs) :] = math.inf
     seconds, relative = costs(stretches)
     work = np.array([relative.get(i, 1.0) for i in range(len(of))])
     workload = Workload(continued(scores), work, mode)
     return PastRun(workload, seconds, restart_seconds(gaps), len(gaps))
+
+
+def _merged(before: Row, row: Row) -> Row:
+    if math.isnan(row.score):
+        row = row._replace(score=before.score)
+    return row._replace(seconds=before.seconds, workers=before.workers) if math.isnan(row.seconds) else row
 
 
 def read_csv(path: Path, metric: str | None, mode: Mode | None) -> PastRun:
@@ -106,7 +126,7 @@ def read_columns(columns: Mapping[str, Sequence[Any]], metric: str | None, mode:
             )
         )
     require(bool(rows), "run", "a table without rows", "one with a row for each trial and epoch")
-    return of_rows(rows, checked)
+    return of_rows(rows, str(chosen), checked)
 
 
 def needed_mode(mode: Mode | None) -> Mode:
@@ -169,7 +189,7 @@ def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> Past
     usual = _usual_seconds(line for lines in found.values() for line in lines)
     rows = [_row(trial, line, str(chosen), bool(usual)) for trial, lines in found.items() for line in lines]
     gaps = [_gap(*both, usual) for lines in found.values() for both in pairwise(lines) if _resized(*both)]
-    return of_rows(rows, checked, failed, [gap for gap in gaps if gap is not None])
+    return of_rows(rows, str(chosen), checked, failed, [gap for gap in gaps if gap is not None])
 
 
 def _state(folder: Path) -> tuple[str | None, set[str]]:
@@ -260,7 +280,8 @@ def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mod
     Args:
         run: The folder of a run of this library or of a Ray Tune experiment, a CSV file, or a pandas frame. A file or
             frame has a row for each trial and epoch. Its columns are trial (or trial_id), epoch (or
-            training_iteration), a metric, and, if known, seconds and workers of that epoch.
+            training_iteration), a metric, and, if known, seconds and workers of that epoch. A trial without a score
+            diverged if others have one of that epoch, and it has none after. Other empty cells are unknown scores.
         metric: The name of the score; None where there is but one. A run of this library knows its own.
         mode: "min" where a lower score is better, "max" where a higher is; likewise.
 

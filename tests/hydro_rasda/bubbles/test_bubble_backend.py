@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
+from threading import Thread
 from typing import Any, cast
 
 import cloudpickle
 import pytest
 
 from hydro_rasda.bubbles.bubble_backend import BubbleDevices
+from hydro_rasda.bubbles.rendezvous import connect
 from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, History, Span, group_key
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
@@ -85,6 +90,21 @@ def test_a_group_in_pieces_leaves_no_checkpoint_once_it_is_over(run: Run, tmp_pa
         assert not run.store.has(so_far)
     finally:
         devices.close()
+
+
+def test_a_guest_that_comes_as_the_sweep_ends_is_sent_away(run: Run, tmp_path: Path) -> None:
+    devices = BubbleDevices(run, tmp_path / "source", tmp_path / "problem", 1, 0.0)
+    early = connect(tmp_path / "source")
+    early.send_bytes(json.dumps({"name": "guest", "before": ("", 0)}).encode())
+    while devices._heard.empty():
+        time.sleep(0.02)
+    devices.close()
+    late, ours = Pipe()
+    Thread(target=devices._listen, args=[ours], daemon=True).start()
+    for guest in (early, late):
+        assert guest.poll(60)
+        with pytest.raises(EOFError):
+            guest.recv_bytes()
 
 
 def trained(run: Run, task: GroupTask, stop: int) -> GroupOutcome:

@@ -158,6 +158,27 @@ def test_guests_that_fail_without_work_are_started_three_times(
     assert len(Process.started) == starts
 
 
+def test_a_guest_that_cannot_be_started_leaves_its_host_alone(
+    guest: Guest, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Path] = []
+
+    def fails(source: Path, *_: object) -> None:
+        tried.append(source)
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(host, "GuestProcess", fails)
+    Process.started[0].over = -9
+    step(guest, clock, computes=1.0)
+    step(guest, clock, computes=1.0)  # the first one has ended
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="no guest could be started.*no more processes"):
+            step(guest, clock, computes=1.0)
+    step(guest, clock)
+    assert len(tried) == 3
+    assert guest.pid is None
+
+
 def test_leaving_hands_over_and_ends(guest: Guest, clock: Clock) -> None:
     guest.leave(3.0)
     assert Process.started[0].calls == [("tie", 10.0), ("leave", 3.0), "end"]

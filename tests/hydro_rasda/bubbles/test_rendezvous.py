@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -10,7 +11,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from hydro_rasda.bubbles.rendezvous import MEETING, Rendezvous, connect, hang_up
+from hydro_rasda.bubbles import rendezvous
+from hydro_rasda.bubbles.rendezvous import MEETING, Rendezvous, Silent, connect, hang_up
 
 
 def test_a_guest_and_its_sweep_know_each_other_by_the_key_in_the_folder(tmp_path: Path) -> None:
@@ -52,3 +54,34 @@ def test_a_file_that_a_killed_sweep_left_keeps_no_other_away(tmp_path: Path) -> 
     for content in (json.dumps(left), "{}", "no json"):
         (tmp_path / MEETING).write_text(content)
         Rendezvous(tmp_path, lambda connection: None).close()
+
+
+def test_a_machine_that_lost_power_is_noticed_and_a_door_outlasts_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, errors = socket.socket.accept, [OSError("Too many open files")]
+
+    def fails_once(server: socket.socket) -> tuple[socket.socket, object]:
+        if errors:
+            raise errors.pop()
+        return accept(server)
+
+    monkeypatch.setattr(socket.socket, "accept", fails_once)
+    came = SimpleQueue[Connection]()
+    door = Rendezvous(tmp_path, came.put)
+    guest = connect(tmp_path)
+    for connection in (guest, came.get(timeout=60)):
+        with socket.socket(fileno=os.dup(connection.fileno())) as end:
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+        connection.close()
+    door.close()
+
+
+def test_a_program_that_does_not_greet_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_GREET_S", 0.2)
+    with socket.create_server(("", 0)) as server:
+        where = {"host": socket.gethostname(), "port": server.getsockname()[1], "key": "00" * 32}
+        (tmp_path / MEETING).write_text(json.dumps(where))
+        with pytest.raises(Silent, match=r"does not answer: end it, or remove .*sweep\.json"):
+            Rendezvous(tmp_path, lambda connection: None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hydro_rasda.packing import Device, cpu, gpus
+from hydro_rasda.packing import Device, cpu, devices, gpus
 from hydro_rasda.packing.devices import local_devices
 from hydro_rasda.packing.nvml import memory_of, share_of
 
@@ -80,8 +81,22 @@ def test_what_processes_take_of_a_gpu(nvml: Nvml) -> None:
     assert share_of("GPU-0", [1, 2]) == 0.7
 
 
-def test_without_gpus_the_cores_are_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_cannot_be_measured_are_not_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(devices, "_NODES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    assert local_devices()[0].name == "cpu"
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(ValueError, match=r"`devices` is None, but must be .*hydro-rasda\[gpu\]"):
+        local_devices()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert local_devices()[0].name == "cpu"
+
+
+def test_without_gpus_the_cores_are_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(devices, "_NODES", tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (device,) = local_devices()
     assert (device.name, device.compute) == ("cpu", len(os.sched_getaffinity(0)))

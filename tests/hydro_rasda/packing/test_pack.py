@@ -17,9 +17,11 @@ import psutil
 import pytest
 
 from hydro_rasda.packing import Device, Estimate, PackResult, Task, pack
+from hydro_rasda.packing.job_process import Resident
 from hydro_rasda.packing.job_states import Grid
 from hydro_rasda.packing.packer import OUT_OF_MEMORY
 from hydro_rasda.packing.tasks import tasks_of
+from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 
 MB = 1e6
@@ -69,12 +71,32 @@ def test_commands_and_functions_run_and_say_how_they_ended(tmp_path: Path) -> No
     assert not any((result.path / "calls").iterdir())
 
 
+def test_modules_of_the_working_folder_are_found(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("def f(): return 3")
+    code = "from hydro_rasda.packing import cpu, pack; from helper import f; print(pack([f], [cpu()]).values)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, check=True, text=True)
+    assert found.stdout.splitlines()[-1] == "[3]"
+
+
 def test_what_jobs_take_is_measured(tmp_path: Path) -> None:
     code = "x = bytearray(150_000_000); end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
     (job,) = packed(tmp_path, [script(code)]).jobs
     assert 150 * MB < job.memory < 250 * MB
     assert job.seconds >= 0.5
     assert 0.4 < job.share * job.seconds < 5  # seconds of a core, however many of them others have had meanwhile
+
+
+def test_memory_that_forked_processes_share_counts_once() -> None:
+    code = "x = bytearray(b'x') * 150_000_000\nif os.fork() and os.fork(): print(flush=True)\nsys.stdin.read()"
+    with subprocess.Popen(script(code), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        job.stdout.readline()
+        first, resident = psutil.Process(job.pid), Resident()
+        for _ in range(2):  # measured, then scaled
+            assert 150 * MB < resident([first, *first.children(recursive=True)]) < 300 * MB
+        assert 150 * MB < resident([first]) < 300 * MB
+        job.stdin.close()
 
 
 def test_jobs_that_fit_run_together(tmp_path: Path) -> None:
@@ -127,6 +149,10 @@ def test_a_job_that_runs_out_of_memory_alone_fails(tmp_path: Path, code: str) ->
     (job,) = packed(tmp_path, [Task(script(code), SMALL)]).jobs
     assert (job.state, job.attempt) == ("failed", 2)
     assert job.error.startswith(("SIGKILL", "exit status 1: MemoryError"))
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
+    assert packed(tmp_path, [script("os.kill(os.getpid(), 40)")]).failed == {"0": "signal 40"}
 
 
 def test_all_that_fusion_takes_for_want_of_memory_has_a_job_run_again() -> None:
@@ -191,6 +217,19 @@ def test_another_job_under_the_same_name_is_refused(tmp_path: Path) -> None:
             packed(tmp_path, other)
 
 
+def test_a_partial_of_other_arguments_is_another_job(tmp_path: Path) -> None:
+    assert packed(tmp_path, [partial(abs, -1)]).values == [1]
+    assert packed(tmp_path, [partial(abs, -1), partial(abs, -2)]).values == [1, 2]
+    with pytest.raises(ValueError, match=r"`jobs\['0'\]` is \['builtins.abs', '-2'\]"):
+        packed(tmp_path, [partial(abs, -2), partial(abs, -2)])
+
+
+def test_a_run_that_knows_functions_by_their_names_alone_goes_on(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "pack", {"packing": 1}, "auto") as store:
+        store.record("jobs", Unit({"0": ["builtins.abs"]}))
+    assert packed(tmp_path, [partial(abs, -1)]).values == [1]
+
+
 def test_a_job_that_ended_when_nobody_was_left_to_see_it_has_ended(tmp_path: Path) -> None:
     jobs = [["false"]]
     with Store.open(tmp_path / "pack", {"packing": 1}, "auto") as store:
@@ -241,7 +280,7 @@ def has_come_far(call: subprocess.Popen[bytes], folder: Path, far: int) -> bool:
 def test_jobs_end_with_the_call(tmp_path: Path) -> None:
     code = f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
     jobs = [[sys.executable, "-c", code]]
-    run = f"from hydro_rasda.packing import pack; pack({jobs!r}, storage_path={str(tmp_path)!r})"
+    run = f"from hydro_rasda.packing import cpu, pack; pack({jobs!r}, [cpu()], storage_path={str(tmp_path)!r})"
     call = subprocess.Popen([sys.executable, "-c", run], stdout=subprocess.DEVNULL)
     until(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()))
     call.kill()
@@ -256,8 +295,9 @@ def test_bad_devices_and_functions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`devices` is"):
         pack([["true"]], [], storage_path=tmp_path)
     lock = threading.Lock()
-    with pytest.raises(ValueError, match="cannot be sent"):
-        packed(tmp_path, [lambda: lock])
+    with pytest.raises(ValueError, match="`run` of the job '1' cannot be sent"):
+        packed(tmp_path, [script("open(a[0], 'w')", tmp_path / "ran"), lambda: lock])
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_one_call_measured_the_next_one_knows(tmp_path: Path) -> None:

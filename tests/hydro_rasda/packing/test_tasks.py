@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,24 @@ def test_jobs_are_named_by_their_place_and_are_of_a_kind_by_what_they_run() -> N
     tasks = tasks_of([["/usr/bin/python", "train.py", "--lr", "1"], Task(["true"], name="mine"), math.tau.hex])
     assert [task.name for task in tasks] == ["0", "mine", "2"]
     assert [task.kind for task in tasks] == ["python train.py", "true", "builtins.float.hex"]
-    assert tasks_of([partial(int, "1")])[0].what == ["builtins.int"]
     assert tasks_of([Task(["true"], kind="small")])[0].kind == "small"
+
+
+def test_a_partial_is_told_from_others_by_its_plain_arguments() -> None:
+    (task,) = tasks_of([partial(print, {"b": [1, None], "a": Path("x")}, object(), sep="-", end="x" * 2000)])
+    name, settings, other, end, separator = task.what
+    assert (task.kind, name, other, separator) == ("builtins.print", "builtins.print", "object", "sep='-'")
+    assert settings == "{'a': PosixPath('x'), 'b': [1, None]}"
+    assert len(end) < 100
+    endless: list[Any] = []
+    endless.append(endless)
+    assert Task(partial(print, endless)).what == ["builtins.print", "[" * 9 + "list" + "]" * 9]
+
+
+def test_a_name_that_leaves_no_room_for_those_of_files_is_refused() -> None:
+    assert Task(["true"], name="x" * 200).name
+    with pytest.raises(ValueError, match=r"`name` is .*, but must be a name of at most 200 bytes"):
+        Task(["true"], name="x" * 201)
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:

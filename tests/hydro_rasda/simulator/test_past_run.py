@@ -206,6 +206,19 @@ def test_failed_trials_and_half_a_line(record: Callable[..., Path]) -> None:
     assert (path / "journal.jsonl").read_bytes() == before
 
 
+def test_a_finalist_that_fails_at_full_size_leaves_its_surrogate_as_it_was(record: Callable[..., Path]) -> None:
+    path = record(
+        ("surrogate/to-3/group-0", [metrics("surrogate", n, t, 1.0 / t) for n in (1, 2) for t in (1, 2, 3)]),
+        ("target/trial-1/to-1", [metrics("target", 1, 1, 0.5)]),
+        ("target/trial-2/to-1", [metrics("target", 2, 1, 0.5)]),
+        ("target/trial-2/failed-after-1", [{"event": "failed", "trial": 2, "error": "Traceback"}]),
+    )
+    run = read_past_run(path)
+    assert np.isfinite(run.workload.scores).all()
+    assert run.finalists is not None
+    assert np.isfinite(run.finalists.scores[:, 3]).tolist() == [True, False]
+
+
 def test_data_sets_tell_their_length_and_loaders_do_not(record: Callable[..., Path]) -> None:
     lines = [trial(0, 10), metrics("surrogate", 0, 1, 0.5)]
     assert read_past_run(record(("a", lines), train_data="CIFAR10 of 500")).steps == 50

@@ -1,6 +1,7 @@
 """Learning curves from a CSV file, from a pandas frame, and from a Ray Tune experiment's files."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from hydro_rasda.schedulers import Mode
 from hydro_rasda.simulator import PastRun, read_past_run
+
+NAN = math.nan
 
 FRAME = pd.DataFrame(
     {
@@ -41,6 +44,31 @@ def test_a_frame_and_the_csv_file_of_it(tmp_path: Path) -> None:
     same(read_past_run(tmp_path / "curves.csv", mode="min"), run)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "losses", "read"),
+    [
+        ([1, 2, 3, 4, 5], [NAN, NAN, 3, NAN, 2], [3, 3, 3, 3, 2]),
+        ([1, 2, 3], [3, 2, NAN], [3, 2, 2]),
+        ([1, 1, 2, 2], [3, NAN, NAN, 2], [3, 2]),
+        ([1, 2, 3], [3, math.inf, 2], [3, NAN, 2]),
+    ],
+    ids=["every other epoch", "not the last", "two rows an epoch", "infinite"],
+)
+def test_an_epoch_without_validation_is_no_divergence(
+    epochs: list[int], losses: list[float], read: list[float]
+) -> None:
+    run = read_past_run(pd.DataFrame({"trial": "a", "epoch": epochs, "loss": losses}), mode="min")
+    assert np.array_equal(run.workload.scores, [read], equal_nan=True)
+
+
+def test_two_rows_of_one_epoch_tell_of_score_and_seconds() -> None:
+    frame = pd.DataFrame({"trial": "a", "epoch": 1, "loss": [3.0, NAN], "seconds": [NAN, 5.0], "workers": [NAN, 2]})
+    run = read_past_run(frame, mode="min")
+    assert (run.workload.scores.tolist(), run.epoch_seconds) == ([[3]], 10)
+    again = read_past_run(frame[::-1], mode="min")
+    assert (again.workload.scores.tolist(), again.epoch_seconds) == ([[3]], 10)
+
+
 def test_one_of_several_metrics() -> None:
     frame = FRAME.assign(accuracy=[0.1, 0.2, 0.3, 0.4, 0.5])
     assert read_past_run(frame, metric="accuracy", mode="max").workload.best(3) == 0.5
@@ -55,6 +83,7 @@ def test_one_of_several_metrics() -> None:
         ({"training_iteration": 1e18}, None, "min", "`epoch` is 1e.18, but must be an integer"),
         ({"workers": 0.5}, None, "min", r"`workers` is 0.5, but must be an integer >= 1 \(row 1\)"),
         ({"loss": "low"}, None, "min", "`loss` is 'low' in row 1, but must be a number"),
+        ({"loss": np.nan}, None, "min", "`metric` is 'loss', but must be one with a finite score"),
     ],
 )
 def test_bad_tables(change: dict[str, Any], metric: str | None, mode: Mode | None, message: str) -> None:
