@@ -123,6 +123,19 @@ def test_fused_folds_equal_separate_trainings(doubles: Pair, fused: bool) -> Non
     compare(folded((x[:100], y[:100]), KFold(3)), fused)  # training sets of 66 and 67 examples
 
 
+def test_folds_are_validated_in_the_precision_in_which_they_train(doubles: Pair) -> None:
+    seen: set[bool] = set()
+
+    def objective(model: nn.Module, batch: Any) -> Any:
+        seen.add(torch.backends.cuda.matmul.allow_tf32)
+        return OBJECTIVE(model, batch)
+
+    x, y = doubles
+    problem = replace(folded((x[:100], y[:100]), KFold(3), precision="tf32"), objective=objective)
+    assert not train_group(problem, TRIALS, task([0, 1, 2], 0, 1), lambda key: {}).failures
+    assert seen == {True}
+
+
 def test_fused_seeds_equal_separate_trainings(digits: tuple[Pair, Pair]) -> None:
     compare(repeated(digits))
 
