@@ -378,6 +378,7 @@ def test_sobol_points_fill_a_range_evenly_from_the_first_batch_on(open_search: O
     assert [int(16 * share) for share in shares] == list(range(16))
 
 
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution:UserWarning")
 def test_a_choice_between_a_mapping_and_another_value_is_suggested(problem: Problem, tmp_path: Path) -> None:
     space = {"lr": 0.1, "drop": choice([None, {"p": 0.5}])}
     asked = problem.with_settings(num_samples=16)
