@@ -40,8 +40,8 @@ class Costs:
         """Measure them, unless a model of the same values learned from the same batches, in as many parts."""
         trial, own = Trial(0, config), all_of(config)
         batches = trial.batch_size, read(config, "accumulate")
-        for known, reads, costs in self._known:
-            if known == batches and reads <= own:
+        for known, values, costs in self._known:
+            if known == batches and values <= own:
                 return costs
         notes = Notes(may_be_kept=False)
         problem = self._run.problem
