@@ -121,9 +121,10 @@ class _Sweep:
         state = self._state
         wanted = checked_admission(self._rule, self._rule.admit(state)) if state.left else 0
         if wanted and not self._candidates:
-            # A searcher learns from the first milestone of each batch before it gives the next one.
-            in_all = self._run.settings.num_samples
-            if len(state.trials) < in_all and any(not trial.epoch for trial in state.training.values()):
+            # A searcher learns from the first milestone of each batch before it gives the next one. Earlier versions
+            # did not wait: the groups that they recorded need trials of several batches.
+            learns = len(state.trials) < self._run.settings.num_samples and not self._lacks_trials()
+            if learns and any(not trial.epoch for trial in state.training.values()):
                 return False
             self._candidates.extend(self._search.next_trials())
             state.left = len(self._candidates)
@@ -298,10 +299,12 @@ class _Sweep:
 
     def _next_recorded(self) -> str | None:
         """The next group that an earlier process recorded, once its trials are admitted."""
+        return self._recorded.popleft() if self._recorded and not self._lacks_trials() else None
+
+    def _lacks_trials(self) -> bool:
+        """Tell whether a trial of the next group that an earlier process recorded is not admitted yet."""
         units, kinds = self._run.store.units(), self._dispatcher.kinds
-        if self._recorded and kinds.keys() >= set(units[self._recorded[0]].value["members"]):
-            return self._recorded.popleft()
-        return None
+        return bool(self._recorded) and not kinds.keys() >= set(units[self._recorded[0]].value["members"])
 
     def _advance(self, key: str, unit: Unit) -> None:
         """A recorded group's members go on from there; those that copied others have a checkpoint of their own now."""
