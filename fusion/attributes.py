@@ -185,7 +185,10 @@ class OwnValues:
 
     def keep(self, chosen: Sequence[int]) -> OwnValues:
         """Return the values of these members."""
-        kept = {place: [values[k] for k in chosen] for place, values in self.of_members.items()}
+        kept = {
+            place: [copied(values[k]) if k in chosen[:i] else values[k] for i, k in enumerate(chosen)]
+            for place, values in self.of_members.items()
+        }
         return OwnValues(len(chosen), kept)
 
     def concat(self, module: nn.Module, other: OwnValues, its_module: nn.Module) -> OwnValues:
@@ -197,7 +200,7 @@ class OwnValues:
             there = other.of_members.get(place, [theirs.get(place, _ABSENT)] * other.K)
             owned = place in self.of_members or place in other.of_members
             if owned or (_has_data((here[0], there[0])) and not _same(here[0], there[0])):
-                joined[place] = [*here, *there]
+                joined[place] = [*here, *map(copied, there)]
         return OwnValues(self.K + other.K, joined)
 
     def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from fusion.checkpointing import activations_kept
 from fusion.equal_within_rounding import JUMPS, FusionMismatch, Outcome, differences, explained
 from fusion.fused_model import FusedModel, Objective
 from fusion.skeleton_and_tensors import copied, count_samples
-from fusion.streams import preserved_generators, seed_generators
+from fusion.streams import Streams, preserved_generators, seed_generators
 
 # Only this many members are compared.
 _MEMBERS = 3
@@ -212,7 +212,8 @@ def restored(fused: FusedModel) -> Iterator[None]:
     parameters = {name: tensor for name in fused.written if (tensor := fused.own.get(name)) is not None}
     values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     streams = fused.streams
-    fused.seed(range(fused.K))
+    # Not by `seed`, which would begin the members' own streams anew.
+    fused.streams = Streams(fused.K, range(fused.K))
     with preserved_generators():
         try:
             yield
@@ -223,6 +224,8 @@ def restored(fused: FusedModel) -> Iterator[None]:
             fused.own_values = own_values
             for name, parameter in parameters.items():
                 parameter.data.copy_(values[name])
+            if before:
+                fused.changes += 1
             for name, buffer in before.items():
                 tree = fused.common if fused.common.get(name) is not None else fused.own
                 parted = tree is fused.own and name in shared

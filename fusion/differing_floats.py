@@ -109,6 +109,8 @@ class PlainFloats(TorchFunctionMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _AUGMENTED and id(args[0]) in self._values:
+            func = _AUGMENTED[func]
         if func in _DECISIONS and (rows := self._rows(args)):
             decisions = [_DECISIONS[func](*row) for row in rows]
             if _agree(decisions):
@@ -188,6 +190,18 @@ _ARITHMETIC: dict[Any, Callable[..., float]] = {
     if hasattr(Tensor, name)
 }
 """Functions of torch's that `1 - s` and the like call -> the same for plain numbers."""
+
+_OF_PYTHON = {
+    **{name: name for name in ("add", "sub", "mul", "pow")},
+    **{"div": "truediv", "floor_divide": "floordiv", "remainder": "mod"},
+}
+_AUGMENTED: dict[Any, Any] = {
+    getattr(Tensor, name): getattr(Tensor, known)
+    for known, of_python in _OF_PYTHON.items()
+    for name in (f"{known}_", f"__i{of_python}__")
+    if hasattr(Tensor, name)
+}
+"""Functions of torch's that `s *= 2` and the like call -> those of `s * 2`, as a float is no place to write to."""
 
 
 class _StandIns:

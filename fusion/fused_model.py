@@ -91,7 +91,7 @@ class FusedModel(StackedTensors):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the members' forward on the same arguments: every tensor of the result gains a leading K."""
-        return self.map(lambda model, _: model(*args, **kwargs), None)
+        return self.map(lambda model, given: model(*given[0], **given[1]), (args, kwargs))
 
     def map(self, objective: Objective, batch: Any, own_data: bool = False) -> Any:
         """Evaluate a function of one module for every member, on one batch, or each on a batch of its own.
@@ -203,7 +203,8 @@ class FusedModel(StackedTensors):
         self._catch_up(chosen)
         self.own_values = self.own_values.keep(chosen)
         self.streams = self.streams.joined(chosen)
-        self._set_members([self._members[k] for k in chosen])
+        members = [self._members[k].twin() if k in chosen[:i] else self._members[k] for i, k in enumerate(chosen)]
+        self._set_members(members)
 
     def copy(self, sources: Mapping[int, int]) -> None:
         """Make members copies of others, in place: `copy({2: 0})` makes member 2 a copy of member 0.
@@ -253,7 +254,7 @@ class FusedModel(StackedTensors):
         self.written |= other.written
         self.own_values = own_values
         self.streams = self.streams.joined(range(self.K), other.streams)
-        self._set_members([*self._members, *other._members])
+        self._set_members([*self._members, *(each.twin() for each in other._members)])
 
     def unfuse(self, k: int) -> nn.Module:
         """Return member `k` as an ordinary module with tensors of its own: `unfuse` undoes `fuse`.

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from fusion.argument_checks import check_each, check_int
 from fusion.structure import check_module
@@ -82,7 +83,7 @@ def _resize(module: nn.Module, place: tuple[str, str], rank: int) -> None:
     """Cut an adapter, or pad it with zeros, to a rank."""
     path, name = place
     layer = module.get_submodule(path)
-    for kind, dim, size in (("lora_A", 0, "out_features"), ("lora_B", 1, "in_features")):
+    for kind, dim, size in (("lora_A", 0, "out"), ("lora_B", 1, "in")):
         linear = layer.get_submodule(kind).get_submodule(name)
         weight = linear.get_parameter("weight")
         kept = weight.detach().narrow(dim, 0, min(rank, weight.shape[dim]))
@@ -90,7 +91,7 @@ def _resize(module: nn.Module, place: tuple[str, str], rank: int) -> None:
         shape[dim] = rank - kept.shape[dim]
         resized = torch.cat([kept, kept.new_zeros(shape)], dim)
         linear.weight = nn.Parameter(resized, requires_grad=weight.requires_grad)
-        setattr(linear, size, rank)
+        setattr(linear, f"{size}_channels" if isinstance(linear, _ConvNd) else f"{size}_features", rank)
 
 
 def _copy(module: nn.Module) -> nn.Module:

@@ -5,6 +5,7 @@ Shape suffix: K members. Every stacked tensor has K as its first axis; a tensor 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +36,13 @@ class Shell:
     skeleton: nn.Module
     marks: Mapping[str, Mapping[str, Any]]
     floats: Mapping[str, FloatSlot]
+
+    def twin(self) -> Shell:
+        """Return a member like this one, with a skeleton of its own."""
+        memo: dict[int, Any] = {}
+        hollow = copy.deepcopy(self.skeleton, memo)
+        owners = ((path, slot, memo.get(id(slot.owner), slot.owner)) for path, slot in self.floats.items())
+        return Shell(hollow, self.marks, {path: replace(slot, owner=owner) for path, slot, owner in owners})
 
 
 class StackedTensors(nn.Module):

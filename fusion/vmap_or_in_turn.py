@@ -52,13 +52,16 @@ def at_once(
     values = [value.tolist() for value in settings.values_K.values()]
     # vmap needs something to run over, and a module without tensors has nothing.
     index_K = torch.arange(K)
+    mode = folded(streams)
 
     def each(tensors: Mapping[str, Tensor], scalars: Mapping[str, Tensor], _: Tensor, rows: list[Tensor]) -> Any:
         with PlainFloats(scalars.values(), values, streams) if scalars else nullcontext():
             result, rebound = one(tensors, scalars, rows)
+        # A new tensor that members wrote to stands for one of each.
+        result, rebound = tree_map(mode.of_each, (result, dict(rebound)))
         return tree_map(_as_tensor, result), rebound
 
-    with folded(streams):
+    with mode:
         result, rebound = torch.func.vmap(each, randomness="error")(readable(tensors), scalars_K, index_K, [*rows_K])
     return result, rebound
 

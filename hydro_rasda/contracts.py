@@ -286,7 +286,10 @@ class Devices(FullSizeTrainer, Protocol):
         ...
 
     def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
-        """How a device would best group the trials of each kind."""
+        """How a device would best group the trials of each kind.
+
+        If its process ends meanwhile, the device is not idle; if its whole machine ends, the answer is empty.
+        """
         ...
 
     def start(self, device: int, task: GroupTask) -> None:

@@ -7,7 +7,6 @@ run that goes on appends what is new to what an earlier process wrote. Each need
 from __future__ import annotations
 
 import csv
-import hashlib
 import importlib
 import io
 import math
@@ -32,6 +31,7 @@ from hydro_rasda.run.events import (
     TrialFailed,
 )
 from hydro_rasda.run.files import append_to, open_to_read, refuse_links
+from hydro_rasda.run.run_json import unique_name
 
 __all__ = ["CSVLogger", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]
 
@@ -141,14 +141,14 @@ def plain(value: Any) -> bool | int | float | str:
     return value if isinstance(value, (bool, int, float, str)) else getattr(value, "__name__", None) or str(value)
 
 
-COLUMNS = ("trial", "stage", "epoch", "seconds", "metric", "value")
+COLUMNS = ("run", "trial", "stage", "epoch", "seconds", "metric", "value")
 
 
 class CSVLogger(TrialLogger):
     """Appends a row for each trial, stage, epoch and metric, as `TuneResult.curves` has them.
 
-    Columns: `trial`, `stage` ("sweep" or "full size"), `epoch`, `seconds` (wall time of the run), `metric`, and
-    `value`, empty where it was not finite.
+    Columns: `run` (a name that no other run has), `trial`, `stage` ("sweep" or "full size"), `epoch`, `seconds` (wall
+    time of the run), `metric`, and `value`. A value that was not finite is empty.
 
     Args:
         path: The file; None for `metrics.csv` in the run's folder.
@@ -156,8 +156,7 @@ class CSVLogger(TrialLogger):
 
     def __init__(self, path: str | Path | None = None) -> None:
         super().__init__()
-        self._asked = path
-        self._path = Path()
+        self._asked, self._path, self._run = path, Path(), ""
         self._logged: dict[tuple[int, str], int] = {}
 
     def begin(self, event: RunBegan) -> None:
@@ -165,7 +164,7 @@ class CSVLogger(TrialLogger):
         if self._asked is not None:  # whoever names a file may name a link
             self._path = self._path.resolve()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._logged = {}
+        self._run, self._logged = unique_name(event.path), {}
         if not self._path.exists():
             self._append([COLUMNS])
             return
@@ -174,15 +173,16 @@ class CSVLogger(TrialLogger):
             rule = f"a file with the columns {', '.join(COLUMNS)}, or none yet"
             require(tuple(rows.fieldnames or ()) == COLUMNS, "path", str(self._path), rule)
             for row in rows:
-                place = int(row["trial"]), row["stage"]
-                self._logged[place] = max(int(row["epoch"]), self._logged.get(place, 0))
+                if self._asked is None or row["run"] == self._run:  # a run's own file moves with it
+                    place = int(row["trial"]), row["stage"]
+                    self._logged[place] = max(int(row["epoch"]), self._logged.get(place, 0))
 
     def logged(self, trial: int, stage: str) -> float:
         return self._logged.get((trial, stage), 0)
 
     def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
-        told = {name: value if math.isfinite(value) else "" for name, value in metrics.items()}
-        self._append([(trial.number, stage, epoch, round(seconds, 3), name, value) for name, value in told.items()])
+        told = [(name, value if math.isfinite(value) else "") for name, value in metrics.items()]
+        self._append([(self._run, trial.number, stage, epoch, round(seconds, 3), *each) for each in told])
 
     def _append(self, rows: Sequence[Sequence[object]]) -> None:
         with io.TextIOWrapper(append_to(self._path), newline="") as file:
@@ -213,7 +213,7 @@ class MLflowLogger(TrialLogger):
         self._client: Any = None
 
     def begin(self, event: RunBegan) -> None:
-        self._run = str(event.path)
+        self._run = unique_name(event.path)
         client = self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
         name = self._asked or event.path.name
         known = client.get_experiment_by_name(name)
@@ -254,7 +254,7 @@ class TensorBoardLogger(TrialLogger):
     """Writes event files, one folder a trial: scalars by epoch, and HParams once a trial ends.
 
     Args:
-        folder: Folder of the files, for `tensorboard --logdir FOLDER`. None for `tensorboard` in the run's folder.
+        folder: Folder for `tensorboard --logdir FOLDER`, with one for each run. None: `tensorboard` in the run's own.
 
     Raises:
         ImportError: if tensorboardX is not there, which Ray Tune brings along.
@@ -269,9 +269,11 @@ class TensorBoardLogger(TrialLogger):
         self._module = needed("tensorboardX", "TensorBoardLogger", "tensorboard")
 
     def begin(self, event: RunBegan) -> None:
-        self._folder = event.path / "tensorboard" if self._asked is None else Path(self._asked).expanduser()
         if self._asked is None:
+            self._folder = event.path / "tensorboard"
             refuse_links(self._folder, *self._folder.glob("*"))
+        else:
+            self._folder = Path(self._asked).expanduser() / unique_name(event.path)
         self._there = {path.name for path in self._folder.glob("trial-*")}
 
     def logged(self, trial: int, stage: str) -> float:
@@ -322,9 +324,7 @@ class WandbLogger(TrialLogger):
 
     def begin(self, event: RunBegan) -> None:
         self._name = event.path.name
-        # Runs of one name in two folders are two.
-        where = hashlib.sha256(str(event.path).encode()).hexdigest()[:8]
-        self._id = f"{re.sub(r'[^A-Za-z0-9_-]', '-', self._name)}-{where}"
+        self._id = re.sub(r"[^A-Za-z0-9_-]", "-", unique_name(event.path))
 
     def open(self, trial: Logged) -> None:
         self._runs[trial.number] = self._wandb.init(

@@ -74,6 +74,8 @@ def _gates(module: nn.Module) -> dict[str, int]:
 
 def _is_pattern(tensor: Tensor) -> bool:
     """Return whether a tensor holds no more than two values: a constant, or an identity."""
+    if not tensor.numel():
+        return True
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if len(tensor.flatten()[:_FIRST].unique()) > 2:  # most tensors: the rest need not be read

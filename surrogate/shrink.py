@@ -46,11 +46,12 @@ def shrink(
 ) -> nn.Module:
     """Build a narrow surrogate of `module`, which is the target.
 
-    A model of the `transformers` library is built again from a narrower configuration. Any other module is followed
-    on symbolic sizes (see `surrogate.size_constraints`). Its channels, features and heads shrink. The sizes of its
-    input and output, its kernels, its vocabularies and its depth stay. Heads become fewer and keep their size. Sizes
-    that do not divide are rounded up, which `width_plan.rounded` reports. Integer attributes that the forward pass
-    uses as sizes are adapted; a width that is written into the forward pass as a number keeps its size.
+    A model of the `transformers` library is built again from a narrower configuration, if that makes the same layers.
+    Any other module is followed on symbolic sizes (see `surrogate.size_constraints`). Its channels, features and heads
+    shrink. The sizes of its input and output, its kernels, its vocabularies and its depth stay. Heads become fewer and
+    keep their size. Sizes that do not divide are rounded up, which `width_plan.rounded` reports. Integer attributes
+    that the forward pass uses as sizes are adapted. A width that is written into the forward pass as a number keeps
+    its size.
 
     Initial weights are random parts of the module's own, scaled as muP asks, drawn from torch's global generator.
 

@@ -22,9 +22,13 @@ def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
         return None
     if dict(narrow.named_parameters()).keys() != dict(module.named_parameters()).keys():
         return None
+    if _kinds(narrow) != _kinds(module):  # some part took the place of another, such as `nn.Identity()`
+        return None
     _keep_scales(narrow, module)
     first = next(module.parameters())
-    return narrow.to(device=first.device, dtype=first.dtype).train(module.training)
+    narrow = narrow.to(device=first.device, dtype=first.dtype)
+    _keep_marks(narrow, module)
+    return narrow
 
 
 def _has_widths(config: Any) -> bool:
@@ -35,6 +39,21 @@ def _parts(config: Any) -> dict[str, Any]:
     """The configurations inside one, as CLIP has for its text and its images."""
     inner = vars(config) if hasattr(config, "to_dict") else {}
     return {name: value for name, value in inner.items() if _has_widths(value)}
+
+
+def _kinds(module: nn.Module) -> dict[str, str]:
+    """The name of each part's class: a parametrized layer has a class of its own, but of the same name as others'."""
+    return {path: type(part).__name__ for path, part in module.named_modules()}
+
+
+def _keep_marks(narrow: nn.Module, module: nn.Module) -> None:
+    """Give parts the target's modes, and parameters its attributes, in place; frozen ones stay frozen."""
+    parts, parameters = dict(module.named_modules()), dict(module.named_parameters())
+    for path, part in narrow.named_modules():
+        part.training = parts[path].training
+    for name, parameter in narrow.named_parameters():
+        parameter.requires_grad_(parameters[name].requires_grad)
+        vars(parameter).update(vars(parameters[name]))  # such as marks by which an optimizer chooses its parameters
 
 
 def _keep_scales(narrow: nn.Module, module: nn.Module) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fusion.argument_checks import check_mapping, require
 from fusion.optim.fused import FusedOptimizer
+from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.parts import by_part
 from fusion.optim.state import OptimizerState
 
@@ -25,7 +26,7 @@ class FusedByPart(FusedOptimizer):
     def __init__(self, parts: Mapping[str, FusedOptimizer]) -> None:
         self.parts = dict(parts)
         (first, *_) = self.parts.values()
-        self.fused, self.members = first.fused, first.members
+        self.fused = first.fused
         self.names = [name for part in self.parts.values() for name in part.names]
         self.fused.set_parts({name: part for part, of in self.parts.items() for name in of.names})
 
@@ -33,6 +34,11 @@ class FusedByPart(FusedOptimizer):
     def K(self) -> int:  # noqa: N802
         """Return the number of members."""
         return next(iter(self.parts.values())).K
+
+    @property
+    def members(self) -> list[Hyperparameters]:  # type: ignore[override]
+        """Return the hyperparameters of the members, for the first part."""
+        return next(iter(self.parts.values())).members
 
     @property
     def changes(self) -> int:  # type: ignore[override]

@@ -79,9 +79,9 @@ def data(K: int, tensor: Member) -> Any:
     return Member(tensor.value.data, tensor.dim)
 
 
-def requires_grad(K: int, tensor: Member, requires: bool = True) -> Any:
+def requires_grad(K: int, tensor: Member, requires_grad: bool = True) -> Any:
     """`Tensor.requires_grad_`, and the same of a tensor that members share, which becomes one for each."""
-    if not requires:
+    if not requires_grad:
         if isinstance(tensor.value, nn.Parameter) and tensor.value.requires_grad:
             raise FreezesInside
         return NotImplemented if tensor.value.requires_grad else tensor

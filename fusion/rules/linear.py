@@ -24,7 +24,7 @@ def linear(K: int, input: Member, weight: Member, bias: Member | None = None) ->
         return Member(out.unflatten(-1, (K, -1)), out.dim() - 1)
     x_K = input.lead(K)
     x_KNI = x_K.reshape(K, -1, x_K.shape[-1])
-    return Member(_batched(x_KNI, weight_KOI.mT, bias_KO).view(*x_K.shape[:-1], -1), 0)
+    return Member(_batched(x_KNI, weight_KOI.mT, bias_KO).view(*x_K.shape[:-1], weight_KOI.shape[1]), 0)
 
 
 def addmm(K: int, input: Member, mat1: Member, mat2: Member, **scales: Any) -> Any:

@@ -27,6 +27,8 @@ def cross_entropy(
     if target.value.is_floating_point() or weighted_by_member or size_average is not None or reduce is not None:
         return NotImplemented
     logits_K, target_K = input.lead(K), target.lead(K)
+    if target_K.dtype == torch.uint8:
+        target_K = target_K.long()  # as a byte, -100 would be class 156
     if logits_K.dim() == 2:
         logits_K, target_K = logits_K.unsqueeze(1), target_K.unsqueeze(1)
         if reduction == "none":

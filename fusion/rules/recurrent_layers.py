@@ -79,11 +79,15 @@ def pack(function: Callable[..., Any]) -> Rule:
     return fold
 
 
-def scatter(K: int, tensor: Member, dim: int, index: Member, src: Any, **settings: Any) -> Any:
-    """`Tensor.scatter_`, by which a permutation of sequences is inverted."""
-    if tensor.dim is None or settings or not isinstance(src, Member):
+def scatter(
+    K: int, tensor: Member, dim: int, index: Member, src: Any = None, *, value: Any = None, **settings: Any
+) -> Any:
+    """`Tensor.scatter_` of a tensor or a number: a permutation of sequences is inverted by it."""
+    written = value if src is None else src
+    if tensor.dim is None or settings or written is None:
         return NotImplemented
-    tensor.lead(K).scatter_(dim + 1 if dim >= 0 else dim, index.lead(K), src.lead(K))
+    written_K = written.lead(K) if isinstance(written, Member) else written
+    tensor.lead(K).scatter_(dim + 1 if dim >= 0 else dim, index.lead(K), written_K)
     return tensor
 
 

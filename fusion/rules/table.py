@@ -122,11 +122,11 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
     ) -> Any:
         kwargs = kwargs or {}
         if self._own:
-            args, kwargs = tree_map(self._of_each, (args, kwargs))
+            args, kwargs = tree_map(self.of_each, (args, kwargs))
         first: Any = args[0] if args else None
         fresh = bool(self._fresh) and (known := self._fresh.get(id(first))) is not None and known() is first
         if fresh and _writes(func):
-            own = fold(_one_for_each, args, kwargs)
+            own = fold(_one_for_each, args, kwargs, draws=_draws(func, args, kwargs))
             if own is not NotImplemented:
                 self._own[id(first)] = first, own
                 args = (own, *args[1:])
@@ -154,8 +154,8 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
             del self._fresh[id(first)]  # a view would not see what is written to each member's own
         return result
 
-    def _of_each(self, x: Any) -> Any:
-        """Return each member's own tensor in place of one that they share; see `REQUIRING`."""
+    def of_each(self, x: Any) -> Any:
+        """Return each member's own tensor in place of one that they share; see `REQUIRING` and `FRESH`."""
         known, own = self._own.get(id(x), (None, None)) if isinstance(x, Tensor) else (None, None)
         return x if known is not x or known is None else own
 

@@ -45,6 +45,9 @@ class DeviceProcess(Protocol):
 LOOK_S = 0.5
 """So long `finished` waits before it lets its caller look at the clock."""
 
+ARRIVAL_S = 60.0
+"""If no further device comes for so long, the pool begins with those that are there."""
+
 
 @dataclass
 class _Device:
@@ -84,6 +87,7 @@ class DevicePool:
         self._paces: dict[str, HangDetector] = {}
         self._never_came = 0
         self._met = False
+        self._late: set[int] = set()  # devices that had not come when the pool began, nor since
         self._warnings = RelayedWarnings()
 
     def _process(self, device: int) -> DeviceProcess:
@@ -100,7 +104,7 @@ class DevicePool:
 
     def _capacity(self) -> int:
         """How many devices there are, or will be again where a process has died."""
-        return self._count
+        return max(1, self._count - len(self._late))
 
     def _is_lost(self, device: int) -> bool:
         """Return whether a device whose process has died went with its machine, and not for what it trained."""
@@ -115,14 +119,24 @@ class DevicePool:
         return _Device(process, process.ask("describe"))
 
     def _meet(self) -> None:
-        """Wait, once, until every device is there: the first would else take all work."""
+        """Wait, once, until every device is there, or no more come: the first would else take all work."""
         if self._met:
             return
         self._met = True
         if not self._devices:
             self.begin()
-        while sum(not device.arrives for device in self._devices.values()) < self._capacity():
+        came, told = time.monotonic(), -1
+        while (there := sum(not device.arrives for device in self._devices.values())) < (count := self._capacity()):
             self._take_ready()
+            came = max(came, *(device.heard for device in self._devices.values()))
+            if time.monotonic() - came <= ARRIVAL_S:
+                continue
+            if there != told:
+                self._run.say(f"{there} of {count} devices have come. Other jobs may use the rest, which joins later.")
+                told = there
+            if there or self._run.out_of_time("target"):
+                self._late = {number for number, device in self._devices.items() if device.arrives}
+                return
 
     def idle(self) -> Sequence[int]:
         self._meet()
@@ -155,11 +169,10 @@ class DevicePool:
         try:
             found: Mapping[str, Widths] = self._in_time(self._devices[device].process.ask("plan", kinds))
         except DeviceDied:
-            # What cannot be measured without dying is trained one by one.
+            lost = self._is_lost(device)
             self._replace(device)
-            while self._devices[device].arrives:
-                self._take_ready()
-            return dict.fromkeys(kinds, Widths(1))
+            # What cannot be measured without dying is trained one by one.
+            return {} if lost else dict.fromkeys(kinds, Widths(1))
         return found
 
     def _in_time(self, answer: Answer) -> Any:
@@ -257,6 +270,7 @@ class DevicePool:
         device.answer = device.work = None
         if work is None:
             (device.machine, device.cores, device.node), self._never_came = result, 0
+            self._late.discard(number)
         elif isinstance(work, GroupTask):
             outcome, seconds = result
             epochs = len(work.members) * (work.span.stop - work.span.start)

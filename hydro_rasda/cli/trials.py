@@ -81,6 +81,7 @@ Row = Mapping[str, Any]
 
 _PREFIX = "config/"
 _CONDITION = re.compile(r"\s*(?P<name>[^<>=!]+?)\s*(?P<sign><=|>=|!=|==|=|<|>)\s*(?P<value>.*?)\s*")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -146,8 +147,8 @@ def _meets(own: Any, holds: Callable[[Any, Any], bool], value: Any, text: str) -
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
-        return text
+    except ValueError:  # JSON has no .01
+        return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def sorted_by(rows: Sequence[Row], name: str, reverse: bool) -> list[Row]:

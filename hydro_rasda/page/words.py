@@ -10,7 +10,6 @@ from typing import Any
 
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.console import duration, show
-from hydro_rasda.plots.figure_style import score_of
 from hydro_rasda.results.optuna_study import RANGE
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import (
@@ -68,7 +67,7 @@ def _doubt(record: RunRecord) -> list[str]:
 
 def configuration(record: RunRecord) -> Facts:
     """The best configuration; none where no trial has a finite score."""
-    if not record.trials or not math.isfinite(score_of(record.trials[record.best_trial])):
+    if best_score(record)[1] is None:
         return {}
     return {name: show(value, 6) for name, value in record.trials[record.best_trial].used.items()}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hydro_rasda.config import Mode
 from hydro_rasda.console import show
 from hydro_rasda.plots.figure_style import (
     BAD,
@@ -121,9 +122,15 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
         tick = {"dtick": 1} if epochs <= 12 else {}
         figure.update_xaxes(title={"text": "epoch"}, range=[0.5, epochs + 0.5], **tick, row=row, col=1)
         shown = 0.75 if stage == "surrogate" and not many else 0.95
-        figure.update_yaxes(score_axis(values, result.mode, f"{metric}, {title}", shown), row=row, col=1)
+        figure.update_yaxes(score_axis(values, _mode(result, metric), f"{metric}, {title}", shown), row=row, col=1)
         _mark_rungs(figure, [reached for trial in order if (reached := _epochs(trial, stage))], row)
     return figure
+
+
+def _mode(result: RunRecord, metric: str) -> Mode:
+    """Return the direction in which a metric is better; that of the run's own where nothing tells of another one."""
+    by_name: Mode = "min" if metric.endswith("loss") else "max" if metric.endswith("accuracy") else result.mode
+    return dict(result.comparison.objectives).get(metric, by_name)
 
 
 def _epochs(trial: TrialRecord, stage: Stage) -> int:

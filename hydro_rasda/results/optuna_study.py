@@ -79,8 +79,12 @@ def _trial(
     scored = all(map(math.isfinite, values))
     curve = {line["epoch"]: line[record.metric] for line in trial.history if line["stage"] == stage}
     more = ("status", "surrogate_metric", "surrogate_epochs", "epochs", "kept_epoch", "chance", "error")
-    # A trial of the surrogate alone may score better there than the best model at full size, but it cannot win.
-    may_win = trial.epochs >= enough
+    # A trial of the surrogate alone may score better there than the best model at full size, but it cannot win. Nor can
+    # one at full size: ends decide, and scores are those of the weights that are kept.
+    won = trial.epochs > 0 and trial.trial == record.best_trial
+    sign = 1 if record.mode == "min" else -1
+    beats = len(values) == 1 and sign * value <= sign * record.best_metric
+    may_win = won or (trial.epochs >= enough and not beats)
     broken = violation(trial.metrics, record.comparison.bounds) if record.comparison.bounds and scored else 0.0
     return create_trial(
         state=TrialState.COMPLETE if scored else TrialState.FAIL,

@@ -12,7 +12,13 @@ from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.results.lineage import SWEEP_DECISION
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
-from hydro_rasda.run.full_size_journal import decided_targets, run_end, take_in_targets, tried_targets
+from hydro_rasda.run.full_size_journal import (
+    decided_targets,
+    run_end,
+    score_that_ended,
+    take_in_targets,
+    tried_targets,
+)
 from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import SPEC, read_asked, recorded
@@ -43,6 +49,8 @@ def read_record(path: str | Path) -> RunRecord:
         run.unread.clear()
     run.transfer = recalled_transfer(run)
     take_in_targets(run)
+    if (enough := score_that_ended(run)) is not None:  # run.json leaves it out: another one may go on
+        run.problem = replace(problem, settings=replace(problem.settings, stop_at=enough))
     finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
     record = sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
     # An earlier version may not have written these down; today's defaults tell nothing of it.
@@ -102,7 +110,10 @@ def _take_in_sweep(run: Run) -> set[int]:
             before = dict(run.trials)
             for number, *plain in unit.value:
                 move = move_of(plain)
-                dropped = dropped | {number} if isinstance(move, Stop) else dropped - {number}
+                if isinstance(move, Stop):
+                    dropped.add(number)
+                else:
+                    dropped.discard(number)
                 if isinstance(move, Continue) and move.copy_of is not None:
                     run.failures.pop(number, None)
                     run.trials[number] = Trial(number, {**before[move.copy_of].config, **move.changes})

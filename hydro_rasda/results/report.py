@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from hydro_rasda.config import unaveraged
+from hydro_rasda.config import averaged, unaveraged
 from hydro_rasda.console import duration, roughly, show
 from hydro_rasda.results.records import Cost, RunRecord, TrialRecord
 from hydro_rasda.run.locks_and_crashes import held
@@ -161,9 +161,9 @@ def doubt_line(result: RunRecord) -> list[str]:
 def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
     """Say why a trial with a better score than the winner's did not win: it was stopped, or ended worse."""
     sign = 1.0 if result.mode == "min" else -1.0
-    able = [
-        record for record in result.trials if record.status in ("stopped", "finished") and math.isfinite(record.metric)
-    ]
+    broken = result.comparison.violations({record.trial: record.metrics for record in result.trials})
+    scored = [r for r in result.trials if r.status in ("stopped", "finished") and math.isfinite(r.metric)]
+    able = [record for record in scored if broken[record.trial] <= broken[winner.trial]]
     best = min(able, key=lambda record: sign * record.metric, default=winner)
     if not sign * best.metric < sign * winner.metric:
         return []
@@ -179,7 +179,9 @@ def _without_averages_line(result: RunRecord, winner: TrialRecord) -> list[str]:
     """Name a trial that ended better than the winner, by the weights that training left; one metric alone tells."""
     name = unaveraged(result.metric)
     lines = {r.trial: r.history[-1] for r in result.trials if r.status == "finished" and r.history}
-    found = {n: line.get(name, line.get(result.metric)) for n, line in lines.items()}
+    # Where a line has neither name, averages alone were validated: training ended between milestones.
+    known = {n: line for n, line in lines.items() if {name, averaged(result.metric)} & line.keys()}
+    found = {n: line.get(name, line.get(result.metric)) for n, line in known.items()}
     ends = {n: end for n, end in found.items() if end is not None}  # as a journal writes what is not finite
     if result.others or name not in lines.get(winner.trial, ()) or winner.trial not in ends:
         return []

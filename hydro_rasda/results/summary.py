@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -13,7 +14,7 @@ from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.results.winner import best_of, eligible, kept_of, scored
 from hydro_rasda.run.full_size_journal import averages_lost, done_early, expected_ends, refit_key, run_end
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain
+from hydro_rasda.schedulers import Agreement, ExpectedEnd, agreement, chances, expected_gain
 
 AVERAGED = {
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd"),
@@ -32,7 +33,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
     end = max((run.epochs("target", n) for n in able), default=0) if over else max_t
     at_end = [n for n in (able if over else finalists) if run.epochs("target", n) >= end or done_early(run, n)]
     best, metric = best_of(run, finalists)
-    found = expected_ends(run, finalists)
+    found = _within_bounds(run, expected_ends(run, finalists), best)
     chance = chances(found, run.settings.mode)
     records = {n: _record(run, n, at_end, undecided or (), chance.get(n, math.nan)) for n in sorted(run.trials)}
     return RunRecord(
@@ -58,6 +59,13 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         _needed=[*map(run.store.file, sorted((*run.checkpoints.values(), *run.refits.values())))],
         _checkpoints={n: run.store.file(name) for n, name in (run.checkpoints | _refit(run)).items()},
     )
+
+
+def _within_bounds(run: Run, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
+    """Give no end to trials that break bounds of metrics more than the winner does: they cannot win."""
+    values = {n: run.values_at("target", n, kept_of(run, n)[0]) for n in {*ends, winner}}
+    broken = run.settings.comparison.violations(values)
+    return {n: end if broken[n] <= broken[winner] else replace(end, end=math.nan) for n, end in ends.items()}
 
 
 def models_in_words(settings: TuneConfig, stage: Stage) -> str:

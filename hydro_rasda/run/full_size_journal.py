@@ -268,6 +268,12 @@ def end_by_score(run: Run) -> None:
     run.say(f"{run.settings.metric} is as good as `stop_at={run.settings.stop_at}` asks: nothing more trains")
 
 
+def score_that_ended(run: Run) -> float | None:
+    """Return the `stop_at` that ended the run; None if something else did, or if it has gone on since."""
+    last = _last_target(run)
+    return float(last.removeprefix(_BY_SCORE)) if last.startswith(_BY_SCORE) else None
+
+
 def targets_over(run: Run, finalists: Iterable[int]) -> bool:
     """Tell whether the stage has ended with these finalists, and none has gone on since."""
     return _last_target(run) == DONE and run.store.units()[DONE].value == sorted(finalists)

@@ -95,10 +95,12 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
 def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Tell whether scores of two runs do not compare: they come from other functions, or other validation data.
 
-    Functions look different under another version of Python. They are then not compared: a user who goes on knows that
-    they are the same.
+    Functions look different under another version of Python. They are then not compared, nor are data that functions or
+    classes of the user's make: a user who goes on knows that they are the same.
     """
-    names = ["val_data"] + _OF_SCORES * (was.get("python") == now.get("python"))
+    same = was.get("python") == now.get("python")
+    of_values = "folds" in now or str(now.get("val_data")).startswith("tensors ")
+    names = ["val_data"] * (same or of_values) + _OF_SCORES * same
     before, after = was.get("digests", {}), now.get("digests", {})
     return any(before.get(name) != after.get(name) for name in names)
 
@@ -132,7 +134,7 @@ ASIDE = "before-"
 """Beginning of the name of a folder with results that are set aside; a number from 1 follows."""
 
 # The journal moves last: a folder without it is left by a process that was killed on the way.
-_MOVED = ("checkpoints", MESSAGES, JOURNAL)
+_MOVED = ("checkpoints", MESSAGES, "metrics.csv", "tensorboard", JOURNAL)
 
 
 def set_aside(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -50,6 +51,14 @@ def run_id(path: Path) -> str:
         if isinstance(spec := read_json(path / SPEC), dict):
             return str(spec.get("id", ""))
     return ""
+
+
+def unique_name(path: Path) -> str:
+    """Name the run in a directory as no other: runs of one name in two folders are two.
+
+    So are a run that was set aside (`resume="changed"`) and the one that began anew in its place.
+    """
+    return f"{path.name}-{hashlib.sha256(f'{run_id(path)} {path}'.encode()).hexdigest()[:8]}"
 
 
 _NO_RUN = "a run's folder, `storage_path/name`: its run.json is not one of a run's"

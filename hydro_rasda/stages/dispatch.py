@@ -33,6 +33,10 @@ from hydro_rasda.trial import Trial
 _Place = tuple[tuple[int, ...], int]
 
 
+class _Gone(Exception):
+    """A device ended while it measured."""
+
+
 class Dispatcher:
     """Trials that may begin, and the tasks that they make.
 
@@ -97,9 +101,12 @@ class Dispatcher:
         return bool(self._queues)
 
     def start_next(self) -> None:
-        """Have the first idle device begin the groups that it is to train next."""
+        """Have the first idle device begin the groups that it is to train next; nothing if a device ended meanwhile."""
         device = self._devices.idle()[0]
-        task = self._task(device)
+        try:
+            task = self._task(device)
+        except _Gone:
+            return
         for number in task.members:
             self.remove(number)
         self._devices.start(device, task)
@@ -217,8 +224,10 @@ class Dispatcher:
             started = time.perf_counter()
             planned = self._devices.plan(device, trials)
             seconds = (time.perf_counter() - started) / len(trials)
-            for kind in trials:
-                run.record(names[kind], Unit(asdict(planned[kind]), [], seconds))
+            for kind, widths in planned.items():
+                run.record(names[kind], Unit(asdict(widths), [], seconds))
+            if device not in self._devices.idle():
+                raise _Gone
         self._widths |= {(machine, kind): _widths(run.store.units()[name].value) for kind, name in names.items()}
 
 

@@ -51,6 +51,7 @@ def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer
     if another_chance(run, finalists) or not targets_over(run, finalists) or drop_lost_winner(run, finalists):
         _race(run, finalists, devices)
     else:  # of more samples, say, the same ones were chosen
+        _recall_decisions(run, finalists)
         _refit(run, finalists, devices)
         end_targets(run, finalists)
     return tried_targets(run, finalists)
@@ -98,6 +99,15 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
             _tell(run, left, racing, stop)
     _refit(run, finalists, devices)
     end_targets(run, finalists)
+
+
+def _recall_decisions(run: Run, finalists: Sequence[int]) -> None:
+    """Send callbacks the decisions of a race that is over; a race that goes on repeats them when it reaches them."""
+    left = list(finalists)
+    for stop in run.settings.race_milestones:
+        there = _candidates(run, left, stop)
+        if run.decided(_kept_key(stop), there):
+            left = _decide(run, there, stop, 0)
 
 
 def _tell(run: Run, left: Sequence[int], racing: int, stop: int) -> None:

@@ -21,7 +21,7 @@ from hydro_rasda.results.lineage import SCHEDULES, Ancestor, lineages, may_decay
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen
 from hydro_rasda.run.full_size_journal import record_swept, recorded_epochs
-from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key, shortened
 from hydro_rasda.run.transfer_check_journal import FEWEST, check_keys, choose_checked, compare_checked
 from hydro_rasda.schedulers import SweepRule, SweepState
@@ -143,18 +143,12 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
         new = count(len(run.trials))
         racing = entrants[: run.settings.race.top_k]
         value: list[list[Any]] = [[next(new) if changes else of, of, changes] for of, changes in racing]
-        lines = [
-            {"event": "trial", "trial": number, "config": {**run.trials[source].config, **changes}, "unread": {}}
-            for number, source, changes in value
-            if changes
-        ]
-        return Unit(value, lines)
+        return Unit(value, [_configured(run, *entrant) for entrant in value if entrant[2]])
 
     told: list[str] = []
     unit = run.unit(decision_key(SCHEDULES, run.trials), decided)
     for number, source, changes in unit.value:
         run.trials[number] = Trial(number, {**run.trials[source].config, **changes})
-        run.unread[number] = run.unread.get(source, frozenset())
         if changes:
             how = "with a linear decay" if changes.items() >= LINEAR.items() else "by its schedule, smoothed"
             told.append(f"trial {number} trains as trial {source} did, {how}: {_shown(changes)}")
@@ -177,6 +171,14 @@ def _variants(run: Run, number: int, changes: Mapping[str, Any]) -> list[dict[st
     config, fits = run.trials[number].config, all_fit(run.settings.sweep.constraints)
     found = [dict(changes), {**changes, **LINEAR}] if may_decay(config) else [dict(changes)]
     return [each for each in found if fits is None or fits({**config, **each})] or [{}]
+
+
+def _configured(run: Run, number: int, source: int, changes: Mapping[str, Any]) -> JournalLine:
+    """Return the journal's line of a trial that trains as another one, with changes to its schedule."""
+    config = {**run.trials[source].config, **changes}
+    unread = dict.fromkeys(sorted(run.unread.get(source, ())))
+    costs = dict(run.costs.get(source, {}))
+    return {"event": "trial", "trial": number, "config": config, "unread": unread, "costs": costs}
 
 
 def _shown(changes: Mapping[str, Any]) -> str:

@@ -269,3 +269,13 @@ def test_another_tensor_of_the_same_values_is_a_change_and_no_difference_between
     own = OwnValues(2)
     own.take(module, before, [after, {(0, "", "kept"): torch.ones(2)}])
     assert own.of_members == {}
+
+
+def test_values_of_members_that_are_kept_twice_or_joined_are_their_own() -> None:
+    place, value = (0, "", "kept"), torch.ones(2)
+    own = OwnValues(2, {place: [value, torch.zeros(2)]})
+    joined = OwnValues(1, {place: [torch.zeros(2)]}).concat(nn.Linear(3, 2), own, nn.Linear(3, 2))
+    twice = own.keep([0, 0])
+    value += 1
+    assert joined.of_members[place][1].tolist() == [1, 1]
+    assert [kept.tolist() for kept in twice.of_members[place]] == [[2, 2], [1, 1]]

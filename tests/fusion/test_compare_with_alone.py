@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import FusionMismatch, FusionWarning, dry_run, fuse
-from fusion.compare_with_alone import _differing_in_float64
+from fusion.compare_with_alone import _differing_in_float64, restored
 from tests.zoo import CASES, Case
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
@@ -254,3 +254,12 @@ def test_members_that_vmap_cannot_follow_are_compared_in_float64_one_after_anoth
 
     fused = fuse([Branching(4, 3) for _ in range(3)], one_by_one=True)
     assert _differing_in_float64(fused, [0, 2], loss, BATCH) == {}
+
+
+def test_buffers_that_are_put_back_lie_elsewhere_and_the_changes_count() -> None:
+    fused = fuse([nn.BatchNorm1d(4) for _ in range(2)])
+    changes, mean = fused.changes, fused.stacked_buffers["running_mean"]
+    with restored(fused):
+        fused(X)
+    assert fused.stacked_buffers["running_mean"] is not mean
+    assert fused.changes > changes

@@ -90,6 +90,25 @@ def test_each_member_computes_with_its_own(make: Any, x: Tensor, one_by_one: boo
             torch.testing.assert_close(buffer, model.get_buffer(name))
 
 
+def test_a_number_that_forward_goes_on_computing_with_leaves_the_float_as_it_is() -> None:
+    def augmented(x: Tensor, value: float) -> Tensor:
+        rate = value
+        rate += 0.5
+        rate -= 0.25
+        rate *= 3
+        rate /= 2
+        rate **= 2
+        x = x * rate if rate > 0 else x
+        value //= 0.3
+        rate %= 5
+        return x + value + rate
+
+    models = [With(value, augmented) for value in VALUES]
+    fused = fuse(models)
+    for _ in range(2):
+        torch.testing.assert_close(fused(ROWS), torch.stack([model(ROWS) for model in models]))
+
+
 def test_functions_of_numbers_are_put_back() -> None:
     before = dict(vars(math)), round
 
@@ -180,6 +199,13 @@ def test_settings_follow_keep_concat_and_unfuse() -> None:
     fused.concat(fuse([nn.Dropout(0.2)]))
     assert fused.settings["p"].tolist() == [VALUES[2], 0.2]
     assert fused.unfuse(1).p == 0.2
+
+
+def test_a_member_that_is_kept_twice_becomes_two() -> None:
+    fused = fuse([nn.Dropout(p) for p in VALUES])
+    fused.keep([0, 0, 2])
+    fused.copy({1: 2})
+    assert fused.settings["p"].tolist() == [VALUES[0], VALUES[2], VALUES[2]]
 
 
 def test_settings_survive_a_copy() -> None:

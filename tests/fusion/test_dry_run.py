@@ -218,6 +218,14 @@ def test_it_leaves_no_trace() -> None:
     assert all(p.grad is None for p in fused.parameters())
 
 
+def test_members_draw_on_as_if_there_had_been_no_dry_run() -> None:
+    fused = fuse([nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)) for _ in "ab"])
+    fused.seed([3, 4])
+    twin = copy.deepcopy(fused)
+    assert dry_run(fused, loss, BATCH) is None
+    assert torch.equal(fused(X), twin(X))
+
+
 def test_a_constant_that_is_written_to_is_given_to_each_member() -> None:
     models = [net(Counter()) for _ in range(3)]
     fused = fuse(models)

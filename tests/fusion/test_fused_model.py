@@ -204,6 +204,17 @@ def test_forward_stacks_outputs() -> None:
     torch.testing.assert_close(fused(X), torch.stack([model.eval()(X) for model in models]))
 
 
+def test_members_in_turn_write_to_inputs_of_their_own() -> None:
+    class Shifted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            x -= 1
+            return super().forward(x)
+
+    models, x = [Shifted(3, 2) for _ in range(3)], torch.randn(4, 3)
+    out_K = fuse(models, one_by_one=True)(x.clone())
+    torch.testing.assert_close(out_K, torch.stack([model(x.clone()) for model in models]))
+
+
 def test_a_failing_objective_leaves_the_model_usable() -> None:
     fused = fuse(nets(2))
 
@@ -238,6 +249,14 @@ def test_concat_joins_and_parts_what_was_shared() -> None:
     assert "frozen.weight" in fused.stacked
     for k, model in enumerate(first + second):
         assert_same(fused.unfuse(k), model)
+
+
+def test_concat_leaves_the_other_model_as_it_is() -> None:
+    fused, other = fuse([nn.Dropout(0.1)]), fuse([nn.Dropout(0.5)])
+    fused.concat(other)
+    fused.eval()
+    fused.keep([0, 1])
+    assert other.template.training
 
 
 def test_concat_keeps_an_equal_base_shared() -> None:

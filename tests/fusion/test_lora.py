@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -92,6 +93,24 @@ def test_unequal_ranks_by_padding(base: nn.Module) -> None:
             if "lora_B" in name:
                 assert not p[:, model.peft_config["default"].r :].any()
         close(dict(trim_lora(padded).state_dict()), dict(model.state_dict()))
+
+
+def test_unequal_ranks_of_convolutions() -> None:
+    def convolution(rank: int) -> Any:
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(rank)
+        base = nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 4, 3)))
+        config = LoraConfig(r=rank, target_modules=["conv"], init_lora_weights=False)
+        return get_peft_model(base, config).double()
+
+    models, x = [convolution(rank) for rank in (2, 4)], torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    fused = fuse(pad_lora(models))
+    close(fused(x), torch.stack([model(x) for model in models]))
+    trimmed: Any = trim_lora(fused.unfuse(0))
+    close(dict(trimmed.state_dict()), dict(models[0].state_dict()))
+    layer = trimmed.base_model.model.conv
+    assert (layer.lora_A["default"].out_channels, layer.lora_B["default"].in_channels) == (2, 2)
 
 
 def test_different_dropouts_zero_included(base: nn.Module) -> None:

@@ -53,6 +53,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "stochastic-depth": (lambda x: x * torch.rand(()).lt(0.5), ROWS),
     "normal": (lambda x: torch.normal(x, 0.1), ROWS),
     "in-place": (in_place, ROWS),
+    "new": (lambda x: x + torch.zeros(6, 4).normal_(0, 0.1), ROWS),
     "bernoulli": (lambda x: x * torch.bernoulli(x.sigmoid()), ROWS),
     "permutation": (lambda x: x[torch.randperm(6)], ROWS),
     "multinomial": (lambda x: x.gather(1, x.softmax(1).multinomial(2)), ROWS),

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
 from hydro_rasda import RaceConfig, TuneResult
 from hydro_rasda.loggers import CSVLogger, Logged, MLflowLogger, TensorBoardLogger, TrialLogger, WandbLogger
@@ -35,6 +36,10 @@ Quick = Callable[..., TuneResult]
 Values = dict[tuple[int, str, int], float]
 
 SMALL: dict[str, Any] = {"num_samples": 4, "max_t": 3, "race": RaceConfig(top_k=2)}
+
+
+def smooth(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, target, label_smoothing=0.1)
 
 
 def curves(result: TuneResult) -> Values:
@@ -81,9 +86,42 @@ def test_csv_has_each_epoch_once_also_where_the_run_was_interrupted(
     assert seconds == sorted(seconds)
 
 
+def test_runs_of_one_file_are_told_apart(quick: Quick, tmp_path: Path) -> None:
+    """Also two of one name in two folders, and the one that began anew with another loss."""
+    file, other = tmp_path / "m.csv", tmp_path / "other"
+    found = [quick(**SMALL, callbacks=[CSVLogger(file)])]
+    found += [quick(**SMALL, storage_path=other, seed=1, callbacks=[CSVLogger(file)])]
+    changed: dict[str, Any] = {"loss_fn": smooth, "resume": "changed"}
+    found += [quick(**SMALL, **changed, callbacks=[CSVLogger(file)])]
+    quick(**SMALL, **changed, callbacks=[CSVLogger(file)])  # it has all of them already
+    with file.open(newline="") as opened:
+        rows = [*csv.DictReader(opened)]
+    runs = dict.fromkeys(row["run"] for row in rows)
+    assert [name.rpartition("-")[0] for name in runs] == ["run"] * 3
+    for name, result in zip(runs, found, strict=True):
+        own = [row for row in rows if row["run"] == name and row["value"]]
+        keys = [(int(row["trial"]), f"{row['stage']}/{row['metric']}", int(row["epoch"])) for row in own]
+        values = dict(zip(keys, (float(row["value"]) for row in own), strict=True))
+        assert len(keys) == len(values)
+        assert values == pytest.approx(curves(result))
+
+
+def test_logs_of_a_run_that_is_set_aside_stay_with_it(quick: Quick) -> None:
+    first = quick(**SMALL, callbacks=[CSVLogger()])
+    apart = first.path / "before-1"
+    before = (first.path / "metrics.csv").read_bytes()
+    again = quick(**SMALL, loss_fn=smooth, resume="changed", callbacks=[CSVLogger()])
+    assert (apart / "metrics.csv").read_bytes() == before
+    with (again.path / "metrics.csv").open(newline="") as opened:
+        rows = [(row["trial"], row["stage"], row["epoch"], row["metric"]) for row in csv.DictReader(opened)]
+    assert len(rows) == len(set(rows)) == len(again.curves())
+    quick(**SMALL, storage_path=first.path, name="before-1", callbacks=[CSVLogger()])
+    assert (apart / "metrics.csv").read_bytes() == before
+
+
 def test_csv_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("epoch,loss\n1,0.5\n")
-    with pytest.raises(ValueError, match=r"`path` is '.*a\.csv', but must be a file with the columns trial, stage"):
+    with pytest.raises(ValueError, match=r"`path` is '.*a\.csv', but must be a file with the columns run, trial"):
         CSVLogger(tmp_path / "a.csv").on_event(
             RunBegan(path=tmp_path, metric="a", mode="min", settings={}, seconds=0.0)
         )
@@ -92,16 +130,19 @@ def test_csv_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_csv_in_the_runs_folder_by_default(quick: Quick) -> None:
     result = quick(**SMALL, callbacks=[CSVLogger()])
-    assert (result.path / "metrics.csv").read_text().startswith("trial,stage,epoch,seconds,metric,value")
+    assert (result.path / "metrics.csv").read_text().startswith("run,trial,stage,epoch,seconds,metric,value")
 
 
 def test_tensorboard_reads_scalars_and_hyperparameters(quick: Quick, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     plugin = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
     result = quick(**SMALL, callbacks=[TensorBoardLogger(tmp_path / "tb")])
+    quick(**SMALL, name="another", seed=1, callbacks=[TensorBoardLogger(tmp_path / "tb")])
+    (folder,) = (tmp_path / "tb").glob("run-*")
+    assert len([*(tmp_path / "tb").iterdir()]) == 2
     found: Values = {}
     for trial in result.trials:
-        events = accumulator.EventAccumulator(str(tmp_path / "tb" / f"trial-{trial.trial}")).Reload()
+        events = accumulator.EventAccumulator(str(folder / f"trial-{trial.trial}")).Reload()
         for tag in events.Tags()["scalars"]:
             name = tag.replace("full_size", "full size")
             found |= {(trial.trial, name, event.step): event.value for event in events.Scalars(tag)}
@@ -265,6 +306,19 @@ def test_a_trial_is_open_from_its_first_epoch_until_it_is_over_for_whatever_reas
     trial = logger._trials[0]
     assert trial.config == {"lr": 0.1, "model/width": 8}
     assert (trial.epochs, trial.step) == ({"sweep": 1, "full size": 1}, 2)
+
+
+def test_who_was_stopped_stays_so_where_the_run_is_over(quick: Quick) -> None:
+    closed: dict[int, str] = {}
+
+    class Notes(TrialLogger):
+        def close(self, trial: Logged, status: str) -> None:
+            closed[trial.number] = status
+
+    result = quick(**SMALL)
+    assert "stopped" in {trial.status for trial in result.trials if trial.epochs}
+    quick(**SMALL, callbacks=[Notes()])
+    assert closed == {trial.trial: "finished" for trial in result.trials if trial.status == "finished"}
 
 
 def test_what_is_recalled_is_logged_once() -> None:

@@ -61,10 +61,10 @@ def mine(temporary: Path, name: str) -> Path:
 
 
 def test_sockets_lie_in_a_folder_that_nobody_else_can_enter(temporary: Path) -> None:
-    found = Path(fork_client._socket_path()).parent
+    found = Path(fork_client._socket_path("a job")).parent
     assert found.parent == temporary
     assert found.lstat().st_mode & 0o777 == 0o700
-    assert Path(fork_client._socket_path()).parent == found
+    assert Path(fork_client._socket_path("a job")).parent == found
 
 
 def test_what_others_put_under_its_name_is_passed_over(temporary: Path, tmp_path: Path) -> None:
@@ -78,18 +78,18 @@ def test_what_others_put_under_its_name_is_passed_over(temporary: Path, tmp_path
     if os.getuid() == 0:
         mine(temporary, "4").mkdir(mode=0o700)
         os.chown(mine(temporary, "4"), NOBODY, NOBODY)
-    found = Path(fork_client._socket_path()).parent
+    found = Path(fork_client._socket_path("a job")).parent
     assert not found.is_symlink()
     assert found.name not in {mine(temporary, str(i)).name for i in range(5)}
     assert found.lstat().st_uid == os.getuid()
-    assert Path(fork_client._socket_path()).parent == found
+    assert Path(fork_client._socket_path("a job")).parent == found
 
 
 def test_a_runtime_folder_of_the_users_own_is_used(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (temporary / "own").mkdir(mode=0o700)
     for runtime, where in ((temporary / "own", temporary / "own"), (temporary / "gone", temporary)):
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-        assert Path(fork_client._socket_path()).parent.parent == where
+        assert Path(fork_client._socket_path("a job")).parent.parent == where
 
 
 def as_another_user(act: Callable[[], None]) -> int:

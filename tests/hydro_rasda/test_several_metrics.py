@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -171,6 +172,12 @@ def test_an_epsilon_net_and_other_rules_sweep_by_places(quick: Quick) -> None:
         assert result.pareto
         again = quick(model_fn=sized, **BOTH, sweep=SweepConfig(rule=rule), name=rule)
         assert without_paths(again) == without_paths(result)
+        assert all(t.costs == {"macs": 74.0 * t.config["width"]} for t in result.trials)
+    # Finalists by schedules that the population found were dropped at the first look: they had no costs.
+    new = [trial for trial in result.trials if not trial.surrogate_epochs]
+    assert new
+    assert all(math.isfinite(trial.metrics["macs"]) for trial in new)
+    assert [t.unread for t in load(result.path).trials] == [t.unread for t in result.trials]
 
 
 @pytest.mark.slow  # the quick test above has two of them

@@ -116,3 +116,9 @@ def test_what_begins_like_a_constant_is_none() -> None:
     wide[4:] = torch.randn(4, 8)
     torch.manual_seed(0)
     assert not torch.equal(filled(wide, 4), wide[:4, :4])
+
+
+def test_a_parameter_without_elements_has_none() -> None:
+    target, narrow = nn.Embedding(0, 8), nn.Embedding(0, 2)
+    fill_from_target(narrow, target, compare_shapes(shapes_of(target), shapes_of(narrow)))
+    assert narrow.weight.shape == (0, 2)

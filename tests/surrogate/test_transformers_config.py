@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from surrogate import make_surrogate, shrink
 from surrogate.output_sizes import output_shapes
 from surrogate.roles_and_multipliers import width_plan
-from surrogate.transformers_config import narrow_config
+from surrogate.transformers_config import narrow_by_config, narrow_config
 from surrogate.widths import shapes_of
 
 TOKENS = torch.randint(100, (2, 8))
@@ -132,6 +132,23 @@ def test_a_wrapper_that_shows_its_models_configuration_is_followed_instead() -> 
     model, batch = build("resnet")
     narrow = shrink(Wrapper(model), 1 / 4, batch)
     assert width_plan(narrow).readouts == {"inner.classifier.1": 4.0}
+
+
+def test_modes_frozen_parameters_and_their_marks_are_the_targets() -> None:
+    model: Any = build("gpt2")[0]
+    model.transformer.h[0].eval()
+    model.transformer.wte.weight.requires_grad_(False)
+    model.transformer.wpe.weight.use_muon = False
+    narrow: Any = shrink(model, 1 / 4, TOKENS)
+    assert [part.training for part in narrow.modules()] == [part.training for part in model.modules()]
+    assert [name for name, p in narrow.named_parameters() if not p.requires_grad] == ["transformer.wte.weight"]
+    assert narrow.transformer.wpe.weight.use_muon is False
+
+
+def test_a_model_with_another_part_than_its_configuration_makes_is_followed_instead() -> None:
+    model: Any = build("gpt2")[0]
+    model.transformer.drop = nn.Identity()
+    assert narrow_by_config(model, 1 / 4) is None
 
 
 def test_head_size_stays_and_heads_are_rounded_up() -> None:

@@ -49,7 +49,7 @@ class Bulletin:
         found: list[tuple[int, bytes]] = []
         try:
             found = ray.get(self.coming)
-        except ray.exceptions.RayActorError:
+        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError):
             time.sleep(_EVERY_S)  # it starts again, by itself
         self.coming = self.board.read.remote()
         return [(device, *cloudpickle.loads(message)) for device, message in found]

@@ -24,7 +24,7 @@ from hydro_rasda.argument_checks import check_text, require
 from hydro_rasda.backends.elastic_pool import DoublingPool
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
 from hydro_rasda.backends.ray.actor_messages import Bulletin, Reporter
-from hydro_rasda.backends.ray.nodes import Slots, living_nodes
+from hydro_rasda.backends.ray.nodes import Slots, answers, is_lost, living_nodes
 from hydro_rasda.backends.ray.rank_actors import actor_options
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices
@@ -63,6 +63,10 @@ def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, f
     return worker
 
 
+# The process ended, Ray ended it to free memory, or the node that held its answer ended.
+_DEATHS = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError, ray.exceptions.ObjectLostError)
+
+
 @dataclass(frozen=True)
 class _Answer:
     """The coming answer of an actor; see `pool.Answer`."""
@@ -72,7 +76,7 @@ class _Answer:
     def result(self) -> Any:
         try:
             return ray.get(self.future)
-        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as death:  # or with the answer's node
+        except _DEATHS as death:
             raise DeviceDied(str(death)) from None
 
 
@@ -150,11 +154,11 @@ class RayDevices(DoublingPool):
         return _Actor(self._worker, self._problem, self._bulletin.board, device)
 
     def _capacity(self) -> int:
-        return max(1, min(len(self._devices) or self._count, self._slots.count()))
+        return max(1, min((len(self._devices) or self._count) - len(self._late), self._slots.count()))
 
     def _is_lost(self, device: int) -> bool:
         node = self._devices[device].node
-        return bool(node) and node not in {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return bool(node) and is_lost(node)
 
     def _take_ready(self) -> None:
         super()._take_ready()
@@ -239,6 +243,9 @@ class RayBackend:
         graph: Graph = "auto",
     ) -> None:
         check_text("address", address, optional=True)
+        client = address is not None and address.startswith("ray://")
+        rule = "the address of a head, such as '10.0.0.1:6379': Ray Client is not supported, but `ray job submit` is"
+        require(not client, "address", address, rule)
         if resources_per_worker is not None:
             worker_slots((), resources_per_worker)
         check_steps(graph, loader_workers)
@@ -286,7 +293,7 @@ def _start_ray(address: str | None) -> None:
     try:
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():  # Ray would try for minutes
-            socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
         ray.init(address=address, **options)
     except OSError as error:
         raise ConnectionError(f"`address` is {address!r}, but no Ray cluster answers there: {error}") from error
@@ -332,8 +339,4 @@ def _watch_head(address: str, over: threading.Event) -> None:
 
 def _head_answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_HEAD_ANSWERS_WITHIN_S).close()
-    except OSError:
-        return False
-    return True
+    return answers(host.strip("[]"), int(port), _HEAD_ANSWERS_WITHIN_S)

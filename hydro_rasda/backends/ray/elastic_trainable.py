@@ -140,6 +140,7 @@ def _run_trial(config: dict[str, Any], digest: str, payload: Any, options: dict[
             "workers": options["workers"] or len(bundles),
             "config": config,
             "trial": context.get_trial_id(),
+            "ray_job": ray.get_runtime_context().get_job_id(),
             "rank": 0,
             "world_size": len(bundles),
             "store": (ray.util.get_node_ip_address(), 0),

@@ -40,6 +40,8 @@ class Experiment:
         self.queue = WaitingQueue(self._kind)
         self.cohort = Cohort(rule.wait)
         self.grants = Grants(rule)
+        # By trial that was told to stop, the milestone.
+        self._ending: dict[str, int] = {}
 
     def decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
         """Decide a trial that comes to a milestone; the decision, and that milestone, None where there is none."""
@@ -140,6 +142,12 @@ class Experiment:
         """Trials that hold workers, also those that are still to save their checkpoint before they wait."""
         return self.queue.holding() + self.cohort.saving()
 
+    def fail(self, trial: Trial) -> None:
+        """A trial failed, and may begin again; if it had been told to stop, it stops at the same milestone again."""
+        if (milestone := self._ending.get(trial.trial_id)) is not None:
+            self.rung_history.stopped[trial.trial_id] = milestone
+        self.leave(trial)
+
     def leave(self, trial: Trial) -> None:
         """A trial is over, or failed and may begin again."""
         self.queue.leave(trial)
@@ -148,6 +156,8 @@ class Experiment:
     def record(self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision) -> None:
         """Keep what was decided of a report."""
         self.rung_history.append(self._entry(trial, result, milestone, decision))
+        if decision is Decision.STOP and milestone is not None:
+            self._ending[trial.trial_id] = milestone
 
     def _entry(
         self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision
@@ -155,12 +165,12 @@ class Experiment:
         score = float(result[self._metric])
         return JournalEntry(
             trial=trial.trial_id,
-            t=result[self._time_attr],
+            t=_plain(result[self._time_attr]),
             score=score if math.isfinite(score) else None,
             workers=self.sizes.of(trial),
             milestone=milestone,
             decision=decision.value,
-            global_batch_size=result.get("global_batch_size"),
+            global_batch_size=_plain(result.get("global_batch_size")),
         )
 
     def restart_t(self, trial: Trial) -> int:
@@ -199,3 +209,8 @@ class Experiment:
         self.queue.start(trial, due.rung)
         self.rung_now[trial.trial_id] = due.rung
         self.cohort.begin(trial, self._rule.milestones[due.rung])
+
+
+def _plain(number: Any) -> Any:
+    """Return a number of NumPy's or torch's as Python's own, which a journal can hold."""
+    return number.item() if hasattr(number, "item") else number

@@ -25,13 +25,14 @@ from ray import cloudpickle
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 _START_S = 120.0
+_LONGEST_PATH = 107  # of a socket, in bytes
 
 
 @contextlib.contextmanager
 def fork_rank(digest: str, payload: Any, job: dict[str, Any]) -> Iterator[Connection]:
     """A connection to a new rank, which ends with it."""
     job = {**job, "environ": dict(os.environ), "cwd": os.getcwd()}
-    connection, answer = _handshake((digest, job), time.monotonic() + _START_S)
+    connection, answer = _handshake(_socket_path(job["ray_job"]), (digest, job), time.monotonic() + _START_S)
     with connection:
         if answer == "need":
             connection.send_bytes(payload)
@@ -47,9 +48,9 @@ def receive(connection: Connection) -> tuple[str, Any]:
     return message
 
 
-def _handshake(request: tuple[str, dict[str, Any]], deadline: float) -> tuple[Connection, str]:
+def _handshake(path: str, request: tuple[str, dict[str, Any]], deadline: float) -> tuple[Connection, str]:
     while True:
-        connection = _connect(deadline)
+        connection = _connect(path, deadline)
         try:
             connection.send(request)
             return connection, connection.recv()[0]
@@ -59,8 +60,12 @@ def _handshake(request: tuple[str, dict[str, Any]], deadline: float) -> tuple[Co
             raise TimeoutError(f"the fork server on {socket.gethostname()} did not answer for {_START_S} s")
 
 
-def _connect(deadline: float) -> Connection:
-    path = _socket_path()
+def _connect(path: str, deadline: float) -> Connection:
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise ValueError(
+            f"`TMPDIR` is {tempfile.gettempdir()!r}, but must be shorter: the path of a socket in it has "
+            f"{len(os.fsencode(path))} bytes, and at most {_LONGEST_PATH} are allowed"
+        )
     while True:
         client = socket.socket(socket.AF_UNIX)
         try:
@@ -80,9 +85,12 @@ def _connect(deadline: float) -> Connection:
         time.sleep(0.02)
 
 
-def _socket_path() -> str:
-    """One fork server for each user, Ray session and Python path on a node."""
-    key = repr((os.getppid(), sys.executable, sys.path))
+def _socket_path(ray_job: str) -> str:
+    """One fork server for each user, job of a Ray session and Python path on a node.
+
+    A server keeps the modules that it imports, and a script may be edited before its next job.
+    """
+    key = repr((os.getppid(), ray_job, sys.executable, sys.path))
     return os.path.join(_private_folder(), hashlib.sha256(key.encode()).hexdigest()[:16])
 
 
@@ -135,6 +143,8 @@ def _start_fork_server(path: str) -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        # Without it, `torch.cuda.is_available()` at the top of a user's module keeps all forks from using a GPU.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     with open(f"{path}.log", "ab") as log:
         subprocess.run(

@@ -86,29 +86,41 @@ class _ForkServer:
             return
         _, streams, _, _ = socket.recv_fds(client, 1, 2)
         connection = Connection(client.detach())
+        pid = self._fork(connection, streams)
+        for fd in streams:
+            os.close(fd)
+        if pid is None:
+            connection.close()
+            return
+        self._ranks[pid] = connection
+        self._poll.register(connection.fileno(), 0)  # POLLHUP alone, which is always reported
+
+    def _fork(self, connection: Connection, streams: list[int]) -> int | None:
+        """Return the process of a new rank; None if the connection broke or the function cannot be loaded."""
         try:
             digest, job = connection.recv()
             payload = self._payload(connection, digest)
         except (EOFError, OSError):
-            connection.close()
-            return
+            return None
         except BaseException:
-            connection.send(("error", traceback.format_exc()))
-            connection.close()
-            return
+            with contextlib.suppress(OSError):
+                connection.send(("error", traceback.format_exc()))
+            return None
         pid = os.fork()
         if pid == 0:
             self._become_rank(connection, streams, payload, job)
-        for fd in streams:
-            os.close(fd)
-        self._ranks[pid] = connection
-        self._poll.register(connection.fileno(), 0)  # POLLHUP alone, which is always reported
+        return pid
 
     def _payload(self, connection: Connection, digest: str) -> Any:
         known = digest in self._payloads
         connection.send(("known" if known else "need", None))
         if not known:
-            self._payloads[digest] = cloudpickle.loads(connection.recv_bytes())
+            received = connection.recv_bytes()
+            try:
+                self._payloads[digest] = cloudpickle.loads(received)
+            except (EOFError, OSError) as error:  # not of the connection
+                told = f"the training function or its data cannot be loaded on {socket.gethostname()}: {error!r}"
+                raise RuntimeError(told) from error
             while len(self._payloads) > _KEPT_PAYLOADS:
                 self._payloads.popitem(last=False)
             # Frozen objects are left alone by the ranks' collectors, so that their pages stay shared.
@@ -156,7 +168,9 @@ class _ForkServer:
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            connection = self._ranks.pop(pid)
+            connection = self._ranks.pop(pid, None)
+            if connection is None:  # a process that a module of the user's has started
+                continue
             with contextlib.suppress(KeyError):
                 self._poll.unregister(connection.fileno())
             connection.close()

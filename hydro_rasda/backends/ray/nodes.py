@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import socket
 import time
 from collections.abc import Mapping
 
@@ -51,6 +53,21 @@ def living_nodes() -> list[dict[str, float]]:
     ]
 
 
+def is_lost(node_id: str) -> bool:
+    """Return whether a node has ended: Ray itself says so only after some 15 seconds without an answer."""
+    node = next((node for node in ray.nodes() if node["NodeID"] == node_id), None)
+    return node is None or not node["Alive"] or not answers(node["NodeManagerAddress"], node["NodeManagerPort"], 1.0)
+
+
+def answers(host: str, port: int, within_s: float) -> bool:
+    """Return whether a process listens at an address."""
+    try:
+        socket.create_connection((host, port), timeout=within_s).close()
+    except OSError:
+        return False
+    return True
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -66,6 +83,8 @@ class NodeRequests:
         self._until: dict[int, float] = {}
         self._had = 0
         self._asked = 0
+        if wait_s:
+            atexit.register(self._end)
 
     def ask(self, due: int, held: int, count: int) -> None:
         """Ask for the nodes that a trial lacks."""
@@ -91,6 +110,11 @@ class NodeRequests:
         """Ask for nothing any more, once nobody waits; nodes that trials use stay."""
         if self._asked and not any(self.awaited(due, count) for due in list(self._until)):
             self._asked = 0
+            request_resources(bundles=[])
+
+    def _end(self) -> None:
+        """Ask for nothing any more if the script ends while trials wait: Ray keeps a request for ever."""
+        if self._asked and ray.is_initialized():
             request_resources(bundles=[])
 
     def _note(self, count: int) -> None:

@@ -208,7 +208,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         """Frees the trial's place; Ray adds the trial again where it may be repeated."""
         self._trials.sizes.tell_full_disk(trial)
-        self._trials.leave(trial)
+        self._trials.fail(trial)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
         self._trials.leave(trial)

@@ -48,7 +48,8 @@ class StepObjective:
         with _recorded(model, part) as metrics, LossCalls() as calls:
             returned = run(batch, *index)
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
-        if isinstance(loss, Tensor):
+        # In validation, Lightning monitors what is logged.
+        if isinstance(loss, Tensor) and (model.training or "loss" not in metrics):
             metrics["loss"] = loss
         if isinstance(returned, Mapping) and isinstance(weight := returned.get(WEIGHT), Tensor):
             metrics[WEIGHT] = weight

@@ -67,7 +67,7 @@ def test_a_method_ends_with_its_winner_in_hand(method: str, tmp_path: Path) -> N
     path = tmp_path / f"{task.name}-{method}-0.json"
     save_lines(path, cell, "events")
     assert json.loads(path.read_text()) == cell
-    # Of another cell with the same winner, training it again is done.
+    # Another cell with the same winner has trained it again.
     assert trained_before(cell, tmp_path) == {name: cell[name] for name in ("floor", "again")}
     assert trained_before({**cell, "winner": {**cell["winner"], "trial": task.num_samples}}, tmp_path) is None
 

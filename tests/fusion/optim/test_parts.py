@@ -162,6 +162,14 @@ def test_members_go_on_after_keep_copy_concat_load_and_unfuse() -> None:
         assert_same(fresh.unfuse(at), by_torch(k))
 
 
+def test_hyperparameters_are_those_of_the_members_that_are_left() -> None:
+    fused = fuse([Model(0), Model(1)])
+    opt = fused_optimizer(fused, CONFIGS[:2])
+    before = opt.members
+    opt.keep([1])
+    assert opt.members == before[1:]
+
+
 def test_schedules_and_new_hyperparameters_reach_all_parts() -> None:
     fused = fuse([Model(0), Model(1)])
     configs: list[Mapping[str, Any]] = [{"lr": 0.01, "optimizer.head": "sgd", "lr.head": 0.1} for _ in range(2)]

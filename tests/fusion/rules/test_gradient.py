@@ -60,7 +60,7 @@ def one_step_ahead(model: nn.Module, x: Tensor) -> Any:
 
 def adversarial(model: nn.Module, x: Tensor) -> Any:
     """Without a graph: the gradient is only a direction."""
-    moved = x.clone().requires_grad_()
+    moved = x.clone().requires_grad_(requires_grad=True)  # type: ignore[call-arg]
     (slope,) = torch.autograd.grad(model(moved).sum(), moved)
     return model(x + 0.1 * slope.sign()).square().mean()
 

@@ -19,6 +19,11 @@ def test_linear_of_one_sample() -> None:
     assert_folds(F.linear, member(5), member(7, 5), torch.randn(7), dims=(0, 0, None))
 
 
+def test_linear_of_no_rows() -> None:
+    assert_folds(F.linear, member(0, 5), member(7, 5), member(7), dims=(0, 0, 0))
+    assert_folds(F.linear, torch.randn(0, 5), member(7, 5), dims=(None, 0))
+
+
 @pytest.mark.parametrize("w", SHARED)
 def test_addmm(w: int | None) -> None:
     assert_folds(torch.addmm, tensor(w, 7), tensor(0, 4, 5), tensor(w, 5, 7), dims=(w, 0, w))

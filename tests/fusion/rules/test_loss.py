@@ -58,6 +58,14 @@ def test_cross_entropy_of_one_sample_and_with_probabilities() -> None:
     assert_folds(F.cross_entropy, member(6, 5), torch.rand(6, 5).softmax(1), dims=(0, None))
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+def test_classes_that_are_bytes(weighted: bool) -> None:
+    """As a byte, -100, which is left out, would be class 156."""
+    weight = torch.rand(200) + 0.5 if weighted else None
+    target = torch.tensor([0, 156, 156, 3], dtype=torch.uint8)
+    assert_folds(lambda x, t: F.cross_entropy(x, t, weight), member(4, 200), target, dims=(0, None))
+
+
 def test_the_mean_over_no_target_is_nan_and_has_a_gradient_of_0() -> None:
     """As torch's own."""
     target = torch.full((6,), -100)

@@ -93,3 +93,36 @@ def test_a_view_of_a_tensor_that_members_share_is_written_to_one_by_one() -> Non
     """It would not see the members' own."""
     with pytest.warns(FusionWarning, match="writes members' values into a tensor that they share"):
         same(stale_view, False)
+
+
+class Filled(nn.Module):
+    """Returns a new tensor that it has written to, and keeps another one as a buffer."""
+
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("kept", torch.zeros(4))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        rows, self.kept = torch.zeros(6, 4, dtype=x.dtype), torch.zeros(4, dtype=x.dtype)
+        rows[0] = h[0]
+        self.kept.add_(h.detach()[1])
+        return rows
+
+
+def test_new_tensors_that_are_returned_or_kept_hold_what_each_member_wrote() -> None:
+    models = [Filled() for _ in range(3)]
+    fused = fuse(models)
+    rows_K = fused(X)
+    rows_K.square().sum().backward()
+    for k, model in enumerate(models):
+        rows = model(X)
+        rows.square().sum().backward()
+        torch.testing.assert_close(rows_K[k], rows)
+        torch.testing.assert_close(fused.unfuse(k).get_buffer("kept"), model.kept)
+        assert fused.stacked["layer.weight"].grad is not None
+        torch.testing.assert_close(fused.stacked["layer.weight"].grad[k], model.layer.weight.grad)

@@ -11,7 +11,7 @@ from fusion.rules import folded
 from fusion.rules.recurrent_cells import GRU, LSTM, Cell
 from fusion.rules.recurrent_time_steps import recurrence, unrolled
 from fusion.streams import Streams
-from tests.fusion.rules.folding import K, assert_folds, assert_modules_fold, member
+from tests.fusion.rules.folding import SHARED, K, assert_folds, assert_modules_fold, member
 
 RECURRENT: list[tuple[Any, dict[str, Any]]] = [
     (nn.LSTM, {}),
@@ -191,3 +191,10 @@ class Packed(nn.Module):
 def test_packed_sequences(kind: Any, options: dict[str, Any], enforce_sorted: bool) -> None:
     shape = (4, 6, 5) if options.get("batch_first") else (6, 4, 5)
     assert_modules_fold(lambda: Packed(kind(5, 4, **options), enforce_sorted), [torch.randn(shape)], {})
+
+
+@pytest.mark.parametrize("index", SHARED)
+def test_scatter_of_a_number(index: int | None) -> None:
+    classes = torch.randint(0, 5, (6, 1) if index is None else (K, 6, 1))
+    assert_folds(lambda w, i: (w * 1).scatter_(1, i, value=1.0), member(6, 5), classes, dims=(0, index))
+    assert_folds(lambda w, i: (w * 1).scatter_(-1, i, 2.0), member(6, 5), classes, dims=(0, index))

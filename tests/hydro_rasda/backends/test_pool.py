@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from hydro_rasda import RaceConfig
+from hydro_rasda.backends import pool as pool_module
 from hydro_rasda.backends.elastic_pool import DoublingPool
 from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupOutcome, GroupTask, Span, Widths, group_key
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.group_training import Load
 from tests.hydro_rasda.scripted import open_run
@@ -42,8 +44,8 @@ class Never(Said):
 class Scripted:
     """A process that trains at once, and dies of what its pool calls deadly."""
 
-    def __init__(self, pool: ScriptedPool) -> None:
-        self.pool, self.ended = pool, False
+    def __init__(self, pool: ScriptedPool, device: int) -> None:
+        self.pool, self.device, self.ended = pool, device, False
 
     def ask(self, method: str, *arguments: Any) -> Said:
         assert not self.ended
@@ -51,6 +53,8 @@ class Scripted:
             return Said(DeviceDied(f"it died of {method}"))
         work: Any = arguments[0] if arguments else None
         if method == "describe":
+            if self.device in self.pool.held:
+                return Never(None)
             return Said(("a machine", self.pool.cores_each, "a node"))
         if method == "plan":
             if self.pool.hanging_plans:
@@ -80,6 +84,8 @@ class ScriptedPool(DevicePool):
 
     hanging_plans = False
     raising: frozenset[int] = frozenset()
+    held: frozenset[int] = frozenset()
+    """Devices that other jobs use: their processes never come."""
     machines_end = 0
     """So many of the processes that die do so with their machines."""
 
@@ -92,7 +98,7 @@ class ScriptedPool(DevicePool):
         self.processes: list[Scripted] = []
 
     def _process(self, device: int) -> Scripted:
-        self.processes.append(Scripted(self))
+        self.processes.append(Scripted(self, device))
         return self.processes[-1]
 
     def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
@@ -170,6 +176,8 @@ def test_what_hangs_before_anything_was_heard_is_ended_by_the_dry_runs_times(
     assert pool.plan(0, {"a kind": []}) == {"a kind": Widths(8)}
     pool.hanging_plans = True
     assert pool.plan(0, {"a kind": []}) == {"a kind": Widths(1)}
+    while not pool.idle():
+        pool.finished()
     pool.start(0, group(0))
     done = [*pool.finished()]
     while pool.busy():
@@ -191,14 +199,50 @@ def test_measuring_that_kills_a_process_means_one_by_one(run: Run) -> None:
     pool = ScriptedPool(run, 1, deadly=["plan"])
     pool.idle()
     assert pool.plan(0, {"a kind": [run.trials[0]]}) == {"a kind": Widths(1)}
+    assert (pool.idle(), pool.busy()) == ([], True)  # until the next process is there
+    assert pool.finished() == []
     assert pool.idle() == [0]
     assert [process.ended for process in pool.processes] == [True, False]
+
+
+def test_a_machine_that_ends_while_it_measures_tells_nothing(run: Run) -> None:
+    """Others of its name would train one by one, and the device is not waited for."""
+    pool = ScriptedPool(run, 2, deadly=["plan"])
+    pool.idle()
+    pool.machines_end, pool.held = 1, frozenset([0])
+    assert pool.plan(0, {"a kind": [run.trials[0]]}) == {}
+    assert pool.idle() == [1]
 
 
 def test_processes_that_never_come_are_an_error(run: Run) -> None:
     pool = ScriptedPool(run, 2, deadly=["describe"])
     with pytest.raises(RuntimeError, match="the process of a device did not start:\nit died of describe"):
         pool.idle()
+
+
+@pytest.mark.timeout(60)
+def test_devices_that_other_jobs_hold_are_told_of_and_left_out(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two workers that a full-size model is to have, one is there."""
+    monkeypatch.setattr(pool_module, "ARRIVAL_S", 0.05)
+    run = open_run(tmp_path / "run", problem.with_settings(race=RaceConfig(workers=2)), 8)
+    with run.store, closing(ScriptedDoubling(run)) as pool:
+        pool.held = frozenset([1])
+        assert pool.idle() == [0]
+        told = [message.text for message in read_messages(run.store.path)]
+        assert told == ["1 of 2 devices have come. Other jobs may use the rest, which joins later."]
+        assert [outcome.error for outcome in pool.train_each(targets(1))] == [None]
+
+
+@pytest.mark.timeout(60)
+def test_where_no_device_comes_the_time_budget_ends_the_wait(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "ARRIVAL_S", 0.05)
+    monkeypatch.setattr(Run, "out_of_time", lambda *_: True)
+    pool = ScriptedPool(run, 2)
+    pool.held = frozenset([0, 1])
+    assert (pool.idle(), pool.busy()) == ([], False)
+    assert list(pool.train_each(targets(1))) == []
 
 
 def test_nothing_is_busy_before_it_was_asked_for(run: Run) -> None:

@@ -73,6 +73,9 @@ ROWS: list[dict[str, Any]] = [
         ('a="x"', [1]),
         ("b=True", [1]),
         ("b!=True", [0, 2]),
+        ("a=.5", [2]),
+        ("a<=.5", [2]),
+        ("a=+1.", [0]),
     ],
 )
 def test_conditions(condition: str, kept: list[int]) -> None:

@@ -238,6 +238,27 @@ def test_steps_without_an_index() -> None:
         torch.testing.assert_close(loss, F.cross_entropy(module(batch[0]), batch[1]))
 
 
+class LogsAnother(Classifier):
+    """In both steps, the loss that is logged is not the one that is returned."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", 3 * loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:  # type: ignore[override]
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log("val_loss", 3 * loss)
+        return loss
+
+
+def test_training_has_the_loss_that_is_returned_and_validation_the_one_that_is_logged() -> None:
+    module, batch = LogsAnother({"rate": 0.1}, adam).double(), (X[:8], Y[:8])
+    for training, factor in ((True, 1), (False, 3)):
+        loss = StepObjective(52, 3, False)(module.train(training), batch)["loss"]
+        torch.testing.assert_close(loss, factor * F.cross_entropy(module(batch[0]), batch[1]))
+
+
 class ByParts(Classifier):
     """Its steps call a part of it, and never the module itself."""
 

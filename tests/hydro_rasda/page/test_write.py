@@ -31,7 +31,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.page import sections as sections_module
 from hydro_rasda.page import write_page
 from hydro_rasda.page.sections import sections
-from hydro_rasda.page.words import answer, call_of, domain_of
+from hydro_rasda.page.words import answer, call_of, configuration, domain_of
 from hydro_rasda.page.write import Page, digest, list_page, plotly
 from hydro_rasda.plots.importance import importance_of
 from hydro_rasda.results.record_from_journal import read_record
@@ -109,6 +109,11 @@ def test_it_says_what_the_run_found(sorts: Sorts) -> None:
     assert "No trial has a finite score." in Elements(Page(sorts["failed"]).html()).text
     assert "<dt>dropout</dt>" in Page(record).html()
     assert "<dt>dropout</dt>" not in Page(sorts["failed"]).html()  # no configuration is the best
+    winner = record.trials[record.best_trial]
+    diverged = replace(record, trials=(replace(winner, trial=0, epochs=1, metric=math.nan),), best_trial=0)
+    diverged = replace(diverged, best_metric=math.nan)
+    assert "has the best val_loss on a surrogate" in " ".join(answer(diverged))
+    assert configuration(diverged) == configuration(record)
     told = "interrupted, or running elsewhere; repeat the call to resume"
     assert told in Elements(Page(sorts["interrupted"]).html()).text
     assert told in Elements(list_page([("a", sorts["interrupted"], 1e9)], Path("runs"))).text

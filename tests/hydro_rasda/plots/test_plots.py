@@ -92,6 +92,19 @@ def test_curves_are_the_runs(sorts: Sorts) -> None:
     assert not is_empty(plots.learning_curves(record, "train_loss"))
 
 
+def test_an_axis_shows_the_good_values_of_another_metric_than_the_runs(sorts: Sorts) -> None:
+    """A loss is better low, also if the run's own metric is better high."""
+    record = sorts["over"]
+    ranges = {
+        (metric, mode): [axis.range for axis in plots.learning_curves(of, metric).select_yaxes()]
+        for mode in ("min", "max")
+        for of in [replace(record, mode=mode, _comparison=None)]
+        for metric in ("val_loss", "train_loss")
+    }
+    assert ranges["train_loss", "max"] == ranges["train_loss", "min"]
+    assert ranges["val_loss", "max"] != ranges["val_loss", "min"]
+
+
 def values_after(record: RunRecord, stage: str) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for line in (line for trial in record.trials for line in trial.history):

@@ -24,7 +24,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.results.report import state_of
 from hydro_rasda.results.result import make_result
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
-from hydro_rasda.run.full_size_journal import end_targets, record_epochs, record_failure
+from hydro_rasda.run.full_size_journal import end_by_score, end_targets, record_epochs, record_failure
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import determining
@@ -251,6 +251,22 @@ def test_one_whose_race_goes_on(problem: Problem, tmp_path: Path) -> None:
     assert undecided == ["undecided"] * 3
     assert [record.status for record in before_end.trials] == ["stopped", "finished", "stopped"]
     assert (found.best_config, found.best_metric, found.finished) == ({"lr": 0.1}, 0.2, True)
+    assert told(found) == told(made)
+
+
+def test_one_that_a_good_score_ended_has_the_winner_that_tune_had(problem: Problem, tmp_path: Path) -> None:
+    """One trial came to its end; later, another one reached `stop_at` midway."""
+    curves = {0: [0.5, 0.4, 0.35, 0.3], 1: [0.5, 0.2]}
+    with run_folder(tmp_path / "run", problem) as store:
+        run = Run(problem.with_settings(stop_at=0.25), store, trials={n: Trial(n, {"lr": 0.1}) for n in curves})
+        run.record("surrogate/kinds-from-0", configured(2))
+        run.decide(FINALISTS, run.trials, lambda: [*curves])
+        for number, scores in curves.items():
+            best = {"epoch": len(scores), "score": scores[-1], "model": {}}
+            record_epochs(run, number, epochs_of("target", number, scores), {"model": {}, "best": best})
+        end_by_score(run)
+        made, found = make_result(run, [*curves]), load(store.path)
+    assert made.best_trial == found.best_trial == 1
     assert told(found) == told(made)
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,33 @@ def test_a_surrogate_that_is_better_than_the_best_model_does_not_win(quick: Quic
     study = changed.to_optuna()
     assert study.best_trial.number == result.best_trial
     assert min(trial.value for trial in study.trials if trial.value is not None) < result.best_metric / 10
+
+
+def test_a_stopped_trial_that_kept_a_better_score_does_not_win(quick: Quick) -> None:
+    """Trials are compared by their ends."""
+    result = quick(race=RaceConfig(top_k=3))
+    journal = result.path / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    stopped = next(record.trial for record in result.trials if record.epochs and record.status == "stopped")
+    for line in lines:
+        if line.get("key", "").startswith(f"target/trial-{stopped}/to-"):
+            line["value"]["best"]["score"] /= 1000
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    changed = load(result.path)
+    assert changed.best_trial == result.best_trial
+    assert changed.trials[stopped].metric < result.best_metric
+    assert changed.to_optuna().best_trial.number == result.best_trial
+
+
+def test_a_winner_that_ended_by_itself_is_the_best_of_a_study(quick: Quick) -> None:
+    """Where last weights count, others that trained for longer have worse ends."""
+    result = quick(race=RaceConfig(keep="last", top_k=3))
+    winner = result.trials[result.best_trial]
+    ended = replace(winner, epochs=winner.epochs - 1, kept_epoch=winner.epochs - 1)
+    trials = [ended if record is winner else record for record in result.trials]
+    trials += [replace(winner, trial=len(trials), metric=2 * winner.metric)]
+    study = replace(result, trials=tuple(trials)).to_optuna()
+    assert study.best_trial.number == result.best_trial
 
 
 @pytest.mark.filterwarnings("ignore:transfer to full size")

@@ -98,11 +98,8 @@ def test_a_line_says_why_a_trial_with_a_better_score_did_not_win() -> None:
 
 
 def test_a_line_names_the_configuration_to_train_again_without_averages() -> None:
-    def told(winner: float, other: float, **known: Any) -> str:
-        ends = {
-            2: {"val_loss": 0.25, "val_loss_unaveraged": winner},
-            1: {"val_loss": 0.3, "val_loss_unaveraged": other},
-        }
+    def told(winner: float, other: float, name: str = "val_loss_unaveraged", **known: Any) -> str:
+        ends = {2: {"val_loss": 0.25, "val_loss_unaveraged": winner}, 1: {"val_loss": 0.3, name: other}}
         trials = [
             replace(each, status="finished", history=({"stage": "target", "epoch": 4, **ends[each.trial]},))
             for each in RECORD.trials[1:3]
@@ -112,6 +109,8 @@ def test_a_line_names_the_configuration_to_train_again_without_averages() -> Non
     line = "as training left them in the end, trial 1 has val_loss 0.35, and the winner 0.5: to train again without "
     assert f"{line}averages, take the configuration of trial 1\n" in told(0.5, 0.35)
     assert "without averages" not in told(0.35, 0.5)
+    assert "trial 1 has val_loss 0.3, and the winner 0.5" in told(0.5, 0.35, "val_loss_averaged")
+    assert "without averages" not in told(0.5, 0.35, "val_accuracy")  # by patience, it ended between milestones
     assert "without averages" in told(0.35, 0.5, mode="max")
     several = Comparison((("val_loss", "min"), ("macs", "min")))
     assert "without averages" not in told(0.5, 0.35, _comparison=several)

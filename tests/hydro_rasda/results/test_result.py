@@ -27,7 +27,7 @@ from hydro_rasda import (
 )
 from hydro_rasda.problem import Problem
 from hydro_rasda.results import summary
-from hydro_rasda.results.report import best_first
+from hydro_rasda.results.report import best_first, doubt_line
 from hydro_rasda.results.result import make_result
 from hydro_rasda.run.full_size_journal import record_epochs, record_failure
 from hydro_rasda.run.state import Run, metric_lines
@@ -289,6 +289,21 @@ def test_of_those_that_trained_to_the_end_the_best_wins(problem: Problem, tmp_pa
     assert outcome(result) == [("finished", 2, 0.5), ("finished", 2, 0.3), ("finished", 2, 0.4)]
     assert result.best_metric == 0.3
     run.store.close()
+
+
+def test_a_trial_that_breaks_a_bound_has_no_chance(problem: Problem, tmp_path: Path) -> None:
+    """It has the better loss, also in the end: neither the winner's confidence nor a line on the choice counts it."""
+    sweep = SweepConfig(surrogate=0.5, constraints={"val_gap": (None, 1.0)})
+    run = open_run(tmp_path / "run", problem, 2, max_t=2, sweep=sweep)
+    for number, loss, gap in ((0, 0.3, 0.5), (1, 0.2, 2.0)):
+        metrics = {"train_loss": loss, "val_loss": loss, "val_gap": gap}
+        state = {"model": {}, "best": {"epoch": 2, "score": loss, "model": {}}}
+        record_epochs(run, number, metric_lines("target", number, [(1, metrics), (2, metrics)]), state)
+    result = make_result(run, [0, 1])
+    run.store.close()
+    assert result.best_trial == 0
+    assert [trial.chance for trial in result.trials] == [1.0, 0.0]
+    assert doubt_line(result) == ["trial 0 won among 2 at full size (confidence 100%)"]
 
 
 def test_where_who_went_on_diverges_or_fails_one_that_was_stopped_goes_on(race: Callable[..., TuneResult]) -> None:

@@ -345,4 +345,9 @@ def test_another_python_makes_functions_look_different() -> None:
     assert not scored_otherwise(was, was | {"digests": was["digests"] | {"model_fn": "b"}})
     assert scored_otherwise(was, was | {"digests": was["digests"] | {"loss_fn": "b"}})
     assert not scored_otherwise(was, {"python": "3.12.1", "digests": was["digests"] | {"loss_fn": "b"}})
-    assert scored_otherwise(was, {"python": "3.12.1", "digests": was["digests"] | {"val_data": "b"}})
+    other = {"python": "3.12.1", "digests": was["digests"] | {"val_data": "b"}}
+    assert scored_otherwise(was, other | {"val_data": "tensors (8, 64) float32"})
+    assert scored_otherwise(was, other | {"val_data": "KFold(5)", "folds": 5})
+    for made in ("loaders from make", "Mine of 8"):
+        assert not scored_otherwise(was, other | {"val_data": made})
+        assert scored_otherwise(was, other | {"val_data": made, "python": was["python"]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import nn
 from fusion import lr_factor
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, quniform, sample_from, uniform
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.contracts import Event, Finished, GroupTask, History
+from hydro_rasda.contracts import Event, Finished, GroupTask, History, Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
@@ -29,6 +29,7 @@ from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.space import explored
 from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.stages.transfer_of_finalists import LINEAR
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.stages.test_sweep import Curves, Given, X, Y, again, epochs
 
@@ -174,6 +175,29 @@ def test_a_resumed_population_decides_as_the_unbroken_one(run: Run, tmp_path: Pa
         assert {key: (unit.value, unit.lines) for key, unit in resumed.store.units().items()} == whole
         assert not resumed.failures
         resumed.store.close()
+
+
+class LosesOne(Curves):
+    """The first of two devices ends with its machine while it measures."""
+
+    lost = False
+
+    def idle(self) -> list[int]:
+        return [device for device in super().idle() if device or not self.lost]
+
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+        self.lost |= device == 0
+        return super().plan(device, kinds) if device else {}
+
+
+def test_another_device_measures_where_one_is_lost(run: Run) -> None:
+    auto = again(run, sweep=replace(run.settings.sweep, fusion="auto"))
+    backend = LosesOne(auto, devices=2)
+    sweep(auto, Given([configs()]), backend)
+    assert backend.lost
+    widths = [unit.value["most"] for key, unit in auto.store.units().items() if "widths-of" in key]
+    assert {*widths} == {4}
+    assert max(len(group.members) for task in backend.tasks for group in task.groups) == 4
 
 
 def test_a_key_that_makes_another_structure_is_refused(run: Run) -> None:

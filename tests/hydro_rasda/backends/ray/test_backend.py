@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,8 +25,9 @@ from ray import tune
 from torch import Tensor, nn
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, RayBackend, SweepConfig, TuneResult, Worker, load
+from hydro_rasda.backends.pool import DeviceDied
 from hydro_rasda.backends.ray.actor_messages import Bulletin
-from hydro_rasda.backends.ray.backend import _Actor, share_on, worker_resources
+from hydro_rasda.backends.ray.backend import RayDevices, _Actor, _Answer, _start_ray, share_on, worker_resources
 from hydro_rasda.contracts import Event
 from hydro_rasda.objective import supervised
 from hydro_rasda.run.events import EpochsTrained
@@ -68,6 +70,48 @@ def test_no_cluster_at_the_address(quick: Quick) -> None:
     with pytest.raises(ConnectionError, match=r"`address` is '127\.0\.0\.1:1', but no Ray cluster answers there"):
         quick(backend=RayBackend(address="127.0.0.1:1"))
     assert not ray.is_initialized()
+
+
+def test_an_address_of_ray_client_is_refused() -> None:
+    told = r"`address` is 'ray://head:10001', but must be the address of a head, .*: Ray Client is not supported"
+    with pytest.raises(ValueError, match=told):
+        RayBackend("ray://head:10001")
+
+
+def test_an_address_of_ipv6_is_asked_without_its_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def refuse(address: tuple[str, int], timeout: float) -> None:
+        asked.append(address)
+        raise OSError("refused")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    with pytest.raises(
+        ConnectionError, match=r"`address` is '\[::1\]:6379', but no Ray cluster answers there: refused"
+    ):
+        _start_ray("[::1]:6379")
+    assert asked == [("::1", 6379)]
+
+
+def test_a_process_that_ray_ends_to_free_memory_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's, and the one that passes messages on."""
+
+    def get(future: object) -> None:
+        raise ray.exceptions.OutOfMemoryError("memory is full")
+
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(DeviceDied, match="memory is full"):
+        _Answer("an answer").result()
+    bulletin: Any = SimpleNamespace(coming="old", board=SimpleNamespace(read=SimpleNamespace(remote=lambda: "new")))
+    assert (Bulletin.read(bulletin), bulletin.coming) == ([], "new")
+
+
+def test_devices_that_never_came_do_not_count() -> None:
+    slots = SimpleNamespace(count=lambda: 4)
+    pool: Any = SimpleNamespace(_devices=dict.fromkeys(range(4)), _count=4, _late={1, 2}, _slots=slots)
+    assert RayDevices._capacity(pool) == 2
+    pool._late.clear()
+    assert RayDevices._capacity(pool) == 4
 
 
 @pytest.mark.slow

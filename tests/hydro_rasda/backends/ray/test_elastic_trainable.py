@@ -220,6 +220,7 @@ def test_data_are_pickled_and_hashed_once_however_often_a_trial_starts(monkeypat
     monkeypatch.setattr(module, "_follow", lambda *_: None)
     monkeypatch.setattr(module, "RankActors", lambda *_: None)
     monkeypatch.setattr(tune, "get_context", lambda: context)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
     monkeypatch.setattr(tune, "get_checkpoint", lambda: None)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     # A trial sets it for its process, which here is that of all tests, whose later Rays would inherit it.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ JOB = {
     "gpus": 0,
     "threads": 1,
     "checkpoint": None,
+    "ray_job": "a job",
 }
 JOB |= {"milestones": (), "checkpoint_every": None, "time_attr": "training_iteration", "owner": owner(os.getpid())}
 
@@ -45,7 +50,7 @@ def forked(digest: str, name: str) -> tuple[int, int, str]:
 def test_one_process_of_a_node_forks_its_ranks_and_keeps_two_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fork_client, "_socket_path", lambda: str(tmp_path / "socket"))
+    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
     seen = list[tuple[int, int, str]]()
     try:
         seen = [forked(*each) for each in (("a", "1"), ("a", "2"), ("b", "3"), ("c", "4"), ("a", "5"))]
@@ -60,12 +65,15 @@ def test_one_process_of_a_node_forks_its_ranks_and_keeps_two_functions(
 def test_a_rank_stands_where_its_trial_does_and_has_its_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever those of the process were that started the server."""
+    """Whatever those of the process were that started the server, which may ask for GPUs without using CUDA."""
 
     def train(worker: Any) -> None:
-        raise RuntimeError(f"{os.getppid()} {os.getcwd()} {os.environ.get('OF_THE_TRIAL')}")
+        check = "PYTORCH_NVML_BASED_CUDA_CHECK"
+        of_server = f"{check}=1" in Path(f"/proc/{os.getppid()}/environ").read_text().split("\0")
+        checks = f"{of_server} {check in os.environ}"
+        raise RuntimeError(f"{os.getppid()} {os.getcwd()} {os.environ.get('OF_THE_TRIAL')} {checks}")
 
-    monkeypatch.setattr(fork_client, "_socket_path", lambda: str(tmp_path / "socket"))
+    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
     told = list[list[str]]()
     try:
         for name in ("first", "second"):
@@ -75,10 +83,81 @@ def test_a_rank_stands_where_its_trial_does_and_has_its_environment(
             with fork_rank("a", cloudpickle.dumps((train, None)), dict(JOB)) as connection:
                 receive(connection)
                 _, text = receive(connection)
-            told.append(text.split()[-3:])
+            told.append(text.split()[-5:])
     finally:
         for server in {int(server) for server, *_ in told}:
             os.kill(server, signal.SIGTERM)
-    assert [[where, value] for _, where, value in told] == [
-        [str(tmp_path / name), name] for name in ("first", "second")
+    assert [of_rank for _, *of_rank in told] == [
+        [str(tmp_path / name), name, "True", "False"] for name in ("first", "second")
     ]
+
+
+def test_a_job_trains_what_its_modules_say_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server keeps what it has imported, so that the next job gets a server of its own."""
+    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    told = list[list[str]]()
+    try:
+        for version in ("old", "edited"):
+            body = f"raise RuntimeError(f'{{os.getppid()}} {version}')"
+            (tmp_path / "module_of_a_script.py").write_text(f"import os\n\n\ndef train(worker):\n    {body}\n")
+            payload = cloudpickle.dumps((importlib.import_module("module_of_a_script").train, None))
+            with fork_rank("a", payload, {**JOB, "ray_job": version}) as connection:
+                receive(connection)
+                _, text = receive(connection)
+            told.append(text.split()[-2:])
+    finally:
+        sys.modules.pop("module_of_a_script", None)
+        for server in {int(server) for server, _ in told}:
+            os.kill(server, signal.SIGTERM)
+    assert [version for _, version in told] == ["old", "edited"]
+
+
+class Missing:
+    """Data in a file that this node does not have."""
+
+    def __reduce__(self) -> Any:
+        return open, ("/no/such",)
+
+
+def test_the_server_outlives_data_that_cannot_be_loaded_and_those_that_start_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start() -> tuple[int, int]:
+        return os.getpid(), subprocess.Popen(["sleep", "0.2"]).pid
+
+    class Starts:
+        def __reduce__(self) -> Any:
+            return start, ()
+
+    def train(worker: Any) -> None:
+        server, child = worker.data
+        while Path(f"/proc/{child}").exists():
+            time.sleep(0.01)
+        raise RuntimeError(f"{os.getppid()} {server}")
+
+    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
+    with fork_rank("missing", cloudpickle.dumps((train, Missing())), dict(JOB)) as connection:
+        kind, text = receive(connection)
+    told = list[list[str]]()
+    try:
+        for _ in range(2):
+            with fork_rank("starts", cloudpickle.dumps((train, Starts())), dict(JOB)) as connection:
+                receive(connection)
+                told.append(receive(connection)[1].split()[-2:])
+    finally:
+        for server in {int(server) for _, server in told}:
+            os.kill(server, signal.SIGTERM)
+    assert (kind, "cannot be loaded" in text, "/no/such" in text) == ("error", True, True)
+    assert len({server for servers in told for server in servers}) == 1
+
+
+def test_a_folder_whose_sockets_would_have_too_long_names_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path / ("x" * 100)))
+    with (
+        pytest.raises(ValueError, match=r"`TMPDIR` is .*, but must be shorter: .* at most 107 are allowed"),
+        fork_rank("a", b"", dict(JOB)),
+    ):
+        pass

@@ -60,6 +60,18 @@ def test_the_wait_is_bounded_for_each_size(asked: list[Bundles], monkeypatch: py
     assert asked[1:] == [[]]
 
 
+def test_a_script_that_ends_while_trials_wait_takes_its_request_back(
+    asked: list[Bundles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Any] = []
+    monkeypatch.setattr("atexit.register", ends.append)
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    NodeRequests({"CPU": 2.0}, wait_s=10).ask(due=4, held=1, count=2)
+    for end in ends:
+        end()
+    assert asked == [[{"CPU": 2.0}] * 5, []]
+
+
 @pytest.mark.parametrize("wrong", [-1, float("inf"), "60", True])
 def test_bad_input(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"`autoscale_wait_s` is .*, but must be a finite number of seconds >= 0"):

@@ -1,9 +1,12 @@
 """Nodes that are stand-ins on this machine: ranks on two of them, of which one is lost."""
 
 import logging
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -14,6 +17,7 @@ from ray.cluster_utils import Cluster
 
 from hydro_rasda import RaceConfig, RASDAScheduler, RayBackend, Worker, elastic
 from hydro_rasda.backends.ray import read_journal
+from hydro_rasda.backends.ray.backend import RayDevices
 from hydro_rasda.backends.ray.nodes import Slots
 from hydro_rasda.contracts import Event
 from hydro_rasda.problem import Problem
@@ -113,3 +117,14 @@ def test_a_finalist_goes_on_on_the_nodes_that_are_left_and_on_those_that_come(
     assert not run.failures
     assert [line["epoch"] for line in run.metrics["target", 0]] == list(range(1, 9))
     assert [line["workers"] for line in run.metrics["target", 0]] == [1, 2, 2, 2, 4, 4, 4, 4]
+
+
+def test_a_node_that_does_not_answer_is_lost_before_ray_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a node die with it, and by default Ray gives the node up 15 s later."""
+    devices: Any = SimpleNamespace(_devices={0: SimpleNamespace(node="a"), 1: SimpleNamespace(node="b")})
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        place = {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": raylet.getsockname()[1]}
+        nodes = [{"NodeID": name, "Alive": name == "a", **place} for name in ("a", "b")]
+        monkeypatch.setattr(ray, "nodes", lambda: nodes)
+        assert [RayDevices._is_lost(devices, device) for device in (0, 1)] == [False, True]
+    assert RayDevices._is_lost(devices, 0)

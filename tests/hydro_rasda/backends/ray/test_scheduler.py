@@ -10,12 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from pyarrow.fs import PyFileSystem
 from ray import tune
 from ray.tune.result_grid import ResultGrid
 from ray.tune.schedulers import ASHAScheduler
 
+from benchmarks.ray_stand_in import StandInController
 from hydro_rasda import RASDAScheduler
 from hydro_rasda.backends.ray import read_journal
 from hydro_rasda.simulator import read_past_run
@@ -336,3 +338,45 @@ def test_metric_and_mode_come_from_one_side() -> None:
     assert not scheduler.set_search_properties("loss", "max")
     assert scheduler.set_search_properties(None, "max")
     assert (scheduler.metric, scheduler.rule.mode) == ("acc", "max")
+
+
+@pytest.fixture
+def two_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+
+
+def started(scheduler: RASDAScheduler, folder: Path) -> tuple[StandInController, list[Any]]:
+    """Two trials that train."""
+    controller = StandInController(scheduler, [], str(folder))
+    for _ in range(2):
+        controller._add()
+        chosen: Any = scheduler.choose_trial_to_run(controller)
+        chosen.status = "RUNNING"
+    return controller, controller.trials
+
+
+@pytest.mark.usefixtures("two_slots")
+def test_a_stopped_trial_that_fails_before_its_end_is_stopped_again(tmp_path: Path) -> None:
+    """Ray repeats it from a checkpoint before the milestone, at which it has a score already."""
+    scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min")
+    controller, (good, bad) = started(scheduler, tmp_path)
+
+    def report(trial: Any, loss: float) -> str:
+        result = {"training_iteration": 1, "loss": loss, "should_checkpoint": True}
+        return scheduler.on_trial_result(controller, trial, result)
+
+    assert (report(good, 0.0), report(bad, 1.0)) == ("PAUSE", "STOP")
+    scheduler.on_trial_error(controller, bad)
+    bad.status = "PENDING"
+    scheduler.on_trial_add(controller, bad)
+    assert report(bad, 1.0) == "STOP"
+
+
+@pytest.mark.usefixtures("two_slots")
+def test_reports_may_hold_numbers_of_numpy(tmp_path: Path) -> None:
+    scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min", time_attr="steps")
+    controller, (trial, _) = started(scheduler, tmp_path)
+    numbers = {"steps": np.int64(1), "loss": np.float32(0.5), "global_batch_size": np.int64(32)}
+    scheduler.on_trial_result(controller, trial, {**numbers, "should_checkpoint": True})
+    (entry,) = read_journal(str(tmp_path))
+    assert (entry.t, entry.score, entry.global_batch_size) == (1, 0.5, 32)
