@@ -18,8 +18,11 @@ from hydro_rasda.argument_checks import (
     require,
 )
 from hydro_rasda.comparison_of_trials import Comparison, Objectives, bounds_of
+from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.milestones import last_look, milestones, race_milestones, sweep_milestones
+from hydro_rasda.schedulers.named_rules import NoStopping
 from hydro_rasda.schedulers.pareto import Spread
+from hydro_rasda.schedulers.population import PopulationBasedTraining
 from hydro_rasda.schedulers.ranking import Mode as Mode
 from hydro_rasda.schedulers.rasda import GROW, Grow
 from hydro_rasda.sweep_config import Part
@@ -42,6 +45,8 @@ MOST_SEED = 2**63 - 1
 GLOBAL_BATCH = "global_batch_size"
 """In a report and in a trial's history, the examples of a step over all workers."""
 LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
+WITH_LAST = (MedianStopping, NoStopping, PopulationBasedTraining)
+"""Rules whose `last` is the epoch at which the sweep ends."""
 FULL_TRAININGS = 3.0
 """The budget of the full-size stage by default; each further seed of the finalists needs as much."""
 UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
@@ -223,10 +228,13 @@ class TuneConfig:
         require(isinstance(sweep, SweepConfig), "sweep", sweep, "a `SweepConfig`")
         require(isinstance(race, RaceConfig), "race", race, "a `RaceConfig`")
         require(sweep.grace_period <= self.max_t, "sweep.grace_period", sweep.grace_period, at_most)
+        last = sweep.rule.last if isinstance(sweep.rule, WITH_LAST) else 1
+        require(last <= self.max_t, "sweep.rule", sweep.rule, f"one whose `last` is {at_most}")
         require((race.grace_period or 1) <= self.max_t, "race.grace_period", race.grace_period, at_most)
         rule = "None where `race.keep` is 'last': one that trained longer would win"
         require(self.stop_at is None or race.keep == "best", "stop_at", self.stop_at, rule)
-        require(self.stop_at is None or not self.objectives, "stop_at", self.stop_at, "None where `metric` is a list")
+        rule = "None where `metric` is a list, or `sweep.constraints` bounds a metric of training"
+        require(self.stop_at is None or not self.comparison.by_place, "stop_at", self.stop_at, rule)
         rule = "another one for a single metric, without bounds on metrics: 'epsilon-net' orders a front"
         require(sweep.rule != "epsilon-net" or self.comparison.by_place, "sweep.rule", sweep.rule, rule)
         scaled_apart = self.precision == "fp16" and race.strategy == "fsdp"

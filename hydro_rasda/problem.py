@@ -132,7 +132,8 @@ class Problem:
     def on_all_examples(self) -> Problem:
         """Return the problem of one model that trains on the examples of all folds, and validates on none."""
         assert self.folds is not None
-        return replace(self._alone(self.settings.seed), train_data=self.folds.base, val_data=self.folds.nothing())
+        alone = self._alone(self.settings.seed)
+        return replace(alone, train_data=self.folds.base, val_data=self.folds.nothing(), metrics=None)
 
     def schedule_time(self, epoch: float) -> float:
         """Return the point of a full training, in epochs, whose learning rate a training has at an epoch of its own."""

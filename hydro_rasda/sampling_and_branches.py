@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hydro_rasda.argument_checks import is_number, require
+from hydro_rasda.argument_checks import is_int, is_number, require
 from hydro_rasda.domains import Categorical, is_a, is_grid
 from hydro_rasda.secret_masking import secrets_of
 
@@ -80,7 +80,14 @@ def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
 def _restricted_value(value: Any, given: Any) -> Any:
     if is_nested(value) and isinstance(given, Mapping):
         return restricted(value, given)
-    return copy.deepcopy(given)
+    return float(given) if is_int(given) and _is_of_floats(value) else copy.deepcopy(given)
+
+
+def _is_of_floats(value: Any) -> bool:
+    """Return whether all that a value of a space can become are floats, so that an integer stands for one."""
+    if is_a(value, "Categorical"):
+        return all(isinstance(each, float) for each in value.categories)
+    return is_a(value, "Float")
 
 
 def is_nested(value: object) -> bool:

@@ -325,8 +325,9 @@ def _merged(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> Config:
     """The suggestion, with the constants of the space, which some searchers leave out."""
     config: Config = {}
     for key, value in {**space, **suggestion}.items():
-        if key in suggestion and isinstance(suggestion[key], Mapping):
-            config[key] = _merged(space.get(key, {}), suggestion[key])
+        inner = space.get(key, {})  # no mapping if it is a choice, some of whose values are
+        if key in suggestion and isinstance(suggestion[key], Mapping) and isinstance(inner, Mapping):
+            config[key] = _merged(inner, suggestion[key])
         else:
             # Optuna does not round values of a logarithmic law.
             config[key] = rounded(space.get(key), copy.deepcopy(suggestion.get(key, value)))

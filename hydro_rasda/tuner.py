@@ -129,7 +129,7 @@ def tune(
             sweep's best trains to its end first. The same call with more goes on where it ended: first with the sweep,
             then at full size.
         stop_at: A score of `metric` that is good enough: once a full-size model has it, nothing more trains. The same
-            call with a better one, or None, goes on. Not for a list of metrics.
+            call with a better one, or None, goes on. Not for a list of metrics, or with a bound of a trained metric.
         sweep: How the sweep tries configurations; see `SweepConfig`.
         race: How the finalists train at full size; see `RaceConfig`.
         backend: "local": all devices of this machine, as `LocalBackend()` has it. "ray": all devices of a Ray cluster,

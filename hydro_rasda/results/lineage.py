@@ -126,15 +126,23 @@ def smoothed(ancestors: Sequence[Ancestor]) -> dict[str, Any]:
     {'p': 0.159...}
     """
     raw = schedule_of(ancestors)
-    values = {key: _at_points(steps) for key, steps in raw.items()}
+    # A key that ancestors lack, which a rule added, keeps its last value.
+    values = {key: _at_points(steps) for key, steps in raw.items() if all(value is not None for _, value in steps)}
     changes: dict[str, Any] = {key: _mean(of) for key, of in values.items()}
-    if "lr" in values and ancestors[-1].config.get("schedule", "constant") == "constant":
+    if "lr" in values and may_decay(ancestors[-1].config):
         changes["lr"], start, floor = _trapezoid(values["lr"])
         if floor < 1:
             changes |= {"schedule": "linear", "decay_start": start, "floor": floor}
     for key in changes.keys() & {key for key in values if key.startswith("lr.")} if "lr" in values else ():
         changes[key] = changes["lr"] * _mean([part / whole for part, whole in zip(values[key], values["lr"])])
     return changes
+
+
+def may_decay(config: Mapping[str, Any]) -> bool:
+    """Tell whether a learning rate is constant and may decay instead, which Schedule-Free optimizers refuse."""
+    optimizers = [str(of) for key, of in config.items() if key.partition(".")[0] == "optimizer"]
+    constant = config.get("schedule", "constant") == "constant"
+    return constant and not any(name.startswith("schedule_free") for name in optimizers)
 
 
 def _at_points(steps: Sequence[tuple[float, float]]) -> list[float]:

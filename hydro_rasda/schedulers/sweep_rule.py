@@ -25,6 +25,7 @@ class Continue:
             configuration (population based training, Jaderberg et al. 2017). None: with its own.
         changes: With `copy_of`, other values for hyperparameters of that configuration: `lr`, `momentum`,
             `weight_decay`, `beta1`, `beta2`, `eps`, or any of its floats that leaves the model's structure as it is.
+            If the changed configuration breaks a function of `sweep.constraints`, none of them changes.
     """
 
     to: int
@@ -62,7 +63,7 @@ class SweepRule(ABC):
     def admit(self, sweep: SweepState) -> int:
         """Return how many more configurations to admit now; asked whenever there is nothing else to decide.
 
-        A searcher learns from the trials that have reached a milestone before it is asked for the next ones.
+        A searcher gives no more while a trial is on its way to its first milestone, because it learns from that one.
         """
         return sweep.left
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fusion.hyperparameters import read
 from hydro_rasda.comparison_of_trials import COSTS, Constraints, Fits, bounds_of, functions_of
 from hydro_rasda.config_access import Notes, Reads, all_of
 from hydro_rasda.model_costs import model_costs
@@ -24,7 +25,7 @@ class Costs:
 
     def __init__(self, run: Run) -> None:
         self._run, self._names = run, run.settings.comparison.costs
-        self._known: list[tuple[int, Reads, dict[str, float]]] = []
+        self._known: list[tuple[tuple[int, int], Reads, dict[str, float]]] = []
 
     def of(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Return the costs of a configuration; NaN if its model cannot be built or run."""
@@ -36,10 +37,11 @@ class Costs:
         return {name: math.nan if value is None else value for name, value in found.items()}
 
     def _measured(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Measure them, unless a model was measured of the same values: what else is there changes no model."""
+        """Measure them, unless a model of the same values learned from the same batches, in as many parts."""
         trial, own = Trial(0, config), all_of(config)
-        for batch_size, reads, costs in self._known:
-            if batch_size == trial.batch_size and reads <= own:
+        batches = trial.batch_size, read(config, "accumulate")
+        for known, values, costs in self._known:
+            if known == batches and values <= own:
                 return costs
         notes = Notes(may_be_kept=False)
         problem = self._run.problem
@@ -47,8 +49,8 @@ class Costs:
             costs = model_costs(replace(problem, model_fn=notes.taken_by(problem.model_fn)), trial, self._names)
         except (Exception, SystemExit):  # its own, or the model keeps its configuration, of which it may read more
             return self._alone(trial)
-        if (read := notes.of(config)) is not None:
-            self._known.append((trial.batch_size, read, costs))
+        if (reads := notes.of(config)) is not None:
+            self._known.append((batches, reads, costs))
         return costs
 
     def _alone(self, trial: Trial) -> dict[str, float]:

@@ -25,6 +25,7 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, SweepState
 from hydro_rasda.search import Search
 from hydro_rasda.secret_masking import hide
+from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.stages.next_groups_and_rounds import Waiting, joining_pays, next_groups
 from hydro_rasda.stages.wider_groups import find_wider, form
 from hydro_rasda.trial import Trial
@@ -259,8 +260,8 @@ def make_copies(
     for number in {*of, *of.values()}:
         if run.epochs("surrogate", number) > state.trials[number].epoch:
             raise cannot_grow(number)
-    for number in of:
-        _check_structure(run, dispatcher, number, moves[number])
+    for number, copied in of.items():
+        _check_structure(run, dispatcher, number, copied, moves[number].changes)
     sources = {number: run.sources[copied] for number, copied in of.items()}
     kinds = {number: dispatcher.kinds[copied] for number, copied in of.items()}
     for number, copied in of.items():
@@ -278,17 +279,27 @@ def make_copies(
     dispatcher.copies |= of
 
 
-def _check_structure(run: Run, dispatcher: Dispatcher, number: int, move: Continue) -> None:
-    """Refuse to change a key of the user's in which no two trials of one structure differ."""
-    for key in move.changes:
-        values: dict[str, set[str]] = {}
-        for trial, kind in dispatcher.kinds.items():
-            values.setdefault(kind, set()).add(repr(run.trials[trial].config.get(key)))
-        if key not in KEYS and not is_of_part(key) and all(len(of_kind) == 1 for of_kind in values.values()):
+def _check_structure(run: Run, dispatcher: Dispatcher, number: int, copied: int, changes: Mapping[str, Any]) -> None:
+    """Refuse to change a key of the user's if the copy's model would have another structure than its source's."""
+    config = run.trials[copied].config
+    for key, value in changes.items():
+        ours = key in KEYS or is_of_part(key)
+        if ours or value == config.get(key) or _differs_in_a_structure(run, dispatcher, key):
+            continue
+        copy = Trial(number, {**config, key: value})
+        if find_kinds(run.problem, [copy], 0).value.get(number) != dispatcher.kinds[copied]:
             raise ValueError(
-                f"`sweep.rule` changes `{key}` of trial {number} to {move.changes[key]!r}, but trials that differ in "
-                "it have models of different structures: leave it out of what the rule explores"
+                f"`sweep.rule` changes `{key}` of trial {number} to {value!r}, but trials that differ in it have "
+                "models of different structures: leave it out of what the rule explores"
             )
+
+
+def _differs_in_a_structure(run: Run, dispatcher: Dispatcher, key: str) -> bool:
+    """Tell whether two trials of one structure have different values of a key."""
+    values: dict[str, set[str]] = {}
+    for trial, kind in dispatcher.kinds.items():
+        values.setdefault(kind, set()).add(repr(run.trials[trial].config.get(key)))
+    return any(len(of_kind) > 1 for of_kind in values.values())
 
 
 def cannot_grow(number: int) -> ValueError:

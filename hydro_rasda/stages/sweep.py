@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from fusion.part_settings import check_settings
@@ -27,9 +28,9 @@ from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_admission, checked_epochs, checked_moves, move_of, plain_move
 from hydro_rasda.search import Search
-from hydro_rasda.space import derived, explored
+from hydro_rasda.space import derived, explored, tuned
 from hydro_rasda.stages.chance_baseline import warn_of_chance
-from hydro_rasda.stages.cost_limits import Costs
+from hydro_rasda.stages.cost_limits import Costs, all_fit
 from hydro_rasda.stages.dispatch import Dispatcher, cannot_grow, make_copies
 from hydro_rasda.stages.fusion_groups import Unread, find_kinds, warn_of_unread
 from hydro_rasda.stages.run_plan import SURROGATES, RunPlan
@@ -57,6 +58,8 @@ def _named(run: Run) -> SweepRule:
     settings, asked = run.settings, run.settings.sweep
     assert isinstance(asked.rule, str)
     changed = explored(run.space) if asked.rule in POPULATIONS else {}
+    if changed and "lr" in tuned(run.space) and "lr" not in changed:
+        run.say(f"copies keep `lr`, as it is no single range or list of floats: they change {', '.join(changed)}")
     return named_rule(
         asked.rule, settings.sweep_milestones, asked.reduction_factor, settings.mode, settings.race.top_k, changed
     )
@@ -118,6 +121,11 @@ class _Sweep:
         state = self._state
         wanted = checked_admission(self._rule, self._rule.admit(state)) if state.left else 0
         if wanted and not self._candidates:
+            # A searcher learns from the first milestone of each batch before it gives the next one. Earlier versions
+            # did not wait: the groups that they recorded need trials of several batches.
+            learns = len(state.trials) < self._run.settings.num_samples and not self._lacks_trials()
+            if learns and any(not trial.epoch for trial in state.training.values()):
+                return False
             self._candidates.extend(self._search.next_trials())
             state.left = len(self._candidates)
         elif wanted:
@@ -168,15 +176,25 @@ class _Sweep:
             if first_rung is not None:
                 warn_of_chance(run, *first_rung)
             moves = checked_moves(self._rule, self._rule.decide(state), state, check_settings)
+            moves = {number: self._fitting(move) for number, move in moves.items()}
             if moves:
                 run.record(key, Unit([[number, *plain_move(move)] for number, move in moves.items()]))
-        self._carry_out(moves, recalled)
         if first_rung is not None:
             self._first_rung_is_over = True
+            # Copies take the places of configurations that were scored.
             if run.settings.sweep.check_transfer:
                 run.transfer = check_transfer(run, *first_rung, self._devices)
                 self._show()
+        self._carry_out(moves, recalled)
         return bool(moves)
+
+    def _fitting(self, move: Move) -> Move:
+        """Have a copy keep its source's values if the changed ones break a constraint on configurations."""
+        fits = all_fit(self._run.settings.sweep.constraints)
+        if fits is None or not isinstance(move, Continue) or move.copy_of is None:
+            return move
+        config = {**self._run.trials[move.copy_of].config, **move.changes}
+        return move if fits(config) else replace(move, changes={})
 
     def _place(self) -> None:
         """If one score does not order trials, place those that came to a milestone anew once more have come there."""
@@ -281,10 +299,12 @@ class _Sweep:
 
     def _next_recorded(self) -> str | None:
         """The next group that an earlier process recorded, once its trials are admitted."""
+        return self._recorded.popleft() if self._recorded and not self._lacks_trials() else None
+
+    def _lacks_trials(self) -> bool:
+        """Tell whether a trial of the next group that an earlier process recorded is not admitted yet."""
         units, kinds = self._run.store.units(), self._dispatcher.kinds
-        if self._recorded and kinds.keys() >= set(units[self._recorded[0]].value["members"]):
-            return self._recorded.popleft()
-        return None
+        return bool(self._recorded) and not kinds.keys() >= set(units[self._recorded[0]].value["members"])
 
     def _advance(self, key: str, unit: Unit) -> None:
         """A recorded group's members go on from there; those that copied others have a checkpoint of their own now."""

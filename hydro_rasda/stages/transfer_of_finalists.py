@@ -9,16 +9,15 @@ left them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
 
-from fusion.hyperparameters import read
 from fusion.warn import warn
 from hydro_rasda.config import Mode
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
-from hydro_rasda.results.lineage import SCHEDULES, lineages, schedule_of, smoothed
+from hydro_rasda.results.lineage import SCHEDULES, Ancestor, lineages, may_decay, schedule_of, smoothed
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen
 from hydro_rasda.run.full_size_journal import record_swept, recorded_epochs
@@ -30,6 +29,7 @@ from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_finalists
 from hydro_rasda.search import Search
 from hydro_rasda.seeds import next_seed
+from hydro_rasda.stages.cost_limits import all_fit
 from hydro_rasda.training.full_size import states_together
 from hydro_rasda.training.fused_learner import State
 from hydro_rasda.training.group_training import states_of
@@ -95,7 +95,10 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
         raise _all_failed(run, len(numbers), max(run.epochs("surrogate", n) for n in numbers))
     for n in numbers:
         search.close(n, run.epochs("surrogate", n), scores[n])
-    return sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.race.top_k]
+    finalists = sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.race.top_k]
+    for line in _of_last_values(_lineages(run), finalists):
+        run.say(line)
+    return finalists
 
 
 def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
@@ -129,13 +132,11 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
     Returns:
         The finalists, and what the user is to be told of them.
     """
-    found = lineages(run.store.units(), {number: run.epochs("surrogate", number) for number in run.trials})
+    found = _lineages(run)
     if not any(len(of) > 1 for of in found.values()):
         return list(finalists), []
     if run.settings.sweep.surrogate == 1 or run.problem.full_size is not None:
-        changed = ", ".join({key: None for number in finalists for key in schedule_of(found[number])})
-        line = f"finalists go on with their last values of {changed}: `best_schedule` has the earlier ones"
-        return list(finalists), [line] if changed else []
+        return list(finalists), _of_last_values(found, finalists)
 
     def decided() -> Unit:
         entrants = [(of, changes) for of in finalists for changes in _variants(run, of, smoothed(found[of]))]
@@ -154,18 +155,30 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
     return [number for number, _, _ in unit.value], told
 
 
+def _lineages(run: Run) -> dict[int, list[Ancestor]]:
+    return lineages(run.store.units(), {number: run.epochs("surrogate", number) for number in run.trials})
+
+
+def _of_last_values(found: Mapping[int, Sequence[Ancestor]], finalists: Sequence[int]) -> list[str]:
+    """Say which values of a population's finalists are the last of their lineages."""
+    changed = ", ".join({key: None for number in finalists for key in schedule_of(found[number])})
+    line = f"finalists go on with their last values of {changed}: `best_schedule` has the earlier ones"
+    return [line] if changed else []
+
+
+def _variants(run: Run, number: int, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the changes by which a finalist trains; those that break a constraint are left out, if not all do."""
+    config, fits = run.trials[number].config, all_fit(run.settings.sweep.constraints)
+    found = [dict(changes), {**changes, **LINEAR}] if may_decay(config) else [dict(changes)]
+    return [each for each in found if fits is None or fits({**config, **each})] or [{}]
+
+
 def _configured(run: Run, number: int, source: int, changes: Mapping[str, Any]) -> JournalLine:
     """Return the journal's line of a trial that trains as another one, with changes to its schedule."""
     config = {**run.trials[source].config, **changes}
     unread = dict.fromkeys(sorted(run.unread.get(source, ())))
     costs = dict(run.costs.get(source, {}))
     return {"event": "trial", "trial": number, "config": config, "unread": unread, "costs": costs}
-
-
-def _variants(run: Run, number: int, changes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    yield dict(changes)
-    if read(run.trials[number].config, "schedule") == "constant":
-        yield {**changes, **LINEAR}
 
 
 def _shown(changes: Mapping[str, Any]) -> str:

@@ -149,7 +149,7 @@ def _validated_apart(learner: FusedLearner, each: Sequence[Problem], batch_size:
     first, sums, collected = each[0], [Sums() for _ in each], [Collected() for _ in each]
     metrics_of_all = first.metrics
     data = [problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, ALONE) for problem in each]
-    with learner.evaluating():
+    with learner.evaluating(), matrix_products(first.settings.precision):
         for shares in zip_longest(*data):
             found = learner.evaluate_apart([None if share is None else share.batch for share in shares])
             for at, (share, metrics) in enumerate(zip(shares, found, strict=True)):

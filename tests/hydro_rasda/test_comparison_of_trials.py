@@ -78,12 +78,20 @@ def test_constraints_that_are_refused(constraints: Any, told: str) -> None:
     ("arguments", "told"),
     [
         ({"stop_at": 0.1, "objectives": (("val_loss", "min"), ("macs", "min"))}, "`stop_at` is 0.1, but must be None"),
+        (
+            {"stop_at": 0.1, "sweep": SweepConfig(constraints={"val_gap": (None, 1.0)})},
+            r"`stop_at` is 0.1, but must be None where .*, or `sweep\.constraints` bounds a metric of training",
+        ),
         ({"sweep": SweepConfig(rule="epsilon-net")}, r"`sweep\.rule` is 'epsilon-net', but must be another one"),
     ],
 )
 def test_settings_that_do_not_go_together(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         TuneConfig(**arguments)
+
+
+def test_a_bound_of_a_cost_goes_with_stop_at() -> None:
+    TuneConfig(stop_at=0.1, sweep=SweepConfig(constraints={"macs": (None, 1.0)}))
 
 
 def test_bounds_alone_have_feasible_trials_win() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.schedulers import MedianStopping, NoStopping, PopulationBasedTraining, Range, SweepRule
 
 Part = type[TuneConfig] | type[SweepConfig] | type[RaceConfig]
 PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: r"race\."}
@@ -74,6 +75,15 @@ PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: 
 def test_each_argument_has_a_rule(part: Part, argument: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^`{PREFIX[part]}{argument}` is .*, but must be "):
         part(**{argument: value})
+
+
+@pytest.mark.parametrize(
+    "rule", [NoStopping(28), MedianStopping(28), PopulationBasedTraining({"lr": Range(0.0, 1.0)}, 28)]
+)
+def test_a_sweep_ends_within_a_training(rule: SweepRule) -> None:
+    with pytest.raises(ValueError, match=r"`sweep\.rule` is .*, but must be one whose `last` is <= max_t \(27\)"):
+        TuneConfig(sweep=SweepConfig(rule=rule))
+    TuneConfig(sweep=SweepConfig(rule=rule), max_t=28)
 
 
 @pytest.mark.parametrize("settings", [{"sweep": SweepConfig(grace_period=28)}, {"race": RaceConfig(grace_period=28)}])

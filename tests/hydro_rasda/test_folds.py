@@ -235,6 +235,15 @@ def test_the_spread_is_shown_wherever_scores_are(
     assert "StratifiedKFold" in page
 
 
+def share_right(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    return {"right": float((outputs.argmax(1) == targets).float().mean())}
+
+
+def test_with_metrics_of_the_whole_set_the_winner_trains_once_more(quick: Quick) -> None:
+    result = quick(**FOLDS | {"num_samples": 2, "max_t": 2}, metrics=share_right)
+    assert isinstance(result.best_model(), nn.Sequential)
+
+
 def test_a_sweep_of_the_model_itself_goes_on_with_all_of_its_models(quick: Quick) -> None:
     asked: dict[str, Any] = {"sweep": SweepConfig(surrogate=1), "race": RaceConfig(keep="last", ema=0)}
     result = quick(**(FOLDS | asked))

@@ -310,6 +310,12 @@ def test_known_configurations_come_first() -> None:
     assert [[trial.config["lr"] for trial in trials] for trials in (few, one)] == [[0.3, 0.2, 0.3], [0.3, 0.3]]
 
 
+def test_a_known_integer_stands_for_a_float() -> None:
+    space = {"lr": 0.1, "p": uniform(0, 1), "q": choice([0.5, 1.0]), "in": {"p": uniform(0, 1)}, "n": choice([1, 0.5])}
+    (trial,) = RandomSearch(space, 1, 0, [{"p": 0, "q": 1, "in": {"p": 1}, "n": 1}]).trials
+    assert repr(trial.config) == "{'lr': 0.1, 'p': 0.0, 'q': 1.0, 'in': {'p': 1.0}, 'n': 1}"
+
+
 def test_of_a_nested_space_a_known_configuration_may_be_a_part() -> None:
     space = {"lr": 0.1, "net": {"depth": choice([2, 3]), "head": {"width": choice([8]), "drop": 0.5}}}
     (trial,) = RandomSearch(space, 1, 0, [{"net": {"depth": 9, "head": {"width": 7}}}]).trials
@@ -370,6 +376,19 @@ def test_sobol_points_fill_a_range_evenly_from_the_first_batch_on(open_search: O
     found = sorted(searcher.suggest(str(i))["lr"] for i in range(16))
     shares = [(math.log(lr) - math.log(1e-4)) / (math.log(1.0) - math.log(1e-4)) for lr in found]
     assert [int(16 * share) for share in shares] == list(range(16))
+
+
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution:UserWarning")
+def test_a_choice_between_a_mapping_and_another_value_is_suggested(problem: Problem, tmp_path: Path) -> None:
+    space = {"lr": 0.1, "drop": choice([None, {"p": 0.5}])}
+    asked = problem.with_settings(num_samples=16)
+    searcher = named_searcher("tpe", space, asked.settings)
+    assert searcher is not None
+    with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+        batch = SearcherSearch(searcher, space, Run(asked, store)).next_trials
+        found = [trial.config["drop"] for _ in range(4) for trial in batch()]
+    assert None in found
+    assert {"p": 0.5} in found
 
 
 def test_values_of_a_searcher_are_rounded_as_those_at_random(problem: Problem, tmp_path: Path) -> None:

@@ -56,6 +56,16 @@ def test_a_structure_is_measured_once_in_the_life_of_a_run(asked: Problem, tmp_p
     assert BUILT == [4, 8]
 
 
+def test_batches_in_other_parts_are_measured_anew(asked: Problem, tmp_path: Path) -> None:
+    """Memory and time of a step depend on them."""
+    run = opened(asked, tmp_path)
+    with run.store:
+        costs = Costs(run)
+        for lr, parts in ((0.1, 1), (0.1, 8), (0.2, 8)):
+            costs.of({"lr": lr, "width": 8, "accumulate": parts})
+    assert BUILT == [8, 8]
+
+
 def test_a_model_that_keeps_its_configuration_is_measured_for_each(asked: Problem, tmp_path: Path) -> None:
     run = opened(replace(asked, model_fn=keeps), tmp_path)
     with run.store:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fusion import lr_factor
-from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, quniform, uniform
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, quniform, sample_from, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Event, Finished, GroupTask, History, Widths
 from hydro_rasda.data import make_batches
@@ -109,6 +109,49 @@ def test_who_diverged_or_raised_goes_on_as_a_copy(run: Run, devices: int) -> Non
         assert (of[0].start, of[-1].stop) == (0, 9)
 
 
+def test_the_check_of_the_transfer_trains_the_configurations_that_were_scored(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Config] = []
+    monkeypatch.setattr(
+        "hydro_rasda.stages.sweep.check_transfer",
+        lambda run, scores, epochs, device: checked.extend(dict(run.trials[number].config) for number in scores),
+    )
+    asked = again(run, sweep=replace(run.settings.sweep, check_transfer=True))
+    finite = [{**config, "final": float(i)} for i, config in enumerate(configs())]
+    sweep(asked, Given([finite]), Curves(asked), rule())
+    assert checked == finite
+
+
+def test_copies_and_finalists_meet_functions_of_the_configuration(run: Run) -> None:
+    def fits(config: Mapping[str, Any]) -> bool:
+        return bool(config["lr"] < 0.051 and config.get("schedule") != "linear")
+
+    asked = again(run, sweep=replace(run.settings.sweep, constraints=fits))
+    fitting = [{**config, "lr": 0.05 - 0.001 * i, "final": float(i)} for i, config in enumerate(configs())]
+    finalists = sweep(asked, Given([fitting]), Curves(asked), rule(factors=(1.2, 0.8), quantile=0.5))
+    found = lineages(asked.store.units(), {})
+    assert all(fits(ancestor.config) for of in found.values() for ancestor in of)
+    assert all(fits(asked.trials[number].config) for number in finalists)
+    changed = [of[-1].config["lr"] != of[-2].config["lr"] for of in found.values() if len(of) > 1]
+    assert {*changed} == {True, False}
+
+
+def test_it_is_said_where_copies_keep_the_learning_rate(run: Run) -> None:
+    space = {"lr": sample_from(lambda config: config.scale), "scale": uniform(0.0, 1.0), "final": 0.0, "batch_size": 4}
+    sampled = [{**config, "scale": config["lr"]} for config in configs()]
+    named = replace(again(run, sweep=replace(run.settings.sweep, rule="pbt")), space=space)
+    sweep(named, Given([sampled]), Curves(named))
+    assert "copies keep `lr`, as it is no single range or list of floats: they change scale" in told(run)
+
+
+def test_with_schedule_free_no_finalist_decays(run: Run) -> None:
+    free = [{**config, "optimizer": "schedule_free_adamw"} for config in configs()]
+    finalists = sweep(run, Given([free]), Fails(run), rule())
+    assert len(finalists) == 2
+    assert not any("schedule" in run.trials[number].config for number in finalists)
+
+
 def told(run: Run) -> list[str]:
     return [message.text for message in read_messages(run.store.path)]
 
@@ -162,6 +205,16 @@ def test_a_key_that_makes_another_structure_is_refused(run: Run) -> None:
     other = replace(run, problem=replace(run.problem, model_fn=by_size))
     with pytest.raises(ValueError, match=r"changes `size` of trial .* leave it out of what the rule explores"):
         sweep(other, Given([sized]), Curves(other), rule(explored={"size": Range(1.0, 99.0)}))
+
+
+@pytest.mark.parametrize("explored", [{"slope": Range(0.0, 1.0)}, {"size": [8.0]}])
+def test_a_key_that_leaves_the_structure_as_it_is_may_change(run: Run, explored: Any) -> None:
+    """Here no two trials of one structure differ in it."""
+    sizes = [8.0] * 8 if "size" in explored else [8.0 * (i + 1) for i in range(8)]
+    sized = [{**config, "size": size, "slope": 1 / size} for config, size in zip(configs(), sizes, strict=True)]
+    other = replace(run, problem=replace(run.problem, model_fn=by_size))
+    sweep(other, Given([sized]), Curves(other), rule(explored=explored))
+    assert any(len(of) > 1 for of in lineages(run.store.units(), {}).values())
 
 
 SPACE: Mapping[str, Any] = {
@@ -263,6 +316,17 @@ def test_a_lineage_of_a_trapezoid_is_smoothed_to_that_trapezoid() -> None:
     assert smoothed(ancestors[:1]) == {}
     rising = [replace(ancestor, config={"lr": 0.1 * (at + 1)}) for at, ancestor in enumerate(ancestors)]
     assert smoothed(rising).keys() == {"lr"}
+
+
+def test_schedule_free_optimizers_get_no_schedule() -> None:
+    for key in ("optimizer", "optimizer.head"):
+        free = {key: "schedule_free_sgd"}
+        ancestors = [Ancestor(0, 0, 6, {"lr": 0.1, **free}), Ancestor(0, 6, 9, {"lr": 0.01, **free})]
+        assert smoothed(ancestors).keys() == {"lr"}
+
+
+def test_a_key_that_a_rule_added_keeps_its_last_value() -> None:
+    assert smoothed([Ancestor(0, 0, 3, {"lr": 0.1}), Ancestor(0, 3, 9, {"lr": 0.1, "momentum": 0.9})]) == {}
 
 
 def test_a_population_explores_ranges_and_lists_of_floats() -> None:

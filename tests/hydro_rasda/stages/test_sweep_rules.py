@@ -20,12 +20,14 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Stop, SweepRule, SweepState
-from hydro_rasda.schedulers.named_rules import RULES
+from hydro_rasda.schedulers.named_rules import RULES, NoStopping
 from hydro_rasda.stages.sweep import sweep
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.stages.test_sweep import FINALS, Clock, Curves, Given, X, Y, again, configs, epochs
 from tests.hydro_rasda.stages.test_sweep import clock as clock
@@ -209,6 +211,43 @@ def test_a_rule_by_name_decides_alike_after_a_kill(run: Run, rule: str, after: i
         store.close()
 
 
+class Learns(Given):
+    """Gives no further batch before it is told of all trials that it gave."""
+
+    def next_trials(self) -> list[Trial]:
+        assert len(self.told) == self.given or not self.batches
+        return super().next_trials()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("rule", ["none", "median", "pbt", MedianStopping()])
+def test_a_searcher_learns_from_a_batch_before_it_gives_the_next(run: Run, rule: Any) -> None:
+    asked, own = by_name(run, rule), rule if isinstance(rule, SweepRule) else None
+    search = Learns([configs(FINALS[:14]), configs(FINALS[14:])])
+    assert sweep(asked, search, Curves(asked), own)
+    assert sorted(search.told) == list(range(27))
+
+
+@dataclass(frozen=True)
+class AllBatches(NoStopping):
+    """Admits a second batch before the first has trained, as searchers of earlier versions were asked for it."""
+
+    def admit(self, sweep: SweepState) -> int:
+        return min(14, sweep.left)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_recorded_groups_of_several_batches_come_in_again(run: Run) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        sweep(run, Given([configs(FINALS)]), Stopped(run, 5, devices=1), AllBatches(9))
+    trained = {number for (_, number) in run.metrics}
+    assert trained > set(range(14))
+    resumed = again(run)
+    backend = Curves(resumed)
+    assert sweep(resumed, Given([configs(FINALS[:14]), configs(FINALS[14:])]), backend, NoStopping(9)) == [0, 4]
+    assert sorted(n for task in backend.tasks for n in task.members) == sorted({*range(27)} - trained)
+
+
 @pytest.mark.usefixtures("one_process")
 def test_all_brackets_of_hyperband_tell_whether_the_first_rung_differs_from_chance(
     run: Run, monkeypatch: pytest.MonkeyPatch
@@ -324,6 +363,15 @@ def test_a_copy_that_has_not_trained_when_time_ends_is_no_finalist(run: Run, clo
     assert sweep(timed, Given([configs([0.1, 0.2, 0.3, 0.4])]), devices, Population(0.5)) == [0, 1, 2]
     assert {task.span.stop for task in devices.tasks} == {1}
     assert timed.trials[3].config["lr"] == timed.trials[0].config["lr"] * 0.5
+
+
+@pytest.mark.usefixtures("one_process")
+def test_it_is_said_that_a_population_whose_time_ends_goes_on_with_its_last_values(run: Run, clock: Clock) -> None:
+    timed = again(run, num_samples=4, time_budget_s=8.0, race=RaceConfig(top_k=4))
+    given = Given([configs([0.1, 0.2, 0.3, 0.4])])
+    assert sweep(timed, given, Curves(timed, clock=clock), Population(0.5)) == [0, 3, 1]
+    *_, line = read_messages(timed.store.path)
+    assert line.text == "finalists go on with their last values of lr: `best_schedule` has the earlier ones"
 
 
 class Sends(SweepRule):

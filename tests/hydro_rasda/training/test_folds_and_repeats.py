@@ -20,6 +20,7 @@ from hydro_rasda.data import make_batches, make_folds
 from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import states_apart, train_full_size_trial
+from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.group_training import LiveGroup, states_of, train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
@@ -121,6 +122,23 @@ def _none_is_loaded(key: str) -> Mapping[str, Any]:
 def test_fused_folds_equal_separate_trainings(doubles: Pair, fused: bool) -> None:
     x, y = doubles
     compare(folded((x[:100], y[:100]), KFold(3)), fused)  # training sets of 66 and 67 examples
+
+
+def test_folds_are_validated_in_the_precision_in_which_they_train(
+    doubles: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[bool] = set()
+    evaluate = FusedLearner.evaluate_apart
+
+    def noting(learner: FusedLearner, batches: Any) -> Any:
+        seen.add(torch.backends.cuda.matmul.allow_tf32)
+        return evaluate(learner, batches)
+
+    monkeypatch.setattr(FusedLearner, "evaluate_apart", noting)
+    x, y = doubles
+    problem = folded((x[:100], y[:100]), KFold(3), precision="tf32")
+    assert not train_group(problem, TRIALS, task([0, 1, 2], 0, 1), lambda key: {}).failures
+    assert seen == {True}
 
 
 def test_fused_seeds_equal_separate_trainings(digits: tuple[Pair, Pair]) -> None:
