@@ -74,6 +74,7 @@ def test_a_rank_stands_where_its_trial_does_and_has_its_environment(
         raise RuntimeError(f"{os.getppid()} {os.getcwd()} {os.environ.get('OF_THE_TRIAL')} {checks}")
 
     monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)  # Lightning sets it
     told = list[list[str]]()
     try:
         for name in ("first", "second"):
