@@ -171,7 +171,7 @@ class DevicePool:
         except DeviceDied:
             lost = self._is_lost(device)
             self._replace(device)
-            # What cannot be measured without dying is trained one by one.
+            # If the process died of measuring groups, trials train one by one.
             return {} if lost else dict.fromkeys(kinds, Widths(1))
         return found
 

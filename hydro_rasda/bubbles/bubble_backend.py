@@ -124,7 +124,7 @@ class BubbleDevices:
         self._waiting: deque[_Piece] = deque()
         self._visitors: dict[Connection, _Visitor] = {}
         self._heard: SimpleQueue[tuple[Connection, str, Any]] = SimpleQueue()
-        self._met: list[Connection] = []
+        self._met: set[Connection] = set()
         self._closed = False
         self._lost: dict[str, _Piece] = {}
         self._died_of: dict[_Piece, str] = {}
@@ -260,18 +260,18 @@ class BubbleDevices:
 
     def _listen(self, connection: Connection) -> None:
         """Pass on what a guest says, in a thread of its own: one that is stopped amid a word keeps nobody waiting."""
-        self._met.append(connection)
+        self._met.add(connection)
         if self._closed:  # it came as the sweep ended
             hang_up(connection)
         try:
             self._heard.put((connection, "came", json.loads(connection.recv_bytes())))
+            kind = ""
         except (EOFError, OSError):
-            self._met.remove(connection)
-            return
-        kind = ""
+            kind = "died"
         while kind != "died":
             kind, content = receive(connection)
             self._heard.put((connection, kind, content))
+        self._met.remove(connection)
 
     def _hear(self, stage: Stage, connection: Connection, kind: str, content: Any) -> None:
         if kind == "came":

@@ -179,7 +179,7 @@ def _without_averages_line(result: RunRecord, winner: TrialRecord) -> list[str]:
     """Name a trial that ended better than the winner, by the weights that training left; one metric alone tells."""
     name = unaveraged(result.metric)
     lines = {r.trial: r.history[-1] for r in result.trials if r.status == "finished" and r.history}
-    # Where a line has neither name, averages alone were validated: training ended between milestones.
+    # A training that ended between milestones validated averages alone: its line has neither name.
     known = {n: line for n, line in lines.items() if {name, averaged(result.metric)} & line.keys()}
     found = {n: line.get(name, line.get(result.metric)) for n, line in known.items()}
     ends = {n: end for n, end in found.items() if end is not None}  # as a journal writes what is not finite
