@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 
-.PHONY: demo test test-rest test-all bench bench-gpu check docs pictures versions format clean
+.PHONY: demo test test-rest test-all test-gpu bench bench-gpu check docs pictures versions format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/digits.py
@@ -23,6 +23,10 @@ test-rest: $(VENV)/.test
 
 test-all: $(VENV)/.test
 	$(pytest)
+
+# What CUDA is needed for, or does otherwise than a CPU. The other tests see no GPU, where there is one.
+test-gpu: $(VENV)/.test
+	HYDRO_RASDA_TEST_GPU=1 $(pytest) -m gpu
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.bench $(ARGS)

@@ -1,20 +1,20 @@
 """ResNet-18 of width 1/8 on CIFAR-sized images, batch 256, on a GPU: K fused trials against the full width alone.
 
     python -m benchmarks.fusion_cuda
+    python -m benchmarks.fusion_cuda --ways compile --widths 32    compiling takes about a minute a width
 
 Hydro (Hu et al. 2023) reports 8.3x at K = 25 and 16.6x at K = 220 on an RTX 3090. Beside each time stand the achieved
 FLOP/s and bytes/s, and what the same card reaches in a large matrix product and a large copy. The operators' inputs
 and outputs are counted as bytes: what caches save and what kernels reread is not in them.
 
-What the result file has of the same device and torch is kept, case by case and precision by precision, so that a run
-that was cut short goes on where it was.
+What the result file has of the same device and torch is kept, so that a run that was cut short goes on where it was.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -78,19 +78,23 @@ def cases() -> list[tuple[Case, Case]]:
     return [(resnet, replace(resnet, make=lambda: resnet18(64))), *((case, case) for case in others)]
 
 
-def measure(narrow: Case, wide: Case, widths: Sequence[int], precision: str, device: torch.device) -> list[Row]:
-    """The full-width model alone, then K fused, in each way of running a step.
+def measure(
+    narrow: Case, wide: Case, plan: Sequence[tuple[int, str]], precision: str, device: torch.device, before: list[Row]
+) -> Iterator[Row]:
+    """The full-width model alone, then K fused, by a plan of K and ways to run a step, less what was measured `before`.
 
     Seconds are per step, of all members; `gain` is full width alone over one trial of K.
     """
-    batch = _to(narrow.batch(torch.Generator().manual_seed(SEED)), device)
-    alone = _row(wide, 1, precision, "eager", device, batch, fused=False)
-    rows = [{**alone, "case": f"{narrow.name}, full width alone", "gain": 1.0}]
-    for K in widths:
-        for how in HOW if device.type == "cuda" else ("eager",):
+    batch, name = _to(narrow.batch(torch.Generator().manual_seed(SEED)), device), f"{narrow.name}, full width alone"
+    known = {(row["case"], row["K"], row["how"]): row for row in before if row["precision"] == precision}
+    alone = known.get((name, 1, "eager"))
+    if alone is None:
+        alone = {**_row(wide, 1, precision, "eager", device, batch, fused=False), "case": name, "gain": 1.0}
+        yield alone
+    for K, how in plan:
+        if (narrow.name, K, how) not in known:
             row = _row(narrow, K, precision, how, device, batch, fused=True)
-            rows.append({**row, "gain": alone["seconds"] / (row["seconds"] / K) if row["seconds"] else 0.0})
-    return rows
+            yield {**row, "gain": alone["seconds"] / (row["seconds"] / K) if row["seconds"] else 0.0}
 
 
 def _row(case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, *, fused: bool) -> Row:
@@ -200,16 +204,17 @@ def main() -> None:
     parser.add_argument("--widths", nargs="+", type=int, default=[1, 8, 32, 64, 128, 256])
     parser.add_argument("--cases", nargs="+", default=list(TARGETS))
     parser.add_argument("--precisions", nargs="+", default=["tf32", "bf16"], choices=["fp32", "tf32", "bf16"])
+    parser.add_argument("--ways", nargs="+", default=["eager", "graph"], choices=list(HOW), help="to run a step")
     parser.add_argument("--device", default="cuda", help="cpu runs the same code, for a check of it")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     missing = device.type == "cuda" and not torch.cuda.is_available()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and not missing else arguments.device
     device_name = "no GPU" if missing else name
-    where = environment("torch", device=device_name, seed=SEED, batch=BATCH, widths=arguments.widths, targets=TARGETS)
+    where = environment("torch", device=device_name, seed=SEED, batch=BATCH, targets=TARGETS)
     path = arguments.out / "fusion_cuda.json"
     before = read(path)
-    if before is None or any(before["environment"].get(key) != where[key] for key in ("device", "torch", "widths")):
+    if before is None or any(before["environment"].get(key) != where[key] for key in ("device", "torch")):
         before = {"ceilings": {}, "rows": []}
     result: dict[str, Any] = {**before, "environment": where}
     save(path, result, render(result))
@@ -217,15 +222,16 @@ def main() -> None:
         return
     if device.type == "cuda" and not result["ceilings"]:
         result["ceilings"] = ceilings(device)
+    ways = arguments.ways if device.type == "cuda" else ["eager"]
+    plan = [(K, how) for K in arguments.widths for how in ways]
     for precision in arguments.precisions:
         torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
         torch.backends.cudnn.benchmark = True
         for narrow, wide in (pair for pair in cases() if pair[0].name in arguments.cases):
-            if any((row["case"], row["precision"]) == (narrow.name, precision) for row in result["rows"]):
-                continue
-            result["rows"] += measure(narrow, wide, arguments.widths, precision, device)
-            save(path, result, render(result))
+            for row in measure(narrow, wide, plan, precision, device, list(result["rows"])):
+                result["rows"].append(row)
+                save(path, result, render(result))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from fusion.differing_floats import Settings
 from fusion.equal_within_rounding import overlap_written
 from fusion.hooks import run_hooks
 from fusion.member_indices import member_indices, member_pairs, member_rows
+from fusion.parts_on_gpu import without_chunks
 from fusion.skeleton_and_tensors import (
     TensorTree,
     bound,
@@ -128,12 +129,13 @@ class FusedModel(StackedTensors):
             with bound_here as rebound, self._settings.bound(settings), activations_kept():
                 return objective(self.template, own), rebound
 
-        if not together:
-            result, rebound = self._in_turn(one, rows_K)
-        else:
-            tensors_K = {**self.stacked, **self.stacked_buffers}
-            with unwritten(self._overlapping({**tensors_K, **shared}), overlap_written):
-                result, rebound = at_once(one, tensors_K, self._settings, self.streams, self.K, rows_K)
+        tensors_K = {**self.stacked, **self.stacked_buffers}
+        with without_chunks(self.template, {tensor.device.type for tensor in tensors_K.values()}):
+            if not together:
+                result, rebound = self._in_turn(one, rows_K)
+            else:
+                with unwritten(self._overlapping({**tensors_K, **shared}), overlap_written):
+                    result, rebound = at_once(one, tensors_K, self._settings, self.streams, self.K, rows_K)
         for name, value in rebound.items():
             self._rebind(name, value.detach())
         return result

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 Shape = tuple[int, ...]
@@ -58,11 +59,13 @@ def run_for_shapes(
     """Output shapes on one batch.
 
     A copy runs, so that the module stays as it is, running statistics included; so do torch's random numbers on the
-    CPU.
+    CPU. The batch need not lie on the module's device.
     """
     own = copy.deepcopy(module)
+    at = next((tensor.device for tensor in (*own.parameters(), *own.buffers())), None)
+    example = example_input if at is None else tree_map_only(Tensor, lambda tensor: tensor.to(at), example_input)
     with torch.random.fork_rng(devices=[]), torch.no_grad(), during or contextlib.nullcontext():
-        return output_shapes(call_model(own, example_input))
+        return output_shapes(call_model(own, example))
 
 
 def record_calls(module: nn.Module, running: list[str]) -> list[RemovableHandle]:

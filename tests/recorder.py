@@ -1,4 +1,7 @@
-"""What stands in for CUDA's graphs where there is no GPU: operators recorded, and run again on the same tensors."""
+"""Recordings that are counted: CUDA's graphs where there is a GPU, and what stands in for them where there is none.
+
+The latter records operators, and runs them again on the same tensors.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,34 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fusion.graph import step
+from fusion.graph.capture import CudaGraphs
 from fusion.streams import by_state, exchanged
 
 Result = TypeVar("Result")
+
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Where recorded steps are tested."""
+
+
+class Counted(CudaGraphs):
+    """CUDA's own graphs; see `Recorder`."""
+
+    def __init__(self) -> None:
+        super().__init__(DEVICE)
+        self.recordings = self.replays = 0
+
+    def record(
+        self, step: Callable[[], Result], generators: Iterable[torch.Generator]
+    ) -> tuple[Result, Callable[[], None]]:
+        result, replay = super().record(step, generators)
+        self.recordings += 1
+
+        def counted() -> None:
+            self.replays += 1
+            replay()
+
+        return result, counted
 
 
 class Recorder:
@@ -89,8 +117,8 @@ def _handles(tree: Any) -> Any:
 
 
 @contextmanager
-def recording() -> Iterator[Recorder]:
-    """Inside, steps on the CPU are recorded as those on a GPU are."""
-    recorder = Recorder()
+def recording() -> Iterator[Recorder | Counted]:
+    """Inside, steps on the CPU are recorded as those on a GPU are; where there is a GPU, its own are counted."""
+    recorder = Counted() if DEVICE.type == "cuda" else Recorder()
     with mock.patch.object(step, "capture_on", return_value=recorder):
         yield recorder

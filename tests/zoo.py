@@ -10,6 +10,9 @@ from torch.nn import functional as F
 
 CLASSES = 5
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+"""On each of these, fused models are compared with separate ones."""
+
 
 @dataclass(frozen=True)
 class Case:

@@ -70,13 +70,14 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run cells that are there, too")
     parser.add_argument("--quick", action="store_true", help="reduced tasks, into results/quick/")
     parser.add_argument("--untimed", action="store_true", help="other work shares the machine: times do not count")
+    parser.add_argument("--gpu", action="store_true", help="all on the GPU, into results/vs_asha_gpu/")
     parser.add_argument("--render", action="store_true", help="run nothing")
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
     parser.add_argument("--out", type=Path, help="folder of the cells; the page and the figure go beside it")
     given = parser.parse_args()
-    out = given.out or (RESULTS / "quick" if given.quick else RESULTS) / "vs_asha"
+    out = given.out or (RESULTS / "quick" if given.quick else RESULTS) / ("vs_asha_gpu" if given.gpu else "vs_asha")
     if not given.render:
-        flags = ["--reduced"] * given.quick + ["--untimed"] * given.untimed
+        flags = ["--reduced"] * given.quick + ["--untimed"] * given.untimed + ["--device", "cuda"] * given.gpu
         study(given.tasks, given.methods, given.seeds, given.data, out, again=given.again, flags=flags)
     write(out)
     print(f"wrote {out}.md")

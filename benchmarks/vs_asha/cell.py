@@ -11,6 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -184,10 +185,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("--reduced", action="store_true")
     parser.add_argument("--untimed", action="store_true", help="other work shares the machine: times do not count")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="to train on; by default the task's own")
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     task = load_task(given.task, given.data, reduced=given.reduced).of_seed(given.seed)
+    task = replace(task, device=given.device or task.device)
     save_lines(given.out, measure(task, given.method, given.seed, given.out.parent, timed=not given.untimed), "events")
 
 

@@ -60,9 +60,11 @@ class CudaGraphs:
         """Record, which computes nothing, then run the recording once."""
         graph, here, collects = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device), gc.isenabled()
         pool = torch.cuda.graph_pool_handle()
-        for generator in generators:
-            if generator.device.type == "cuda":
-                graph.register_generator_state(generator)
+        own = [generator for generator in generators if generator.device.type == "cuda"]
+        for generator in own:
+            graph.register_generator_state(generator)
+        drawing = {*own, *torch.cuda.default_generators}
+        states = {generator: generator.clone_state() for generator in drawing}
         gc.disable()  # the collector might free memory that must not be freed during a capture
         with torch.cuda.device(self._device):
             try:
@@ -72,6 +74,8 @@ class CudaGraphs:
                     result = step()
             except BaseException:
                 self._leave(pool)
+                for generator, state in states.items():  # those of before would wait for the end of the capture
+                    generator.graphsafe_set_state(state)
                 raise
             finally:
                 torch.cuda.set_stream(here)  # a capture that fails leaves its own

@@ -103,7 +103,7 @@ class Trace(TorchDispatchMode):
             return f"{func} waits for values of the device{_where()}"
         if here and any(func in _COPYING or not self._is_number(t) for t in there):
             return f"{func} brings data from one device to another{_where()}"
-        if there and torch.Tag.nondeterministic_seeded in func.tags:
+        if there and torch.Tag.nondeterministic_seeded in func.tags and not func.name().startswith(_ATTENTION):
             return f"{func} draws random numbers on another device{_where()}"
         return ""
 
@@ -120,6 +120,9 @@ class Trace(TorchDispatchMode):
                 return f"{call[0]} is given {before} in one step and {now} in the next{_where()}"
         return f"{call[0]} is given another tensor, in form, place or value, in one step than in the next{_where()}"
 
+
+_ATTENTION = "aten::_scaled_dot_product"
+"""Attention returns the place of its dropout in the generator's numbers: on the host, but on the device if recorded."""
 
 _LITERAL = torch.ops.aten.lift_fresh.default
 _INDEXING = frozenset(getattr(torch.ops.aten, name) for name in ("index", "index_put", "index_put_"))

@@ -76,8 +76,9 @@ def digest(found: Content) -> str:
 class _Walk:
     """Content as far as it was followed."""
 
-    def __init__(self) -> None:
+    def __init__(self, above: Iterable[int] = ()) -> None:
         self.found: Content = {}
+        self._above = [*above]  # the values that the present one is a part of
         self._seen: dict[int, str] = {}
         self._alive: list[Any] = []  # else a new object could get the address of one that was seen
 
@@ -86,19 +87,30 @@ class _Walk:
             if id(value) in self._seen:
                 self.found[path] = f"that of {self._seen[id(value)]}"
                 return
+            if id(value) in self._above:
+                self.found[path] = "one that this is a part of"
+                return
             self._seen[id(value)] = path
             self._alive.append(value)
-        words, parts = _taken_apart(value)
+        self._above.append(id(value))
+        words, parts = _taken_apart(value, self._without_order)
         self.found[path] = words
         if depth < _DEPTH and len(self._alive) < _NODES:
             for name, part in parts:
                 self.follow(f"{path}/{name}", part, depth + 1)
+        self._above.pop()
+
+    def _without_order(self, value: Any) -> str:
+        """Digest an item of a set or a key, which has no place of its own."""
+        walk = _Walk(self._above)
+        walk.follow("", value, len(self._above))
+        return digest(walk.found)
 
 
 Parts = Iterable[tuple[str, Any]]
 
 
-def _taken_apart(value: Any) -> tuple[str, Parts]:
+def _taken_apart(value: Any, digest_of: Callable[[Any], str]) -> tuple[str, Parts]:
     """Describe a value by itself in a few words, and return its parts."""
     kind = type(value).__name__
     if isinstance(value, _PLAIN):
@@ -110,9 +122,9 @@ def _taken_apart(value: Any) -> tuple[str, Parts]:
     if type(value) in (list, tuple):
         return f"{kind} of {len(value)}", ((str(i), value[i]) for i in spread_indices(len(value), _LENGTH))
     if isinstance(value, Mapping) and type(value).__module__ in ("builtins", "collections"):
-        return f"{kind} of {len(value)}", _items(value)
+        return f"{kind} of {len(value)}", _items(value, digest_of)
     if isinstance(value, (set, frozenset)):
-        return f"{kind} {sorted(digest(content(item)) for item in value)}", ()
+        return f"{kind} {sorted(map(digest_of, value))}", ()
     if isinstance(value, ModuleType):
         return f"module {value.__name__} {_version(value.__name__)}", ()
     if isinstance(value, type):
@@ -152,8 +164,8 @@ def _array(value: Tensor | np.ndarray[Any, Any]) -> tuple[str, Parts]:
     return f"array {shape} {str(value.dtype).removeprefix('torch.')} {whole}", ()
 
 
-def _items(mapping: Mapping[Any, Any]) -> Parts:
-    named = {repr(key) if isinstance(key, _PLAIN) else digest(content(key)): item for key, item in mapping.items()}
+def _items(mapping: Mapping[Any, Any], digest_of: Callable[[Any], str]) -> Parts:
+    named = {repr(key) if isinstance(key, _PLAIN) else digest_of(key): item for key, item in mapping.items()}
     names = sorted(named)
     return [(names[i], named[names[i]]) for i in spread_indices(len(names), _LENGTH)]
 

@@ -13,6 +13,9 @@ from torch.nn import functional as F
 from fusion import FusedModel, FusionWarning, dry_run, fuse
 from fusion.dry_run import Obstacle
 from fusion.streams import Stream, global_states, preserved_generators, seed_generators
+from tests.zoo import DEVICES
+
+pytestmark = pytest.mark.gpu
 
 ROWS, IMAGES = torch.randn(6, 4), torch.randn(6, 4, 5, 5)
 SEQUENCES = torch.randn(6, 5, 4)
@@ -135,13 +138,22 @@ def steps_alone(model: nn.Module, x: Tensor, seed: int) -> list[Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODULES)
-def test_a_member_draws_as_alone(name: str) -> None:
-    make, x = MODULES[name]
+def test_a_member_draws_as_alone(name: str, device: str) -> None:
+    if device == "cuda" and name in ("lstm", "gru", "frozen-lstm"):
+        pytest.skip("cuDNN draws the dropout between layers from a generator of its own, which no seed reaches")
+    with torch.device(device):
+        check_draws(*MODULES[name])
+
+
+def check_draws(make: Callable[[], nn.Module], x: Tensor) -> None:
+    x = x.to(torch.get_default_device())
     torch.manual_seed(0)
     models = [make() for _ in SEEDS]
     alone = [steps_alone(model, x, seed) for model, seed in zip(models, SEEDS)]
-    assert not torch.equal(alone[0][0], steps_alone(models[0], x, SEEDS[2])[0]), "no random number is drawn"
+    again = steps_alone(models[0], x, SEEDS[2])
+    assert not all(map(torch.equal, alone[0], again)), "no random number is drawn"
     before = global_states()
     for members, one_by_one in (([0, 1, 2], False), ([2, 0], False), ([1, 2], True), ([1], False)):
         fused = fuse([models[k] for k in members], one_by_one=one_by_one)

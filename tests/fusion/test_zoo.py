@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from fusion import FusedModel, fuse, fused_optimizer
 from fusion.optim import optimizer
-from tests.zoo import CASES, Case
+from tests.zoo import CASES, DEVICES, Case
 
 CONFIGS: list[dict[str, Any]] = [
     {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
@@ -24,14 +24,18 @@ CONFIGS: list[dict[str, Any]] = [
 close = functools.partial(torch.testing.assert_close, rtol=1e-7, atol=1e-9)
 
 
-def build(case: Case) -> list[nn.Module]:
+pytestmark = pytest.mark.gpu
+on_each = pytest.mark.parametrize("device", DEVICES)
+
+
+def build(case: Case, device: str) -> list[nn.Module]:
     torch.manual_seed(0)
-    return [case.build().double() for _ in CONFIGS]
+    return [case.build().double().to(device) for _ in CONFIGS]
 
 
-def batch_of(case: Case, seed: int) -> tuple[Tensor, Tensor]:
+def batch_of(case: Case, seed: int, device: str) -> tuple[Tensor, Tensor]:
     x, y = case.batch(seed)
-    return (x.double() if x.is_floating_point() else x), y
+    return (x.double() if x.is_floating_point() else x).to(device), y.to(device)
 
 
 def assert_members_equal(fused: FusedModel, models: list[nn.Module]) -> None:
@@ -39,29 +43,32 @@ def assert_members_equal(fused: FusedModel, models: list[nn.Module]) -> None:
         close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()))
 
 
+@on_each
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["fused", "one-by-one"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_fused_equals_separate(case: Case, one_by_one: bool) -> None:
-    check(case, build(case), one_by_one)
+def test_fused_equals_separate(case: Case, one_by_one: bool, device: str) -> None:
+    check(case, build(case, device), device, one_by_one)
 
 
+@on_each
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_single_member_equals_the_module(case: Case) -> None:
-    check(case, build(case)[2:], one_by_one=False)
+def test_a_single_member_equals_the_module(case: Case, device: str) -> None:
+    check(case, build(case, device)[2:], device, one_by_one=False)
 
 
+@on_each
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_members_with_batches_of_their_own_equal_separate_runs(case: Case) -> None:
-    check(case, build(case), one_by_one=False, own_data=True)
+def test_members_with_batches_of_their_own_equal_separate_runs(case: Case, device: str) -> None:
+    check(case, build(case, device), device, one_by_one=False, own_data=True)
 
 
-def check(case: Case, models: list[nn.Module], one_by_one: bool, own_data: bool = False) -> None:
+def check(case: Case, models: list[nn.Module], device: str, one_by_one: bool, own_data: bool = False) -> None:
     fused = fuse(models, one_by_one=one_by_one)
     configs = CONFIGS[-len(models) :]
     opt = fused_optimizer(fused, configs)
     alone = [optimizer(model, config) for model, config in zip(models, configs, strict=True)]
     for step in range(3):
-        batches = [batch_of(case, step + 10 * k * own_data) for k in range(fused.K)]
+        batches = [batch_of(case, step + 10 * k * own_data, device) for k in range(fused.K)]
         batch = tree_map(lambda *rows: torch.stack(rows), *batches) if own_data else batches[0]
         opt.zero_grad()
         loss_K = fused.map(case.objective, batch, own_data)
@@ -76,7 +83,7 @@ def check(case: Case, models: list[nn.Module], one_by_one: bool, own_data: bool 
     assert_members_equal(fused, models)
     fused.eval()
     with torch.no_grad():
-        loss_K = fused.map(case.objective, batch_of(case, 9))
+        loss_K = fused.map(case.objective, batch_of(case, 9, device))
         for k, model in enumerate(models):
-            close(loss_K[k], case.objective(model.eval(), batch_of(case, 9)))
+            close(loss_K[k], case.objective(model.eval(), batch_of(case, 9, device)))
     assert_members_equal(fused, models)

@@ -24,8 +24,9 @@ from hydro_rasda.training.full_size import full_size_learner, train_full_size_tr
 from hydro_rasda.training.group_training import train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks
+from tests.recorder import DEVICE
 
-pytestmark = pytest.mark.usefixtures("one_process")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("one_process")]
 
 EPOCHS = 6
 
@@ -84,7 +85,7 @@ in_half = pytest.mark.parametrize("half", HALF)
 
 
 def check_kernels(task: Problem, half: str) -> None:
-    if half == "fp16" and task.model_fn is recurrent:
+    if half == "fp16" and task.model_fn is recurrent and DEVICE.type == "cpu":
         pytest.skip("torch has no LSTM in float16 for most CPUs")
 
 
@@ -98,6 +99,11 @@ def full_size(problem: Problem) -> FullSizeOutcome:
     outcome = train_full_size_trial(problem, trial, FullSizeTask("key", 0, Span(0, 1), None, 0, 1), None)
     assert outcome.error is None, outcome.error
     return outcome
+
+
+@pytest.fixture
+def problem(problem: Problem) -> Problem:
+    return problem.on(DEVICE)
 
 
 @pytest.fixture(params=["mlp", "convolutions", "recurrent"])
@@ -115,13 +121,14 @@ def test_scores_lie_near_those_of_float32(task: Problem, half: str) -> None:
     for n, bound in enumerate((0.02, 0.02, 0.2)):
         (_, exact), (_, rounded) = full.history[n][-1], rough.history[n][-1]
         assert 0 < abs(exact["val_loss"] - rounded["val_loss"]) < bound
-        assert abs(exact["val_accuracy"] - rounded["val_accuracy"]) <= 0.05
+        assert abs(exact["val_accuracy"] - rounded["val_accuracy"]) <= 0.07
     assert full.history[2][-1][1]["val_accuracy"] > 0.6
     assert HALF[half] not in dtypes(rough.checkpoint)
 
 
 @in_half
-def test_a_member_that_diverges_harms_no_other(task: Problem, half: str) -> None:
+def test_a_member_that_diverges_harms_no_other(task: Problem, half: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # else two equal trainings differ on a GPU
     check_kernels(task, half)
     problem = computed_in(task, half)
     beside = [group(problem, trials(lr, 1e-2, 3e-2)) for lr in (3e-3, 1e30)]
@@ -137,7 +144,7 @@ def test_a_group_is_what_each_is_alone(task: Problem, half: str) -> None:
     together = group(problem, tried)
     for n in tried:
         (_, own), (_, shared) = group(problem, tried, n).history[n][-1], together.history[n][-1]
-        assert own["val_loss"] == pytest.approx(shared["val_loss"], abs=0.02)
+        assert own["val_loss"] == pytest.approx(shared["val_loss"], abs=0.02 if DEVICE.type == "cpu" else 0.05)
 
 
 @in_half
@@ -210,7 +217,7 @@ def two_ranks(rank: int, world: int, problem: Problem) -> Any:
 
 
 def test_all_ranks_leave_out_a_step_that_overflows_on_one(problem: Problem) -> None:
-    (taken, state), (others, other) = on_ranks(2, two_ranks, problem)
+    (taken, state), (others, other) = on_ranks(2, two_ranks, problem.on(torch.device("cpu")))
     assert taken == others == [True, False, True, True]
     assert all(torch.equal(value, other["model"][name]) for name, value in state["model"].items())
     assert state["loss_scale"]["scale"] == other["loss_scale"]["scale"] == 2.0**15

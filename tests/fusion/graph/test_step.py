@@ -14,8 +14,10 @@ from fusion import FusedModel, FusedOptimizer, GraphedStep, clip_grad_norm_, fus
 from fusion.graph import GraphWarning
 from fusion.graph import step as step_module
 from fusion.optim import native
-from tests.recorder import Recorder, recording
+from tests.recorder import DEVICE, Counted, Recorder, recording
 from tests.zoo import CASES, Case
+
+pytestmark = pytest.mark.gpu
 
 K, BATCH, EXAMPLES, EPOCHS = 3, 8, 44, 3
 STEPS = -(-EXAMPLES // BATCH)
@@ -25,8 +27,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9},
 ]
 INPUTS, LABELS = (
-    torch.randn(EXAMPLES, 1, 6, 6, generator=torch.Generator().manual_seed(0)),
-    torch.arange(EXAMPLES) % 4,
+    torch.randn(EXAMPLES, 1, 6, 6, generator=torch.Generator().manual_seed(0)).to(DEVICE),
+    torch.arange(EXAMPLES, device=DEVICE) % 4,
 )
 
 
@@ -50,7 +52,7 @@ class Training:
 
     def __init__(self, make: Callable[[int], nn.Module] = lambda k: Net(0.1 + 0.2 * k), K: int = K) -> None:
         torch.manual_seed(0)
-        self.fused: FusedModel = fuse([make(k) for k in range(K)])
+        self.fused: FusedModel = fuse([make(k).to(DEVICE) for k in range(K)])
         self.optimizer: FusedOptimizer = fused_optimizer(self.fused, CONFIGS[:K])
         self.limits = [0.5, float("inf"), 2.0][:K]
         self.step = GraphedStep(self.plain, self.fused, self.optimizer)
@@ -86,10 +88,14 @@ def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder | Counted]:
     monkeypatch.setattr(native, "takes", lambda tensors: False)  # as on a GPU
     with recording() as made:
         yield made
+
+
+def on_device(batch: Any) -> Any:
+    return tuple(t.to(DEVICE) for t in batch)
 
 
 def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
@@ -98,7 +104,7 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 @pytest.mark.parametrize(("K", "first_check"), [(3, 64), (3, 2), (1, 64)])
 def test_replays_equal_the_step_as_it_is_written(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, K: int, first_check: int
+    recorder: Recorder | Counted, monkeypatch: pytest.MonkeyPatch, K: int, first_check: int
 ) -> None:
     """Losses, norms, weights, statistics and moments, to the last bit; also where replays are checked on the way."""
     monkeypatch.setattr(step_module, "FIRST_CHECK", first_check)
@@ -112,7 +118,7 @@ def test_replays_equal_the_step_as_it_is_written(
     assert recorder.replays == EPOCHS * (STEPS - 1) - 4 - checks
 
 
-def test_no_step_allocates_what_the_next_one_reads(recorder: Recorder) -> None:
+def test_no_step_allocates_what_the_next_one_reads(recorder: Recorder | Counted) -> None:
     """Parameters, gradients, statistics, moments, counters and schedules stay where they are, and so do inputs."""
     training = Training()
     inputs: list[int] = []
@@ -142,7 +148,7 @@ def test_no_step_allocates_what_the_next_one_reads(recorder: Recorder) -> None:
     assert len(set(looked_at[1:4])) == 1
 
 
-def test_it_is_recorded_anew_when_tensors_lie_elsewhere(recorder: Recorder) -> None:
+def test_it_is_recorded_anew_when_tensors_lie_elsewhere(recorder: Recorder | Counted) -> None:
     ours, theirs = Training(), Training()
     saved: list[Any] = []
 
@@ -175,12 +181,14 @@ def test_it_is_recorded_anew_when_tensors_lie_elsewhere(recorder: Recorder) -> N
     assert recorder.replays > 0
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name in ("lstm", "transformer", "tied")], ids=lambda c: c.name)
-def test_other_models_are_recorded_too(recorder: Recorder, case: Case) -> None:
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name in ("lstm", "transformer", "tied")], ids=lambda c: c.name
+)
+def test_other_models_are_recorded_too(recorder: Recorder | Counted, case: Case) -> None:
     ends = []
     for recorded in (True, False):
         torch.manual_seed(0)
-        fused = fuse([case.build() for _ in range(K)])
+        fused = fuse([case.build().to(DEVICE) for _ in range(K)])
         optimizer = fused_optimizer(fused, CONFIGS)
         fused.seed(range(K))
 
@@ -192,12 +200,12 @@ def test_other_models_are_recorded_too(recorder: Recorder, case: Case) -> None:
             return losses_K.detach()
 
         train = GraphedStep(step, fused, optimizer) if recorded else step
-        ends.append([*(train(case.batch(seed)) for seed in range(7)), *fused.state_dict().values()])
+        ends.append([*(train(on_device(case.batch(seed))) for seed in range(7)), *fused.state_dict().values()])
     assert same(*ends)
     assert recorder.replays == 3
 
 
-def test_what_is_returned_stays(recorder: Recorder) -> None:
+def test_what_is_returned_stays(recorder: Recorder | Counted) -> None:
     training = Training()
     kept = [(value, value.clone()) for epoch in range(2) for value in training.epoch(epoch, training.step)]
     assert recorder.replays
@@ -239,7 +247,7 @@ class Literal(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen[0] += 1
-        return super().forward(x) + torch.tensor([float(self.seen[0])])
+        return super().forward(x) + torch.tensor([float(self.seen[0])], device=x.device)
 
 
 class Alternates(Net):
@@ -273,7 +281,7 @@ REFUSED = [
     (Masks, r"aten.index.Tensor waits for values of the device, at .*`return super.*x\[x > 0\]"),
     (Counts, "it changes `steps`, an attribute of the model"),
     (Anneals, "is given 0.8.* in one step and 0.7.* in the next, at .*`return super.*heat"),
-    (Literal, "aten.lift_fresh.default is given another tensor.*at .*torch.tensor"),
+    (Literal, "(lift_fresh.default is given another tensor|become a tensor of the device).*at .*torch.tensor"),
     (Alternates, "aten.tanh.default is called in one step and not in the next, at .*`return super.*tanh"),
     (Assigns, "is given another tensor, in form, place or value"),
     (Shuffles, "it draws from Python's or NumPy's generator"),
@@ -281,7 +289,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("net", "reason"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
-def test_what_cannot_be_recorded_is_named_and_trains_as_it_is(recorder: Recorder, net: type[Net], reason: str) -> None:
+def test_what_cannot_be_recorded_is_named_and_trains_as_it_is(
+    recorder: Recorder | Counted, net: type[Net], reason: str
+) -> None:
     """One member alone, which vmap need not follow; its results are those of the step as it is written."""
     ours, theirs = Training(lambda k: net(0.2), 1), Training(lambda k: net(0.2), 1)
     with pytest.warns(GraphWarning, match=reason):
@@ -292,7 +302,7 @@ def test_what_cannot_be_recorded_is_named_and_trains_as_it_is(recorder: Recorder
     assert recorder.recordings == 0
 
 
-def test_a_step_that_changes_later_is_found_out(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_changes_later_is_found_out(recorder: Recorder | Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_module, "FIRST_CHECK", 4)
     training, scale = Training(), [1.0]
 
@@ -310,14 +320,14 @@ def test_a_step_that_changes_later_is_found_out(recorder: Recorder, monkeypatch:
     assert not graphed.recorded
 
 
-def test_a_capture_that_fails_costs_nothing(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Recorder, step: Any, generators: Any) -> Any:
+def test_a_capture_that_fails_costs_nothing(recorder: Recorder | Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, step: Any, generators: Any) -> Any:
         try:
             raise torch.OutOfMemoryError("CUDA out of memory")
         except torch.OutOfMemoryError:
             raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
 
-    monkeypatch.setattr(Recorder, "record", fail)
+    monkeypatch.setattr(type(recorder), "record", fail)
     ours, theirs = Training(), Training()
     with pytest.warns(GraphWarning, match="not recorded, OutOfMemoryError: CUDA out of memory"):
         found = ours.epoch(0, ours.step)
@@ -327,18 +337,38 @@ def test_a_capture_that_fails_costs_nothing(recorder: Recorder, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("batch", "reason"),
     [
-        ((INPUTS[:4], LABELS[:4].to("meta")), "a batch has a tensor on meta, and the model is on cpu"),
+        ((INPUTS[:4], LABELS[:4].to("meta")), f"a batch has a tensor on meta, and the model is on {DEVICE.type}"),
         ((INPUTS[:4], object()), "a batch has a object"),
     ],
 )
-def test_batches_that_no_recording_follows(recorder: Recorder, batch: Any, reason: str) -> None:
+def test_batches_that_no_recording_follows(recorder: Recorder | Counted, batch: Any, reason: str) -> None:
     training = Training()
     step = GraphedStep(lambda batch: batch[0].sum(), training.fused)
     with pytest.warns(GraphWarning, match=reason):
         assert torch.equal(step(batch), batch[0].sum())
 
 
-def test_without_a_gpu_it_is_the_step_itself() -> None:
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA GPU")
+def test_a_capture_that_cuda_refuses_harms_no_other(recorder: Counted) -> None:
+    """No operator waits, so that only the capture finds it; later trainings are recorded as if it had not been."""
+    waits, ours, theirs = Training(), Training(), Training()
+
+    def step(batch: Any) -> Any:
+        torch.cuda.synchronize()
+        return waits.plain(batch)
+
+    graphed = GraphedStep(step, waits.fused, waits.optimizer)
+    expected = [theirs.epoch(epoch, theirs.plain) for epoch in range(2)]
+    with pytest.warns(GraphWarning, match="not recorded, .*captur"):
+        assert same(waits.epoch(0, graphed), expected[0])
+    assert same(waits.epoch(1, graphed), expected[1])
+    assert recorder.recordings == 0
+    assert all(same(ours.epoch(epoch, ours.step), expected[epoch]) for epoch in range(2))
+    assert recorder.recordings == 1
+
+
+def test_without_a_gpu_it_is_the_step_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "capture_on", lambda device: None)
     training = Training()
     seen: list[Any] = []
     step = GraphedStep(seen.append, training.fused)

@@ -16,9 +16,9 @@ from hydro_rasda.bubbles.host import Guest
 
 
 @contextmanager
-def waiting_hosts(source: Path, count: int, preempt: bool = True) -> Iterator[list[Guest]]:
+def waiting_hosts(source: Path, count: int, preempt: bool = True, device: str = "cpu") -> Iterator[list[Guest]]:
     """Ranks whose steps are a wait each: guests run there nearly all of the time."""
-    over, guests = Event(), [Guest(source, torch.device("cpu"), 0, preempt) for _ in range(count)]
+    over, guests = Event(), [Guest(source, torch.device(device), 0, preempt) for _ in range(count)]
 
     def host(guest: Guest) -> None:
         guest.start()

@@ -183,6 +183,17 @@ def shuffled(x: Tensor) -> Callable[[int], Iterable[Any]]:
     return lambda batch_size: DataLoader(TensorDataset(x), batch_size, shuffle=True, generator=generator)
 
 
+class Held:
+    """Is in a set, and a key, of its own."""
+
+    def __init__(self) -> None:
+        self.among, self.at = {self}, {self: 1}
+
+
+def test_what_holds_itself_is_followed_once() -> None:
+    assert of(Held()) == of(Held())
+
+
 def test_data_are_their_content() -> None:
     x, y = torch.rand(100, 3), torch.arange(100)
     inverted = 1 - y

@@ -27,7 +27,9 @@ from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.group_training import train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
-from tests.recorder import Recorder, recording
+from tests.recorder import DEVICE, Counted, Recorder, recording
+
+pytestmark = pytest.mark.gpu
 
 OPTIMIZERS: list[dict[str, Any]] = [
     {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "schedule": "cosine", "grad_clip": 1.0},
@@ -39,7 +41,12 @@ EPOCHS, STEPS, WHOLE = 3, 7, 6  # of 48 in 320 examples, of which the last has 3
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+def problem(problem: Problem) -> Problem:
+    return problem.on(DEVICE)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder | Counted]:
     monkeypatch.setattr(native, "takes", lambda tensors: False)  # as on a GPU
     with recording() as made:
         yield made
@@ -61,7 +68,7 @@ def group(problem: Problem, members: tuple[int, ...], start: int, stop: int, sou
     return train_group(problem, TRIALS, task, lambda key: {"parts": source})
 
 
-def test_a_group_trains_the_same_also_as_members_leave(problem: Problem, recorder: Recorder) -> None:
+def test_a_group_trains_the_same_also_as_members_leave(problem: Problem, recorder: Recorder | Counted) -> None:
     outcomes = []
     for graph in ("auto", False):
         asked = problem.with_settings(graph=graph)
@@ -86,7 +93,7 @@ def target(problem: Problem, number: int, span: Span, state: Any = None) -> Full
 
 @pytest.mark.parametrize("number", TRIALS)
 def test_a_full_size_model_trains_the_same(
-    problem: Problem, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, number: int
+    problem: Problem, recorder: Recorder | Counted, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """To the last bit like the same optimizer in steps that are not recorded; like torch's own but for rounding."""
     recorded = target(problem, number, Span(0, EPOCHS))
@@ -96,7 +103,7 @@ def test_a_full_size_model_trains_the_same(
     def fail(*args: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(Recorder, "record", fail)
+    monkeypatch.setattr(type(recorder), "record", fail)
     with pytest.warns(GraphWarning, match="not recorded, RuntimeError: operation not permitted"):
         fallen_back = target(problem, number, Span(0, EPOCHS))
     assert equal(recorded.history, fallen_back.history)
@@ -111,7 +118,7 @@ def test_a_full_size_model_trains_the_same(
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_recorded_run_goes_on_as_another_and_the_other_way_round(
-    problem: Problem, recorder: Recorder, number: int
+    problem: Problem, recorder: Recorder | Counted, number: int
 ) -> None:
     whole = target(problem.with_settings(graph=False), number, Span(0, 4))
     for first, second in (("auto", False), (False, "auto")):
@@ -122,7 +129,7 @@ def test_a_recorded_run_goes_on_as_another_and_the_other_way_round(
     assert recorder.recordings == 2
 
 
-def test_a_learner_that_is_let_go_is_gone_with_its_memory(problem: Problem, recorder: Recorder) -> None:
+def test_a_learner_that_is_let_go_is_gone_with_its_memory(problem: Problem, recorder: Recorder | Counted) -> None:
     """Without waiting for the collection of garbage, as the next one needs the memory."""
     share = next(problem.train_data.shares(48, 0, ALONE))
     fused = FusedLearner([problem.surrogate(t) for t in TRIALS.values()], [t.config for t in TRIALS.values()], problem)
@@ -152,7 +159,7 @@ class Sparse(nn.Module):
         return out
 
 
-def test_sparse_gradients_train_as_they_did(problem: Problem, recorder: Recorder) -> None:
+def test_sparse_gradients_train_as_they_did(problem: Problem, recorder: Recorder | Counted) -> None:
     x, y = torch.arange(80).reshape(40, 2) % 10, torch.arange(40) % 3
     data = make_batches((x, y), "train_data", problem.device, 0)
     problem = replace(problem, model_fn=lambda config: Sparse(), train_data=data, val_data=data)
@@ -166,7 +173,7 @@ def test_sparse_gradients_train_as_they_did(problem: Problem, recorder: Recorder
     assert recorder.recordings == 0
 
 
-def test_ranks_whose_optimizer_has_hooks_are_not_recorded(problem: Problem, recorder: Recorder) -> None:
+def test_ranks_whose_optimizer_has_hooks_are_not_recorded(problem: Problem, recorder: Recorder | Counted) -> None:
     """What times and rescales their steps, no replay would call."""
     place, task = Place(ALONE, 1.0, "gloo"), FullSizeTask("key", 1, Span(0, 2), None, 0)
     outcome = train_target_on_ranks(problem, TRIALS[1], task, None, place, lambda: None, lambda: False, lambda *_: None)
@@ -176,7 +183,7 @@ def test_ranks_whose_optimizer_has_hooks_are_not_recorded(problem: Problem, reco
 
 
 def test_what_fits_memory_only_as_it_is_written_trains_so(
-    problem: Problem, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    problem: Problem, recorder: Recorder | Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group is not made smaller for a recording."""
 
@@ -192,7 +199,9 @@ def test_what_fits_memory_only_as_it_is_written_trains_so(
     assert [part["members"] for part in outcome.checkpoint] == [[0, 1, 2]]
 
 
-def test_a_whole_run_chooses_the_same(quick: Callable[..., TuneResult], recorder: Recorder, one_process: None) -> None:
+def test_a_whole_run_chooses_the_same(
+    quick: Callable[..., TuneResult], recorder: Recorder | Counted, one_process: None
+) -> None:
     asked = {"model_fn": mlp, "num_samples": 6}
     recorded = quick(name="recorded", **asked)
     assert recorder.replays > 0

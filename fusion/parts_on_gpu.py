@@ -1,0 +1,41 @@
+"""Kernels of a GPU that take a module's own parameters, but not a member's part of stacked ones, are avoided."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def without_chunks(template: nn.Module, devices: Collection[str]) -> Iterator[None]:
+    """Inside, modules on a GPU (`devices` are those of their tensors) take parameters that are views, at any place.
+
+    Recurrent layers would copy their weights into one chunk: under vmap these have no place in memory, and a recorded
+    step would read the first copy for ever. Attention's kernels for inference read 16 bytes at once. A view that begins
+    between two such places is a "misaligned address", after which the process can use the GPU no more.
+    """
+    if "cuda" not in devices:
+        yield
+        return
+    layers = [module for module in template.modules() if isinstance(module, nn.RNNBase)]
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    for layer in layers:
+        vars(layer)["flatten_parameters"] = _leave
+    try:
+        with warnings.catch_warnings() if layers else nullcontext():
+            if layers:
+                warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+            yield
+    finally:
+        for layer in layers:
+            del vars(layer)["flatten_parameters"]
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _leave() -> None:
+    """Leave weights where they are."""
