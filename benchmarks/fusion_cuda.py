@@ -98,6 +98,9 @@ def measure(
 
 
 def _row(case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, *, fused: bool) -> Row:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     start, numbers = time.perf_counter(), ("seconds", "gain", "flops_per_second", "bytes_per_second", "peak_bytes")
     row: Row = {"case": case.name, "precision": precision, "how": how, "K": K}
     row |= dict.fromkeys((*numbers, "setup_seconds"), 0.0) | {"error": ""}
@@ -112,9 +115,11 @@ def _row(case: Case, K: int, precision: str, how: str, device: torch.device, bat
     row["setup_seconds"] = time.perf_counter() - start
     row["seconds"] = seconds = _median_seconds(step, device)
     if device.type == "cuda":
-        row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
-    flops, moved = _work(_step(case, K, precision, "eager", device, batch, fused=fused))
-    return {**row, "flops_per_second": flops / seconds, "bytes_per_second": moved / seconds}
+        row["peak_bytes"] = torch.cuda.max_memory_reserved(device)  # a recording's own memory is in it
+    _, moved = _work(_step(case, K, precision, "eager", device, batch, fused=fused))
+    # Of members alone: torch's formula takes a convolution of K groups for one of all channels with all.
+    flops, _ = _work(_step(case, 1, precision, "eager", device, batch, fused=False))
+    return {**row, "flops_per_second": K * flops / seconds, "bytes_per_second": moved / seconds}
 
 
 def _step(case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, *, fused: bool) -> Step:
@@ -154,8 +159,6 @@ def _synchronized(step: Callable[[], Any], device: torch.device) -> float:
 
 
 def _median_seconds(step: Callable[[], Any], device: torch.device, repeats: int = 10) -> float:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     for _ in range(3):
         _synchronized(step, device)
     return statistics.median(_synchronized(step, device) for _ in range(repeats))

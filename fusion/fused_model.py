@@ -277,9 +277,13 @@ class FusedModel(StackedTensors):
         try:
             self._catch_up([k])
             self.own_values.put(own, k)
-            return materialize(own, tensors)
+            module = materialize(own, tensors)
         finally:
             put_back(own, before)
+        for layer in module.modules():
+            if isinstance(layer, nn.RNNBase):
+                layer.flatten_parameters()  # on a GPU; cuDNN would do it at each call
+        return module
 
     def unreached(self) -> dict[str, list[int]]:
         """Return parameters with a gradient that not every member has: name -> the members without one.

@@ -76,6 +76,8 @@ class Trace(TorchDispatchMode):
             return id(leaf)
         if isinstance(leaf, torch.ScriptObject):
             return type(leaf)
+        if isinstance(leaf, torch.UntypedStorage):  # an autocast LSTM's weights become views of one
+            return ("made", self._made[leaf._cdata]) if leaf._cdata in self._made else ("found", leaf._cdata)
         if not isinstance(leaf, Tensor):
             return leaf if leaf == leaf else repr(leaf)  # NaN differs from itself
         form = (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.storage_offset())

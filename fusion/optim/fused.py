@@ -58,8 +58,12 @@ class FusedOptimizer(EvaluatedOptimizer):
 
     @property
     def can_be_recorded(self) -> bool:
-        """Return whether `step` never waits for the host, as Muon, NAdam and members that torch updates do."""
-        return all(hp.is_vectorized and hp.kind not in ("muon", "nadam") for hp in self.members)
+        """Return whether `step` never waits for the host, as Muon, NAdam and members that torch updates do.
+
+        On a GPU, Adafactor does, too.
+        """
+        waiting = ("muon", "nadam", *(["adafactor"] if self.lr_factor_K.is_cuda else []))
+        return all(hp.is_vectorized and hp.kind not in waiting for hp in self.members)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -134,7 +138,11 @@ class FusedOptimizer(EvaluatedOptimizer):
         under_prodigy = [hp.kind == "prodigy" for hp in self.members]
         if not any(under_prodigy):
             return takes
-        learn = ~(torch.tensor(under_prodigy, device=self.lr_factor_K.device) & (self.lr_factor_K == 0))
+
+        def as_tensor() -> Tensor:
+            return torch.tensor(under_prodigy).to(self.lr_factor_K.device)
+
+        learn = ~(kept(self._under_prodigy, tuple(under_prodigy), as_tensor) & (self.lr_factor_K == 0))
         return learn if takes is None else learn & takes
 
     def _count(self, present: Sequence[str], takes: Tensor | None) -> None:

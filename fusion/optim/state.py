@@ -285,6 +285,7 @@ class OptimizerState:
         self._tiles: dict[Hashable, list[Tile]] = {}
         self._groups: dict[Hashable, list[Group]] = {}
         self._increments: dict[tuple[str, ...], Tensor] = {}
+        self._under_prodigy: dict[tuple[bool, ...], Tensor] = {}
 
     def _follow_schedule(self) -> None:
         if self._schedule_SK is not None:

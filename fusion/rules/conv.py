@@ -9,11 +9,14 @@ channels, stay vectorized.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusion.rules import kernel_inputs
+from fusion.rules.kernel_inputs import finite, of_finite_gradient
 from fusion.rules.member import Member, Rule
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -53,13 +56,14 @@ def convolution(function: Callable[..., Tensor], dims: int) -> Rule:
         groups: int = 1,
     ) -> Any:
         batched = input.value.dim() - (input.dim is not None) == dims + 2
-        shared = input.dim is None
+        shared = input.dim is None and (groups == 1 or not kernel_inputs.mixes_groups(input.value))
         if weight.dim is None or not batched or (shared and groups != 1):
             return NotImplemented
         x = channels_last(input.value if shared else fold_channels(input, K))
         flat_weight = channels_last(weight.lead(K).flatten(0, 1))
         flat_bias = None if bias is None else bias.lead(K).reshape(-1)
-        out = function(x, flat_weight, flat_bias, stride, padding, dilation, groups if shared else K * groups)
+        convolve = function if shared else partial(_of_groups, function)
+        out = convolve(x, flat_weight, flat_bias, stride, padding, dilation, groups if shared else K * groups)
         return unfold_channels(out, K)
 
     return fold
@@ -84,10 +88,19 @@ def transposed(function: Callable[..., Tensor], dims: int) -> Rule:
         x = channels_last(fold_channels(input, K))
         flat_weight = weight.lead(K).flatten(0, 1)
         flat_bias = None if bias is None else bias.lead(K).reshape(-1)
-        out = function(x, flat_weight, flat_bias, stride, padding, output_padding, K * groups, dilation)
-        return unfold_channels(out, K)
+        options = stride, padding, output_padding, K * groups, dilation
+        return unfold_channels(_of_groups(function, x, flat_weight, flat_bias, *options), K)
 
     return fold
+
+
+def _of_groups(
+    function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any
+) -> Tensor:
+    """Convolve the groups of K members, none of which may reach another."""
+    if not kernel_inputs.mixes_groups(x):
+        return function(x, weight, bias, *options)
+    return of_finite_gradient(function(finite(x), finite(weight), bias, *options))
 
 
 def pooling(function: Callable[..., Any]) -> Rule:

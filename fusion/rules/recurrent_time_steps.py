@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusion.rules.kernel_inputs import cast
 from fusion.rules.recurrent_cells import ByHand, Cell, State
 
 # Steps whose products with the input, and for the weights' gradients, are computed at once. Many make a product
@@ -81,17 +82,11 @@ def recurrence(
     """
     if cell.by_hand is None or projection_KHP is not None:
         return unrolled(cell, x_KTNI, state, weights, projection_KHP)
-    x, *weights = (_autocast(t) for t in (x_KTNI, *weights))
+    x, *weights = (cast(t) for t in (x_KTNI, *weights))
     x = x.flatten(1, 2).unflatten(1, x.shape[1:3])  # In the order of memory that the products ask for.
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights, *state))
     out, *last = _Recurrence.apply(cell, cell.by_hand, keep, x, *weights, *state)  # type: ignore[no-untyped-call]
     return out, (out[:, -1], *last)
-
-
-def _autocast(x: Tensor) -> Tensor:
-    device = x.device.type
-    cast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
-    return x.to(torch.get_autocast_dtype(device)) if cast else x
 
 
 class _Recurrence(torch.autograd.Function):

@@ -91,5 +91,6 @@ def _opened(page: Page, where: torch.device, preempt: bool, notify: Callable[...
         # Where MPS has both processes share the device at once, the host's kernels go first.
         torch.cuda.set_stream(torch.cuda.Stream(where, priority=0))
     if not preempt:
-        given = replace(given, objective=Quanta(page, where).objective(given.objective))
+        # A recorded step would call no quantum.
+        given = replace(given, objective=Quanta(page, where).objective(given.objective)).with_settings(graph=False)
     return GuestTrainer(given, where, 1, notify, lambda: page.leaving)

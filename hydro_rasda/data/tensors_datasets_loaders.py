@@ -23,6 +23,7 @@ from fusion.streams import Stream
 from hydro_rasda.argument_checks import binds, require
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, check_length, least, length_of
 from hydro_rasda.data.batches import Batch, Batches, Data, Shard, Share, batch_length, move
+from hydro_rasda.data.can_be_pickled import can_be_pickled
 from hydro_rasda.seeds import derive_seed
 
 
@@ -105,18 +106,26 @@ class DatasetBatches(IndexedBatches):
         length = length_of(dataset, argument)
         self._dataset, self._length, self._device, self._seed = dataset, length, device, seed
         self._workers = workers
+        self._can_be_sent: bool | None = None  # not yet known
 
     def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
         rows = [part.tolist() if isinstance(part, Tensor) else list(part) for part in parts]
         loader = DataLoader(
             _InBatches(self._dataset, rows, seed),
             batch_size=None,
-            num_workers=default_workers(self._device) if self._workers is None else self._workers,
+            num_workers=self._default_workers() if self._workers is None else self._workers,
             pin_memory=self._device.type == "cuda",
             # It draws a number that nothing uses, which must not come from what models draw from.
             generator=torch.Generator(),
         )
         return (move(batch, self._device) for batch in loader)
+
+    def _default_workers(self) -> int:
+        """None for an open file, which has one position for all processes that read from it."""
+        most = default_workers(self._device)
+        if most and self._can_be_sent is None:
+            self._can_be_sent = can_be_pickled(self._dataset)
+        return most if self._can_be_sent else 0
 
     def on(self, device: torch.device) -> DatasetBatches:
         moved = copy.copy(self)

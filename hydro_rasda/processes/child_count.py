@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
-from typing import Any
 
-import cloudpickle
 import torch
 
+from hydro_rasda.data.can_be_pickled import can_be_pickled
 from hydro_rasda.problem import Problem
 
 ONE_PROCESS = "HYDRO_RASDA_ONE_PROCESS"
@@ -24,29 +22,6 @@ def most_children(device: torch.device) -> int:
     """
     can_fork = device.type == "cpu" and sys.platform == "linux" and not torch.accelerator.is_available()
     return torch.get_num_threads() if can_fork and not os.environ.get(ONE_PROCESS) else 0
-
-
-def can_be_pickled(thing: Any) -> bool:
-    """Return whether a thing can be sent to another process; nothing of it is copied to find out."""
-
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-        def reducer_override(self, part: Any) -> Any:
-            if isinstance(part, torch.Tensor):
-                return int, ()
-            if isinstance(part, io.TextIOWrapper) and part not in (sys.stdout, sys.stderr):
-                raise TypeError("a copy of a text file is sent as what is in it, but is one file for forked processes")
-            return super().reducer_override(part)
-
-    try:
-        Pickler(_Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(thing)
-    except Exception:  # whatever a `__reduce__` raises
-        return False
-    return True
-
-
-class _Nowhere:
-    def write(self, content: Any) -> int:
-        return len(content)
 
 
 def usable_children(problem: Problem) -> int:

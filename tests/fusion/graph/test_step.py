@@ -181,9 +181,7 @@ def test_it_is_recorded_anew_when_tensors_lie_elsewhere(recorder: Recorder | Cou
     assert recorder.replays > 0
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.name in ("lstm", "transformer", "tied")], ids=lambda c: c.name
-)
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in ("lstm", "transformer", "tied")], ids=lambda c: c.name)
 def test_other_models_are_recorded_too(recorder: Recorder | Counted, case: Case) -> None:
     ends = []
     for recorded in (True, False):

@@ -3,9 +3,16 @@
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from fusion import fuse, fused_optimizer
+from fusion.rules import kernel_inputs
+from fusion.rules.conv import convolution, transposed
+from fusion.rules.table import RULES
 from tests.fusion.rules.folding import SHARED, assert_folds, member, tensor
+from tests.zoo import CASES
 
 CONVOLUTIONS: list[tuple[Any, dict[str, Any]]] = [
     (F.conv1d, {}),
@@ -37,3 +44,58 @@ def test_conv_transpose2d(options: dict[str, Any], x: int | None) -> None:
     weight = member(4, 3, 3, 3)
     bias = member(3 * options.get("groups", 1))
     assert_folds(lambda *t: F.conv_transpose2d(*t, **options), tensor(x, 2, 4, 5, 5), weight, bias, dims=(x, 0, 0))
+
+
+GROUPS = 3  # the place of `groups` after the bias, in both
+
+
+def mixing(conv: Any) -> Any:
+    """A convolution whose groups are one, with zeros between them, as on a GPU's tensor cores."""
+
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+        groups = options[GROUPS]
+        own = weight.unflatten(0, (groups, -1)).unsqueeze(
+            2
+        )  # [G, out, 1, in, H, W]; transposed, in and out change places
+        between = ~torch.eye(groups, dtype=torch.bool).view(groups, 1, groups, 1, 1, 1)
+        dense = own.expand(-1, -1, groups, -1, -1, -1).masked_fill(between, 0.0).flatten(2, 3).flatten(0, 1)
+        single = [*options[:GROUPS], 1, *options[GROUPS + 1 :]]
+        result: Tensor = conv(x, dense, bias, *single)
+        return result
+
+    return convolve
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("name", ["batch-norm", "transposed", "resnet18", "group-norm"])
+def test_no_member_reaches_another_where_kernels_mix_groups(
+    name: str, poison: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses and weights, after one has diverged; without the rule's care they would be lost, too."""
+    monkeypatch.setitem(RULES, F.conv2d, convolution(mixing(F.conv2d), 2))
+    monkeypatch.setitem(RULES, F.conv_transpose2d, transposed(mixing(F.conv_transpose2d), 2))
+    case = next(case for case in CASES if case.name == name)
+
+    def train(cared_for: bool, poison: float | None) -> list[Tensor]:
+        monkeypatch.setattr(kernel_inputs, "mixes_groups", lambda x: cared_for)
+        torch.manual_seed(0)
+        fused = fuse([case.build() for _ in range(3)])
+        optimizer = fused_optimizer(fused, [{"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}] * 3)
+        losses = []
+        for step in range(4):
+            if step == 1 and poison is not None:
+                with torch.no_grad():
+                    for p in fused.stacked.values():
+                        p[1].fill_(poison)
+            optimizer.zero_grad()
+            loss_K = fused.map(case.objective, case.batch(step))
+            loss_K.sum().backward()
+            optimizer.step()
+            losses.append(loss_K.detach())
+        assert fused.diverged() == ([1] if cared_for and poison else fused.diverged())
+        return [t.detach()[[0, 2]] for t in (*losses, *fused.stacked.values()) if t.is_floating_point()]
+
+    healthy, sick = train(True, None), train(True, poison)
+    for ours, theirs in zip(sick, healthy, strict=True):
+        assert torch.equal(ours, theirs)
+    assert any(t.isnan().any() for t in train(False, poison))

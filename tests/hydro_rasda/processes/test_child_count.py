@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from hydro_rasda.data.can_be_pickled import can_be_pickled
 from hydro_rasda.problem import Problem
-from hydro_rasda.processes.child_count import ONE_PROCESS, can_be_pickled, most_children, usable_children
+from hydro_rasda.processes.child_count import ONE_PROCESS, most_children, usable_children
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="processes that have computed are forked on Linux alone"

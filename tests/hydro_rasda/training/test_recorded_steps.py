@@ -219,6 +219,7 @@ def test_it_is_refused_where_there_is_no_gpu(quick: Callable[..., TuneResult]) -
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="steps are compiled on a CPU")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler `g++`, which compiled steps need")
 def test_a_compiled_group_trains_the_same_up_to_rounding_and_again_to_the_last_bit(problem: Problem) -> None:
     trials = {n: Trial(n, {**trial.config, "dropout": 0.0}) for n, trial in TRIALS.items()}
