@@ -63,6 +63,10 @@ ON_GPU = (
         for case in ("mlp", "transformer", "resnet18")
         for precision in ("tf32", "bf16")
     ),
+    Step(
+        "vs_asha --gpu --tasks wide_transformer --methods tune asha --seeds 0 --out {out}/vs_asha_gpu",
+        "tinyshakespeare/input.txt",
+    ),
     *(
         Step(f"vs_asha --tasks {task} --methods {method} --seeds 0 --out {{out}}/vs_asha", needs)
         for task, needs in _TASKS.items()

@@ -18,9 +18,14 @@ from benchmarks.vs_asha.yardsticks import by_chance
 
 
 def against_asha(folder: Path) -> list[Claim]:
-    """`tune` against Ray Tune's ASHA: task by task, then over all of them."""
-    cells, source = read_cells(folder / "vs_asha"), "vs_asha.md"
-    found = []
+    """`tune` against ASHA: task by task, then over all of them; on a CPU, then on a GPU."""
+    return [
+        claim for name in ("vs_asha", "vs_asha_gpu") for claim in _of_cells(read_cells(folder / name), folder, name)
+    ]
+
+
+def _of_cells(cells: Cells, folder: Path, name_of_page: str) -> list[Claim]:
+    found, source = list[Claim](), f"{name_of_page}.md"
     for task in cells:
         rows = rows_of(cells, task)
         row = rows.get("tune")
@@ -34,7 +39,9 @@ def against_asha(folder: Path) -> list[Claim]:
         target = TARGETS[task]
         where = f"{machine(everything)}; {row.compared} seed{'s' * (row.compared > 1)}"
         where += f", {row.timed} of them timed on one kind of machine" * (row.timed < row.compared)
-        name = _vs_asha_name(task, base) + " (reduced)" * reduced
+        name = (
+            _vs_asha_name(task, base) + ", on a GPU" * ("gpu" in everything[0]["environment"]) + " (reduced)" * reduced
+        )
         tests = f"{row.test.median:.3g} against {rows[base].test.median:.3g}"
         quality = f"test {everything[0]['score']} {tests}, seed spread {between_seeds:.2g}"
         measured = f"{show(row.speedup, 'x')}; {quality}" + ", **a loss**" * worse

@@ -1,4 +1,4 @@
-"""What a kernel of K members is given: in autocast's type, and on a GPU finite, where it would mix the members."""
+"""Tensors as kernels of K members need them: in autocast's type, and finite where a GPU would mix the members."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""GPUs that several processes share: through NVIDIA's Multi-Process Service, where it is installed.
-
-Not yet run on a GPU.
-"""
+"""GPUs that several processes share: through NVIDIA's Multi-Process Service, where it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a thing can be sent to another process, or holds what two processes cannot share."""
+"""A check that finds what two processes cannot share, such as an open file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """NVIDIA's Multi-Process Service, by which processes compute on one GPU at the same time instead of in turns.
 
 A daemon for each GPU, started for what one call runs and ended with it. It runs under `run_job.py`, as jobs do: where
-this process dies, however it dies, the daemon and its servers are ended. Not yet run on a GPU.
+this process dies, however it dies, the daemon and its servers are ended.
 """
 
 from __future__ import annotations
