@@ -80,6 +80,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "benchmarks/results/replay.png": replay,
     **{f"benchmarks/results/transfer_{task}.png": transfer for task in ("cifar10", "digits", "shakespeare")},
     "benchmarks/results/vs_asha.png": vs_asha,
+    "benchmarks/results/vs_asha_gpu.png": vs_asha,
 }
 """All pictures but those of the report, with what draws each."""
 SETTLED = ("benchmarks/results/rasda_beyond.png",)

@@ -263,9 +263,14 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 def _coarseness(fused: FusedModel) -> float:
     """Return the relative rounding of arithmetic coarser than the tensors' types (TF32 on CUDA); 0 elsewhere."""
-    device = next(iter(fused.parameters()), torch.empty(0)).device
-    fast = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    return _TF32 if device.type == "cuda" and fast else 0.0
+    first = next(iter(fused.parameters()), torch.empty(0))
+    if first.device.type != "cuda" or first.dtype == torch.float64:
+        return 0.0
+    try:
+        fast = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:  # whoever called has set it by torch's newer names
+        fast = True
+    return _TF32 if fast else 0.0
 
 
 def _jump(batch: Any) -> float:

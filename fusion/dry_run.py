@@ -20,6 +20,7 @@ from fusion.backoff import is_out_of_memory
 from fusion.compare_with_alone import check_members, restored
 from fusion.equal_within_rounding import FusionMismatch, overlap_written
 from fusion.fused_model import FusedModel, Objective, check_fused
+from fusion.parts_on_gpu import without_chunks
 from fusion.rules.gradient import BackwardInside, FreezesInside
 from fusion.skeleton_and_tensors import copied, named_tensors
 from fusion.streams import global_states, preserved_generators, seed_generators
@@ -145,7 +146,7 @@ def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[s
     watched = {*dict(own.named_parameters()), *fused.overlapping}
     places = _places(own)
     before = {name: t.detach().clone() for name, t in named_tensors(own).items() if name in watched}
-    with preserved_generators():
+    with preserved_generators(), without_chunks(own, {p.device.type for p in own.parameters()}):
         seed_generators(0)
         try:
             objective(own, copied(batch))

@@ -33,7 +33,7 @@ def without_chunks(template: nn.Module, devices: Collection[str]) -> Iterator[No
             yield
     finally:
         for layer in layers:
-            del vars(layer)["flatten_parameters"]
+            vars(layer).pop("flatten_parameters", None)
         torch.backends.mha.set_fastpath_enabled(before)
 
 

@@ -152,10 +152,11 @@ class StackedTensors(nn.Module):
 
         A member that diverges harms no other: it can train on as it is, or be left out by `keep`.
         """
-        finite_K = torch.ones(self.K, dtype=torch.bool)
-        for tensor in (*self.stacked.values(), *self.stacked_buffers.values()):
-            if tensor.is_floating_point() or tensor.is_complex():
-                finite_K &= torch.isfinite(tensor.detach()).reshape(self.K, -1).all(1).cpu()
+        tensors = [t.detach() for t in (*self.stacked.values(), *self.stacked_buffers.values())]
+        numbers = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+        if not numbers:
+            return []
+        finite_K = torch.stack([torch.isfinite(t).reshape(self.K, -1).all(1) for t in numbers]).all(0)
         return [k for k, finite in enumerate(finite_K.tolist()) if not finite]
 
     @property

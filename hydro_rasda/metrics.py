@@ -37,7 +37,8 @@ def summed(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> Sums:
 def add_over_ranks(sums: Sums) -> None:
     """Replace sums over a rank's examples by those over all ranks', in one exchange."""
     names = sorted(sums.totals)
-    totals = [sums.totals[name] for name in names]
+    of_loss = sums.totals.get("loss", next(iter(sums.totals.values())))
+    totals = [sums.totals[name].to(of_loss.device) for name in names]
     weights = [torch.as_tensor(sums.weights[name]).to(total).expand_as(total) for name, total in zip(names, totals)]
     joined = torch.cat([*totals, *weights])
     dist.all_reduce(joined)

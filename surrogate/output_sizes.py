@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 Shape = tuple[int, ...]
@@ -63,9 +63,17 @@ def run_for_shapes(
     """
     own = copy.deepcopy(module)
     at = next((tensor.device for tensor in (*own.parameters(), *own.buffers())), None)
-    example = example_input if at is None else tree_map_only(Tensor, lambda tensor: tensor.to(at), example_input)
+    example = batch_at(at, example_input)
     with torch.random.fork_rng(devices=[]), torch.no_grad(), during or contextlib.nullcontext():
         return output_shapes(call_model(own, example))
+
+
+def batch_at(device: torch.device | None, batch: Any) -> Any:
+    """Return a batch on a device, if none of its tensors lies there: a mixed one is meant to be so."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if device is None or any(tensor.device == device for tensor in tensors):
+        return batch
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
 
 
 def record_calls(module: nn.Module, running: list[str]) -> list[RemovableHandle]:

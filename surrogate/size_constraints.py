@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
-from surrogate.output_sizes import call_model, record_calls
+from surrogate.output_sizes import batch_at, call_model, record_calls
 from surrogate.resize import AttributeKey
 from surrogate.symbolic_functions import SymbolicFunctions
 
@@ -145,9 +145,8 @@ class _Tracer:
             if isinstance(layer, nn.GroupNorm):
                 layer.forward = functools.partial(_affine, layer)  # type: ignore[method-assign]
         record_calls(self.module, running)
-        batch = pytree.tree_map_only(
-            Tensor, lambda tensor: self.mode.from_tensor(tensor, static_shapes=True), example_input
-        )
+        example = batch_at(next((fake.device for fake in fakes.values()), None), example_input)
+        batch = pytree.tree_map_only(Tensor, lambda tensor: self.mode.from_tensor(tensor, static_shapes=True), example)
         inputs = _Inputs(self.module, batch)
         try:
             with self.mode, SymbolicFunctions(self._called), torch.no_grad(), warnings.catch_warnings():

@@ -281,6 +281,10 @@ class OptimizerState:
             run.to(device)
             # Views, so that a step writes into the table.
             run.vectors |= zip(LEARNED.get(run.kind, ()), self._estimates_K3[run.start : run.stop].split(1, 1))
+        for key, rows in self._moments.items():
+            if any(values.device != device for values in rows.blocks.values()):
+                parts = {name: values.to(device) for name, values in rows.parts.items()}
+                self._moments[key] = Rows.of(layout_of(parts, self.fused.parts), parts)
         self.changes += 1
         self._tiles: dict[Hashable, list[Tile]] = {}
         self._groups: dict[Hashable, list[Group]] = {}

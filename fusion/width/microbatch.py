@@ -32,7 +32,7 @@ def is_weight(name: str) -> bool:
 def weight_of(means: Means, name: str) -> Tensor | None:
     """Return the weight of a mean; None if that is the number of samples."""
     own = means.get(f"{WEIGHT}/{name}", means.get(WEIGHT))
-    return None if own is None else own.detach()
+    return None if own is None else own.detach().to(means[name].device)  # often a number, made on the host
 
 
 class Sums:
@@ -128,9 +128,10 @@ def backward(
         last = i == len(pieces)
         with nullcontext() if last else apart():
             means = objective(piece)
-            own, loss = weight_of(means, "loss"), means["loss"]
+            weighed = over_ranks is not None or len(pieces) > 1
+            own, loss = weight_of(means, "loss") if weighed else None, means["loss"]
             share: Tensor | float = size / sum(sizes) * weight
-            if own is not None and (over_ranks is not None or len(pieces) > 1):
+            if own is not None:
                 own = own.to(torch.promote_types(loss.dtype, torch.float32)) if weight else torch.zeros_like(loss)
                 seen = own if seen is None else seen + own
                 # The weight of the whole batch is known only after its last part.

@@ -238,11 +238,13 @@ def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:
 def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple[int, Step, int]:
     """Find the least number of parts of a batch with which one trial fits: (parts, its step, its peak in bytes)."""
     parts = 1
+    step: Step | None
     while True:
+        step = None  # what a step that did not fit holds, the next one needs
         last = not can_be_split(trials.batch) or len(split(trials.batch, 2 * parts)) <= parts
         try:
             with peak_memory(device) as peak:
-                _, step = trials.step(1, parts)
+                step = trials.step(1, parts)[1]
                 _warm_up(step, device, trials.graph)
             if memory is None or peak.bytes <= memory:
                 return parts, step, peak.bytes
@@ -266,7 +268,8 @@ def _race(
         return len(ratios) >= _MIN_ROUNDS and (spent or is_clear(ratios, best))
 
     while not enough():
-        alone()  # The group's step has taken the cache; in a training, a trial alone finds its own tensors there.
+        # The group's step has taken the cache; in a training, a trial alone finds its own tensors there.
+        _seconds(alone, device)
         times.append(_seconds(alone, device))
         ratios.append(times[-1] * width / _seconds(fused, device))
     return statistics.median(ratios), times

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -39,8 +39,9 @@ class LocalBackend:
         memory: Bytes of a CPU's memory for all that trains at the same time, beside what the tuner holds; None: 90 % of
             what is free, within the cgroup's limit. Trainings that were measured to fit run beside each other.
         loader_workers: Processes that load a Dataset's batches ahead for each model or group in training, as a
-            DataLoader's `num_workers`. None: up to 4 for a GPU, none for a CPU, whose cores have models to train. The
-            batches are the same, whoever loads them.
+            DataLoader's `num_workers`. None: up to 4 for a GPU, none for a CPU, whose cores have models to train, and
+            none for data in an open file, whose position they would share. The batches are the same, whoever loads
+            them.
         graph: True if training steps are recorded as CUDA graphs and replayed, one launch for each batch (see
             `fusion.GraphedStep`): of fused groups, and of full-size models that train on one worker. "auto": on CUDA;
             True: the same, and refused where there is no GPU; False: never. If a step cannot be recorded, a
@@ -88,7 +89,9 @@ class LocalBackend:
             require(self._asked is None, "device", self._asked, rule)
             devices = devices[:1]
         if len(devices) == 1:
-            yield LocalDevice(run, devices[0], self._memory)
+            # What the user's code puts on "cuda" belongs there, too.
+            with torch.cuda.device(devices[0]) if devices[0].type == "cuda" else nullcontext():
+                yield LocalDevice(run, devices[0], self._memory)
             return
         # What trains on one device does not wait for it.
         from hydro_rasda.backends.process_pool import LocalProcesses

@@ -10,12 +10,18 @@ import cloudpickle
 import torch
 
 
-def can_be_pickled(thing: Any) -> bool:
-    """Return whether a thing can be sent to another process; nothing of it is copied to find out."""
+def can_be_pickled(thing: Any, *, tensors_of_gpus: bool = True) -> bool:
+    """Return whether a thing can be sent to another process; nothing of it is copied to find out.
+
+    Args:
+        tensors_of_gpus: False if tensors on a GPU cannot be sent: a forked process cannot use them.
+    """
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, part: Any) -> Any:
             if isinstance(part, torch.Tensor):
+                if part.is_cuda and not tensors_of_gpus:
+                    raise TypeError("a forked process cannot use a GPU's tensors")
                 return int, ()
             if isinstance(part, io.TextIOWrapper) and part not in (sys.stdout, sys.stderr):
                 raise TypeError("a copy of a text file is sent as what is in it, but is one file for forked processes")

@@ -44,7 +44,8 @@ class TensorBatches(IndexedBatches):
         return super()._order(epoch).to(self._tensors[0].device)
 
     def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
-        return map(self._take, parts)
+        device = self._tensors[0].device  # rows of folds come from the host, and all at once wait for it once
+        return map(self._take, [part.to(device) if isinstance(part, Tensor) else part for part in parts])
 
     def _take(self, rows: Rows) -> Batch:
         at = rows if isinstance(rows, Tensor) else slice(rows.start, rows.stop, rows.step)
@@ -110,21 +111,22 @@ class DatasetBatches(IndexedBatches):
 
     def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
         rows = [part.tolist() if isinstance(part, Tensor) else list(part) for part in parts]
+        workers = self._default_workers() if self._workers is None else self._workers
         loader = DataLoader(
             _InBatches(self._dataset, rows, seed),
             batch_size=None,
-            num_workers=self._default_workers() if self._workers is None else self._workers,
-            pin_memory=self._device.type == "cuda",
+            num_workers=workers if len(rows) > 1 else 0,
+            pin_memory=workers > 0 and self._device.type == "cuda",
             # It draws a number that nothing uses, which must not come from what models draw from.
             generator=torch.Generator(),
         )
         return (move(batch, self._device) for batch in loader)
 
     def _default_workers(self) -> int:
-        """None for an open file, which has one position for all processes that read from it."""
+        """None for an open file, which has one position for all processes that read from it, or tensors on a GPU."""
         most = default_workers(self._device)
         if most and self._can_be_sent is None:
-            self._can_be_sent = can_be_pickled(self._dataset)
+            self._can_be_sent = can_be_pickled(self._dataset, tensors_of_gpus=False)
         return most if self._can_be_sent else 0
 
     def on(self, device: torch.device) -> DatasetBatches:

@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_map
 from fusion.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
 from hydro_rasda.argument_checks import check_function, check_int, check_path
-from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches
+from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches, move
 from hydro_rasda.metrics import Collected, mean_metrics, measured
 from hydro_rasda.objective import give_config, reads_config, steering
-from hydro_rasda.precision import as_given
+from hydro_rasda.precision import as_given, matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of, save_model, weights_of
 from hydro_rasda.results.optuna_study import make_study
@@ -102,6 +102,7 @@ class TuneResult(RunRecord):
             "full_size": None,
             "metrics": None,
             "plans": Plans(),
+            "example_input": move(problem.example_input, torch.device("cpu"), wait=True),
             # `lr_rule` may be a function, too, and no result calls it.
             "settings": replace(problem.settings, race=replace(problem.settings.race, lr_rule="auto")),
         }
@@ -111,7 +112,7 @@ class TuneResult(RunRecord):
     def _unpacked(self, state: dict[str, Any]) -> dict[str, Any]:
         functions = {name: loaded(name, packed) for name, packed in state.pop("functions").items()}
         device = state["_problem"].device
-        there = device.type != "cuda" or torch.cuda.is_available()
+        there = device.type != "cuda" or (device.index or 0) < torch.cuda.device_count()
         problem = replace(state["_problem"], device=device if there else torch.device("cpu"), **functions)
         return {**state, "_problem": problem}
 
@@ -271,7 +272,7 @@ class TuneResult(RunRecord):
             found = {name: value[None] for name, value in self._problem.objective(model, batch).items()}
             return found if whole is None else collected.take(found, batch_length(batch))
 
-        with torch.no_grad(), preserved_generators():
+        with torch.no_grad(), preserved_generators(), matrix_products(self._problem.settings.precision):
             means = mean_metrics((evaluated(batch), batch_length(batch)) for batch in batches.in_order(batch_size))
         found = {name: float(mean) for name, mean in means.items()}
         return found if whole is None else found | measured(whole, *(one[0] for one in collected.whole()))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
+import subprocess
 import sys
 import time
 import warnings
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from fusion import fuse, fused_optimizer, plan_fusion
 from fusion.backoff import back_off
@@ -101,6 +104,23 @@ def test_the_width_of_a_group_is_what_memory_allows(graph: bool) -> None:
     assert peak.bytes <= memory
 
 
+def test_a_fused_model_moves_with_its_optimizer() -> None:
+    ends = []
+    for moves in (False, True):
+        torch.manual_seed(0)
+        fused = fuse([nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3)) for _ in range(2)])
+        update = fused_optimizer(fused, [{"optimizer": "adamw", "lr": 0.1}] * 2)
+        for step in range(4):
+            if moves and step == 2:
+                fused.to(GPU)
+            device = next(fused.parameters()).device
+            update.zero_grad()
+            fused.map(loss, (torch.ones(5, 8, device=device), torch.arange(5, device=device) % 3)).sum().backward()
+            update.step()
+        ends.append({name: p.detach().cpu() for name, p in fused.stacked.items()})
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
+
+
 def test_a_search_trains_on_the_gpu_by_recorded_steps(quick: Quick) -> None:
     """And chooses as it does without them, and as it does on the CPU."""
     placed: set[str] = set()
@@ -118,6 +138,19 @@ def test_a_search_trains_on_the_gpu_by_recorded_steps(quick: Quick) -> None:
     assert found[0].best_metric == pytest.approx(cpu.best_metric, rel=2e-2)
     model = load(found[0].path).best_model(model_fn=mlp)
     assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
+def test_a_result_is_opened_where_there_is_no_gpu(quick: Quick) -> None:
+    packed = pickle.dumps(quick(max_t=1))
+    opens = "import pickle, sys; print(pickle.load(sys.stdin.buffer).best_model())"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", opens], input=packed, env=environment, check=True)
+
+
+def test_examples_may_lie_on_the_gpu(quick: Quick, digits: tuple[Any, Any]) -> None:
+    """Processes that load ahead could not use them."""
+    train, val = (TensorDataset(*(t.cuda() for t in pair)) for pair in digits)
+    assert quick(train_data=train, val_data=val, max_t=1).best_metric < 2.5
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])

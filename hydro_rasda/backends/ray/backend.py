@@ -176,7 +176,7 @@ class RayDevices(DoublingPool):
         return [of[future] for future in ready]
 
     def _load(self, keys: Iterable[str]) -> Load:
-        return _Stored({key: ray.put(self._run.store.load(key)) for key in keys})
+        return _Stored({key: ray.put(self._run.store.load(key, "cpu")) for key in keys})
 
     def _meeting(self, devices: Sequence[int]) -> Any:
         answer: Any = self._devices[devices[0]].process.ask("host_meeting")

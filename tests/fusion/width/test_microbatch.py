@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusion import fuse
-from fusion.width.microbatch import backward, evaluate, split
+from fusion.width.microbatch import Sums, backward, evaluate, split
 
 Batch = tuple[Tensor, Tensor]
 
@@ -110,3 +110,10 @@ def test_bad_input() -> None:
         split((torch.ones(3), torch.ones(2)), 2)
     with pytest.raises(ValueError, match=r"`batch` has tensors of \[\] samples"):
         split("text", 2)
+
+
+def test_a_weight_that_is_a_number_counts_where_its_mean_lies() -> None:
+    """It is made on the host, as `torch.tensor(float(n))` in an objective is."""
+    sums = Sums()
+    sums.add({"loss": torch.ones(3, device="meta"), "weight": torch.full((3,), 5.0)}, 7)
+    assert sums.means()["loss"].device.type == "meta"
