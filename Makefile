@@ -24,7 +24,7 @@ test-rest: $(VENV)/.test
 test-all: $(VENV)/.test
 	$(pytest)
 
-# What CUDA is needed for, or does otherwise than a CPU. The other tests see no GPU, where there is one.
+# The tests that need CUDA, or might differ there. All others see no GPU, even where there is one.
 test-gpu: $(VENV)/.test
 	HYDRO_RASDA_TEST_GPU=1 $(pytest) -m gpu
 

@@ -26,7 +26,7 @@ from sybil.parsers.markdown import CodeBlockParser
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Ray's workers are nice by default: beside a process that computes, they would hardly ever run.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# What is trained twice is compared to the last digit, which on a GPU not even torch's own kernels promise. `make
+# Many tests compare two equal trainings to the last digit, and on a GPU torch's own kernels differ in that. `make
 # test-gpu` runs the tests for a GPU.
 if "HYDRO_RASDA_TEST_GPU" not in os.environ and any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

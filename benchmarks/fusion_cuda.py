@@ -7,7 +7,7 @@ Hydro (Hu et al. 2023) reports 8.3x at K = 25 and 16.6x at K = 220 on an RTX 309
 FLOP/s and bytes/s, and what the same card reaches in a large matrix product and a large copy. The operators' inputs
 and outputs are counted as bytes: what caches save and what kernels reread is not in them.
 
-What the result file has of the same device and torch is kept, so that a run that was cut short goes on where it was.
+A run that was cut short goes on where it was: rows of the same device and torch stay in the result file.
 """
 
 from __future__ import annotations
@@ -89,15 +89,24 @@ def measure(
     known = {(row["case"], row["K"], row["how"]): row for row in before if row["precision"] == precision}
     alone = known.get((name, 1, "eager"))
     if alone is None:
-        alone = {**_row(wide, 1, precision, "eager", device, batch, fused=False), "case": name, "gain": 1.0}
+        flops = _flops(wide, precision, device, batch)
+        alone = {**_row(wide, 1, precision, "eager", device, batch, flops, fused=False), "case": name, "gain": 1.0}
         yield alone
-    for K, how in plan:
-        if (narrow.name, K, how) not in known:
-            row = _row(narrow, K, precision, how, device, batch, fused=True)
+    if missing := [(K, how) for K, how in plan if (narrow.name, K, how) not in known]:
+        flops = _flops(narrow, precision, device, batch)
+        for K, how in missing:
+            row = _row(narrow, K, precision, how, device, batch, flops, fused=True)
             yield {**row, "gain": alone["seconds"] / (row["seconds"] / K) if row["seconds"] else 0.0}
 
 
-def _row(case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, *, fused: bool) -> Row:
+def _flops(case: Case, precision: str, device: torch.device, batch: Any) -> int:
+    """Operations of one member's step alone: of K fused, torch's formula counts each group with all channels."""
+    return _work(_step(case, 1, precision, "eager", device, batch, fused=False))[0]
+
+
+def _row(
+    case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, flops: int, *, fused: bool
+) -> Row:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -117,8 +126,6 @@ def _row(case: Case, K: int, precision: str, how: str, device: torch.device, bat
     if device.type == "cuda":
         row["peak_bytes"] = torch.cuda.max_memory_reserved(device)  # a recording's own memory is in it
     _, moved = _work(_step(case, K, precision, "eager", device, batch, fused=fused))
-    # Of members alone: torch's formula takes a convolution of K groups for one of all channels with all.
-    flops, _ = _work(_step(case, 1, precision, "eager", device, batch, fused=False))
     return {**row, "flops_per_second": K * flops / seconds, "bytes_per_second": moved / seconds}
 
 

@@ -146,7 +146,7 @@ def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[s
     watched = {*dict(own.named_parameters()), *fused.overlapping}
     places = _places(own)
     before = {name: t.detach().clone() for name, t in named_tensors(own).items() if name in watched}
-    with preserved_generators(), without_chunks(own, {p.device.type for p in own.parameters()}):
+    with preserved_generators(), without_chunks(own, own.parameters()):
         seed_generators(0)
         try:
             objective(own, copied(batch))

@@ -130,7 +130,7 @@ class FusedModel(StackedTensors):
                 return objective(self.template, own), rebound
 
         tensors_K = {**self.stacked, **self.stacked_buffers}
-        with without_chunks(self.template, {tensor.device.type for tensor in tensors_K.values()}):
+        with without_chunks(self.template, tensors_K.values()):
             if not together:
                 result, rebound = self._in_turn(one, rows_K)
             else:

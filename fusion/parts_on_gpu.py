@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @contextmanager
-def without_chunks(template: nn.Module, devices: Collection[str]) -> Iterator[None]:
-    """Inside, modules on a GPU (`devices` are those of their tensors) take parameters that are views, at any place.
+def without_chunks(template: nn.Module, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, modules whose tensors are on a GPU take parameters that are views, at any place in memory.
 
     Recurrent layers would copy their weights into one chunk: under vmap these have no place in memory, and a recorded
     step would read the first copy for ever. Attention's kernels for inference read 16 bytes at once. A view that begins
     between two such places is a "misaligned address", after which the process can use the GPU no more.
     """
-    if "cuda" not in devices:
+    if not any(tensor.is_cuda for tensor in tensors):
         yield
         return
     layers = [module for module in template.modules() if isinstance(module, nn.RNNBase)]

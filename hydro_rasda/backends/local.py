@@ -89,7 +89,7 @@ class LocalBackend:
             require(self._asked is None, "device", self._asked, rule)
             devices = devices[:1]
         if len(devices) == 1:
-            # What the user's code puts on "cuda" belongs there, too.
+            # The user's code may say "cuda", and means this device.
             with torch.cuda.device(devices[0]) if devices[0].type == "cuda" else nullcontext():
                 yield LocalDevice(run, devices[0], self._memory)
             return

@@ -152,8 +152,9 @@ def check_draws(make: Callable[[], nn.Module], x: Tensor) -> None:
     torch.manual_seed(0)
     models = [make() for _ in SEEDS]
     alone = [steps_alone(model, x, seed) for model, seed in zip(models, SEEDS)]
+    first = 1 if x.device.type == "cpu" else len(alone[0])  # on a GPU, both seeds drop the same in some first step
     again = steps_alone(models[0], x, SEEDS[2])
-    assert not all(map(torch.equal, alone[0], again)), "no random number is drawn"
+    assert not all(map(torch.equal, alone[0][:first], again)), "no random number is drawn"
     before = global_states()
     for members, one_by_one in (([0, 1, 2], False), ([2, 0], False), ([1, 2], True), ([1], False)):
         fused = fuse([models[k] for k in members], one_by_one=one_by_one)

@@ -121,7 +121,7 @@ def test_scores_lie_near_those_of_float32(task: Problem, half: str) -> None:
     for n, bound in enumerate((0.02, 0.02, 0.2)):
         (_, exact), (_, rounded) = full.history[n][-1], rough.history[n][-1]
         assert 0 < abs(exact["val_loss"] - rounded["val_loss"]) < bound
-        assert abs(exact["val_accuracy"] - rounded["val_accuracy"]) <= 0.07
+        assert abs(exact["val_accuracy"] - rounded["val_accuracy"]) <= (0.05 if DEVICE.type == "cpu" else 0.07)
     assert full.history[2][-1][1]["val_accuracy"] > 0.6
     assert HALF[half] not in dtypes(rough.checkpoint)
 
