@@ -246,7 +246,8 @@ def _step(recipe: Recipe) -> list[str]:
 _AVERAGES = [
     "# Weights that learn, and running statistics, are averaged beside training: the averages count.",
     "learning = {name: p for name, p in model.named_parameters() if p.requires_grad}",
-    "tensors = [t for t in {**learning, **dict(model.named_buffers())}.values() if t.is_floating_point()]",
+    "buffers = {name: b for name, b in model.named_buffers() if b.isfinite().all()}  # without masks of -inf",
+    "tensors = [t for t in {**learning, **buffers}.values() if t.is_floating_point() or t.is_complex()]",
     "means = [t.detach().to(torch.promote_types(t.dtype, torch.float32), copy=True) for t in tensors]",
     "averaged = 0",
 ]

@@ -70,6 +70,7 @@ class Average:
 
     A step is forgotten after `horizon` steps, in the mean. The first steps are averaged evenly, so that initial weights
     count for nothing. Of 16-bit tensors averages are kept in 32 bits: a small share of a difference would be lost.
+    Buffers that begin with infinite numbers are left out, such as masks of attention: their average would be NaN.
 
     Args:
         tensors: Gives what is averaged, by name: the same names and shapes in every call.
@@ -77,7 +78,8 @@ class Average:
 
     def __init__(self, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
         self._tensors, self._steps, self._weight = tensors, 0, 1.0
-        self._means = {name: _widened(tensor.detach()).clone() for name, tensor in tensors().items()}
+        chosen = {n: t.detach() for n, t in tensors().items() if t.requires_grad or bool(t.isfinite().all())}
+        self._means = {name: _widened(tensor).clone() for name, tensor in chosen.items()}
 
     @property
     def differs(self) -> bool:
@@ -88,20 +90,23 @@ class Average:
         """Take in the tensors after a step, with a horizon in steps; up to 1, the last step is all that counts."""
         self._steps += 1
         self._weight = max(1 / self._steps, 1 / max(1.0, horizon))
-        current = self._tensors()
-        values = [_widened(current[name].detach()) for name in self._means]
+        values = [_widened(tensor.detach()) for tensor in self._averaged().values()]
         torch._foreach_lerp_(list(self._means.values()), values, self._weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Have the tensors hold their averages for a while."""
-        current = self._tensors()
+        current = self._averaged()
         kept = {name: tensor.detach().clone() for name, tensor in current.items()}
         _write(current, self._means)
         try:
             yield
         finally:
             _write(current, kept)
+
+    def _averaged(self) -> dict[str, Tensor]:
+        current = self._tensors()
+        return {name: current[name] for name in self._means}
 
     def state(self) -> dict[str, Any]:
         """Plain values and tensors, which `load` takes."""
@@ -115,7 +120,8 @@ class Average:
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors that training changes and that can be averaged: learning parameters and running statistics."""
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return {name: t for name, t in {**learning, **dict(model.named_buffers())}.items() if t.is_floating_point()}
+    tensors = {**learning, **dict(model.named_buffers())}
+    return {name: t for name, t in tensors.items() if t.is_floating_point() or t.is_complex()}
 
 
 def _widened(tensor: Tensor) -> Tensor:

@@ -52,7 +52,9 @@ def assert_same(model: nn.Module, result: TuneResult, rtol: float = 0.0, trial: 
 
 def with_batch_norm(config: Config, width_ratio: float = 1.0) -> nn.Module:
     width = int(32 * width_ratio)
-    return nn.Sequential(nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 10))
+    model = nn.Sequential(nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 10))
+    model.register_buffer("mask", torch.full((3,), -torch.inf))  # of which there is no average
+    return model
 
 
 class Configured(nn.Module):

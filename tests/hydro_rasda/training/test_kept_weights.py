@@ -150,3 +150,32 @@ def test_what_does_not_learn_is_not_averaged() -> None:
     net.get_submodule("0").requires_grad_(False)
     names = {"1.weight", "1.bias", "1.running_mean", "1.running_var", "2.weight", "2.bias"}
     assert set(trained_tensors(net)) == names
+
+
+def test_an_infinite_buffer_stays_as_it_is() -> None:
+    """Such as a causal mask: the average of -inf and -inf would be NaN, and so would all outputs."""
+    net = model()
+    mask = torch.triu(torch.full((3, 3), -math.inf), 1)
+    net.register_buffer("mask", mask.clone())
+    average = Average(lambda: trained_tensors(net))
+    for step in range(3):
+        learn(net, 1, step)
+        average.update(HORIZON)
+    with average.in_place():
+        assert torch.equal(net.get_buffer("mask"), mask)
+    average.load({**average.state(), "means": {**average.state()["means"], "mask": mask * 0}})  # an earlier version's
+    assert all(mean.isfinite().all() for mean in average.state()["means"].values())
+
+
+def test_complex_parameters_are_averaged() -> None:
+    """As those of Fourier operators: else the model would be averaged in part."""
+    net = model()
+    weight = nn.Parameter(torch.tensor([1 + 1j]))
+    net.register_parameter("spectral", weight)
+    average = Average(lambda: trained_tensors(net))
+    for value in (0j, 2 - 2j, 4 + 2j):
+        weight.data.fill_(value)
+        average.update(HORIZON)
+    with average.in_place():
+        assert weight.item() == pytest.approx(2)
+    assert weight.item() == 4 + 2j
