@@ -45,7 +45,8 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
         raise _cannot(
             number, f"it is {models} models, of which the winner alone is trained once more, with `race.refit`"
         )
-    swept = swept_epochs(found, problem.settings.sweep.surrogate)
+    # With folds, the winner trains once more from its initial weights, on all examples.
+    swept = 0 if problem.settings.folds else swept_epochs(found, problem.settings.sweep.surrogate)
     _check_own_weights(number, swept, Store.read(record.path).units())
     workers = _workers(found)
     settings = problem.settings

@@ -124,6 +124,21 @@ def test_tune_over_folds(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
+def test_the_recipe_of_folds_swept_at_full_width_averages_from_the_start(
+    quick: Quick, digits: tuple[Pair, Pair]
+) -> None:
+    """As the training on all examples does; those on single folds average from where the sweep left them."""
+    space = {"lr": uniform(0.5, 0.51), "momentum": 0.9, "optimizer": "sgd", "batch_size": 16}
+    whole = {"sweep": SweepConfig(surrogate=1), "race": RaceConfig(ema=0.5), "num_samples": 2, "max_t": 3}
+    result = quick(**FOLDS | {"space": space} | whole)
+    assert result.averaged
+    assert result.trials[result.best_trial].history[0]["stage"] == "surrogate"
+    made: dict[str, Any] = {}
+    exec(result.recipe(), made)
+    trained = made["train"](quick_model, digits[0], nn.functional.cross_entropy, device="cpu")
+    torch.testing.assert_close(trained.state_dict(), result.best_model().state_dict(), rtol=1e-4, atol=1e-5)
+
+
 def quick_model(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
     from tests.hydro_rasda.models import mlp
 
