@@ -19,7 +19,7 @@ from fusion.warn import warn
 from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.argument_checks import require
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
-from hydro_rasda.data.batch_splits import IndexedBatches
+from hydro_rasda.data.batch_splits import IndexedBatches, num_parts
 from hydro_rasda.metrics import Collected, WholeMetrics, measured
 from hydro_rasda.objective import FEW, Objective, Written, check_metrics, checked, scalars
 from hydro_rasda.objective_parts import joined, moving
@@ -61,7 +61,7 @@ def parts_of(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
     """A batch in the parts that training takes it in, for which alone there may be memory."""
     parts = read(trial.config, "accumulate")
     try:
-        return split(batch, parts)
+        return split(batch, num_parts(batch, trial.batch_size, parts))
     except ValueError as error:
         raise misfit(
             f"`accumulate` is {parts}, but a batch {outline(batch)} of `{argument}`: {error}", error
