@@ -14,7 +14,7 @@ import pytest
 import torch
 from sklearn.model_selection import KFold, LeaveOneOut, PredefinedSplit, StratifiedKFold, TimeSeriesSplit
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, load, uniform
 from hydro_rasda.cli import main
@@ -70,6 +70,15 @@ def test_folds_are_scikit_learns(digits: tuple[Pair, Pair]) -> None:
         if len(train) == shortest:  # as data of their own
             plain = make_batches((x[torch.as_tensor(train)], y[torch.as_tensor(train)]), "train_data", CPU, 0)
             assert all(torch.equal(a[0], b[0]) for a, b in zip(own_train.epoch(16, 2), plain.epoch(16, 2), strict=True))
+
+
+@pytest.mark.parametrize("targets", [["price"], [[1.0], [2.0, 3.0]] * 6, None], ids=["names", "lengths", "none"])
+def test_an_attribute_that_is_no_target_of_each_example_is_left_alone(targets: Any) -> None:
+    """Names of columns, or boxes of images: scikit-learn refuses them, though `KFold` needs no targets at all."""
+    data = Subset(TensorDataset(torch.arange(12.0)[:, None]), range(12))
+    data.targets = targets  # type: ignore[attr-defined]
+    folds = make_folds(KFold(3), data, make_batches(data, "train_data", CPU, 0), 0)
+    assert [len(fold.val) for fold in folds.rows] == [4, 4, 4]
 
 
 def test_a_splitter_without_a_seed_draws_from_the_runs(digits: tuple[Pair, Pair]) -> None:
