@@ -245,13 +245,19 @@ def _step(recipe: Recipe) -> list[str]:
 
 _AVERAGES = [
     "# Weights that learn, and running statistics, are averaged beside training: the averages count.",
-    "learning = {name: p for name, p in model.named_parameters() if p.requires_grad}",
-    "buffers = {name: b for name, b in model.named_buffers() if b.isfinite().all()}  # without masks of -inf",
-    "tensors = [t for t in {**learning, **buffers}.values() if t.is_floating_point() or t.is_complex()]",
-    "means = [t.detach().to(torch.promote_types(t.dtype, torch.float32), copy=True) for t in tensors]",
+    "def tensors():",
+    "    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}",
+    "    found = {**learning, **dict(model.named_buffers())}",
+    "    return {name: t for name, t in found.items() if t.is_floating_point() or t.is_complex()}",
+    "finite = {name: t.detach() for name, t in tensors().items() if t.requires_grad or t.isfinite().all()}",
+    "means = {name: t.to(torch.promote_types(t.dtype, torch.float32), copy=True) for name, t in finite.items()}",
     "averaged = 0",
 ]
-_WRITE_AVERAGES = ["for tensor, mean in zip(tensors, means):", "    tensor.data.copy_(mean)"]
+_WRITE_AVERAGES = [
+    "now = tensors()",
+    "for name, mean in means.items():",
+    "    now[name].data.copy_(mean)",
+]
 
 
 def _average(recipe: Recipe) -> list[str]:
@@ -261,8 +267,9 @@ def _average(recipe: Recipe) -> list[str]:
     lines = [
         "averaged += 1",
         f"weight = max(1 / averaged, 1 / max(1.0, {recipe.settings.race.ema!r} * steps * MAX_T))",
-        "for tensor, mean in zip(tensors, means):",
-        "    mean.lerp_(tensor.detach().to(mean.dtype), weight)",
+        "now = tensors()",
+        "for name, mean in means.items():",
+        "    mean.lerp_(now[name].detach().to(mean.dtype), weight)",
     ]
     # The sweep, which trained the epochs before, averages nothing.
     return [f"if epoch >= {begun}:", *indented(lines)] if begun else lines

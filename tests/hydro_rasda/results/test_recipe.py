@@ -353,6 +353,33 @@ def test_what_a_sweep_at_full_width_trained_is_not_averaged(quick: Quick, digits
     assert_same(again(text, mlp, digits[0]), result, rtol=1e-4)
 
 
+class Centred(nn.Module):
+    """A layer that puts another tensor in the place of its buffer, as codebooks of moving averages do."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        return x - self.mean
+
+
+def centred(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    width = int(32 * width_ratio)
+    return nn.Sequential(Centred(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def test_buffers_that_are_replaced_are_averaged(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    space = {"lr": choice([0.5, 0.6]), "momentum": 0.9, "optimizer": "sgd", "batch_size": 16}
+    result = quick(model_fn=centred, space=space, num_samples=2, race=RaceConfig(ema=0.3))
+    assert result.averaged
+    assert_same(again(result.recipe(), centred, digits[0]), result)
+
+
 def test_it_is_code_of_no_name_or_value_of_a_run(quick: Quick, tmp_path: Path) -> None:
     """Whatever names and texts a run has, none of them is run, and nothing of the library is needed."""
     evil = '"""\nraise SystemExit(7)\n# \u2028raise SystemExit(8)'
