@@ -242,7 +242,7 @@ class LoaderBatches:
 def _length(loader: Iterable[Batch]) -> int | None:
     try:
         return len(loader)  # type: ignore[arg-type]
-    except TypeError:  # a DataLoader of a stream has a length in name only
+    except (TypeError, NotImplementedError):  # a DataLoader of a stream has a length in name only
         return None
 
 

@@ -58,7 +58,7 @@ def length_of(loader):
     """How many batches a loader has; None where only reading them tells."""
     try:
         return len(loader)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
 ''',
 }

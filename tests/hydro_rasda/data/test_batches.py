@@ -4,6 +4,7 @@ import mmap
 import pickle
 import random
 import tempfile
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -215,8 +216,10 @@ def test_descriptions_tell_data_of_different_form_apart() -> None:
 def test_batch_length() -> None:
     assert batch_length((X, Y)) == N
     assert batch_length({"scale": torch.tensor(1.0), "x": [X]}) == N
-    with pytest.raises(ValueError, match="without a tensor of one or more dimensions"):
+    with pytest.raises(ValueError, match=r"without a tensor of one or more dimensions$"):
         batch_length({"scale": torch.tensor(1.0)})
+    with pytest.raises(ValueError, match=r"a batch is UserDict without .* except plain dicts: make it one by"):
+        batch_length(UserDict(x=X))  # as the tokenizers of transformers return
     assert batch_length((torch.as_tensor(np.zeros((3, 2))),)) == 3
 
 
@@ -345,6 +348,22 @@ KEPT: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "loader of one batch": lambda x, y: lambda batch_size: [(x, y)],
     "loader of nested batches": lambda x, y: lambda batch_size: [{"x": [x], "y": y}],
 }
+
+
+class Unsized:
+    """A stream whose class has a length in name only."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(X, Y)] * 2)
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_a_length_that_is_not_implemented_is_unknown() -> None:
+    stream = read(lambda batch_size: Unsized())
+    assert stream.steps(4) is None
+    assert len([*stream.epoch(4, 0)]) == 2
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, N])
