@@ -300,7 +300,9 @@ def make_batches(
 
 def _tensor(data: Any, argument: str) -> Tensor:
     try:
-        return torch.as_tensor(data)
+        found = torch.as_tensor(data)
+        # Features of another model: no step may go back into the graph that computed them.
+        return found if found.is_leaf else found.detach()
     except (TypeError, ValueError) as error:
         raise ValueError(f"`{argument}` is an array of {data.dtype}, but must be one of numbers: {error}") from error
 

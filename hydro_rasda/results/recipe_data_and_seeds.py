@@ -10,7 +10,8 @@ Form = Literal["tensors", "dataset", "loaders"]
 
 BEFORE: Mapping[Form, list[str]] = {
     "tensors": [
-        "data = [torch.as_tensor(t).to(device) for t in train_data]",
+        "data = [torch.as_tensor(t) for t in train_data]",
+        "data = [(t if t.is_leaf else t.detach()).to(device) for t in data]",
         "steps = len(rows_of(len(data[0]), 0))",
     ],
     "dataset": ["steps = len(rows_of(len(train_data), 0))"],

@@ -350,6 +350,15 @@ KEPT: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+def test_features_of_another_model_are_no_part_of_the_graph() -> None:
+    """They were computed without `no_grad`: the second step would go back through a graph that is gone."""
+    features = torch.nn.Linear(2, 3)(X).tanh()
+    batches = read((features, Y))
+    for epoch in (batches.epoch(4, 0), batches.in_order(4)):
+        assert not any(x.requires_grad for x, _ in epoch)
+    assert features.requires_grad
+
+
 class Unsized:
     """A stream whose class has a length in name only."""
 
