@@ -145,6 +145,18 @@ def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool
     return tree_map(moved, batch)
 
 
+def cut_off(batch: Batch) -> Batch:
+    """Cut a batch's tensors off the graph that computed them; those that need a gradient still do.
+
+    Features of another model may come with its graph, through which only the first step could go back.
+    """
+
+    def cut(leaf: Any) -> Any:
+        return leaf.detach().requires_grad_() if isinstance(leaf, Tensor) and leaf.grad_fn is not None else leaf
+
+    return tree_map(cut, batch)
+
+
 def outline(value: Any) -> str:
     """Shapes and types of the tensors in a value: "[(64, 3) float32, (64,) int64]"."""
     leaves = [

@@ -10,8 +10,7 @@ Form = Literal["tensors", "dataset", "loaders"]
 
 BEFORE: Mapping[Form, list[str]] = {
     "tensors": [
-        "data = [torch.as_tensor(t) for t in train_data]",
-        "data = [(t if t.is_leaf else t.detach()).to(device) for t in data]",
+        "data = [torch.as_tensor(t).to(device) for t in train_data]",
         "steps = len(rows_of(len(data[0]), 0))",
     ],
     "dataset": ["steps = len(rows_of(len(train_data), 0))"],
@@ -27,7 +26,7 @@ DATA: Mapping[Form, str] = {
 def batches_of(data, epoch):
     """The batches of an epoch, in the order of the run."""
     for rows in rows_of(len(data[0]), epoch):
-        yield tuple(t[rows.to(t.device)] for t in data)
+        yield tuple(t.detach()[rows.to(t.device)].requires_grad_(t.requires_grad) for t in data)
 ''',
     "dataset": '''
 def batches_of(dataset, epoch, device):
