@@ -186,9 +186,11 @@ class LoaderBatches:
             made.append(self._loader(batch_size))
             return made[0]
 
-        batches = 0
+        batches, length = 0, None
         for batch in _apart(make, derive_seed(self._seed, "shuffle", epoch)):
-            if batches == _length(made[0]):
+            if batches == 0:  # once: a sampler may have to go through its batches to count them
+                length = _length(made[0])
+            if batches == length:
                 break
             batches += 1
             yield move(cut_off(batch), self._device, always=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import mmap
 import pickle
 import random
@@ -372,6 +373,25 @@ class Unsized:
 
     def __len__(self) -> int:
         raise NotImplementedError
+
+
+class Counting(Unsized):
+    """A loader that ends by its length, and goes through its batches to find that."""
+
+    asked = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat((X, Y))
+
+    def __len__(self) -> int:
+        self.asked += 1
+        return 5
+
+
+def test_a_loader_is_asked_for_its_length_once_an_epoch() -> None:
+    counting = Counting()
+    assert len([*read(lambda batch_size: counting).epoch(4, 0)]) == 5
+    assert counting.asked == 1
 
 
 def test_a_length_that_is_not_implemented_is_unknown() -> None:
