@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -125,7 +126,10 @@ def test_tune_over_folds(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path
     again = quick(**FOLDS)
     assert records(again) == records(result)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.best_model().state_dict().items())
-    # The recipe trains the same model.
+    # The recipe trains the same model; of one that was not trained on all examples, it trains none.
+    without = dict.fromkeys(result._checkpoints, result._checkpoints[other])
+    with pytest.raises(ValueError, match=r"it is 3 models, whose mean counts; `race\.refit` makes one"):
+        replace(result, _checkpoints=without).recipe()
     made: dict[str, Any] = {}
     exec(result.recipe(), made)
     trained = made["train"](quick_model, (x, y), nn.functional.cross_entropy)
