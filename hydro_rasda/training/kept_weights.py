@@ -114,7 +114,7 @@ class Average:
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._steps, self._weight = state["steps"], state["weight"]
-        _write(self._means, state["means"])
+        _write(self._means, {**self._averaged(), **state["means"]})  # an earlier version averaged fewer
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -179,3 +179,6 @@ def test_complex_parameters_are_averaged() -> None:
     with average.in_place():
         assert weight.item() == pytest.approx(2)
     assert weight.item() == 4 + 2j
+    of_others = {name: mean for name, mean in average.state()["means"].items() if name != "spectral"}
+    average.load({**average.state(), "means": of_others})  # an earlier version's
+    assert average.state()["means"]["spectral"].item() == 4 + 2j
