@@ -208,9 +208,10 @@ class TuneResult(RunRecord):
         Raises:
             ValueError: if that trial was not trained at full size, or the run's folder is gone. Also if no plain loop
                 repeats the training. This is so if `race.train` trained it, or if it went on from another trial's
-                weights (PBT). It is so if workers were added in training, and batch and learning rate grew with them.
-                It is so if the objective says how parameters are updated, as those of `tune_trainer` and `tune_module`
-                do. It is so if the optimizer or the schedule is a function, of which a loaded run knows only the name.
+                weights (PBT). It is so if it is several models, whose mean counts. It is so if workers were added in
+                training, and batch and learning rate grew with them. It is so if the objective says how parameters are
+                updated, as those of `tune_trainer` and `tune_module` do. It is so if the optimizer or the schedule is a
+                function, of which a loaded run knows only the name.
             FileNotFoundError: if its checkpoint is gone.
         """
         from hydro_rasda.results.recipe_facts import recipe_of
