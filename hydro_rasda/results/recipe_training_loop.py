@@ -136,7 +136,7 @@ def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
         'seed_all(derived(SEED, "weights", TRIAL))',
         f"model = {_model(recipe)}.to(device)",
         *(_OTHERS if recipe.by_part else []),
-        *optimizer_lines(config, arguments),
+        *optimizer_lines(config),
         *(["scaler = torch.amp.GradScaler(device.type)"] if recipe.settings.precision == "fp16" else []),
         *BEFORE[recipe.data],
         *(_AVERAGES if recipe.averaged_from is not None else []),

@@ -91,6 +91,10 @@ def own_optimizer(params: Any, lr: float, amsgrad: bool = False) -> torch.optim.
     return torch.optim.Adam(params, lr=lr, amsgrad=amsgrad)
 
 
+def decaying(params: Any, lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(params, lr=lr, weight_decay=weight_decay)
+
+
 def own_schedule(step: int, steps: int) -> float:
     return 1 - 0.9 * step / steps
 
@@ -321,6 +325,13 @@ def test_an_optimizer_of_the_users_own_with_modes(quick: Quick, digits: tuple[Pa
     result = quick(space={**ADAMW, "optimizer": own}, num_samples=2, sweep=SweepConfig(surrogate=1))
     assert result.averaged is None
     assert_same(again(result.recipe(), mlp, digits[0], optimizer=own), result, rtol=1e-4)
+
+
+def test_parts_share_an_optimizer_of_the_users_own(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """With other arguments: the function is called for each of them."""
+    space = {**ADAMW, "optimizer": decaying, "weight_decay": 0.1, "weight_decay.head": 0.0}
+    result = quick(model_fn=deeper, space=space, num_samples=2, max_t=2)
+    assert_same(again(result.recipe(), deeper, digits[0], optimizer=decaying), result)
 
 
 def test_what_cannot_be_written_is_an_argument(quick: Quick, digits: tuple[Pair, Pair]) -> None:
