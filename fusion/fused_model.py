@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from fusion.argument_checks import check_each, check_function, is_int, require
 from fusion.attributes import OwnValues, Snapshot, changed, check_same_state, put_back, snapshot
+from fusion.avoided_kernels import avoiding_kernels
 from fusion.checkpointing import activations_kept
 from fusion.differing_floats import Settings
 from fusion.equal_within_rounding import overlap_written
 from fusion.hooks import run_hooks
 from fusion.member_indices import member_indices, member_pairs, member_rows
-from fusion.parts_on_gpu import without_chunks
 from fusion.skeleton_and_tensors import (
     TensorTree,
     bound,
@@ -130,7 +130,7 @@ class FusedModel(StackedTensors):
                 return objective(self.template, own), rebound
 
         tensors_K = {**self.stacked, **self.stacked_buffers}
-        with without_chunks(self.template, tensors_K.values()):
+        with avoiding_kernels(self.template, tensors_K.values(), vmapped=together and self.K > 1):
             if not together:
                 result, rebound = self._in_turn(one, rows_K)
             else:

@@ -89,7 +89,7 @@ class Cell(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """torch's whole transformer."""
+    """torch's whole transformer, with masks: it reads from its values whether one is causal."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -99,8 +99,10 @@ class EncoderDecoder(nn.Module):
         self.head = nn.Linear(width, 20)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        out: Tensor = self.head(self.blocks(x, x))
+        x, padding = self.embedding(tokens), tokens == 0
+        causal = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
+        out: Tensor = self.head(self.blocks(x, x, tgt_mask=causal, **masks))
         return out
 
 
