@@ -90,8 +90,8 @@ def test_ctc(reduction: str) -> None:
     lengths = torch.tensor([3, 1, 0, 2])
     one_after_another = torch.cat([row[:length] for row, length in zip(targets, lengths)])
 
-    def op(x: Tensor, *rest: Tensor) -> Tensor:
-        return F.ctc_loss(x.log_softmax(-1), *rest, reduction=reduction)
+    def op(x: Tensor, t: Tensor, steps: Any, lengths: Any) -> Tensor:
+        return F.ctc_loss(x.log_softmax(-1), t, steps, lengths, reduction=reduction)
 
     assert_folds(op, member(6, 4, 5), targets, steps, lengths, dims=(0, None, None, None))
     assert_folds(op, member(6, 4, 5), one_after_another, steps, lengths, dims=(0, None, None, None))
@@ -102,8 +102,8 @@ def test_ctc(reduction: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_ctc_of_one_sequence_and_of_one_that_is_too_short(reduction: str) -> None:
-    def op(x: Tensor, *lengths: Any) -> Tensor:
-        return F.ctc_loss(x.log_softmax(-1), target, *lengths, reduction=reduction, zero_infinity=True)
+    def op(x: Tensor, steps: Any, lengths: Any) -> Tensor:
+        return F.ctc_loss(x.log_softmax(-1), target, steps, lengths, reduction=reduction, zero_infinity=True)
 
     target = torch.tensor([1, 1, 2])
     assert_folds(lambda x: op(x.unsqueeze(1), (3,), (3,)), member(3, 5), dims=(0,))
