@@ -18,7 +18,7 @@ from fusion.attributes import OwnValues, Snapshot, changed, follow, snapshot
 from fusion.differing_floats import Settings
 from fusion.equal_within_rounding import FusionMismatch
 from fusion.member_indices import copy_rows, member_indices, member_rows
-from fusion.rows import FlatParameters
+from fusion.rows import FlatParameters, make_dense
 from fusion.skeleton_and_tensors import TensorTree, like
 from fusion.structure import FloatSlot, describe
 
@@ -192,9 +192,7 @@ class StackedTensors(nn.Module):
 
     def _copy_tensors(self, targets: Sequence[int], sources: Sequence[int]) -> None:
         """Write members' tensors, and their gradients, over those of others, in place."""
-        for parameter in self.stacked.values():
-            if parameter.grad is not None and parameter.grad.layout != torch.strided:
-                parameter.grad = parameter.grad.to_dense()
+        make_dense(self.stacked.values())
         tensors = [*self.stacked.values(), *self.stacked_buffers.values()]
         for tensor in (*tensors, *(tensor.grad for tensor in tensors if tensor.grad is not None)):
             copy_rows(tensor, targets, sources)

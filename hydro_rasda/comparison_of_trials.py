@@ -66,7 +66,7 @@ def check_constraints(constraints: object) -> None:
             check_function(of, bounds, 1, rule="(lowest, highest), or a function (no class) of a configuration")
             continue
         known = [bound for bound in bounds if bound is not None]
-        sound = len(bounds) == 2 and bool(known) and all(is_number(bound) and math.isfinite(bound) for bound in known)
+        sound = len(bounds) == 2 and bool(known) and all(map(is_number, known))
         rule = "a pair (lowest, highest) of finite numbers in rising order, one of which may be None"
         require(sound and known == sorted(known), of, bounds, rule)
 

@@ -212,10 +212,10 @@ class TuneConfig:
         check_int("num_samples", self.num_samples, at_least=1, at_most=MOST_TRIALS)
         check_int("max_t", self.max_t, at_least=1)
         spent, budget = self.full_trainings, self.time_budget_s
-        require(is_number(spent) and 0 <= spent < math.inf, "full_trainings", spent, "a finite number >= 0")
-        holds = budget is None or (is_number(budget) and 0 < budget < math.inf)
+        require(is_number(spent) and spent >= 0, "full_trainings", spent, "a finite number >= 0")
+        holds = budget is None or (is_number(budget) and budget > 0)
         require(holds, "time_budget_s", budget, "None or a finite number of seconds > 0")
-        good = self.stop_at is None or (is_number(self.stop_at) and math.isfinite(self.stop_at))
+        good = self.stop_at is None or is_number(self.stop_at)
         require(good, "stop_at", self.stop_at, "None or a finite score of `metric`")
         check_choice("precision", self.precision, PRECISIONS)
         check_int("seed", self.seed, at_least=0, at_most=MOST_SEED)

@@ -18,15 +18,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import is_a, is_grid, plain, rounded, to_ray
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.state import Run
-from hydro_rasda.sampling_and_branches import (
-    chosen,
-    indexed,
-    is_branching,
-    is_nested,
-    leaves,
-    restricted,
-    unknown_keys,
-)
+from hydro_rasda.sampling_and_branches import chosen, indexed, is_branching, is_nested, leaves, restricted, unknown_keys
 from hydro_rasda.secret_masking import hide, restore, secrets_of
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.space import Config, check_config, check_value, sample

@@ -23,7 +23,7 @@ from hydro_rasda.run.events import (
     TrialFailed,
 )
 from hydro_rasda.run.events import Stage as Stage
-from hydro_rasda.run.journal import JournalLine, Unit, score_in
+from hydro_rasda.run.journal import JournalLine, Unit, number_of, score_in
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.time_left import TimeLeft, seconds_left
 from hydro_rasda.secret_masking import Place, hide, scrubbed
@@ -232,8 +232,7 @@ class Run:
 
     def score_of(self, line: JournalLine, metric: str | None = None) -> float:
         """Return the metric, or another one, in a line of the journal; NaN if the trial had diverged."""
-        value = score_in(line, metric or self.settings.metric)
-        return math.nan if value is None else float(value)
+        return number_of(score_in(line, metric or self.settings.metric))
 
     def values_at(self, stage: Stage, number: int, epoch: int, suffix: str = "") -> dict[str, float]:
         """Return all that a trial is compared by after an epoch; NaN for a metric that it has not, or has no more.
