@@ -78,6 +78,8 @@ class RandomSearch:
         fits: Fits | None = None,
     ) -> None:
         known = [_completed(space, config, derive_seed(seed, "first", i)) for i, config in enumerate(first)]
+        for i, config in enumerate(known):
+            check_config(config, strategy, f"sweep.first[{i}]")
         for i, config in enumerate(known if fits is not None else ()):
             require(fits is None or fits(config), f"sweep.first[{i}]", config, "one that meets `sweep.constraints`")
         sampled, is_grid = fitting_sample(space, num_samples, seed, fits)

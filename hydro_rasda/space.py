@@ -105,8 +105,8 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
                     check_unsplit(f"space[{name!r}]", own, key.kind(extreme), _Shown(value))
 
 
-def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
-    """Check one sampled configuration (what `sample_from` or a searcher returns is known only now)."""
+def check_config(config: Mapping[str, Any], strategy: str = "ddp", argument: str = "space") -> None:
+    """Check one configuration that an argument gave (what `sample_from` or a searcher returns is known only now)."""
     alias = next((key for key in config if ALIASES.get(key) == "lr"), None)
     rule = "a space with the key 'lr', the learning rate" + (f": rename {alias!r}" if alias else "")
     require("lr" in config, "space", sorted(config), rule)
@@ -116,7 +116,7 @@ def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
             for key in UNSPLIT:
                 check_unsplit(key, key, read(own, key))
     except ValueError as error:
-        raise ValueError(f"`space` gives a configuration in which {error}") from None
+        raise ValueError(f"`{argument}` gives a configuration in which {error}") from None
 
 
 def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config]:

@@ -89,7 +89,7 @@ def tune(
         space: Maps hyperparameters to domains, of `hydro_rasda` or Ray Tune. It needs `lr`. `fusion.hyperparameters`
             lists all keys that the library reads, such as `optimizer`, `batch_size` and `schedule`. All keys reach
             `model_fn`.
-        train_data: Tensors `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`. A batch of
+        train_data: Tensors or arrays `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`. A batch of
             tensors is a tuple of as many, be it one. Data that cannot be pickled are read by this process alone.
             Before anything trains, they are read once, for at most 5 seconds. A loader without an end needs a length,
             after which an epoch is over.
