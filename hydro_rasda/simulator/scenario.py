@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hydro_rasda.argument_checks import check_int, check_number, require
+from hydro_rasda.argument_checks import check_int, check_is, check_number, is_number, require
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 from hydro_rasda.simulator.cluster import Cluster
 from hydro_rasda.simulator.past_run import PastRun
@@ -101,6 +101,8 @@ class Scenario:
 
 def check(scenario: Scenario, run: PastRun) -> None:
     """Refuses what is out of range, or does not fit the past run."""
+    check_is("run", run, PastRun)
+    check_is("scenario", scenario, Scenario)
     given = {field.name: value for field in fields(scenario) if (value := getattr(scenario, field.name)) is not None}
     for argument, least in _LEAST.items():
         if argument in given:
@@ -113,8 +115,9 @@ def check(scenario: Scenario, run: PastRun) -> None:
     require(bool(scenario.rules), "rules", scenario.rules, f"one or more of {[*RULES]}")
     for rule in scenario.rules:
         require(rule in RULES, "rules", rule, f"one of {[*RULES]}")
-    require(0 <= scenario.serial < 1, "serial", scenario.serial, ">= 0 and < 1")
-    require(0 <= scenario.jitter <= 1, "jitter", scenario.jitter, ">= 0 and <= 1")
+    serial, jitter = scenario.serial, scenario.jitter
+    require(is_number(serial) and 0 <= serial < 1, "serial", serial, ">= 0 and < 1")
+    require(is_number(jitter) and 0 <= jitter <= 1, "jitter", jitter, ">= 0 and <= 1")
     gpus = f"<= `gpus` ({scenario.gpus})"
     require(scenario.workers <= scenario.gpus, "workers", scenario.workers, gpus)
     most_workers = given.get("max_workers", scenario.workers)
