@@ -210,6 +210,7 @@ def _backend(backend: str | Backend) -> Backend:
 
 def _check_run(resume: str, name: str | None, progress: object, callbacks: Sequence[Listener]) -> None:
     check_choice("resume", resume, RESUME)
+    require(name is not None or resume != "must", "name", name, "that of the run, with resume='must'")
     if name is not None:
         check_name("name", name)
     check_flag("progress", progress)

@@ -527,6 +527,11 @@ EXPLORES_RATE = PopulationBasedTraining({"rate": Range(0.1, 1.0)}, last=4)
         ({"backend": "moon"}, ValueError, "`backend` is 'moon'"),
         ({"resume": "maybe"}, ValueError, "`resume` is 'maybe', but must be one of"),
         ({"resume": "must"}, FileNotFoundError, "`resume` is 'must', but there is no run"),
+        (
+            {"resume": "must", "name": None},
+            ValueError,
+            "`name` is None, but must be that of the run, with resume='must'",
+        ),
         ({"name": "a/b"}, ValueError, "`name` is 'a/b', but must be a folder's name"),
         ({"name": ""}, ValueError, "`name` is '', but must be a folder's name"),
         ({"sweep": {"searcher": "optuna"}}, ValueError, "`sweep.searcher` is 'optuna'"),
