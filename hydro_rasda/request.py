@@ -30,7 +30,7 @@ from hydro_rasda.schedulers.population import PopulationBasedTraining
 from hydro_rasda.schedulers.population_bandits import check_scikit_learn
 from hydro_rasda.search import check_first, check_searcher, named_searcher, prepare
 from hydro_rasda.space import check_space, explored
-from hydro_rasda.surrogate_models import check_depth_argument, check_width_argument
+from hydro_rasda.surrogate_models import check_depth_argument, check_second_argument, check_width_argument
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
@@ -69,6 +69,7 @@ class Request:
         if self.metrics is not None:
             check_function("metrics", self.metrics, 2, rule="None, or a function (no class) of (outputs, targets)")
         check_space(self.space, self.settings.num_samples, race.strategy)
+        check_second_argument(self.model_fn, reachable(self.space))
         if sweep.rule in POPULATIONS:
             explored(self.space)
         if isinstance(sweep.rule, PopulationBasedTraining):
