@@ -52,25 +52,25 @@ class Scenario:
 
     Attributes:
         rules: Names in `RULES`.
-        trials: Configurations to try; those of the run, repeated where it has less.
+        trials: Configurations to try; None: as many as the run has. More repeat the run's curves.
         max_t: Epochs of a full training.
         grace_period: Epochs before the first decision; None: as in the run, or a quarter of `max_t`.
         reduction_factor: The paper's rf; None: as in the run, or 2.
-        scaling_factor: The paper's sf; likewise.
+        scaling_factor: The paper's sf; None: as in the run, or 2.
         workers: GPUs of a new trial.
         max_workers: Most GPUs of a trial; None: all.
-        wait: Of the rules that wait: how long, at most, over the time that a trial took to come.
+        wait: Longest wait of a trial at a milestone, as a share of its time to there, under the rules that wait.
         seeds: Simulations to take the median of.
-        speed: Of a GPU over the device of the past run.
-        epoch_seconds: Of the full-size model on one GPU, in place of `speed`.
+        speed: Speed of a GPU over that of the past run's device.
+        epoch_seconds: Seconds of an epoch of the full-size model on one GPU, in place of `speed`.
         steps: Steps of an epoch on one GPU; None: from the run's data.
-        parameters: Of the full-size model; None: as in the run. Without, gradients cost nothing.
-        serial: Share of that epoch that more GPUs do not shorten.
+        parameters: Parameters of the full-size model; None: as in the run. If neither tells, gradients cost nothing.
+        serial: Share of an epoch that more GPUs do not shorten.
         intra_bandwidth: GB/s of a GPU within its node.
         inter_bandwidth: GB/s of a node.
         jitter: Relative standard deviation of step times.
         restart_seconds: From the grant of GPUs to the first step; None: as the run's own resizes took, or 30.
-        launch_seconds: That the head node takes to start one process, one after another.
+        launch_seconds: Seconds of the head node to start each process in turn.
         mtbf_hours: Mean time between failures of a node; None: never.
     """
 
