@@ -284,7 +284,7 @@ def make_batches(
     if isinstance(data, (DataLoader, IterableDataset)):
         raise ValueError(
             f"`{argument}` is a {type(data).__name__}, whose batch size or order is fixed; give tensors, a map-style "
-            "Dataset, or a function `make_loader(batch_size)`"
+            "Dataset, or a function such as `lambda batch_size: DataLoader(dataset, batch_size)`"
         )
     if isinstance(data, (tuple, list)) and data and all(isinstance(t, (Tensor, np.ndarray)) for t in data):
         return TensorBatches(tuple(_tensor(t, f"{argument}[{i}]") for i, t in enumerate(data)), argument, device, seed)
