@@ -20,6 +20,7 @@ from hydro_rasda.config import MOST_TRIALS, UNSPLIT, check_unsplit
 from hydro_rasda.domains import check_quantum, is_a, is_grid, law_of, plain
 from hydro_rasda.sampling_and_branches import check_branches, is_branching, is_nested, leaves, reachable, variants
 from hydro_rasda.schedulers import Range
+from hydro_rasda.secret_masking import shown
 
 Config = dict[str, Any]
 
@@ -79,7 +80,7 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
     check_branches(space)
     domains = [(name, value) for name, value in leaves(space) if _is_domain(value)]
     searched = bool(domains) or any(is_a(value, "Categorical") for value in space.values())
-    require(searched, "space", dict(space), "one with a domain, such as loguniform(1e-4, 1), to search")
+    require(searched, "space", shown(space), "one with a domain, such as loguniform(1e-4, 1), to search")
     for name, domain in domains:
         if is_a(domain, "Float", "Integer"):
             rule = "a domain whose lower bound is below its upper one"
@@ -199,7 +200,7 @@ def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
         if one is not None and all(other == one for other in others):
             found[name] = one
     rule = "one with a float that population based training can change, such as lr=loguniform(1e-4, 1)"
-    require(bool(found), "space", dict(space), rule)
+    require(bool(found), "space", shown(space), rule)
     return found
 
 
