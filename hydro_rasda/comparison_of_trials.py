@@ -37,7 +37,9 @@ def split_metrics(metric: object, mode: object) -> tuple[str, Mode, Objectives]:
         require(not isinstance(metric, str) or metric not in COSTS, "metric", metric, rule)
         return cast(str, metric), cast(Mode, mode), ()
     named = all(isinstance(name, str) and name for name in metric)
-    require(named and len({*metric}) == len(metric) > 1, "metric", metric, "a name, or a list of two different ones")
+    require(
+        named and len({*metric}) == len(metric) > 1, "metric", metric, "a name, or a list of two or more different ones"
+    )
     modes = [mode] * len(metric) if isinstance(mode, str) else mode
     rule = f"'min', 'max', or a list of {len(metric)} of them, one for each metric"
     require(isinstance(modes, list | tuple) and len(modes) == len(metric), "mode", mode, rule)

@@ -19,7 +19,7 @@ from hydro_rasda.domains import is_a, is_grid, plain, rounded, to_ray
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.state import Run
 from hydro_rasda.sampling_and_branches import chosen, indexed, is_branching, is_nested, leaves, restricted, unknown_keys
-from hydro_rasda.secret_masking import hide, restore, secrets_of
+from hydro_rasda.secret_masking import hide, restore, secrets_of, shown
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.space import Config, check_config, check_value, sample
 from hydro_rasda.sweep_config import SEARCHERS
@@ -70,8 +70,11 @@ class RandomSearch:
         fits: Fits | None = None,
     ) -> None:
         known = [_completed(space, config, derive_seed(seed, "first", i)) for i, config in enumerate(first)]
+        for i, config in enumerate(known):
+            check_config(config, strategy, f"sweep.first[{i}]")
         for i, config in enumerate(known if fits is not None else ()):
-            require(fits is None or fits(config), f"sweep.first[{i}]", config, "one that meets `sweep.constraints`")
+            rule = "one that meets `sweep.constraints`"
+            require(fits is None or fits(config), f"sweep.first[{i}]", shown(config), rule)
         sampled, is_grid = fitting_sample(space, num_samples, seed, fits)
         configs = [*known, *(sampled if is_grid else sampled[: max(0, num_samples - len(known))])]
         self.trials = [Trial(number, config) for number, config in enumerate(configs)]
@@ -121,7 +124,8 @@ def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) ->
     for i, config in enumerate(first):
         require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
         unknown = unknown_keys(config, space)
-        require(not unknown, f"sweep.first[{i}]", config, f"of the keys of `space`, which has no {', '.join(unknown)}")
+        rule = f"of the keys of `space`, which has no {', '.join(unknown)}"
+        require(not unknown, f"sweep.first[{i}]", shown(config), rule)
         for name, value in config.items():
             check_value(f"sweep.first[{i}][{name!r}]", value)
 

@@ -18,7 +18,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from hydro_rasda.argument_checks import check_int, check_number, require
+from hydro_rasda.argument_checks import check_int, check_number, check_path, require
 from hydro_rasda.backends.process_pool import PROBLEM, loaded, write_shared
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
 from hydro_rasda.bubbles.rendezvous import Rendezvous, hang_up
@@ -67,6 +67,7 @@ class BubbleBackend:
         loader_workers: int | None = None,
         graph: Graph = "auto",
     ) -> None:
+        check_path("source", source)
         check_int("groups", groups, at_least=1)
         check_number("checkpoint_s", checkpoint_s)
         check_steps(graph, loader_workers)

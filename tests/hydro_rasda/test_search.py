@@ -331,7 +331,10 @@ def test_of_a_nested_space_a_known_configuration_may_be_a_part() -> None:
             {"sweep": {"first": [{"rl": 0.1}]}},
             r"`sweep.first\[0\]` is .*, but must be of the keys of `space`, which has no rl",
         ),
-        ({"sweep": SweepConfig(first=[{"lr": -1.0}])}, "`lr` is -1.0, but must be a finite number > 0"),
+        (
+            {"sweep": SweepConfig(first=[{"lr": -1.0}])},
+            r"`sweep.first\[0\]` gives a configuration in which `lr` is -1.0, but must be a finite number > 0",
+        ),
     ],
 )
 def test_what_is_no_configuration_of_the_space_is_refused(

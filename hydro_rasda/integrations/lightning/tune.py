@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader, RandomSampler
 
 from fusion.streams import preserved_generators
-from hydro_rasda.argument_checks import check_is, require
+from hydro_rasda.argument_checks import check_function, check_is, require
 from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.integrations.lightning.configure_optimizers import Unfollowed
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
@@ -105,6 +105,9 @@ def tune_module(
             overridden, manual optimization, optimizers, schedulers and settings of the trainer; and as `tune`.
     """
     refuse_renamed("tune_module", options)
+    rule = "a function of (config) or (config, width_ratio) that makes a LightningModule"
+    require(not isinstance(module_fn, LightningModule), "module_fn", type(module_fn).__name__, rule)
+    check_function("module_fn", module_fn, 1, 2, rule=rule, or_class=True)
     check_is("trainer", trainer, Trainer)
     check_parts(sweep, race)
     check_space(space)

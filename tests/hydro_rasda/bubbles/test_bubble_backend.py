@@ -15,6 +15,7 @@ from typing import Any, cast
 import cloudpickle
 import pytest
 
+from hydro_rasda.bubbles import BubbleBackend, bubbles
 from hydro_rasda.bubbles.bubble_backend import BubbleDevices
 from hydro_rasda.bubbles.rendezvous import connect
 from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, History, Span, group_key
@@ -26,6 +27,13 @@ from tests.hydro_rasda.scripted import open_run
 
 SPAN = Span(0, 2)
 TASK = GroupTask(group_key(SPAN, (0, 1)), (Group("a", (0, 1), True),), (), SPAN)
+
+
+def test_a_source_that_is_no_path() -> None:
+    with pytest.raises(ValueError, match="`source` is 5, but must be a path"):
+        BubbleBackend(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`source` is 5, but must be a path"), bubbles(None, 5):  # type: ignore[arg-type]
+        pass
 
 
 class Connection:

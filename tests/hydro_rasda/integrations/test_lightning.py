@@ -118,6 +118,12 @@ def tuned(module_fn: Any, folder: Path, space: dict[str, Any] | None = None, **c
     return tune_module(module_fn, space, storage_path=folder, name="run", **over(defaults, changes))
 
 
+def test_a_module_in_place_of_its_function_is_refused(tmp_path: Path) -> None:
+    made = seeded(adam)({"rate": 0.1})
+    with pytest.raises(ValueError, match=r"`module_fn` is 'Classifier', but must be a function of \(config\)"):
+        tuned(made, tmp_path)
+
+
 def by_third_step(module: Classifier) -> Any:
     """Lightning counts the seven steps of an epoch anew in each: it decays after the third and the sixth."""
     optimizer = adam(module)
