@@ -15,7 +15,13 @@ from hydro_rasda.argument_checks import check_is, require
 from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.integrations.lightning.configure_optimizers import Unfollowed
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
-from hydro_rasda.integrations.lightning.refusals import PRECISIONS, unfollowed, unfollowed_by, unfollowed_loader
+from hydro_rasda.integrations.lightning.refusals import (
+    PRECISIONS,
+    unfollowed,
+    unfollowed_by,
+    unfollowed_loader,
+    unfollowed_transfers,
+)
 from hydro_rasda.integrations.shared import (
     EvalLoader,
     LibraryResult,
@@ -90,7 +96,8 @@ def tune_module(
     Args:
         module_fn: `module_fn(config)`, or `module_fn(config, width_ratio)`. A module that takes no width is made
             narrower by `surrogate.shrink`. If that fails, it is swept at its full width, with a message.
-        space: Domains; all reach `module_fn`. `batch_size` is the loaders', which keep theirs without it.
+        space: Domains; all reach `module_fn`, beside `lr`, `batch_size` and `grad_clip` that the library adds.
+            `batch_size` is the loaders', which keep theirs without it.
         trainer: Its `max_epochs`, `gradient_clip_val` and `precision` hold; it trains nothing.
         train_dataloaders: A DataLoader.
         val_dataloaders: Likewise.
@@ -113,7 +120,8 @@ def tune_module(
     if datamodule is not None:
         train_dataloaders, val_dataloaders = _loaders_of(datamodule, train_dataloaders, val_dataloaders)
     made = with_defaults(space, _constants(trainer, train_dataloaders))
-    asked = _asked(module_fn, made, trainer, train_dataloaders, val_dataloaders, sweep)
+    transfers = unfollowed_transfers(datamodule)
+    asked = _asked(module_fn, made, trainer, train_dataloaders, val_dataloaders, sweep, transfers)
     tuned = tune(
         module_fn, made, metric=f"val_{metric_name(monitor, 'val')}", race=unaveraged(race), **asked, **options
     )
@@ -128,10 +136,14 @@ def _asked(
     train_dataloaders: Any,
     val_dataloaders: Any,
     sweep: SweepConfig,
+    transfers: list[str],
 ) -> dict[str, Any]:
-    """Turn a trainer, loaders and a module's steps into arguments of `tune`; ValueError for what cannot be followed."""
+    """Turn a trainer, loaders and a module's steps into arguments of `tune`; ValueError for what cannot be followed.
+
+    `transfers` has such parts of a data module already.
+    """
     refused = [*unfollowed_loader("train_dataloaders", train_dataloaders)]
-    refused += unfollowed_loader("val_dataloaders", val_dataloaders)
+    refused += [*unfollowed_loader("val_dataloaders", val_dataloaders), *transfers]
     refused += unfollowed_by(trainer)
     with preserved_generators():
         config = sample(space, 1, 0)[0]

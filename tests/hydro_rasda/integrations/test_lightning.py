@@ -14,12 +14,13 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
 from hydro_rasda.integrations.lightning import LightningResult, tune_module
 from hydro_rasda.integrations.lightning.configure_optimizers import optimizer_settings
 from hydro_rasda.integrations.lightning.objective import StepObjective
+from hydro_rasda.integrations.lightning.refusals import unfollowed_loader
 from tests.hydro_rasda.integrations.results import answers_as_tunes
 from tests.hydro_rasda.parts import over
 
@@ -259,6 +260,18 @@ def test_training_has_the_loss_that_is_returned_and_validation_the_one_that_is_l
         torch.testing.assert_close(loss, factor * F.cross_entropy(module(batch[0]), batch[1]))
 
 
+class LogsOneElement(Classifier):
+    """A metric with a dimension, which Lightning squeezes."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1])[None])
+
+
+def test_logged_tensors_of_one_element_are_scalars() -> None:
+    module, batch = LogsOneElement({"rate": 0.1}, adam).double(), (X[:8], Y[:8])
+    assert StepObjective(52, 3, False)(module.eval(), batch)["loss"].shape == ()
+
+
 class ByParts(Classifier):
     """Its steps call a part of it, and never the module itself."""
 
@@ -306,6 +319,28 @@ def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: P
         "- Peculiar: its optimization is manual (`automatic_optimization=False`)",
     ]
     assert [*tmp_path.iterdir()] == []
+
+
+class Augmenting(Data):
+    """Changes batches on their way to the device."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+def test_a_data_module_that_changes_batches_after_its_loaders_is_refused(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"datamodule": Augmenting(), "train_dataloaders": None, "val_dataloaders": None}
+    with pytest.raises(ValueError, match=r"\n- Augmenting.on_after_batch_transfer\(\): it is overridden$"):
+        tuned(seeded(adam), tmp_path, **more)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [RandomSampler(X, num_samples=16), RandomSampler(X, replacement=True), SequentialSampler(X[:16])],
+)
+def test_samplers_that_do_not_take_each_example_once_are_refused(sampler: Any) -> None:
+    (told,) = unfollowed_loader("train_dataloaders", DataLoader(TensorDataset(X, Y), 8, sampler=sampler))
+    assert told.startswith(f"train_dataloaders: its sampler draws {len(sampler)} examples, but must take each")
 
 
 def rmsprop(module: Classifier) -> Any:
