@@ -121,7 +121,7 @@ class TrainerObjective:
         if not isinstance(batch, Mapping):
             raise ValueError(f"`data_collator` made a {type(batch).__name__}, but must make a dict of a model's inputs")
         inputs = dict(batch)
-        smoothed = inputs.pop("labels") if self.smoothing and "labels" in batch else None
+        smoothed = inputs.pop("labels") if self.smoothing and "labels" in batch and _of_one_label(model) else None
         items = _items(model, batch) if _accepts_loss_kwargs(type(base_of(model))) else None
         if items is not None:
             inputs["num_items_in_batch"] = items.clamp(min=1)
@@ -172,6 +172,11 @@ def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:
     elif LOSS_MAPPING.get(getattr(base, "loss_type", None)) is ForCausalLMLoss:
         labels = labels if getattr(base.config, "is_encoder_decoder", False) else labels[..., 1:]
     return labels.ne(IGNORED).sum()
+
+
+def _of_one_label(model: Any) -> bool:
+    """Tell whether labels are class numbers: `Trainer` smooths no others."""
+    return getattr(getattr(base_of(model), "config", None), "problem_type", None) != "multi_label_classification"
 
 
 def _accepts_loss_kwargs(model_class: type[nn.Module]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import (
     MambaConfig,
     Trainer,
     TrainingArguments,
+    Wav2Vec2FeatureExtractor,
     default_data_collator,
     get_scheduler,
 )
@@ -26,8 +28,13 @@ from transformers.trainer_utils import SchedulerType
 from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform, uniform
 from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
 from hydro_rasda.integrations.transformers.arguments import schedule_types
-from hydro_rasda.integrations.transformers.data import FromConfig
-from hydro_rasda.integrations.transformers.objective import TrainerSchedule, schedules_refused, trainer_objective
+from hydro_rasda.integrations.transformers.data import FromConfig, FromInit, collator
+from hydro_rasda.integrations.transformers.objective import (
+    TrainerObjective,
+    TrainerSchedule,
+    schedules_refused,
+    trainer_objective,
+)
 from hydro_rasda.integrations.transformers.tune import _warmup_epochs
 from tests import zoo
 
@@ -230,6 +237,34 @@ def test_every_schedule_at_every_step(kind: str) -> None:
         assert 0.5 * ours(step, 20) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
         optimizer.step()
         theirs.step()
+
+
+def test_sounds_are_padded_by_their_feature_extractor(tmp_path: Path) -> None:
+    args = arguments(tmp_path, remove_unused_columns=False)
+    collate = collator(nn.Identity(), args, None, Wav2Vec2FeatureExtractor())
+    batch = collate([{"input_values": [1.0, 2.0]}, {"input_values": [1.0, 2.0, 3.0]}])
+    assert batch["input_values"].tolist() == [[1, 2, 0], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    "init",
+    [
+        lambda: nn.Linear(2, 3),
+        lambda config: nn.Linear(2, config["units"]),
+        partial(lambda units: nn.Linear(2, units), units=3),
+    ],
+)
+def test_a_model_init_is_called_as_by_trainer(init: Any) -> None:
+    made: Any = FromInit(init, False)({"units": 3})
+    assert made.out_features == 3
+
+
+def test_several_labels_of_an_example_are_not_smoothed() -> None:
+    model: Any = bert().float()
+    model.config.problem_type = "multi_label_classification"
+    batch = {"input_ids": torch.ones(4, 5, dtype=torch.long), "labels": torch.eye(4, model.config.num_labels)}
+    losses = [TrainerObjective(smoothing, "linear", 0.0, ())(model.eval(), batch)["loss"] for smoothing in (0.0, 0.1)]
+    assert losses[0] == losses[1]
 
 
 def test_a_schedule_is_a_word_or_a_member_of_the_enumeration(tmp_path: Path) -> None:
