@@ -86,10 +86,20 @@ def _others(factors: Mapping[str, float]) -> dict[str, float]:
     return {name: factor for name, factor in factors.items() if factor != 1.0}
 
 
+class _KnownOfTrainer(SimpleNamespace):
+    """The facts of a trainer that are known before it trains."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        told = f"configure_optimizers() asks for `trainer.{name}`, but here it may only ask for {', '.join(vars(self))}"
+        raise AttributeError(told)
+
+
 @contextmanager
 def _attached(module: LightningModule, epochs: int, steps: int) -> Iterator[None]:
     """Give a module, for a while, what its schedulers may ask of a trainer."""
-    known = SimpleNamespace(estimated_stepping_batches=steps, max_epochs=epochs, max_steps=-1)
+    known = _KnownOfTrainer(estimated_stepping_batches=steps, max_epochs=epochs, max_steps=-1)
     before = vars(module)["_trainer"]
     vars(module)["_trainer"] = known
     try:
