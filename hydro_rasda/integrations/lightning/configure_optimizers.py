@@ -90,10 +90,8 @@ class _KnownOfTrainer(SimpleNamespace):
     """The facts of a trainer that are known before it trains."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        told = f"configure_optimizers() asks for `trainer.{name}`, but here it may only ask for {', '.join(vars(self))}"
-        raise AttributeError(told)
+        known = ", ".join(vars(self))
+        raise AttributeError(f"configure_optimizers() asks for `trainer.{name}`, but here it can only ask for {known}")
 
 
 @contextmanager

@@ -401,6 +401,17 @@ def test_a_group_with_a_rate_of_zero_stays_as_it_is() -> None:
     assert (found.config["lr"], found.config["schedule"].factors) == (0.1, (1.0, 0.5, 0.25))
 
 
+def test_a_trainer_that_does_not_train_yet_says_what_it_knows() -> None:
+    def asking(module: Classifier) -> Any:
+        return torch.optim.SGD(module.parameters(), 0.1 / len(module.trainer.datamodule.train_dataloader()))
+
+    told = (
+        r"asks for `trainer.datamodule`, but here it can only ask for estimated_stepping_batches, max_epochs, max_steps"
+    )
+    with pytest.raises(AttributeError, match=told):
+        optimizer_settings(Classifier({"rate": 0.1}, asking), {"rate": 0.1}, epochs=3, steps=9)
+
+
 @pytest.mark.parametrize(
     ("configure", "match"),
     [
