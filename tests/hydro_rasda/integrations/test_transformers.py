@@ -30,6 +30,7 @@ from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
 from hydro_rasda.integrations.transformers.arguments import schedule_types
 from hydro_rasda.integrations.transformers.data import FromConfig, FromInit, collator
 from hydro_rasda.integrations.transformers.objective import (
+    Predictions,
     TrainerObjective,
     TrainerSchedule,
     schedules_refused,
@@ -225,6 +226,24 @@ def test_what_compute_metrics_cannot_be_given_is_refused(tmp_path: Path) -> None
         tuned(gpt2, args, compute_metrics=of_logits)
     with pytest.raises(ValueError, match=r"`metric` is 'val_f1', but must be one of .*'val_hits'"):
         tuned(gpt2, arguments(tmp_path, metric_for_best_model="f1"), compute_metrics=of_logits)
+
+
+def test_several_outputs_are_reduced_to_one_by_the_function_for_it() -> None:
+    """A model need not have a `config`, and its class names the labels."""
+
+    class Plain(nn.Module):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": x.sum(), "logits": x, "hidden": x}
+
+    def first(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+        reduced: torch.Tensor = logits[0].argmax(-1)
+        return reduced
+
+    model, batch = Plain(), {"x": torch.eye(3), "labels": torch.arange(3)}
+    found = Predictions(preprocess=first)(model, batch, model(**batch))
+    assert [value.tolist() for value in found.values()] == [[0, 1, 2], [0, 1, 2]]
+    with pytest.raises(ValueError, match="returns logits, hidden beside its loss, for labels labels; here"):
+        Predictions()(model, batch, model(**batch))
 
 
 @pytest.mark.parametrize("kind", schedule_types())
