@@ -64,7 +64,10 @@ class LightningResult(LibraryResult):
     config: dict[str, Any]
 
     def module(self) -> LightningModule:
-        """The trained module, in evaluation mode, for a `Trainer` to validate, test or train on."""
+        """The trained module, in evaluation mode, for a `Trainer` to validate or test.
+
+        To train on, call its `train()` first: `Trainer.fit` leaves modules in the mode that they have.
+        """
         module = self.best_model()
         assert isinstance(module, LightningModule)
         return module
