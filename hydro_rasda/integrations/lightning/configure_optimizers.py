@@ -56,7 +56,7 @@ def optimizer_settings(
     kind, groups = _KINDS.get(type(optimizer)), optimizer.param_groups
     if kind is None:
         raise Unfollowed(f"{type(optimizer).__name__}: SGD, Adam and AdamW are followed")
-    own = {key: value for key, value in config.items() if key not in _OF_OPTIMIZERS}
+    own = {key: value for key, value in config.items() if key not in OF_OPTIMIZERS}
     own |= {"optimizer": kind, "warmup_epochs": 0.0, **_common(groups, kind)}
     names = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
     rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
@@ -79,7 +79,8 @@ def optimizer_settings(
     return OptimizerSettings(own, _others(lr_factors), _others(decay_factors))
 
 
-_OF_OPTIMIZERS = {name for name, key in KEYS.items() if key.reader in ("optimizer", "schedule")}
+OF_OPTIMIZERS = {name for name, key in KEYS.items() if key.reader in ("optimizer", "schedule")}
+"""Keys of the library that a module's own optimizer and schedule replace."""
 
 
 def _others(factors: Mapping[str, float]) -> dict[str, float]:

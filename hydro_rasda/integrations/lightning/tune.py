@@ -10,10 +10,13 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader, RandomSampler
 
+from fusion.hyperparameters import is_read
 from fusion.streams import preserved_generators
+from fusion.warn import warn
 from hydro_rasda.argument_checks import check_is, require
 from hydro_rasda.config import RaceConfig, SweepConfig
-from hydro_rasda.integrations.lightning.configure_optimizers import Unfollowed
+from hydro_rasda.config_access import Notes
+from hydro_rasda.integrations.lightning.configure_optimizers import OF_OPTIMIZERS, Unfollowed
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
 from hydro_rasda.integrations.lightning.refusals import (
     PRECISIONS,
@@ -125,10 +128,11 @@ def tune_module(
     made = with_defaults(space, _constants(trainer, train_dataloaders))
     transfers = unfollowed_transfers(datamodule)
     asked = _asked(module_fn, made, trainer, train_dataloaders, val_dataloaders, sweep, transfers)
+    own = reachable(space)
+    _warn_of_replaced(module_fn, sample(made, 1, 0)[0], [*own], asked["objective"])
     tuned = tune(
         module_fn, made, metric=f"val_{metric_name(monitor, 'val')}", race=unaveraged(race), **asked, **options
     )
-    own = reachable(space)
     return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
 
 
@@ -194,6 +198,25 @@ def _first(
     require(isinstance(module, LightningModule), "module_fn", type(module).__name__, "one that makes a LightningModule")
     assert isinstance(module, LightningModule)
     return module
+
+
+def _warn_of_replaced(
+    module_fn: Callable[..., LightningModule], config: dict[str, Any], own: list[str], objective: StepObjective
+) -> None:
+    """Warn of keys of `space` that the module's own optimizer replaces, and that the module does not read."""
+    notes = Notes()
+    try:
+        asked = [key for key in own if key in config and key in OF_OPTIMIZERS and is_read(key, config)]
+        if not asked:
+            return
+        with preserved_generators():
+            module = call_model_fn(notes.taken_by(module_fn), width_form(module_fn), config, 1.0)
+            objective.optimizer_settings(module, config)
+    except Exception:  # it takes no stand-in for a dict, or a value is refused, which `tune` tells
+        return
+    if left := [f"`{key}`" for key in asked if key not in notes.read]:
+        told = f"the module does not read {', '.join(left)}, and its configure_optimizers() says how it is trained"
+        warn(f"{told}: what `space` says there changes nothing, though the best configuration will name it")
 
 
 def _called_with(module: LightningModule, objective: StepObjective, batch: Any) -> Any:

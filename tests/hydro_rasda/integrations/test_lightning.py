@@ -21,6 +21,7 @@ from hydro_rasda.integrations.lightning import LightningResult, tune_module
 from hydro_rasda.integrations.lightning.configure_optimizers import optimizer_settings
 from hydro_rasda.integrations.lightning.objective import StepObjective
 from hydro_rasda.integrations.lightning.refusals import unfollowed_loader
+from hydro_rasda.integrations.lightning.tune import _warn_of_replaced
 from tests.hydro_rasda.integrations.results import answers_as_tunes
 from tests.hydro_rasda.parts import over
 
@@ -399,6 +400,28 @@ def test_a_group_with_a_rate_of_zero_stays_as_it_is() -> None:
     found = optimizer_settings(Classifier({"rate": 0.1}, still_body), {"rate": 0.1}, epochs=3, steps=9)
     assert {factor for name, factor in found.lr_factors.items() if name.startswith("body.")} == {0.0}
     assert (found.config["lr"], found.config["schedule"].factors) == (0.1, (1.0, 0.5, 0.25))
+
+
+def test_keys_for_the_optimizer_that_the_module_does_not_read_are_told(tmp_path: Path) -> None:
+    """Beside `tune`, which reads them: here they changed nothing, and the best configuration named them."""
+
+    def module_fn(config: dict[str, Any]) -> Classifier:
+        return Classifier({"rate": config["lr"]}, adam).double()
+
+    config, objective = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.5, "batch_size": 8}, StepObjective(52, 3, False)
+    with pytest.warns(UserWarning, match="does not read `weight_decay`, and its configure_optimizers"):
+        _warn_of_replaced(module_fn, config, [*config], objective)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _warn_of_replaced(module_fn, config, ["lr", "momentum"], objective)  # `momentum` is not adamw's
+        _warn_of_replaced(lambda config: module_fn({**config}), config, [*config], objective)
+    with pytest.warns(UserWarning, match="does not read `lr`"):
+        tuned(
+            lambda config: Classifier({"rate": config["rate"]}, adam).double(),
+            tmp_path,
+            {"rate": 0.1, "lr": loguniform(1e-3, 1e-1)},
+            num_samples=1,
+        )
 
 
 def test_a_trainer_that_does_not_train_yet_says_what_it_knows() -> None:
