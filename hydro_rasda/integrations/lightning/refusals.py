@@ -100,8 +100,9 @@ def unfollowed_loader(name: str, loader: Any) -> list[str]:
         return [f"{name}: a {type(loader).__name__}, but must be one DataLoader"]
     if isinstance(loader.dataset, IterableDataset) or not isinstance(loader.dataset, Sized):
         return [f"{name}: its data set has no length"]
-    if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+    sampler: Any = loader.sampler
+    if loader.batch_size is None or type(sampler) not in (RandomSampler, SequentialSampler):
         return [f"{name}: it has a sampler of its own, which other batch sizes would need, too"]
-    if len(loader.sampler) != len(loader.dataset) or getattr(loader.sampler, "replacement", False):
-        return [f"{name}: its sampler draws {len(loader.sampler)} examples, but must take each of the data set once"]
+    if len(sampler) != len(loader.dataset) or getattr(sampler, "replacement", False):
+        return [f"{name}: its sampler draws {len(sampler)} examples, but must take each of the data set once"]
     return []

@@ -181,7 +181,8 @@ def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:
 
 def _of_one_label(model: Any) -> bool:
     """Tell whether labels are class numbers: `Trainer` smooths no others."""
-    return getattr(getattr(base_of(model), "config", None), "problem_type", None) != "multi_label_classification"
+    config = getattr(base_of(model), "config", None)
+    return bool(getattr(config, "problem_type", None) != "multi_label_classification")
 
 
 def _accepts_loss_kwargs(model_class: type[nn.Module]) -> bool:

@@ -426,7 +426,8 @@ def test_keys_for_the_optimizer_that_the_module_does_not_read_are_told(tmp_path:
 
 def test_a_trainer_that_does_not_train_yet_says_what_it_knows() -> None:
     def asking(module: Classifier) -> Any:
-        return torch.optim.SGD(module.parameters(), 0.1 / len(module.trainer.datamodule.train_dataloader()))
+        trainer: Any = module.trainer
+        return torch.optim.SGD(module.parameters(), 0.1 / len(trainer.datamodule.train_dataloader()))
 
     told = (
         r"asks for `trainer.datamodule`, but here it can only ask for estimated_stepping_batches, max_epochs, max_steps"
