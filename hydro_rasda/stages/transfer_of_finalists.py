@@ -17,6 +17,7 @@ from typing import Any
 from fusion.warn import warn
 from hydro_rasda.config import Mode
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
+from hydro_rasda.precision import as_given
 from hydro_rasda.results.lineage import SCHEDULES, Ancestor, lineages, may_decay, schedule_of, smoothed
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen
@@ -127,7 +128,8 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
     Beside each, the same configuration races with a linear decay, so that a schedule which does not transfer costs
     little. Both are trials of their own, which the sweep did not train. There are `top_k` finalists as before, of half
     as many lineages. Finalists of a sweep that copied no trial stay as they are. So do those of a sweep at full width,
-    whose training goes on, and those that a function of the user's trains: it knows no schedule.
+    whose training goes on, and those that a function of the user's trains: it knows no schedule. An objective with
+    `optimizer_settings` has a schedule of its own.
 
     Returns:
         The finalists, and what the user is to be told of them.
@@ -135,7 +137,8 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
     found = _lineages(run)
     if not any(len(of) > 1 for of in found.values()):
         return list(finalists), []
-    if run.settings.sweep.surrogate == 1 or run.problem.full_size is not None:
+    own = getattr(as_given(run.problem.objective), "optimizer_settings", None)
+    if run.settings.sweep.surrogate == 1 or run.problem.full_size is not None or own is not None:
         return list(finalists), _of_last_values(found, finalists)
 
     def decided() -> Unit:

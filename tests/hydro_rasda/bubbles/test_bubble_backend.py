@@ -10,6 +10,7 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, cast
 
 import cloudpickle
@@ -56,6 +57,16 @@ class Connection:
 
     def fileno(self) -> int:
         raise OSError("there is no socket")
+
+
+def test_a_source_may_be_in_the_home_and_is_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuner and hosts met at a folder called "~" of wherever each of them was started."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert BubbleBackend("~/bubbles")._source == tmp_path / "bubbles"
+    with bubbles(SimpleNamespace(step=print, _step_microbatches=print), "~/bubbles", patience_s=0) as guest:
+        assert guest._source == tmp_path / "bubbles"
+    with pytest.raises(ValueError, match="`source` is 's3://bucket/bubbles', but must be a folder"):
+        BubbleBackend("s3://bucket/bubbles")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import torch
 from hydro_rasda import RaceConfig, RunExists, SweepConfig, TuneResult, loguniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
-from hydro_rasda.objective import supervised
+from hydro_rasda.objective import OptimizerSettings, supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.journal import read_messages
@@ -372,6 +372,27 @@ def test_it_is_said_that_a_population_whose_time_ends_goes_on_with_its_last_valu
     assert sweep(timed, given, Curves(timed, clock=clock), Population(0.5)) == [0, 3, 1]
     *_, line = read_messages(timed.store.path)
     assert line.text == "finalists go on with their last values of lr: `best_schedule` has the earlier ones"
+
+
+class SaysItsSchedule:
+    """As the objectives of `tune_trainer` and `tune_module`."""
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
+        return supervised()(model, batch)
+
+    def optimizer_settings(self, model: torch.nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
+        return OptimizerSettings({**config, "schedule": "cosine"})
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(("objective", "found"), [(supervised(), True), (SaysItsSchedule(), False)])
+def test_no_schedule_is_found_for_an_objective_that_says_its_own(run: Run, objective: Any, found: bool) -> None:
+    """Two finalists of a lineage trained alike, and were told to differ in their schedules."""
+    run.problem = replace(run.problem, objective=objective)
+    few = again(run, num_samples=4, max_t=3, race=RaceConfig(top_k=4))
+    finalists = sweep(few, Given([configs([0.1, 0.2, 0.3, 0.4])]), Curves(few), Population(0.5))
+    assert (max(finalists) >= 4) == found  # trials of their own, for found schedules
+    assert ("with their last values" in read_messages(few.store.path)[-1].text) != found
 
 
 class Sends(SweepRule):
