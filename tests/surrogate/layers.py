@@ -243,6 +243,17 @@ def _recurrent(kind: type[nn.RNNBase], **settings: Any) -> tuple[Callable[[float
     return lambda scale: Recurrent(scale, kind, **settings), SERIES
 
 
+def _normed(make: Callable[[float], nn.Module]) -> tuple[Callable[[float], nn.Module], Tensor]:
+    """Two convolutions with a norm between them."""
+
+    def model(scale: float) -> nn.Module:
+        width = round(64 * scale)
+        last = nn.Sequential(nn.Conv2d(width, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(nn.Conv2d(3, width, 3), make(scale), nn.ReLU(), *last)
+
+    return model, IMAGES
+
+
 def _cell(kind: type[nn.RNNCellBase]) -> tuple[Callable[[float], nn.Module], Tensor]:
     return lambda scale: Cell(scale, kind), SERIES
 
@@ -265,6 +276,10 @@ EXACT: dict[str, tuple[Callable[[float], nn.Module], Tensor]] = {
     "transformer": (EncoderDecoder, TOKENS),
     "attention": (CrossAttention, SERIES),
     "attention, other keys": (lambda scale: CrossAttention(scale, 40), SERIES),
+    "instance norm": _normed(lambda scale: nn.InstanceNorm2d(round(64 * scale))),
+    "instance norm, affine": _normed(lambda scale: nn.InstanceNorm2d(round(64 * scale), affine=True)),
+    "group norm, plain": _normed(lambda scale: nn.GroupNorm(round(8 * scale), round(64 * scale), affine=False)),
+    "group norm, no bias": _normed(lambda scale: nn.GroupNorm(round(8 * scale), round(64 * scale), bias=False)),
     "bilinear": (Products, SERIES),
     "bilinear, last": (lambda scale: Products(scale, last=True), SERIES),
     "fourier operator": (Fourier, SERIES),
