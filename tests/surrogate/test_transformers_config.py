@@ -162,6 +162,14 @@ def test_key_value_heads_divide_the_heads() -> None:
     assert (narrow.num_attention_heads, narrow.num_key_value_heads) == (6, 2)
 
 
+def test_sizes_of_experts_and_of_poolers_follow_the_hidden_size() -> None:
+    own = {"num_key_value_heads": 8, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
+    experts: Any = narrow_config(transformers.Qwen2MoeConfig(**COMMON, **own), 1 / 4)
+    assert (experts.moe_intermediate_size, experts.shared_expert_intermediate_size) == (16, 24)
+    model = transformers.DebertaV2ForSequenceClassification(transformers.DebertaV2Config(vocab_size=100, **COMMON))
+    assert width_plan(shrink(model, 1 / 4, TOKENS)).readouts == {"classifier": 4.0}
+
+
 @pytest.mark.slow
 def test_gpt2_as_published() -> None:
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
