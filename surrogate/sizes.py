@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -156,8 +157,24 @@ def _roles(trace: SizeTrace) -> _Roles:
     candidates = (tied | trace.seeds) & names.keys() - dims
     parts = {s for s in candidates if s in factors or trace.sizes[s] not in full}
     # Names decide only between two choices that both fit: fewer heads, or smaller ones.
-    counts = {s for s in parts if "dim" not in names[s] and "size" not in names[s]}
-    return _Roles(frozenset((tied | trace.seeds) - parts), frozenset(counts), frozenset(parts - counts))
+    counts = {s for s in parts if not _SIZE_OF_HEAD.search(names[s])}
+    stay = parts - counts
+    for product in ({s for s in sympy.Mul.make_args(dim) if s.is_Symbol} for dim in dims):
+        if fewer := product & counts:
+            # Of heads times their size, or of groups times heads of a group, one becomes less. The size of a head may
+            # also be that of a norm, or of a buffer of positions.
+            stay |= product - {max(fewer, key=lambda s: (bool(_HEADS.search(names[s])), trace.sizes[s], str(s)))}
+    stay |= {s for s, of in _determined(trace) if of <= stay}
+    return _Roles(frozenset((tied | trace.seeds) - parts - stay), frozenset(counts - stay), frozenset(stay))
+
+
+_SIZE_OF_HEAD, _HEADS = re.compile("dim|size|width|channels|^d_|^(dh|dk|hd)$"), re.compile("^n|head|^h$")
+
+
+def _determined(trace: SizeTrace) -> list[tuple[sympy.Symbol, frozenset[sympy.Symbol]]]:
+    """Symbols that an equation states in terms of others, such as half of a head's size, and those others."""
+    sides = [pair for e in trace.equations for pair in (e.args, e.args[::-1])]
+    return [(s, frozenset(of.free_symbols)) for s, of in sides if s.is_Symbol and of.free_symbols - {s}]
 
 
 def _head_size(trace: SizeTrace, roles: _Roles, width: sympy.Symbol) -> int:
