@@ -151,6 +151,23 @@ def test_a_model_with_another_part_than_its_configuration_makes_is_followed_inst
     assert narrow_by_config(model, 1 / 4) is None
 
 
+def test_a_model_with_a_layer_of_a_size_of_its_own_is_followed_instead() -> None:
+    class Tagger(transformers.BertPreTrainedModel):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.bert = transformers.BertModel(config, add_pooling_layer=False)
+            self.tags = nn.Linear(32, 5)
+            self.post_init()
+
+        def forward(self, tokens: Tensor) -> Any:
+            return self.tags(self.bert(tokens).last_hidden_state)
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    narrow = shrink(Tagger(transformers.BertConfig(vocab_size=100, **sizes)), 1 / 4, TOKENS)
+    assert narrow.get_parameter("tags.weight").shape == (5, 8)
+    assert width_plan(narrow).readouts == {"tags": 4.0}
+
+
 def test_head_size_stays_and_heads_are_rounded_up() -> None:
     narrow: Any = narrow_config(transformers.GPT2Config(), 1 / 8)
     assert (narrow.num_attention_heads, narrow.hidden_size) == (2, 128)  # 12 heads of 64: 1.5 become 2
