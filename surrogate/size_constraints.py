@@ -266,7 +266,7 @@ def _may_be_size(layer: nn.Module, attribute: str, value: Any) -> bool:
 
 def _affine(layer: nn.GroupNorm, x: Tensor) -> Tensor:
     per_channel = (-1, *(1 for _ in x.shape[2:]))
-    weights = [weight for weight in (layer.weight, layer.bias) if weight is not None]
+    weights: list[Tensor] = [weight for weight in (layer.weight, layer.bias) if weight is not None]
     for weight in weights or [x.new_ones(layer.num_channels)]:
         x = x * weight.view(per_channel)
     return x

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-_WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim")
-_WIDTHS += ("moe_intermediate_size", "shared_expert_intermediate_size", "d_inner", "ffn_hidden_size")
-_WIDTHS += ("pooler_hidden_size", "word_embed_proj_dim")
+_WIDTHS = (
+    *("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size", "d_inner", "ffn_hidden_size"),
+    *("pooler_hidden_size", "word_embed_proj_dim"),
+)
 """Names of sizes in configurations that follow the hidden size."""
 
 

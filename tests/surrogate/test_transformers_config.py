@@ -152,12 +152,11 @@ def test_a_model_with_another_part_than_its_configuration_makes_is_followed_inst
 
 
 def test_a_model_with_a_layer_of_a_size_of_its_own_is_followed_instead() -> None:
-    class Tagger(transformers.BertPreTrainedModel):
+    class Tagger(nn.Module):
         def __init__(self, config: Any) -> None:
-            super().__init__(config)
-            self.bert = transformers.BertModel(config, add_pooling_layer=False)
-            self.tags = nn.Linear(32, 5)
-            self.post_init()
+            super().__init__()
+            self.config, self.tags = config, nn.Linear(32, 5)
+            self.bert: Any = transformers.BertModel(config, add_pooling_layer=False)
 
         def forward(self, tokens: Tensor) -> Any:
             return self.tags(self.bert(tokens).last_hidden_state)
