@@ -136,6 +136,7 @@ class GroupedQueries(nn.Module):
         self.query, self.out = nn.Linear(width, width), nn.Linear(width, width)
         self.key, self.value = nn.Linear(width, width // 2), nn.Linear(width, width // 2)
         self.norm = nn.RMSNorm(8) if kind == "norm" else nn.Identity()
+        self.temperature = nn.Parameter(torch.rand(self.n_kv_heads, 1)) if kind == "norm" else None
         frequencies = 100.0 ** -(torch.arange(4) / 4)
         angles = torch.outer(torch.arange(6), frequencies).repeat(1, 2)
         tables = {"frequencies": frequencies} if kind == "frequencies" else {"cos": angles.cos(), "sin": angles.sin()}
@@ -148,6 +149,7 @@ class GroupedQueries(nn.Module):
         q = self._turned(self.query(x).view(batch, time, self.n_heads, self.head_dim))
         k = self._turned(self.key(x).view(batch, time, self.n_kv_heads, self.head_dim))
         v = self.value(x).view(batch, time, self.n_kv_heads, self.head_dim)
+        k = k if self.temperature is None else k * self.temperature
         k, v = (part.unsqueeze(3).expand(-1, -1, -1, self.n_rep, -1).flatten(2, 3) for part in (k, v))
         mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         out: Tensor = self.head(x + self.out(mixed.transpose(1, 2).reshape(batch, time, -1))).mean(1)
