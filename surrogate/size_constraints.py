@@ -25,6 +25,7 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
 from surrogate.output_sizes import batch_at, call_model, record_calls, run_for_shapes
@@ -260,6 +261,10 @@ def _may_be_size(layer: nn.Module, attribute: str, value: Any) -> bool:
         return True
     if type(value) is not int or value < 2:
         return False
+    if attribute == "num_channels" and isinstance(layer, nn.GroupNorm) and not layer.affine:
+        return True
+    if attribute == "num_features" and isinstance(layer, _InstanceNorm):
+        return True
     if type(layer).__module__.startswith("torch.nn."):
         depthwise = isinstance(layer, _ConvNd) and attribute == "groups" and value == layer.in_channels
         return depthwise or attribute in _SIZES_OF_TORCH_LAYERS
@@ -268,4 +273,7 @@ def _may_be_size(layer: nn.Module, attribute: str, value: Any) -> bool:
 
 def _affine(layer: nn.GroupNorm, x: Tensor) -> Tensor:
     per_channel = (-1, *(1 for _ in x.shape[2:]))
-    return x * layer.weight.view(per_channel) + layer.bias.view(per_channel) if layer.affine else x
+    weights: list[Tensor] = [weight for weight in (layer.weight, layer.bias) if weight is not None]
+    for weight in weights or [x.new_ones(layer.num_channels)]:
+        x = x * weight.view(per_channel)
+    return x
