@@ -187,7 +187,8 @@ class StackedTensors(nn.Module):
 
     def part_parameters(self, names: Iterable[str]) -> None:
         """Give each member its own copy of those of these parameters that all share."""
-        for name in self.common.params().keys() & set(names):
+        chosen = set(names)
+        for name in [name for name in self.common.params() if name in chosen]:
             self._unshare(name)
 
     def _copy_tensors(self, targets: Sequence[int], sources: Sequence[int]) -> None:
