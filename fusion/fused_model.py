@@ -188,6 +188,7 @@ class FusedModel(StackedTensors):
         else:
             self.streams = Streams(self.K, seeds)
 
+    @torch.inference_mode(False)
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, in place.
 
@@ -232,6 +233,7 @@ class FusedModel(StackedTensors):
             self._reached[name] = (reached - {*targets}) | {k for k, of in zip(targets, copied) if of in reached}
         self._copy_shells(targets, copied, self.settings)
 
+    @torch.inference_mode(False)
     def concat(self, other: FusedModel) -> None:
         """Append the members of `other`, in place; `other` keeps them, too.
 
@@ -258,6 +260,7 @@ class FusedModel(StackedTensors):
         self.streams = self.streams.joined(range(self.K), other.streams)
         self._set_members([*self._members, *(each.twin() for each in other._members)])
 
+    @torch.inference_mode(False)
     def unfuse(self, k: int) -> nn.Module:
         """Return member `k` as an ordinary module with tensors of its own: `unfuse` undoes `fuse`.
 

@@ -115,6 +115,7 @@ class FusedOptimizer(EvaluatedOptimizer):
             elif any(self._in_rows(run, present) for run in self._runs):
                 self._step_rows(stacked, present, takes)
 
+    @torch.inference_mode(False)
     def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
         """Return member `k`'s optimizer as torch's own, in the same state; its learning rate is the base rate.
 

@@ -114,6 +114,7 @@ class OptimizerState:
             self._schedule_SK, self._next = table_SK.to(device), torch.zeros(1, dtype=torch.int64, device=device)
             self.changes += 1
 
+    @torch.inference_mode(False)
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
         chosen = member_indices(indices, self.K)
@@ -168,6 +169,7 @@ class OptimizerState:
                 self._apart_of(k).load_state_dict(apart.state_dict(), but=changed_options(before[k], self.members[k]))
         self._tabulate()
 
+    @torch.inference_mode(False)
     def concat(self, other: OptimizerState) -> None:
         """Append the members of `other`, with their state, as `FusedModel.concat` does.
 

@@ -159,3 +159,29 @@ def test_the_state_of_another_optimizer_is_not_taken_for_its_own() -> None:
         made({"optimizer": "schedule_free_adamw", "lr": 0.1})[1].load_state_dict(
             opt.state_dict(), hyperparameters=False
         )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adagrad", "schedule_free_sgd"])
+def test_members_that_are_chosen_in_inference_mode_train_on(optimizer: str) -> None:
+    """A first evaluation makes state that steps write to; `keep`, `concat` and `unfuse` make new tensors."""
+    fused, opt = made({"optimizer": optimizer, "lr": 0.1})
+    with torch.inference_mode(), opt.evaluating():
+        fused.map(objective, (X, Y))
+    train(fused, opt)
+    other, its = made({"optimizer": optimizer, "lr": 0.1})
+    train(other, its)
+    with torch.inference_mode():
+        fused.keep([2, 0])
+        opt.keep([2, 0])
+        fused.concat(other)
+        opt.concat(its)
+        module = fused.unfuse(1)
+        alone = opt.unfuse(1, module)
+    train(fused, opt, 1)
+    train(other, its, 1)
+    alone.zero_grad()
+    objective(module, (X, Y)).backward()
+    alone.step()
+    for name, p in fused.stacked.items():
+        torch.testing.assert_close(p[[0, 1]], other.stacked[name][[2, 0]])
+        torch.testing.assert_close(p[1], module.get_parameter(name))
