@@ -185,3 +185,22 @@ def test_members_that_are_chosen_in_inference_mode_train_on(optimizer: str) -> N
     for name, p in fused.stacked.items():
         torch.testing.assert_close(p[[0, 1]], other.stacked[name][[2, 0]])
         torch.testing.assert_close(p[1], module.get_parameter(name))
+
+
+def test_parameters_that_were_frozen_when_they_were_saved_learn_where_they_are_loaded() -> None:
+    """A second phase of training: its optimizer's state is then loaded by models that were never frozen."""
+    first, opt = made({"lr": 0.1}, frozen=True, alike=True)
+    train(first, opt)
+    fused, opt = made({"lr": 0.1}, alike=True)
+    fused.load_state_dict(first.state_dict())
+    assert not fused.shared
+    assert torch.equal(fused.stacked["0.weight"][1], first.shared["0.weight"])
+    first.requires_grad_(True)
+    its = fused_optimizer(first, [{"lr": 0.1}] * K)
+    train(first, its)
+    train(fused, opt)
+    assert_same(dict(fused.state_dict()), dict(first.state_dict()))
+    opt.load_state_dict(its.state_dict())
+    train(first, its)
+    train(fused, opt)
+    assert_same(dict(fused.state_dict()), dict(first.state_dict()))
