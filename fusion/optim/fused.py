@@ -91,12 +91,12 @@ class FusedOptimizer(EvaluatedOptimizer):
         """
         if self.fused.K != self.K:
             raise RuntimeError(f"the optimizer has {self.K} members, but its model has {self.fused.K}")
-        if takes is not None:
-            fits = isinstance(takes, Tensor) and takes.dtype == torch.bool and takes.shape == (self.K,)
-            require(fits, "takes", takes, f"a tensor of {self.K} booleans, one for each member")
+        fits = takes is None or (isinstance(takes, Tensor) and takes.dtype == torch.bool and takes.shape == (self.K,))
+        require(fits, "takes", takes, f"a tensor of {self.K} booleans, one for each member")
         stacked = self.fused.stacked
-        for name, p in {**self.fused.common.params(), **stacked}.items():
-            if p.requires_grad and p.grad is not None and not (name in self._index or name in self.fused.parts):
+        known = self._index if self._among is None else self.fused.parts  # without parts, others may update the rest
+        for name, p in {**self.fused.common.params(), **stacked}.items() if known else ():
+            if p.requires_grad and p.grad is not None and name not in known:
                 raise RuntimeError(f"`{name}` was frozen when the optimizer was made: make a new one")
         self._move(stacked[self.names[0]].device)
         self._follow_schedule()
