@@ -147,6 +147,10 @@ class StackedTensors(nn.Module):
             self.changes += 1
         return self._flat
 
+    def in_rows(self, name: str) -> bool:
+        """Return whether `flat` has put a parameter in rows."""
+        return self._flat is not None and name in self._flat.values.parts
+
     def set_parts(self, parts: Mapping[str, str]) -> None:
         """Say which part of the model each parameter is of, where parts have optimizers of their own."""
         if parts != self.parts:
