@@ -76,10 +76,10 @@ class GraphedStep:
     refused, a `GraphWarning` says why, and all batches run as the step is written. Results are the same up to rounding.
 
     The step is recorded anew after `keep`, `concat` and `load_state_dict` of a fused model or its optimizer, and after
-    `schedule` for another number of steps. If tensors move for another reason, call `reset`. A recording keeps values
-    that the step read outside of the device's tensors, such as a counter in a closure or torch's settings. To find
-    changes of these, one step is run as it is written and compared after 64 replays, 128, 256 and so on. If it differs,
-    no step is replayed any more.
+    `schedule` for another number of steps. If tensors move for another reason, or you freeze parameters or set the mode
+    of a part of the model, call `reset`. A recording keeps values that the step read outside of the device's tensors,
+    such as a counter in a closure or torch's settings. To find changes of these, one step is run as it is written and
+    compared after 64 replays, 128, 256 and so on. If it differs, no step is replayed any more.
 
     Args:
         step: Called with a batch (tensors in any nesting): trains on it, and returns tensors in any nesting.

@@ -1,7 +1,7 @@
 """LoRA adapters of `peft`, tuned over one frozen base: rank, alpha, dropout and all that `tune` searches.
 
 The base is held once, however many trials train beside each other. Adapters of different ranks train as one model, each
-padded with zeros to the largest rank, which changes nothing (see `fusion.pad_lora`).
+padded with zeros to the largest rank, which changes nothing with most optimizers (see `fusion.pad_lora`).
 """
 
 from __future__ import annotations
