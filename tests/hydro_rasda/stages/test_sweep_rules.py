@@ -408,7 +408,7 @@ def test_bad_rules_are_told_of(run: Run) -> None:
         with pytest.raises(ValueError, match=r"Foresees: epochs.* must be a finite number >= 0"):
             sweep(run, Given([configs(FINALS)]), Curves(run), Foresees(count))
     fresh = again(run, num_samples=28)
-    with pytest.raises(AllTrialsFailed):
+    with pytest.raises(AllTrialsFailed, match=r"`sweep\.rule` Sends has none of 28 trials train"):
         sweep(fresh, Given([configs([*FINALS, 0.5])]), Curves(fresh), Sends({}))
 
 
@@ -418,6 +418,16 @@ def test_a_run_of_a_rule_that_copies_cannot_be_given_more_samples(run: Run) -> N
     more = again(run)
     with pytest.raises(ValueError, match=r"`num_samples` is more than the run had, .* copies weights; begin another"):
         sweep(more, Given([configs(FINALS)]), Curves(more), Population(1.0))
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_population_that_was_asked_to_grow_is_as_it_was(quick: Callable[..., TuneResult]) -> None:
+    result = quick(num_samples=6, sweep={"rule": "pbt"})
+    with pytest.raises(RunExists, match=r"`num_samples` was 6, now 8, but a run whose .* copied weights cannot grow"):
+        quick(num_samples=8, sweep={"rule": "pbt"})
+    same = quick(num_samples=6, sweep={"rule": "pbt"})
+    assert same.finished
+    assert (same.best_trial, same.cost.surrogate_epochs) == (result.best_trial, result.cost.surrogate_epochs)
 
 
 SPACE = {"lr": loguniform(1e-3, 0.3), "optimizer": "sgd", "momentum": 0.9, "batch_size": 64}
