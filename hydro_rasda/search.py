@@ -24,6 +24,7 @@ from hydro_rasda.sampling_and_branches import (
     is_branching,
     is_nested,
     leaves,
+    reachable,
     restricted,
     unknown_keys,
 )
@@ -278,7 +279,7 @@ class SearcherSearch:
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
         """The configuration that the journal has, as the searcher gave it where it gave the same."""
-        recorded = restore(recorded, self._hidden, self._space)
+        recorded = _with_objects(restore(recorded, self._hidden, self._space), self._space)
         if jsonable(suggested[:1]) == jsonable([recorded]):
             self._open[number] = (0, math.nan)
             return suggested[0]
@@ -319,6 +320,21 @@ class SearcherSearch:
 
 def _id(number: int) -> str:
     return f"trial-{number}"
+
+
+def _with_objects(recorded: Config, space: Mapping[str, Any]) -> Config:
+    """A configuration of the journal, which names classes and functions, with those of the space in their places."""
+    found: Config = {}
+    for key, value in recorded.items():
+        listed = reachable(space).get(key, [])
+        drawn = [each for of in listed for each in (of.categories if is_a(of, "Categorical") else [of])]
+        alike = [each for each in drawn if jsonable(each) == value]
+        if alike and all(each is alike[0] or each == alike[0] for each in alike):  # not if two functions have one name
+            found[key] = copy.deepcopy(alike[0])
+        else:
+            inner = listed[0] if listed and is_nested(listed[0]) and isinstance(value, Mapping) else None
+            found[key] = value if inner is None else _with_objects(value, inner)
+    return found
 
 
 def _merged(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> Config:
