@@ -446,6 +446,41 @@ def test_nobody_comes_back_where_one_has_ended_by_itself(open_race: Callable[...
     assert epochs(run) == {0: [1], 1: [1], 2: [1, 2], 3: [1, 2]}
 
 
+def test_the_winner_that_is_told_may_have_ended_early_or_be_of_an_earlier_call(open_race: Callable[..., Run]) -> None:
+    class Ending(Scripted):
+        def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+            return replace(super()._train(task), ended=task.number == 3 and task.span.stop == 2)
+
+    scores, said = {**SCORES, 3: [0.6, 0.2]}, list[str]()
+    for finalists in ([0, 1, 2, 3], [0, 1]):
+        run = open_race()
+        run.callbacks = Callbacks([lambda event: said.append(getattr(event, "text", ""))])
+        train_finalists(run, finalists, Ending(scores))
+        *_, line = [text for text in said if text.startswith("full size at epoch")]
+        assert line == "full size at epoch 4: done; trial 3 wins with val_loss 0.2"
+        assert sum_up(run, [0, 1, 2, 3]).best_trial == 3
+
+
+class MetricComesLate(Scripted):
+    """The training loss is finite, whatever the metric is."""
+
+    def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+        epochs = range(task.span.start + 1, task.span.stop + 1)
+        scores = self.scores[task.number]
+        history = [(epoch, {"train_loss": 1.0, "val_loss": scores[epoch - 1]}) for epoch in epochs]
+        return FullSizeOutcome(task, {"model": {}, "epoch": task.span.stop}, history, None, 1.0)
+
+
+@pytest.mark.parametrize("checkpoint_every", [None, 1])
+def test_a_metric_that_is_not_known_yet_counts_at_the_milestone_alone(
+    open_race: Callable[..., Run], checkpoint_every: int | None
+) -> None:
+    run = open_race(2, race=RaceConfig(grace_period=2, checkpoint_every=checkpoint_every))
+    scores = {0: [math.nan, 0.5, math.nan, 0.3], 1: [math.nan, math.nan, 0.1, 0.1]}
+    train_finalists(run, [0, 1], MetricComesLate(scores))
+    assert epochs(run) == {0: [1, 2, 3, 4], 1: [1, 2]}
+
+
 class Stumbling(Scripted):
     """Raises the first few times, or dies."""
 
