@@ -269,11 +269,7 @@ def _train(run: Run, tasks: Sequence[FullSizeTask], devices: FullSizeTrainer, ra
 
 def _goes_on(run: Run, number: int, stop: int) -> bool:
     """Tell whether a full-size trial still has epochs to train before a milestone."""
-    if run.epochs("target", number) >= stop or done_early(run, number):
-        return False
-    # A metric may be finite later, but a training function of the user's is left where it is not.
-    own = run.problem.full_size is not None
-    return not (ended_early(run, number) if own else number in run.failures or run.diverged("target", number))
+    return run.epochs("target", number) < stop and not ended_early(run, number) and not done_early(run, number)
 
 
 def _next_task(run: Run, number: int, stop: int, beside: int) -> FullSizeTask:

@@ -465,10 +465,11 @@ class MetricComesLate(Scripted):
     """The training loss is finite, whatever the metric is."""
 
     def _train(self, task: FullSizeTask) -> FullSizeOutcome:
-        epochs = range(task.span.start + 1, task.span.stop + 1)
-        scores = self.scores[task.number]
+        stop, scores = min(task.span.stop, task.span.start + self.left), self.scores[task.number]
+        self.left -= stop - task.span.start
+        epochs = range(task.span.start + 1, int(stop) + 1)
         history = [(epoch, {"train_loss": 1.0, "val_loss": scores[epoch - 1]}) for epoch in epochs]
-        return FullSizeOutcome(task, {"model": {}, "epoch": task.span.stop}, history, None, 1.0)
+        return FullSizeOutcome(task, {"model": {}, "epoch": stop}, history, None, 1.0)
 
 
 @pytest.mark.parametrize("checkpoint_every", [None, 1])
@@ -479,6 +480,17 @@ def test_a_metric_that_is_not_known_yet_counts_at_the_milestone_alone(
     scores = {0: [math.nan, 0.5, math.nan, 0.3], 1: [math.nan, math.nan, 0.1, 0.1]}
     train_finalists(run, [0, 1], MetricComesLate(scores))
     assert epochs(run) == {0: [1, 2, 3, 4], 1: [1, 2]}
+
+
+@pytest.mark.parametrize("epochs_a_process", [1, math.inf])
+def test_who_is_brought_back_trains_on_where_its_metric_is_not_known_yet(
+    open_race: Callable[..., Run], epochs_a_process: float
+) -> None:
+    scores = {0: [0.9, math.nan, math.nan, 0.5], 1: [0.5, 0.4, math.nan, math.nan]}
+    for _ in range(9):
+        train_finalists(run := open_race(2), [0, 1], MetricComesLate(scores, epochs_a_process))
+    assert epochs(run) == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}
+    assert sum_up(run, [0, 1]).best_trial == 0
 
 
 class Stumbling(Scripted):
