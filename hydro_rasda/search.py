@@ -24,9 +24,9 @@ from hydro_rasda.sampling_and_branches import (
     is_branching,
     is_nested,
     leaves,
-    reachable,
     restricted,
     unknown_keys,
+    with_objects,
 )
 from hydro_rasda.secret_masking import hide, restore, secrets_of
 from hydro_rasda.seeds import derive_seed
@@ -152,16 +152,24 @@ def check_searcher(searcher: object) -> None:
 
 
 def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives) -> None:
-    """Tell a searcher what to search; ValueError if it cannot search this space, or by several metrics."""
+    """Tell a searcher what to search; ValueError if it cannot search this space, or by several metrics.
+
+    One that was told another space before would go on with that.
+    """
+    from ray.tune.search import Searcher
+
     several = len(objectives) > 1
     rule = "an `OptunaSearch`, or None, where `metric` is a list: no other one learns from several metrics"
     require(not several or type(searcher).__name__ == "OptunaSearch", "sweep.searcher", searcher, rule)
     _check_places(space)
     metric, mode = ([*each] if several else each[0] for each in zip(*objectives, strict=True))
     try:
-        searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
+        told = searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
+    listens = type(searcher).set_search_properties is not Searcher.set_search_properties
+    rule = "one without a space of its own: `tune` tells it `space`, `metric` and `mode`"
+    require(told is not False or not listens, "sweep.searcher", searcher, rule)
 
 
 def _check_places(space: Mapping[str, Any], where: str = "space") -> None:
@@ -279,7 +287,7 @@ class SearcherSearch:
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
         """The configuration that the journal has, as the searcher gave it where it gave the same."""
-        recorded = _with_objects(restore(recorded, self._hidden, self._space), self._space)
+        recorded = with_objects(restore(recorded, self._hidden, self._space), self._space, jsonable)
         if jsonable(suggested[:1]) == jsonable([recorded]):
             self._open[number] = (0, math.nan)
             return suggested[0]
@@ -320,21 +328,6 @@ class SearcherSearch:
 
 def _id(number: int) -> str:
     return f"trial-{number}"
-
-
-def _with_objects(recorded: Config, space: Mapping[str, Any]) -> Config:
-    """A configuration of the journal, which names classes and functions, with those of the space in their places."""
-    found: Config = {}
-    for key, value in recorded.items():
-        listed = reachable(space).get(key, [])
-        drawn = [each for of in listed for each in (of.categories if is_a(of, "Categorical") else [of])]
-        alike = [each for each in drawn if jsonable(each) == value]
-        if alike and all(each is alike[0] or each == alike[0] for each in alike):  # not if two functions have one name
-            found[key] = copy.deepcopy(alike[0])
-        else:
-            inner = listed[0] if listed and is_nested(listed[0]) and isinstance(value, Mapping) else None
-            found[key] = value if inner is None else _with_objects(value, inner)
-    return found
 
 
 def _merged(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> Config:

@@ -27,6 +27,7 @@ from hydro_rasda import (
     uniform,
 )
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.domains import to_ray
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
@@ -452,6 +453,13 @@ def test_an_unseeded_searcher_goes_on_with_classes_functions_and_tuples(problem:
     assert {config["act"] for config in found[1]} == {nn.ReLU, nn.Tanh}
 
 
+def test_a_searcher_with_a_space_of_its_own_is_refused() -> None:
+    drawn = OptunaSearch.convert_search_space(to_ray({"lr": loguniform(1e-6, 1e-5)}))
+    own = OptunaSearch(space=drawn, metric="loss", mode="min")
+    with pytest.raises(ValueError, match=r"`sweep\.searcher` is .*, but must be one without a space of its own"):
+        prepare(own, SPACE, TuneConfig().comparison.objectives)
+
+
 class AtTheBound(Searcher):
     def suggest(self, trial_id: str) -> dict[str, Any]:
         return {"lr": 0.1, "momentum": 1.0, "nested": {"x": 2.0}}
@@ -462,8 +470,9 @@ class AtTheBound(Searcher):
 def test_a_searcher_may_suggest_an_upper_bound_that_no_sample_reaches(problem: Problem, tmp_path: Path) -> None:
     """As Optuna's Gaussian process does, whose optimum often lies at a bound. `momentum` must be below 1."""
     space = {"lr": 0.1, "optimizer": "sgd", "momentum": uniform(0.5, 1.0), "nested": {"x": uniform(0.0, 2.0)}}
+    prepare(searcher := AtTheBound(), space, problem.settings.comparison.objectives)
     with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
-        search = SearcherSearch(AtTheBound(), space, Run(problem.with_settings(num_samples=1), store))
+        search = SearcherSearch(searcher, space, Run(problem.with_settings(num_samples=1), store))
         (trial,) = search.next_trials()
     assert trial.config["momentum"] == math.nextafter(1.0, 0.0)
     assert trial.config["nested"]["x"] == math.nextafter(2.0, 0.0)
