@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -178,21 +178,6 @@ def chosen(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = chosen(value, config[key])
         else:
             found[key] = config[key]
-    return found
-
-
-def with_objects(config: Mapping[str, Any], space: Space, named: Callable[[Any], Any]) -> dict[str, Any]:
-    """A configuration in which classes and functions are named, with those of a space in the names' places."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        listed = reachable(space).get(key, [])
-        drawn = [each for of in listed for each in (of.categories if is_a(of, "Categorical") else [of])]
-        alike = [each for each in drawn if named(each) == value]
-        if alike and all(each is alike[0] or _equal(each, alike[0]) for each in alike):  # functions may share a name
-            found[key] = copy.deepcopy(alike[0])
-        else:
-            inner = listed[0] if listed and is_nested(listed[0]) and isinstance(value, Mapping) else None
-            found[key] = value if inner is None else with_objects(value, inner, named)
     return found
 
 

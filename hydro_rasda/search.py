@@ -17,6 +17,7 @@ from hydro_rasda.comparison_of_trials import Fits, Objectives
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import is_a, is_grid, plain, rounded, to_ray
 from hydro_rasda.run.journal import jsonable
+from hydro_rasda.run.recorded_configs import as_recorded, with_objects
 from hydro_rasda.run.state import Run
 from hydro_rasda.sampling_and_branches import (
     chosen,
@@ -26,7 +27,6 @@ from hydro_rasda.sampling_and_branches import (
     leaves,
     restricted,
     unknown_keys,
-    with_objects,
 )
 from hydro_rasda.secret_masking import hide, restore, secrets_of
 from hydro_rasda.seeds import derive_seed
@@ -87,6 +87,10 @@ class RandomSearch:
         self._given = False
         for trial in self.trials:
             check_config(trial.config, strategy)
+
+    def recall(self, run: Run) -> None:
+        """Give trials that the run has recorded the configurations that it recorded."""
+        self.trials = as_recorded(self.trials, run)
 
     def next_trials(self) -> list[Trial]:
         given, self._given = self._given, True
@@ -287,7 +291,7 @@ class SearcherSearch:
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
         """The configuration that the journal has, as the searcher gave it where it gave the same."""
-        recorded = with_objects(restore(recorded, self._hidden, self._space), self._space, jsonable)
+        recorded = with_objects(restore(recorded, self._hidden, self._space), self._space)
         if jsonable(suggested[:1]) == jsonable([recorded]):
             self._open[number] = (0, math.nan)
             return suggested[0]

@@ -229,8 +229,8 @@ class Run:
 
     def diverged(self, stage: Stage, number: int) -> bool:
         """Tell whether the training loss of a trial was not finite in its last epoch."""
-        lines = self.metrics.get((stage, number), ())
-        return bool(lines) and lines[-1].get("train_loss", 0.0) is None
+        *_, last = self.metrics.get((stage, number)) or [{}]
+        return last.get("train_loss", 0.0) is None
 
     def score(self, stage: Stage, number: int) -> float:
         """Return the metric after a trial's last epoch; NaN if it diverged, failed or never began."""

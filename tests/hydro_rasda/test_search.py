@@ -442,7 +442,7 @@ def test_an_unseeded_searcher_goes_on_with_classes_functions_and_tuples(problem:
     acts = choice([nn.ReLU, nn.Tanh])
     nested = {"sizes": choice([(8, 8), (16,)]), "x": uniform(0.0, 1.0)}
     space = {"lr": loguniform(1e-4, 1.0), "act": acts, "score": score, "nested": nested}
-    asked, found = problem.with_settings(num_samples=16), []
+    asked, found = problem.with_settings(num_samples=16), list[list[Any]]()
     for seed in (1, 2):
         searcher = OptunaSearch(seed=seed)
         prepare(searcher, space, asked.settings.comparison.objectives)
@@ -460,7 +460,7 @@ def test_a_searcher_with_a_space_of_its_own_is_refused() -> None:
         prepare(own, SPACE, TuneConfig().comparison.objectives)
 
 
-class AtTheBound(Searcher):
+class AtTheBound(Searcher):  # type: ignore[misc]
     def suggest(self, trial_id: str) -> dict[str, Any]:
         return {"lr": 0.1, "momentum": 1.0, "nested": {"x": 2.0}}
 
@@ -476,3 +476,21 @@ def test_a_searcher_may_suggest_an_upper_bound_that_no_sample_reaches(problem: P
         (trial,) = search.next_trials()
     assert trial.config["momentum"] == math.nextafter(1.0, 0.0)
     assert trial.config["nested"]["x"] == math.nextafter(2.0, 0.0)
+
+
+def test_a_resumed_run_has_the_values_that_it_trained_with(quick: Quick) -> None:
+    """Its space draws others in each process, here by the system's generator, which has no seed."""
+    drawn = random.SystemRandom()
+    space = {
+        "lr": loguniform(1e-3, 0.3),
+        "activation": choice(["relu", "tanh"]),
+        "dropout": sample_from(lambda: drawn.uniform(0.0, 0.3)),
+        "nested": {"x": sample_from(lambda config: drawn.random()), "fn": score, "by_number": {1: (2, 3)}},
+    }
+    first = quick(space=space, num_samples=2)
+    with pytest.warns(UserWarning, match="`space` gives trial 0 other values than when the run began, which count"):
+        again = quick(space=space, num_samples=2)
+    assert [trial.config for trial in again.trials] == [trial.config for trial in first.trials]
+    assert again.best_config["nested"]["fn"] is score
+    assert again.best_config["nested"]["by_number"] == {1: (2, 3)}
+    assert again.best_config == first.best_config

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.callbacks import Callbacks
@@ -468,7 +468,7 @@ class MetricComesLate(Scripted):
         stop, scores = min(task.span.stop, task.span.start + self.left), self.scores[task.number]
         self.left -= stop - task.span.start
         epochs = range(task.span.start + 1, int(stop) + 1)
-        history = [(epoch, {"train_loss": 1.0, "val_loss": scores[epoch - 1]}) for epoch in epochs]
+        history: History = [(epoch, {"train_loss": 1.0, "val_loss": scores[epoch - 1]}) for epoch in epochs]
         return FullSizeOutcome(task, {"model": {}, "epoch": stop}, history, None, 1.0)
 
 
