@@ -20,6 +20,7 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
@@ -209,6 +210,21 @@ def test_a_rule_by_name_decides_alike_after_a_kill(run: Run, rule: str, after: i
     assert decided(resumed) == decided(whole)
     for store in (whole.store, resumed.store):
         store.close()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("max_t", [8, 9])
+def test_the_plan_tells_whether_a_population_copies_anybody(run: Run, max_t: int) -> None:
+    said: list[str] = []
+    named = replace(by_name(run, "pbt"), callbacks=Callbacks([lambda event: said.append(getattr(event, "text", ""))]))
+    named.problem = named.problem.with_settings(max_t=max_t)
+    sweep(named, Given([configs(FINALS)]), Curves(named))
+    copies = [key for key, unit in run.store.units().items() if "/group-" in key and "copies" in unit.value]
+    assert bool(copies) == (max_t == 9)
+    assert any(line.startswith("No trial is copied, as the sweep ends") for line in said) == (max_t == 8)
+    assert any(line.startswith("They train by the schedules that the population found") for line in said) == (
+        max_t == 9
+    )
 
 
 class Learns(Given):
