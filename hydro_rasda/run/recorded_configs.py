@@ -36,10 +36,10 @@ def with_objects(recorded: Mapping[str, Any], space: Mapping[str, Any]) -> dict[
 def as_recorded(trials: Sequence[Trial], run: Run) -> list[Trial]:
     """Return trials that are sampled anew with the values that the journal has of them; warn if these are others.
 
-    A function of `sample_from` may draw otherwise in another process. Objects, which the journal names, stay.
+    A function of `sample_from` may draw otherwise in another process.
     """
     recorded = {
-        line["trial"]: restore(line["config"], run.hidden, run.space)
+        line["trial"]: with_objects(restore(line["config"], run.hidden, run.space), run.space)
         for key, unit in run.store.units().items()
         if key.startswith("surrogate/kinds-from-")
         for line in unit.lines
@@ -56,13 +56,14 @@ def as_recorded(trials: Sequence[Trial], run: Run) -> list[Trial]:
 
 
 def _with_values(config: Mapping[str, Any], recorded: Mapping[str, Any]) -> Mapping[str, Any]:
-    if jsonable(config) == recorded:
-        return config
     found = {}
     for key, value in recorded.items():
         own = config.get(key, value)
-        if isinstance(own, Mapping) and isinstance(value, Mapping):
+        # An object may have another name in each process.
+        if jsonable(own) == jsonable(value) or (is_plain(value) and not is_plain(own) and not isinstance(own, Mapping)):
+            found[key] = own
+        elif isinstance(own, Mapping) and isinstance(value, Mapping):
             found[key] = _with_values(own, value)
         else:
-            found[key] = value if is_plain(own) and jsonable(own) != value else own
+            found[key] = value
     return found
