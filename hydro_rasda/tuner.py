@@ -261,6 +261,8 @@ def _run(
             search = SearcherSearch(searcher, request.space, run, fits)
         elif fits is not None:
             search = RandomSearch(*sampled, fits)
+        if isinstance(search, RandomSearch):
+            search.recall(run)
         result = _train(run, search, settings.sweep, backend)
         if shown is not None:
             shown.conclude(result.shown())

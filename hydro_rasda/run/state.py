@@ -219,6 +219,19 @@ class Run:
         lines = self.metrics.get((stage, number))
         return int(lines[-1]["epoch"]) if lines else 0
 
+    def epochs_in(self, key: str, number: int) -> int:
+        """Count the epochs of the sweep that a trial had trained in a checkpoint.
+
+        They are fewer than those recorded if an earlier checkpoint was lost, and time ended the training after it.
+        """
+        behind: Mapping[str, int] = self.store.units()[key].value.get("behind", {})
+        return behind.get(str(number), self.epochs("surrogate", number))
+
+    def diverged(self, stage: Stage, number: int) -> bool:
+        """Tell whether the training loss of a trial was not finite in its last epoch."""
+        *_, last = self.metrics.get((stage, number)) or [{}]
+        return last.get("train_loss", 0.0) is None
+
     def score(self, stage: Stage, number: int) -> float:
         """Return the metric after a trial's last epoch; NaN if it diverged, failed or never began."""
         return math.nan if number in self.failures else self.score_at(stage, number, self.epochs(stage, number))
@@ -250,8 +263,7 @@ class Run:
     def passed(self, stage: Stage, number: int, epoch: int) -> bool:
         """Tell whether a trial is through with an epoch: it trained the epoch, or diverged or failed before."""
         trained = any(line["epoch"] == epoch for line in self.metrics.get((stage, number), ()))
-        began = self.epochs(stage, number) > 0
-        return trained or number in self.failures or (began and math.isnan(self.score(stage, number)))
+        return trained or number in self.failures or self.diverged(stage, number)
 
     def curve(self, stage: Stage, number: int) -> dict[int, float]:
         """Return the metric by epoch; NaN if the trial had diverged, or has none there."""

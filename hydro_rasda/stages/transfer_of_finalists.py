@@ -54,6 +54,8 @@ def finalists_of_rule(
     last = max(state.scores, default=0)
     left = [n for n, standing in state.trials.items() if not standing.dropped and math.isfinite(standing.score)]
     if not (best := state.best(state.top_k)):
+        if not last and not run.failures:
+            raise AllTrialsFailed(f"`sweep.rule` {type(rule).__name__} has none of {len(state.trials)} trials train")
         raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
     if left and not chosen:
         raise ValueError(f"`sweep.rule` {type(rule).__name__} names no finalists, but must name at least one")
@@ -93,7 +95,8 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
         best_first = sorted((n for n in last if math.isfinite(places[n])), key=places.__getitem__)
     left = [n for n in best_first if math.isfinite(scores[n])]
     if not left:
-        raise _all_failed(run, len(numbers), max(run.epochs("surrogate", n) for n in numbers))
+        began = [n for n in numbers if run.epochs("surrogate", n) or n in run.failures]
+        raise _all_failed(run, len(began), max(run.epochs("surrogate", n) for n in numbers), " that had time to begin")
     for n in numbers:
         search.close(n, run.epochs("surrogate", n), scores[n])
     finalists = sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.race.top_k]
@@ -102,7 +105,7 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
     return finalists
 
 
-def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
+def _all_failed(run: Run, count: int, stop: int, which: str = "") -> AllTrialsFailed:
     metric, journal = run.settings.metric, run.store.path / "journal.jsonl"
     last = [lines[-1] for (stage, _), lines in run.metrics.items() if stage == "surrogate" and lines]
     learnt = [line for line in last if line.get("train_loss") is not None]
@@ -112,7 +115,7 @@ def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
         advice = f"look at what gives {metric}, since {len(learnt)} of them have a finite train_loss; see {journal}"
     else:
         advice = f"lower `lr` or look into {journal}"
-    told = f"all {count} trials diverged or failed by epoch {stop} of the sweep: no finite {metric}; {advice}"
+    told = f"all {count} trials{which} diverged or failed by epoch {stop} of the sweep: no finite {metric}; {advice}"
     if run.failures:
         number, error = next(iter(run.failures.items()))
         told += f"\n\nTrial {number} failed with\n{error}"
@@ -275,7 +278,10 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
 
 def _goes_on(run: Run, number: int) -> bool:
     curve = run.curve("surrogate", number)
-    if number not in run.sources or not run.can_load(run.sources[number]) or recorded_epochs(run, number) >= max(curve):
+    source = run.sources.get(number)
+    if source is None or not run.can_load(source) or recorded_epochs(run, number) >= max(curve):
+        return False
+    if run.epochs_in(source, number) < max(curve):
         return False
     # The sweep kept the last weights alone: where earlier ones are to be kept, they are trained once more.
     kept = max(curve) if run.settings.race.keep == "last" else kept_epoch(curve, run.settings.mode)

@@ -20,6 +20,7 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.objective import OptimizerSettings, supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
@@ -209,6 +210,21 @@ def test_a_rule_by_name_decides_alike_after_a_kill(run: Run, rule: str, after: i
     assert decided(resumed) == decided(whole)
     for store in (whole.store, resumed.store):
         store.close()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("max_t", [8, 9])
+def test_the_plan_tells_whether_a_population_copies_anybody(run: Run, max_t: int) -> None:
+    said: list[str] = []
+    named = replace(by_name(run, "pbt"), callbacks=Callbacks([lambda event: said.append(getattr(event, "text", ""))]))
+    named.problem = named.problem.with_settings(max_t=max_t)
+    sweep(named, Given([configs(FINALS)]), Curves(named))
+    copies = [key for key, unit in run.store.units().items() if "/group-" in key and "copies" in unit.value]
+    assert bool(copies) == (max_t == 9)
+    assert any(line.startswith("No trial is copied, as the sweep ends") for line in said) == (max_t == 8)
+    assert any(line.startswith("They train by the schedules that the population found") for line in said) == (
+        max_t == 9
+    )
 
 
 class Learns(Given):
@@ -429,7 +445,7 @@ def test_bad_rules_are_told_of(run: Run) -> None:
         with pytest.raises(ValueError, match=r"Foresees: epochs.* must be a finite number >= 0"):
             sweep(run, Given([configs(FINALS)]), Curves(run), Foresees(count))
     fresh = again(run, num_samples=28)
-    with pytest.raises(AllTrialsFailed):
+    with pytest.raises(AllTrialsFailed, match=r"`sweep\.rule` Sends has none of 28 trials train"):
         sweep(fresh, Given([configs([*FINALS, 0.5])]), Curves(fresh), Sends({}))
 
 
@@ -439,6 +455,16 @@ def test_a_run_of_a_rule_that_copies_cannot_be_given_more_samples(run: Run) -> N
     more = again(run)
     with pytest.raises(ValueError, match=r"`num_samples` is more than the run had, .* copies weights; begin another"):
         sweep(more, Given([configs(FINALS)]), Curves(more), Population(1.0))
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_population_that_was_asked_to_grow_is_as_it_was(quick: Callable[..., TuneResult]) -> None:
+    result = quick(num_samples=6, sweep={"rule": "pbt"})
+    with pytest.raises(RunExists, match=r"`num_samples` was 6, now 8, but a run whose .* copied weights cannot grow"):
+        quick(num_samples=8, sweep={"rule": "pbt"})
+    same = quick(num_samples=6, sweep={"rule": "pbt"})
+    assert same.finished
+    assert (same.best_trial, same.cost.surrogate_epochs) == (result.best_trial, result.cost.surrogate_epochs)
 
 
 SPACE = {"lr": loguniform(1e-3, 0.3), "optimizer": "sgd", "momentum": 0.9, "batch_size": 64}
