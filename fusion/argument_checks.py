@@ -25,7 +25,13 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
 
 def refusal(name: str, value: object, rule: str) -> str:
     """Return the text of a refusal; long values are cut."""
-    return f"`{name}` is {_shown.repr(value)}, but must be {rule}"
+    return f"`{name}` is {_shown.repr(value)}, but must be {rule}{_in_python(value)}"
+
+
+def _in_python(value: object) -> str:
+    """Say how a scalar of NumPy's or torch's, which breaks a rule by its type alone, becomes Python's own."""
+    scalar = hasattr(value, "item") and getattr(value, "ndim", None) == 0
+    return "; `.item()` makes Python's own of it" if scalar and not isinstance(value, int | float | str) else ""
 
 
 def is_int(value: object) -> TypeGuard[int]:

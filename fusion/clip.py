@@ -52,7 +52,8 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
 
 def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
     """Return the gradients that an update will read: [K, ...] each, or the rows of all parameters, [K, N]."""
-    parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad}
+    # Parameters that were frozen in the meantime stay in their rows: the update would put them there again.
+    parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad or fused.in_rows(name)}
     make_dense(parameters.values())
     grads = [p.grad for p in parameters.values() if p.grad is not None]
     if not grads or native.takes_in_place(fused, list(parameters.values())):

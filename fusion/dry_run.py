@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from fusion.argument_checks import check_flag, check_function
 from fusion.attributes import put_back, snapshot
+from fusion.avoided_kernels import avoiding_kernels
 from fusion.backoff import is_out_of_memory
 from fusion.compare_with_alone import check_members, restored
 from fusion.equal_within_rounding import FusionMismatch, overlap_written
 from fusion.fused_model import FusedModel, Objective, check_fused
-from fusion.parts_on_gpu import without_chunks
 from fusion.rules.gradient import BackwardInside, FreezesInside
 from fusion.skeleton_and_tensors import copied, named_tensors
 from fusion.streams import global_states, preserved_generators, seed_generators
@@ -56,6 +56,10 @@ class Obstacle:
 
 class SharedDraws(RuntimeError):
     """Members that are evaluated at once drew from a generator that all of them share."""
+
+
+class CountsPadding(RuntimeError):
+    """In evaluation, results depend on padded places of an `nn.TransformerEncoder`, of which it makes zeros alone."""
 
 
 def dry_run(
@@ -103,7 +107,7 @@ def dry_run(
     if fused.K > 1 or not fused.one_by_one:
         fused.written |= _written(fused, objective, first) if written is None else frozenset(written)
         fused.part_parameters(fused.written)
-    obstacle = None if fused.one_by_one else _find_obstacle(fused, objective, batch, own_data)
+    obstacle = None if fused.one_by_one else _find_obstacle(fused, objective, batch, own_data, first)
     if compare and fused.K > 1:
         check_members(fused, objective, first)
     if obstacle is not None:
@@ -146,7 +150,7 @@ def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[s
     watched = {*dict(own.named_parameters()), *fused.overlapping}
     places = _places(own)
     before = {name: t.detach().clone() for name, t in named_tensors(own).items() if name in watched}
-    with preserved_generators(), without_chunks(own, own.parameters()):
+    with preserved_generators(), avoiding_kernels(own, own.parameters()):
         seed_generators(0)
         try:
             objective(own, copied(batch))
@@ -177,13 +181,13 @@ def _check_apart(before: Mapping[str, int], after: Mapping[str, int]) -> None:
             )
 
 
-def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data: bool) -> Obstacle | None:
+def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data: bool, first: Any) -> Obstacle | None:
     failure = _attempt(fused, objective, batch, own_data)
     if failure and fused.common.bufs():
         # A module may be writing into a buffer that was held once because it was equal in all members.
         fused.part_buffers()
         failure = _attempt(fused, objective, batch, own_data)
-    failure = failure or _fails_in_evaluation(fused, objective, batch, own_data)
+    failure = failure or _fails_in_evaluation(fused, objective, batch, own_data, first)
     if failure is None:
         return None
     if isinstance(failure, BackwardInside | FreezesInside):
@@ -196,7 +200,9 @@ def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data
     return _locate(failure, fused.template)
 
 
-def _fails_in_evaluation(fused: FusedModel, objective: Objective, batch: Any, own_data: bool) -> Exception | None:
+def _fails_in_evaluation(
+    fused: FusedModel, objective: Objective, batch: Any, own_data: bool, first: Any
+) -> Exception | None:
     """Return the error of a forward pass in evaluation mode, if any that members do not have one after another."""
     if fused.K == 1 or not fused.training:
         return None
@@ -204,7 +210,7 @@ def _fails_in_evaluation(fused: FusedModel, objective: Objective, batch: Any, ow
     try:
         with torch.no_grad():
             fused.train(False)
-            failure = _attempt(fused, objective, batch, own_data)
+            failure = _attempt(fused, objective, batch, own_data) or _counts_padding(fused, objective, first)
             if failure is None:
                 return None
             fused.one_by_one = True
@@ -213,6 +219,21 @@ def _fails_in_evaluation(fused: FusedModel, objective: Objective, batch: Any, ow
         fused.one_by_one = False
         fused.train()
         put_back(fused.template, modes)
+
+
+def _counts_padding(fused: FusedModel, objective: Objective, batch: Any) -> Exception | None:
+    """Compare members with each alone if their encoders pack padded sequences; return an error if they differ."""
+    for path, part in fused.template.named_modules():
+        if isinstance(part, nn.TransformerEncoder) and getattr(part, "use_nested_tensor", False):
+            try:
+                check_members(fused, objective, batch)
+            except FusionMismatch:
+                return CountsPadding(
+                    f"its padded places count in evaluation, where `{path}` alone makes zeros of them: leave them out, "
+                    "or set its `use_nested_tensor = False`"
+                )
+            break
+    return None
 
 
 def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool) -> Exception | None:
@@ -260,7 +281,7 @@ def _locate(error: Exception, template: nn.Module) -> Obstacle:
         code = linecache.getline(frame.f_code.co_filename, line).strip()
     message = str(error).partition("\n")[0]
     reason = next((words for part, words in _WORDS.items() if part in message), message)
-    in_backward = not location and not isinstance(error, SharedDraws)
+    in_backward = not location and not isinstance(error, SharedDraws | CountsPadding)
     return Obstacle(module, location, code, f"in the backward pass: {reason}" if in_backward else reason)
 
 
@@ -286,8 +307,6 @@ _WORDS = {
     "is not possible because there exists a Tensor": _SHARED_WRITE,
     "doesn't match the broadcast shape": _SHARED_WRITE,
     "doesn't have storage": "it hands a tensor to NumPy, but each member has another",
-    "nested_tensor": "it packs padded sequences in evaluation, which vmap cannot follow: make it with "
-    "`nn.TransformerEncoder(..., enable_nested_tensor=False)`",
     "doesn't work on out=": "it writes by `out=`, for which vmap has no rule",
     "setup_context": "its torch.autograd.Function has no `setup_context` and no `vmap` (the one of activation "
     "checkpointing is used with `use_reentrant=True`)",

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from fusion.argument_checks import check_each, check_function, is_int, require
 from fusion.attributes import OwnValues, Snapshot, changed, check_same_state, put_back, snapshot
+from fusion.avoided_kernels import avoiding_kernels
 from fusion.checkpointing import activations_kept
 from fusion.differing_floats import Settings
 from fusion.equal_within_rounding import overlap_written
 from fusion.hooks import run_hooks
 from fusion.member_indices import member_indices, member_pairs, member_rows
-from fusion.parts_on_gpu import without_chunks
 from fusion.skeleton_and_tensors import (
     TensorTree,
     bound,
@@ -130,7 +130,7 @@ class FusedModel(StackedTensors):
                 return objective(self.template, own), rebound
 
         tensors_K = {**self.stacked, **self.stacked_buffers}
-        with without_chunks(self.template, tensors_K.values()):
+        with avoiding_kernels(self.template, tensors_K.values(), vmapped=together and self.K > 1):
             if not together:
                 result, rebound = self._in_turn(one, rows_K)
             else:
@@ -188,6 +188,7 @@ class FusedModel(StackedTensors):
         else:
             self.streams = Streams(self.K, seeds)
 
+    @torch.inference_mode(False)
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, in place.
 
@@ -232,6 +233,7 @@ class FusedModel(StackedTensors):
             self._reached[name] = (reached - {*targets}) | {k for k, of in zip(targets, copied) if of in reached}
         self._copy_shells(targets, copied, self.settings)
 
+    @torch.inference_mode(False)
     def concat(self, other: FusedModel) -> None:
         """Append the members of `other`, in place; `other` keeps them, too.
 
@@ -258,6 +260,7 @@ class FusedModel(StackedTensors):
         self.streams = self.streams.joined(range(self.K), other.streams)
         self._set_members([*self._members, *(each.twin() for each in other._members)])
 
+    @torch.inference_mode(False)
     def unfuse(self, k: int) -> nn.Module:
         """Return member `k` as an ordinary module with tensors of its own: `unfuse` undoes `fuse`.
 
@@ -268,9 +271,9 @@ class FusedModel(StackedTensors):
         """
         (k,) = member_indices([k], self.K, "k")
         self._part_values()
-        tensors: dict[str, Tensor] = {}
+        tensors, held = dict[str, Tensor](), {**self.shared, **self.stacked_buffers, **self.stacked}
         for name, hollow in named_tensors(self.template).items():
-            tensors[name] = like(hollow, self._per_member(name)[k].clone())
+            tensors[name] = like(hollow, self._per_member(name)[k].clone()).requires_grad_(held[name].requires_grad)
             vars(tensors[name]).update(copy.deepcopy(self._members[k].marks.get(name, {})))
         own = self._members[k].skeleton
         before = snapshot(own)
@@ -298,9 +301,14 @@ class FusedModel(StackedTensors):
         }
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
-        self._reached.clear()
-        super().zero_grad(set_to_none)
+        """Forget the gradients, or set them to 0."""
+        if set_to_none:
+            self._reached.clear()
+            super().zero_grad()
+            return
+        for parameter in self.parameters():
+            if parameter.grad is not None:  # in rows, where torch warns of a backward pass that adds to it
+                parameter.grad = parameter.grad.new_zeros(parameter.shape)
 
     def train(self, mode: bool = True) -> FusedModel:
         """Set the mode of all members."""
@@ -317,9 +325,9 @@ class FusedModel(StackedTensors):
         self._reached.setdefault(name, set()).add(k)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Make copies and pickles possible, which tensors with a hidden axis do not allow."""
+        """Make copies and pickles possible, which tensors with a hidden axis do not allow; theirs lie in no rows."""
         self._part_values()
-        return dict(vars(self))
+        return {**vars(self), "_flat": None}
 
     def _set_members(self, members: Sequence[Shell]) -> None:
         """Make these the members; from now on the first one's skeleton computes."""

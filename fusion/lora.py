@@ -1,8 +1,9 @@
 """LoRA adapters (Hu et al. 2022, arXiv:2106.09685) of different ranks and dropouts, made alike so that they fuse.
 
 Shapes: A is [rank, in], B is [out, rank]. If a row of A and its column of B are zero, they stay zero. Each gets its
-gradient through the other, so neither gets any. Padding with zeros is therefore exact under every optimizer here, and
-the padded part adds nothing to gradient norms or weight decay.
+gradient through the other, so neither gets any. Padding with zeros is therefore exact under each optimizer that works
+element by element, and the padded part adds nothing to gradient norms or weight decay. The steps of Adafactor and Muon
+depend on shapes: an adapter then steps as one of the padded rank does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def pad_lora(modules: Sequence[nn.Module], rank: int = 1) -> list[nn.Module]:
 
     Every adapter is padded with zeros to the largest rank at its place in any of the modules. An adapter without
     dropout gets a dropout of probability 0. Frozen parameters are not copied: the copies share them with the
-    originals, and `fuse` holds those that are equal once.
+    originals, and `fuse` holds those that are equal once. Adapters train as with their own ranks, except with Adafactor
+    and Muon, whose steps depend on shapes.
 
     Args:
         modules: Models of one architecture, adapted in the same places.

@@ -6,7 +6,7 @@ A computation over all of a model's parameters takes one operation for each para
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,10 @@ class Rows:
             for (name, shape), part in zip(shapes.items(), columns, strict=True):
                 self.parts[name] = part.view(len(part), *shape)
 
+    def __reduce__(self) -> Any:
+        """Have `pickle` make the views anew; it would copy each by itself."""
+        return Rows, (self.layout, self.blocks)
+
     @classmethod
     def zeros(cls, layout: Layout, K: int, device: torch.device) -> Rows:
         widths = {block: sum(shape.numel() for shape in shapes.values()) for block, shapes in layout.items()}
@@ -115,9 +119,6 @@ class FlatParameters:
             parameters[name].data = part
         self._places = {name: part.data_ptr() for name, part in self.values.parts.items()}
         self._constants: dict[tuple[tuple[float, ...], torch.dtype], Tensor] = {}
-
-    def __deepcopy__(self, memo: object) -> None:
-        """Return None: a copy's parameters lie elsewhere."""
 
     def holds(self, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Return whether these parameters, and no others, are views of the rows."""

@@ -114,10 +114,6 @@ def _at_step(config: Mapping[str, Any], max_epochs: int, steps_per_epoch: int, s
     return lr_factor(config, step / steps_per_epoch, max_epochs, steps_per_epoch)
 
 
-def _constant(config: Mapping[str, Any], epoch: int) -> float:
-    return 1.0
-
-
 def _step(config: Mapping[str, Any], epoch: int) -> float:
     gamma: float = read(config, "gamma")
     factor: float = gamma ** (epoch // read(config, "step_size"))
@@ -150,7 +146,7 @@ def _annealed(start: float, end: float, share: float) -> float:
 
 
 _BY_EPOCH: dict[Any, Callable[[Mapping[str, Any], int], float]] = {
-    "constant": _constant,
+    "constant": lambda config, epoch: 1.0,
     "step": _step,
     "exponential": _exponential,
 }

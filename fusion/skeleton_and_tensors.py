@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -48,6 +48,11 @@ class TensorTree(nn.Module):
         node._buffers[leaf] = tensor
         if not persistent:
             node._non_persistent_buffers_set.add(leaf)
+
+    def arrange(self, names: Iterable[str]) -> None:
+        """Put the tensors in the order of these names; others come last."""
+        order = dict.fromkeys([*names, *self._places])
+        self._places = {name: self._places[name] for name in order if name in self._places}
 
     def pop(self, name: str) -> Tensor:
         node, leaf = self._places.pop(name)

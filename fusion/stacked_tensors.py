@@ -18,8 +18,8 @@ from fusion.attributes import OwnValues, Snapshot, changed, follow, snapshot
 from fusion.differing_floats import Settings
 from fusion.equal_within_rounding import FusionMismatch
 from fusion.member_indices import copy_rows, member_indices, member_rows
-from fusion.rows import FlatParameters
-from fusion.skeleton_and_tensors import TensorTree, like
+from fusion.rows import FlatParameters, make_dense
+from fusion.skeleton_and_tensors import TensorTree, like, named_tensors
 from fusion.structure import FloatSlot, describe
 
 
@@ -117,18 +117,23 @@ class StackedTensors(nn.Module):
             RuntimeError: if names or shapes differ, or the number of members.
         """
         check_mapping("state_dict", state_dict)
+        state = dict(state_dict)
         if members is not None:
-            own = {name: tensor for name, tensor in state_dict.items() if name.startswith("own.")}
+            own = {name: tensor for name, tensor in state.items() if name.startswith("own.")}
             chosen = member_indices(members, len(next(iter(own.values()))), "members")
-            state_dict = {**state_dict, **{name: member_rows(tensor, chosen) for name, tensor in own.items()}}
+            state |= {name: member_rows(tensor, chosen) for name, tensor in own.items()}
+        for name, parameter in self.stacked.items():
+            if parameter.requires_grad and f"common.{name}" in state:  # frozen then, and trained now
+                held = state.pop(f"common.{name}")
+                state[f"own.{name}"] = held.expand(self.K, *held.shape).clone()
         for name in self.shared:
-            if f"own.{name}" in state_dict:
+            if f"own.{name}" in state:
                 self._unshare(name)
         for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
-            if f"common.{name}" in state_dict:
+            if f"common.{name}" in state:
                 self.common.put(name, like(self.own.pop(name), tensor.detach()[0].clone()))
         self.changes += 1
-        return super().load_state_dict(state_dict, strict, assign)
+        return super().load_state_dict(state, strict, assign)
 
     def flat(self, names: Iterable[str]) -> FlatParameters:
         """Put these stacked parameters and their gradients side by side in memory.
@@ -141,6 +146,10 @@ class StackedTensors(nn.Module):
             self._flat = FlatParameters(wanted, self.parts)
             self.changes += 1
         return self._flat
+
+    def in_rows(self, name: str) -> bool:
+        """Return whether `flat` has put a parameter in rows."""
+        return self._flat is not None and name in self._flat.values.parts
 
     def set_parts(self, parts: Mapping[str, str]) -> None:
         """Say which part of the model each parameter is of, where parts have optimizers of their own."""
@@ -187,14 +196,13 @@ class StackedTensors(nn.Module):
 
     def part_parameters(self, names: Iterable[str]) -> None:
         """Give each member its own copy of those of these parameters that all share."""
-        for name in self.common.params().keys() & set(names):
+        chosen = set(names)
+        for name in [name for name in self.common.params() if name in chosen]:
             self._unshare(name)
 
     def _copy_tensors(self, targets: Sequence[int], sources: Sequence[int]) -> None:
         """Write members' tensors, and their gradients, over those of others, in place."""
-        for parameter in self.stacked.values():
-            if parameter.grad is not None and parameter.grad.layout != torch.strided:
-                parameter.grad = parameter.grad.to_dense()
+        make_dense(self.stacked.values())
         tensors = [*self.stacked.values(), *self.stacked_buffers.values()]
         for tensor in (*tensors, *(tensor.grad for tensor in tensors if tensor.grad is not None)):
             copy_rows(tensor, targets, sources)
@@ -246,6 +254,7 @@ class StackedTensors(nn.Module):
         own = self._per_member(name).clone()
         self.changes += 1
         self.own.put(name, like(self.common.pop(name), own), persistent=persistent)
+        self.own.arrange(named_tensors(self.template))
 
     def _rebind(self, name: str, value: Tensor) -> None:
         """Take a tensor that a module assigned to its buffer: from now on each member has its own."""

@@ -195,9 +195,6 @@ class Streams:
         if k == self.K - 1:
             self._beyond_torch, self._found = self._found, False
 
-    def copy(self) -> Streams:
-        return self.joined(range(self.K))
-
     def joined(self, chosen: Sequence[int], other: Streams | None = None) -> Streams:
         """Return copies of the chosen members' streams, then of all streams of `other`."""
         others = other.K if other else 0

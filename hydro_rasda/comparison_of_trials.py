@@ -37,7 +37,9 @@ def split_metrics(metric: object, mode: object) -> tuple[str, Mode, Objectives]:
         require(not isinstance(metric, str) or metric not in COSTS, "metric", metric, rule)
         return cast(str, metric), cast(Mode, mode), ()
     named = all(isinstance(name, str) and name for name in metric)
-    require(named and len({*metric}) == len(metric) > 1, "metric", metric, "a name, or a list of two different ones")
+    require(
+        named and len({*metric}) == len(metric) > 1, "metric", metric, "a name, or a list of two or more different ones"
+    )
     modes = [mode] * len(metric) if isinstance(mode, str) else mode
     rule = f"'min', 'max', or a list of {len(metric)} of them, one for each metric"
     require(isinstance(modes, list | tuple) and len(modes) == len(metric), "mode", mode, rule)
@@ -66,7 +68,7 @@ def check_constraints(constraints: object) -> None:
             check_function(of, bounds, 1, rule="(lowest, highest), or a function (no class) of a configuration")
             continue
         known = [bound for bound in bounds if bound is not None]
-        sound = len(bounds) == 2 and bool(known) and all(is_number(bound) and math.isfinite(bound) for bound in known)
+        sound = len(bounds) == 2 and bool(known) and all(map(is_number, known))
         rule = "a pair (lowest, highest) of finite numbers in rising order, one of which may be None"
         require(sound and known == sorted(known), of, bounds, rule)
 

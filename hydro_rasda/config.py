@@ -79,7 +79,7 @@ class RaceConfig(Part):
             elsewhere or on more data. There are two exceptions. With `patience`, the best epochs are compared. If no
             trial came to its end (time ran out, all diverged, or `stop_at` was reached), the best that was kept wins.
         patience: A full-size training ends after this many epochs that were not better. None trains on. The sweep,
-            where rungs decide, has none; a `train` function returns where it will.
+            where rungs decide, has none; a `train` function returns when it chooses.
         ema: Share of a full training's steps over which weights and running statistics are averaged, exponentially,
             beside training. With `keep="best"`, the averaged weights are validated and kept, at the cost of another
             copy of them. At milestones the weights that training left are validated, too, as `METRIC_unaveraged`.
@@ -94,13 +94,12 @@ class RaceConfig(Part):
             metrics, state)` is an epoch, with `metric` among its metrics and the state dict of `model_fn`'s model as
             `state["model"]`. At milestones it does not return: the function is called again, and goes on from
             `worker.checkpoint`, the state that was reported there, and `worker.iteration`. If it returns before
-            `max_t`, the trial is over, and its best epoch counts. It begins anew also where `sweep.surrogate` is 1;
-            `ema` and `precision` are its own matter. On several workers it runs on every rank, as for `elastic`.
+            `max_t`, the trial is over, and its best epoch counts. With `sweep.surrogate=1`, it begins anew, too. `ema`
+            and `precision` do not apply to it. On several workers it runs on every rank, as for `elastic`.
         grace_period: Epochs that every finalist gets before any is stopped; None: half of `max_t`, rounded up. From
             there to the end, two go on by default, and the one with the best averages (`ema`). Midway, those behind the
-            leader stop if what they may still gain is not worth the epochs that are left: see `Race.worthwhile`. This
-            last look is left out if it leaves fewer than two epochs, if `full_trainings` is enough for all finalists,
-            or with several metrics.
+            leader stop if what they may still gain is not worth the epochs that are left. This last look is left out if
+            it leaves fewer than two epochs, if `full_trainings` is enough for all finalists, or with several metrics.
         reduction_factor: The paper's rf: one in this many goes on at each milestone, in any case.
         scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
             gets sf times the workers.
@@ -110,18 +109,19 @@ class RaceConfig(Part):
             of devices. None: as many as the cluster, or this machine, holds; but on this machine, with `workers=1`, it
             is 1.
         lr_rule: Factor of the learning rate when the workers, and so the global batch, grow by f (section 3.2):
-            "linear" f, "sqrt" its root, "none" 1, or a function. "auto" is linear, which was measured best
-            (benchmarks/results/large_batch.md). "paper" is the paper's: linear for SGD, the root for Adam and its like.
+            "linear" f, "sqrt" its root, "none" 1, or a function. "auto" is linear for SGD, Adam and AdamW, as measured
+            (benchmarks/results/large_batch.md), and the root for other adaptive optimizers. "paper" is linear for SGD,
+            and the root for all adaptive ones.
             Each change is reached over the configuration's `rescale_warmup_epochs`, 1 by default.
         grow: Workers with which a survivor goes on. "due": all that it is due, as in the paper. "efficient": the
             smaller of that and an even share of the free ones, while more workers pay by the next two.
-        least_efficiency: With "efficient", a survivor keeps its workers unless its measured parallel efficiency is
-            above this; 0 for any. It is its history's `scaling_efficiency`, of step times.
-        batch_over_noise: With "efficient", a survivor's batch is at most so many times its gradient noise scale (its
-            history's `gradient_noise_scale`, measured on two or more workers); inf for any.
+        least_efficiency: With "efficient", a survivor gets more workers only if its parallel efficiency is above this;
+            0 for any. The efficiency is `scaling_efficiency` in its history, measured by step times.
+        batch_over_noise: With "efficient", a survivor's largest batch, as a multiple of its gradient noise scale; inf
+            for any. The scale is `gradient_noise_scale` in its history, measured on two or more workers.
         strategy: Division of a model between several workers. "ddp": each holds all of it. "fsdp": each holds a part of
             every parameter, gradient and optimizer state, for models that fit no single worker (FSDP2). Entries of an
-            `nn.ModuleList` are put together one at a time, as they compute; they must compute by their `forward`.
+            `nn.ModuleList` are gathered one at a time, when their `forward` is called: call no other method of them.
             Checkpoints are the same. With float16, or `accumulate` in a configuration, "ddp" alone.
         refit: The model that is handed back where finalists train several. True: with folds, the winner is trained once
             more, on all examples of `train_data`, to the epoch that was best over the folds. With `sweep.repeats`
@@ -212,10 +212,10 @@ class TuneConfig:
         check_int("num_samples", self.num_samples, at_least=1, at_most=MOST_TRIALS)
         check_int("max_t", self.max_t, at_least=1)
         spent, budget = self.full_trainings, self.time_budget_s
-        require(is_number(spent) and 0 <= spent < math.inf, "full_trainings", spent, "a finite number >= 0")
-        holds = budget is None or (is_number(budget) and 0 < budget < math.inf)
+        require(is_number(spent) and spent >= 0, "full_trainings", spent, "a finite number >= 0")
+        holds = budget is None or (is_number(budget) and budget > 0)
         require(holds, "time_budget_s", budget, "None or a finite number of seconds > 0")
-        good = self.stop_at is None or (is_number(self.stop_at) and math.isfinite(self.stop_at))
+        good = self.stop_at is None or is_number(self.stop_at)
         require(good, "stop_at", self.stop_at, "None or a finite score of `metric`")
         check_choice("precision", self.precision, PRECISIONS)
         check_int("seed", self.seed, at_least=0, at_most=MOST_SEED)

@@ -66,12 +66,13 @@ def all_of(config: Mapping[str, Any]) -> frozenset[tuple[str, str | None]]:
 def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "", repr(list(paths(config)))
     for path, value in leaves(config):
-        yield path, repr(value) if _is_plain(value) else None
+        yield path, repr(value) if is_plain(value) else None
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Tell whether a value is a number, a text, None, or a list of such."""
     if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     return type(value) in _PLAIN or (type(value) is dict and not value)
 
 

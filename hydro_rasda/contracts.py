@@ -120,7 +120,10 @@ class GroupTask:
 
 
 def group_key(span: Span, members: Iterable[int]) -> str:
-    """Name of the unit that trains these trials for a span: no trial begins the same span twice."""
+    """Name of the unit that trains these trials for a span.
+
+    A trial begins the same span twice only if its checkpoint was lost.
+    """
     return f"surrogate/to-{span.stop}/from-{span.start}/group-{min(members)}"
 
 

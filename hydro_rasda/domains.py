@@ -263,9 +263,12 @@ def is_grid(value: object) -> bool:
 
 
 def rounded(domain: Any, value: Any) -> Any:
-    """A value of a domain as its law rounds it."""
-    if not is_a(domain, "Float", "Integer") or (q := law_of(domain).q) is None:
+    """A value of a domain as its law rounds it; without rounding, one below its upper bound."""
+    if not is_a(domain, "Float", "Integer"):
         return value
+    if (q := law_of(domain).q) is None:
+        above = is_a(domain, "Float") and domain.upper is not None and is_number(value) and value >= domain.upper
+        return math.nextafter(domain.upper, -math.inf) if above else value
     nearest = np.round(value / q) * q
     if None not in (domain.lower, domain.upper):
         nearest = min(max(nearest, _multiple(domain.lower, q, math.ceil)), _multiple(domain.upper, q, math.floor))

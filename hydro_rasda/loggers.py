@@ -31,6 +31,7 @@ from hydro_rasda.run.events import (
     TrialFailed,
 )
 from hydro_rasda.run.files import append_to, open_to_read, refuse_links
+from hydro_rasda.run.journal import number_of
 from hydro_rasda.run.run_json import unique_name
 
 __all__ = ["CSVLogger", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]
@@ -102,7 +103,7 @@ class TrialLogger:
 
     def _take_in(self, event: EpochEnded) -> None:
         trial, stage = self._trials.setdefault(event.trial, Logged(event.trial)), STAGES[event.stage]
-        metrics = {name: math.nan if value is None else float(value) for name, value in event.metrics.items()}
+        metrics = {name: number_of(value) for name, value in event.metrics.items()}
         trial.epochs[stage] = event.epoch
         trial.metrics |= {f"{stage}/{name}": value for name, value in metrics.items()}
         self._closed.discard(event.trial)

@@ -24,11 +24,13 @@ from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import OwnLoop, Problem
 from hydro_rasda.run.identity import Identity
 from hydro_rasda.run.pickling import pickle_config_modules
+from hydro_rasda.sampling_and_branches import reachable
 from hydro_rasda.schedulers.named_rules import POPULATIONS
+from hydro_rasda.schedulers.population import PopulationBasedTraining
 from hydro_rasda.schedulers.population_bandits import check_scikit_learn
 from hydro_rasda.search import check_first, check_searcher, named_searcher, prepare
 from hydro_rasda.space import check_space, explored
-from hydro_rasda.surrogate_models import check_depth_argument, check_width_argument
+from hydro_rasda.surrogate_models import check_depth_argument, check_second_argument, check_width_argument
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
@@ -67,8 +69,13 @@ class Request:
         if self.metrics is not None:
             check_function("metrics", self.metrics, 2, rule="None, or a function (no class) of (outputs, targets)")
         check_space(self.space, self.settings.num_samples, race.strategy)
+        check_second_argument(self.model_fn, reachable(self.space))
         if sweep.rule in POPULATIONS:
             explored(self.space)
+        if isinstance(sweep.rule, PopulationBasedTraining):
+            unknown = [*sweep.rule.explored.keys() - reachable(self.space).keys()]
+            told = f"one whose `explored` has keys of `space`, which has no {', '.join(map(str, sorted(unknown)))}"
+            require(not unknown, "sweep.rule", sweep.rule, told)
         if sweep.rule == "pb2":
             check_scikit_learn()
         if isinstance(sweep.searcher, str):

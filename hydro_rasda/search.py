@@ -17,17 +17,10 @@ from hydro_rasda.comparison_of_trials import Fits, Objectives
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import is_a, is_grid, plain, rounded, to_ray
 from hydro_rasda.run.journal import jsonable
+from hydro_rasda.run.recorded_configs import as_recorded, with_objects
 from hydro_rasda.run.state import Run
-from hydro_rasda.sampling_and_branches import (
-    chosen,
-    indexed,
-    is_branching,
-    is_nested,
-    leaves,
-    restricted,
-    unknown_keys,
-)
-from hydro_rasda.secret_masking import hide, restore, secrets_of
+from hydro_rasda.sampling_and_branches import chosen, indexed, is_branching, is_nested, leaves, restricted, unknown_keys
+from hydro_rasda.secret_masking import hide, restore, secrets_of, shown
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.space import Config, check_config, check_value, sample
 from hydro_rasda.sweep_config import SEARCHERS
@@ -78,14 +71,21 @@ class RandomSearch:
         fits: Fits | None = None,
     ) -> None:
         known = [_completed(space, config, derive_seed(seed, "first", i)) for i, config in enumerate(first)]
+        for i, config in enumerate(known):
+            check_config(config, strategy, f"sweep.first[{i}]")
         for i, config in enumerate(known if fits is not None else ()):
-            require(fits is None or fits(config), f"sweep.first[{i}]", config, "one that meets `sweep.constraints`")
+            rule = "one that meets `sweep.constraints`"
+            require(fits is None or fits(config), f"sweep.first[{i}]", shown(config), rule)
         sampled, is_grid = fitting_sample(space, num_samples, seed, fits)
         configs = [*known, *(sampled if is_grid else sampled[: max(0, num_samples - len(known))])]
         self.trials = [Trial(number, config) for number, config in enumerate(configs)]
         self._given = False
         for trial in self.trials:
             check_config(trial.config, strategy)
+
+    def recall(self, run: Run) -> None:
+        """Give trials that the run has recorded the configurations that it recorded."""
+        self.trials = as_recorded(self.trials, run)
 
     def next_trials(self) -> list[Trial]:
         given, self._given = self._given, True
@@ -129,7 +129,8 @@ def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) ->
     for i, config in enumerate(first):
         require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
         unknown = unknown_keys(config, space)
-        require(not unknown, f"sweep.first[{i}]", config, f"of the keys of `space`, which has no {', '.join(unknown)}")
+        rule = f"of the keys of `space`, which has no {', '.join(unknown)}"
+        require(not unknown, f"sweep.first[{i}]", shown(config), rule)
         for name, value in config.items():
             check_value(f"sweep.first[{i}][{name!r}]", value)
 
@@ -151,16 +152,24 @@ def check_searcher(searcher: object) -> None:
 
 
 def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives) -> None:
-    """Tell a searcher what to search; ValueError if it cannot search this space, or by several metrics."""
+    """Tell a searcher what to search; ValueError if it cannot search this space, or by several metrics.
+
+    One that was told another space before would go on with that.
+    """
+    from ray.tune.search import Searcher
+
     several = len(objectives) > 1
     rule = "an `OptunaSearch`, or None, where `metric` is a list: no other one learns from several metrics"
     require(not several or type(searcher).__name__ == "OptunaSearch", "sweep.searcher", searcher, rule)
     _check_places(space)
     metric, mode = ([*each] if several else each[0] for each in zip(*objectives, strict=True))
     try:
-        searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
+        told = searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
+    listens = type(searcher).set_search_properties is not Searcher.set_search_properties
+    rule = "one without a space of its own: `tune` tells it `space`, `metric` and `mode`"
+    require(told is not False or not listens, "sweep.searcher", searcher, rule)
 
 
 def _check_places(space: Mapping[str, Any], where: str = "space") -> None:
@@ -278,7 +287,7 @@ class SearcherSearch:
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
         """The configuration that the journal has, as the searcher gave it where it gave the same."""
-        recorded = restore(recorded, self._hidden, self._space)
+        recorded = with_objects(restore(recorded, self._hidden, self._space), self._space)
         if jsonable(suggested[:1]) == jsonable([recorded]):
             self._open[number] = (0, math.nan)
             return suggested[0]

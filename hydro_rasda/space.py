@@ -20,6 +20,7 @@ from hydro_rasda.config import MOST_TRIALS, UNSPLIT, check_unsplit
 from hydro_rasda.domains import check_quantum, is_a, is_grid, law_of, plain
 from hydro_rasda.sampling_and_branches import check_branches, is_branching, is_nested, leaves, reachable, variants
 from hydro_rasda.schedulers import Range
+from hydro_rasda.secret_masking import shown
 
 Config = dict[str, Any]
 
@@ -79,7 +80,7 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
     check_branches(space)
     domains = [(name, value) for name, value in leaves(space) if _is_domain(value)]
     searched = bool(domains) or any(is_a(value, "Categorical") for value in space.values())
-    require(searched, "space", dict(space), "one with a domain, such as loguniform(1e-4, 1), to search")
+    require(searched, "space", shown(space), "one with a domain, such as loguniform(1e-4, 1), to search")
     for name, domain in domains:
         if is_a(domain, "Float", "Integer"):
             rule = "a domain whose lower bound is below its upper one"
@@ -105,8 +106,8 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
                     check_unsplit(f"space[{name!r}]", own, key.kind(extreme), _Shown(value))
 
 
-def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
-    """Check one sampled configuration (what `sample_from` or a searcher returns is known only now)."""
+def check_config(config: Mapping[str, Any], strategy: str = "ddp", argument: str = "space") -> None:
+    """Check one configuration that an argument gave (what `sample_from` or a searcher returns is known only now)."""
     alias = next((key for key in config if ALIASES.get(key) == "lr"), None)
     rule = "a space with the key 'lr', the learning rate" + (f": rename {alias!r}" if alias else "")
     require("lr" in config, "space", sorted(config), rule)
@@ -116,7 +117,7 @@ def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
             for key in UNSPLIT:
                 check_unsplit(key, key, read(own, key))
     except ValueError as error:
-        raise ValueError(f"`space` gives a configuration in which {error}") from None
+        raise ValueError(f"`{argument}` gives a configuration in which {error}") from None
 
 
 def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config]:
@@ -199,7 +200,7 @@ def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
         if one is not None and all(other == one for other in others):
             found[name] = one
     rule = "one with a float that population based training can change, such as lr=loguniform(1e-4, 1)"
-    require(bool(found), "space", dict(space), rule)
+    require(bool(found), "space", shown(space), rule)
     return found
 
 

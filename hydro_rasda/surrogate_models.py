@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -78,6 +78,18 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
             raise ValueError(
                 f"`{argument}` has an argument `{p.name}={p.default!r}` that is not used: call it `width_ratio`"
             )
+
+
+def check_second_argument(model_fn: Any, keys: Container[str]) -> None:
+    """Refuse a model function of hyperparameters, one by one, whose second would be taken as the width ratio."""
+    if width_form(model_fn) != "second":
+        return
+    name = list(inspect.signature(model_fn).parameters)[1]
+    if name in keys:
+        raise ValueError(
+            f"`model_fn` has the second argument `{name}`, which would be the width ratio, but `space` has a key of "
+            f"that name. `model_fn` takes (config) or (config, width_ratio): read config[{name!r}]"
+        )
 
 
 def check_depth_argument(model_fn: Any, depth: float, surrogate: float) -> None:

@@ -72,8 +72,8 @@ class SweepConfig(Part):
             with the surrogates' (`TuneResult.transfer`).
         repeats: Models that each configuration trains in the sweep, at the same time: each has its own seed, which
             determines its initial weights, the order of its examples and its dropout. The mean of their scores decides.
-            At full size, a finalist trains as many models as `full_trainings` has threes: 2 of them with
-            `full_trainings=6`. It trains one with less, and never more than `repeats`.
+            At full size, a finalist trains one model for each 3 of `full_trainings`, such as 2 with
+            `full_trainings=6`: at least one, and at most `repeats`.
     """
 
     surrogate: float = 1 / 8

@@ -89,10 +89,10 @@ def tune(
         space: Maps hyperparameters to domains, of `hydro_rasda` or Ray Tune. It needs `lr`. `fusion.hyperparameters`
             lists all keys that the library reads, such as `optimizer`, `batch_size` and `schedule`. All keys reach
             `model_fn`.
-        train_data: Tensors `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`. A batch of
-            tensors is a tuple of as many, be it one. Data that cannot be pickled are read by this process alone.
-            Before anything trains, they are read once, for at most 5 seconds. A loader without an end needs a length,
-            after which an epoch is over.
+        train_data: Tensors or NumPy arrays `(inputs, target)`, a map-style Dataset, or a function
+            `make_loader(batch_size)`. A batch of tensors is a tuple of as many, even of one. Data that cannot be
+            pickled are read by this process alone. Before anything trains, data are read once, for at most 5 seconds.
+            A loader without an end needs a length, after which an epoch is over.
         val_data: The same for validation; trials are compared on it. Or a splitter of scikit-learn's: with `KFold(5)`,
             each configuration trains on five folds of `train_data`, and the mean of their scores decides. Then
             `train_data` are tensors or a Dataset, and an epoch of every fold is as long as that of the shortest.
@@ -101,14 +101,14 @@ def tune(
             float there may be a tensor without dimensions; trials that differ in anything else (an integer, a word)
             train in different groups.
         objective: Takes the place of `loss_fn`: `objective(model, batch) -> {"loss": ..., ...}` for one model and any
-            batch, or `objective(model, batch, config)`. A scalar "weight" in the dict is what its means count by, in
-            place of examples: the number of targets that count, or the sum of their weights. Of torch's cross-entropy,
-            it is known without. Or a dict with an objective for each part of the model, such as {"discriminator": ...,
-            "generator": ...}. In each step they take turns, and each loss moves the parameters of its own part.
-            Metrics are then "PART_NAME", and "loss" is the sum of the losses.
-        metrics: `metrics(outputs, targets) -> {"auc": ..., ...}`, of the whole validation set at once: [N, ...] each,
-            on the CPU, after each epoch and for each trial by itself. An `objective` then returns the two as "outputs"
-            and "targets", examples first, too.
+            batch, or `objective(model, batch, config)`. Means over batches count by a scalar "weight" in the dict: the
+            number of targets that count, or the sum of their weights. Without one, they count by examples, and those
+            of torch's cross-entropy by its targets. Or a dict with an objective for each part of the model, such as
+            {"discriminator": ..., "generator": ...}. In each step they take turns, and each loss moves the parameters
+            of its own part. Metrics are then "PART_NAME", and "loss" is the sum of the losses.
+        metrics: `metrics(outputs, targets) -> {"auc": ..., ...}`, of the whole validation set: two tensors [N, ...] on
+            the CPU. It is called after each epoch, for each trial by itself. An `objective` then also returns "outputs"
+            and "targets", with examples as the first dimension.
         metric: The metric by which trials are compared: "val_" or "train_" and a key of the objective's dict; or "val_"
             and a name that `metrics` returns. Or a list of several: then rungs keep the front (NSGA-II, Deb et al.
             2002), and `TuneResult.pareto` has it. A list may have costs of the full-size model, measured before it
@@ -210,6 +210,7 @@ def _backend(backend: str | Backend) -> Backend:
 
 def _check_run(resume: str, name: str | None, progress: object, callbacks: Sequence[Listener]) -> None:
     check_choice("resume", resume, RESUME)
+    require(name is not None or resume != "must", "name", name, "that of the run, with resume='must'")
     if name is not None:
         check_name("name", name)
     check_flag("progress", progress)
@@ -260,6 +261,8 @@ def _run(
             search = SearcherSearch(searcher, request.space, run, fits)
         elif fits is not None:
             search = RandomSearch(*sampled, fits)
+        if isinstance(search, RandomSearch):
+            search.recall(run)
         result = _train(run, search, settings.sweep, backend)
         if shown is not None:
             shown.conclude(result.shown())

@@ -18,7 +18,13 @@ class PlanMismatch(ValueError):
 def require(holds: bool, argument: str, value: object, rule: str) -> None:
     """Refuse an argument that breaks its rule; long values are cut in the message."""
     if not holds:
-        raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}")
+        raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}{_in_python(value)}")
+
+
+def _in_python(value: object) -> str:
+    """Say how a scalar of NumPy's or torch's, which breaks a rule by its type alone, becomes Python's own."""
+    scalar = hasattr(value, "item") and getattr(value, "ndim", None) == 0
+    return "; `.item()` makes Python's own of it" if scalar and not isinstance(value, int | float | str) else ""
 
 
 def is_metric(value: object) -> TypeGuard[float]:

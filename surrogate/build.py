@@ -184,7 +184,7 @@ def parametrize(
     readouts, spectral = find_readouts(module, params), find_spectral_scales(module, params)
     logits = find_logit_scales(module, target_heads)
     scale_inputs(module, readouts | spectral)
-    scale_logits(module, logits)
+    scale_logits(module, logits, target_heads)
     setattr(module, PLAN_ATTRIBUTE, WidthPlan(width_ratio, params, readouts, logits, rounded, kept, spectral))
 
 

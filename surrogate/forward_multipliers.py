@@ -65,16 +65,20 @@ def find_logit_scales(module: nn.Module, target_heads: Mapping[str, int]) -> dic
     for name, size in head_sizes(module).items():
         full = target_heads.get(name, size)
         layer = module.get_submodule(name)
-        if full != size and (isinstance(layer, nn.MultiheadAttention) or _scale_attribute(layer, size)):
+        if full == size:
+            continue
+        if isinstance(layer, nn.MultiheadAttention) or _scale_attribute(layer, size):
             changed[name] = math.sqrt(full / size)
+        elif _scale_attribute(layer, full):  # a copy, whose constructor did not run at its own size
+            changed[name] = full / size
     return changed
 
 
-def scale_logits(module: nn.Module, logits: Mapping[str, float]) -> None:
+def scale_logits(module: nn.Module, logits: Mapping[str, float], target_heads: Mapping[str, int]) -> None:
     """Apply the factors, in place."""
     for name, factor in logits.items():
-        layer = module.get_submodule(name)
-        attribute = _scale_attribute(layer, layer.head_dim)  # type: ignore[arg-type]
+        layer: Any = module.get_submodule(name)
+        attribute = _scale_attribute(layer, layer.head_dim) or _scale_attribute(layer, target_heads[name])
         if attribute:
             setattr(layer, attribute, getattr(layer, attribute) * factor)
         else:

@@ -2,7 +2,7 @@
 
 A random part of each weight has the spread that the model's own initializer gave the whole, whatever it was.
 By muP, a hidden weight's spread then grows with 1 / sqrt(width_mult), and all others stay. A constant, or an identity,
-stays as it is.
+stays as it is. All tensors keep the same units of one size.
 """
 
 from __future__ import annotations
@@ -20,34 +20,39 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from surrogate.widths import ParamWidth, Shape
 
 _FIRST = 16
+Units = dict[tuple[int, int], Tensor]
+"""Full size, narrow size -> the units that were drawn."""
 
 
-def take_part(tensor: Tensor, shape: Shape, gates: int = 1) -> Tensor:
+def take_part(tensor: Tensor, shape: Shape, units: Units, gates: int = 1) -> Tensor:
     """Random rows, columns, ... of `tensor`, in their order; drawn from torch's global generator.
 
     Args:
+        units: Filled in place. Tensors that share it keep the same units, so that parts of equal tensors are equal,
+            and a mask between two layers fits the masks before and behind it.
         gates: The rows are so many equal parts, such as a GRU's gates, and the same rows of each part are taken.
 
-    >>> take_part(torch.arange(6.0), (6,))
+    >>> take_part(torch.arange(6.0), (6,), {})
     tensor([0., 1., 2., 3., 4., 5.])
     """
     if gates > 1 and shape[0] < len(tensor):
         each = shape[0] // gates
-        return take_part(tensor.unflatten(0, (gates, -1)), (gates, each, *shape[1:])).flatten(0, 1)
+        return take_part(tensor.unflatten(0, (gates, -1)), (gates, each, *shape[1:]), units).flatten(0, 1)
     for dim, (full, size) in enumerate(zip(tensor.shape, shape)):
         if size < full:
-            kept = torch.randperm(full)[:size].sort().values.to(tensor.device)
-            tensor = tensor.index_select(dim, kept)
+            if (full, size) not in units:
+                units[full, size] = torch.randperm(full)[:size].sort().values
+            tensor = tensor.index_select(dim, units[full, size].to(tensor.device))
     return tensor.clone()
 
 
 def fill_from_target(narrow: nn.Module, target: nn.Module, params: Mapping[str, ParamWidth]) -> None:
     """Give `narrow` its initial weights, in place."""
-    wide, gates = dict(target.named_parameters()), _gates(target)
+    wide, gates, units = dict(target.named_parameters()), _gates(target), Units()
     with torch.no_grad():
         for name, parameter in narrow.named_parameters():
             full = wide[name].detach()
-            part = take_part(full, tuple(parameter.shape), gates.get(name, 1))
+            part = take_part(full, tuple(parameter.shape), units, gates.get(name, 1))
             if _is_pattern(full):
                 parameter.copy_(_first(full, tuple(parameter.shape), gates.get(name, 1)))
             else:
@@ -57,6 +62,8 @@ def fill_from_target(narrow: nn.Module, target: nn.Module, params: Mapping[str, 
 def _first(tensor: Tensor, shape: Shape, gates: int) -> Tensor:
     if gates > 1:
         return _first(tensor.unflatten(0, (gates, -1)), (gates, shape[0] // gates, *shape[1:]), 1).flatten(0, 1)
+    if tensor.dim() == 1:  # it may be of several parts, such as gates, each with a value of its own
+        return tensor[torch.arange(*shape, device=tensor.device) * len(tensor) // shape[0]]
     return tensor[tuple(slice(size) for size in shape)]
 
 
@@ -107,13 +114,15 @@ def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
 
     Buffers are random parts of the module's own. Parameters are uninitialized memory, for the caller to fill.
     """
-    parameters, buffers = module.named_parameters(), module.named_buffers()
+    parameters, buffers, units = module.named_parameters(), module.named_buffers(), Units()
     memo: dict[int, Any] = {id(tensor): _like(tensor, sizes.tensors[name]) for name, tensor in parameters}
-    memo |= {id(tensor): take_part(tensor, sizes.tensors[name]) for name, tensor in buffers}
+    memo |= {id(tensor): take_part(tensor, sizes.tensors[name], units) for name, tensor in buffers}
     # The narrow tensors take the wide ones' places while the module is copied, wherever it holds them.
     narrow = copy.deepcopy(module, memo)
     for (name, attribute), (_, new) in sizes.attributes.items():
         layer = narrow.get_submodule(name)
+        if isinstance(layer, nn.GroupNorm) and attribute == "num_channels":
+            layer.num_groups = _groups(layer, new[0])
         setattr(layer, attribute, new if isinstance(getattr(layer, attribute), tuple) else new[0])
     for layer in narrow.modules():
         _update_torch_attributes(layer)
@@ -145,7 +154,7 @@ def _update_torch_attributes(layer: nn.Module) -> None:
     elif isinstance(layer, _NormBase) and layer.running_mean is not None:
         layer.num_features = layer.running_mean.shape[0]
     elif isinstance(layer, nn.GroupNorm) and layer.affine:
-        layer.num_groups, layer.num_channels = _groups(layer), layer.weight.shape[0]
+        layer.num_groups, layer.num_channels = _groups(layer, len(layer.weight)), len(layer.weight)
     elif isinstance(layer, nn.MultiheadAttention):
         layer.head_dim = layer.embed_dim // layer.num_heads
         if layer._qkv_same_embed_dim:
@@ -156,8 +165,7 @@ def _update_torch_attributes(layer: nn.Module) -> None:
         layer.nhead = next((m.num_heads for m in layer.modules() if isinstance(m, nn.MultiheadAttention)), layer.nhead)
 
 
-def _groups(layer: nn.GroupNorm) -> int:
+def _groups(layer: nn.GroupNorm, channels: int) -> int:
     """As many channels to a group as before; where they do not divide, the next smaller number of groups."""
-    channels = layer.weight.shape[0]
     wanted = max(1, layer.num_groups * channels // layer.num_channels)
     return next(groups for groups in range(wanted, 0, -1) if channels % groups == 0)

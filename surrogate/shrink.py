@@ -46,7 +46,8 @@ def shrink(
 ) -> nn.Module:
     """Build a narrow surrogate of `module`, which is the target.
 
-    A model of the `transformers` library is built again from a narrower configuration, if that makes the same layers.
+    A model of the `transformers` library is built again from a narrower configuration, if that makes the same layers
+    and they run.
     Any other module is followed on symbolic sizes (see `surrogate.size_constraints`). Its channels, features and heads
     shrink. The sizes of its input and output, its kernels, its vocabularies and its depth stay. Heads become fewer and
     keep their size. Sizes that do not divide are rounded up, which `width_plan.rounded` reports. Integer attributes
@@ -136,7 +137,7 @@ def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> Sh
     with torch.random.fork_rng(devices=[]):
         sizes = None
         narrow = narrow_by_config(module, width_ratio)
-        if narrow is None:
+        if narrow is None or not _runs(narrow, example_input):  # a part may have a size of its own, as a number
             # Symbolic sizes take as long to import as torch itself; a model that takes a width needs none.
             from surrogate.size_constraints import trace_sizes
             from surrogate.sizes import narrow_sizes
@@ -206,6 +207,14 @@ def _check_widths(narrow: nn.Module, module: nn.Module, width_ratio: float) -> N
     params = compare_widths(module, narrow)
     refuse_single_units(params, narrow, module)
     refuse_inner_readouts(params, module)
+
+
+def _runs(narrow: nn.Module, example_input: Any) -> bool:
+    try:
+        run_for_shapes(narrow, example_input)
+    except Exception:  # whatever a model may raise whose sizes do not fit together
+        return False
+    return True
 
 
 def _check_run(narrow: nn.Module, outputs: Mapping[str, Shape], example_input: Any) -> str:

@@ -14,7 +14,7 @@ import itertools
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,12 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
-from surrogate.output_sizes import batch_at, call_model, record_calls
+from surrogate.output_sizes import batch_at, call_model, record_calls, run_for_shapes
 from surrogate.resize import AttributeKey
-from surrogate.symbolic_functions import SymbolicFunctions
+from surrogate.symbolic_functions import SymbolicFunctions, ValuesRead
 
 _SIZES_OF_ATTENTION = {"d_model", "embed_dim", "kdim", "vdim", "num_heads", "head_dim"}
 _SIZES_OF_TORCH_LAYERS = _SIZES_OF_ATTENTION | {"input_size", "hidden_size", "proj_size"}
@@ -61,15 +62,22 @@ class SizeTrace:
 def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
     """Run a copy of `module` once on symbolic sizes.
 
-    The module must run on fake tensors (no control flow that reads values). If it fails, a ValueError names the
-    innermost module that was running.
+    The module must run on fake tensors (no control flow that reads values, except in torch's own layers, which follow
+    those of one run with data). If it fails, a ValueError names the innermost module that was running.
     """
-    return _Tracer(module).trace(example_input)
+    try:
+        return _Tracer(module).trace(example_input)
+    except ValueError:
+        read = ValuesRead()
+        run_for_shapes(module, example_input, read)
+        if not read.values:
+            raise
+        return _Tracer(module, read.values).trace(example_input)
 
 
 class _Tracer:
-    def __init__(self, module: nn.Module) -> None:
-        self.module = copy.deepcopy(module)
+    def __init__(self, module: nn.Module, values: Sequence[Any] = ()) -> None:
+        self.module, self.values = copy.deepcopy(module), values
         self.shape_env = ShapeEnv(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.fresh = itertools.count()
@@ -149,7 +157,7 @@ class _Tracer:
         batch = pytree.tree_map_only(Tensor, lambda tensor: self.mode.from_tensor(tensor, static_shapes=True), example)
         inputs = _Inputs(self.module, batch)
         try:
-            with self.mode, SymbolicFunctions(self._called), torch.no_grad(), warnings.catch_warnings():
+            with self.mode, SymbolicFunctions(self._called, self.values), torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # kernels warn of slow paths, which is all the same without data
                 output = torch.func.functional_call(inputs, {f"module.{name}": f for name, f in fakes.items()}, ())
                 # Reading a symbolic size as a number makes it one: what the model puts out keeps its size.
@@ -253,6 +261,10 @@ def _may_be_size(layer: nn.Module, attribute: str, value: Any) -> bool:
         return True
     if type(value) is not int or value < 2:
         return False
+    if attribute == "num_channels" and isinstance(layer, nn.GroupNorm) and not layer.affine:
+        return True
+    if attribute == "num_features" and isinstance(layer, _InstanceNorm):
+        return True
     if type(layer).__module__.startswith("torch.nn."):
         depthwise = isinstance(layer, _ConvNd) and attribute == "groups" and value == layer.in_channels
         return depthwise or attribute in _SIZES_OF_TORCH_LAYERS
@@ -261,4 +273,7 @@ def _may_be_size(layer: nn.Module, attribute: str, value: Any) -> bool:
 
 def _affine(layer: nn.GroupNorm, x: Tensor) -> Tensor:
     per_channel = (-1, *(1 for _ in x.shape[2:]))
-    return x * layer.weight.view(per_channel) + layer.bias.view(per_channel) if layer.affine else x
+    weights: list[Tensor] = [weight for weight in (layer.weight, layer.bias) if weight is not None]
+    for weight in weights or [x.new_ones(layer.num_channels)]:
+        x = x * weight.view(per_channel)
+    return x

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -147,7 +149,10 @@ class _Roles:
 
 
 def _roles(trace: SizeTrace) -> _Roles:
-    names = {dim: key[1] for key, sizes in trace.attributes.items() for dim in sizes if dim.is_Symbol}
+    names: dict[sympy.Symbol, list[str]] = defaultdict(list)
+    for (_, attribute), sizes in trace.attributes.items():
+        for symbol in (size for size in sizes if size.is_Symbol):
+            names[symbol].append(attribute)
     tied = {s for e in trace.equations if e.free_symbols & trace.seeds for s in e.free_symbols}
     dims = {dim for sizes in trace.tensors.values() for dim in sizes if dim.free_symbols & (tied | trace.seeds)}
     factors = {s for dim in dims for s in dim.free_symbols} - dims
@@ -156,8 +161,26 @@ def _roles(trace: SizeTrace) -> _Roles:
     candidates = (tied | trace.seeds) & names.keys() - dims
     parts = {s for s in candidates if s in factors or trace.sizes[s] not in full}
     # Names decide only between two choices that both fit: fewer heads, or smaller ones.
-    counts = {s for s in parts if "dim" not in names[s] and "size" not in names[s]}
-    return _Roles(frozenset((tied | trace.seeds) - parts), frozenset(counts), frozenset(parts - counts))
+    named_sizes = {s for s, own in names.items() if any(map(_SIZE_OF_HEAD.search, own))}
+    named_heads = {s for s, own in names.items() if any(map(_HEADS.search, own))} - named_sizes
+    counts, stay = parts - named_sizes, parts & named_sizes
+    for product in ({s for s in sympy.Mul.make_args(dim) if s.is_Symbol} for dim in dims):
+        if fewer := product & (counts | named_heads):
+            # Of heads times their size, or of groups times heads of a group, one becomes less. Other tensors may have
+            # either, such as a norm or a buffer of positions.
+            stay |= product - {max(fewer, key=lambda s: (s in named_heads, trace.sizes[s], str(s)))}
+    stay |= {s for s, of in _determined(trace) if of <= stay}
+    return _Roles(frozenset((tied | trace.seeds) - parts - stay), frozenset(counts - stay), frozenset(stay))
+
+
+_SIZE_OF_HEAD = re.compile("dim|size|width|channels|features|shape|^d_|^(dh|dk|hd)$")
+_HEADS = re.compile("^n_|^num|head|^h$")
+
+
+def _determined(trace: SizeTrace) -> list[tuple[sympy.Symbol, frozenset[sympy.Symbol]]]:
+    """Symbols that an equation states in terms of others, such as half of a head's size, and those others."""
+    sides = [pair for e in trace.equations for pair in (e.args, e.args[::-1])]
+    return [(s, frozenset(of.free_symbols)) for s, of in sides if s.is_Symbol and of.free_symbols - {s}]
 
 
 def _head_size(trace: SizeTrace, roles: _Roles, width: sympy.Symbol) -> int:

@@ -8,28 +8,59 @@ columns, for example.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 
 class SymbolicFunctions(TorchFunctionMode):
-    """Calls the functions of this module in the place of torch's; `done` gets the name of each after its call."""
+    """Calls the functions of this module in the place of torch's; `done` gets the name of each after its call.
 
-    def __init__(self, done: Callable[[str], None]) -> None:
+    Args:
+        done: Is called with the name of a function after its call.
+        values: Those that `ValuesRead` noted in a run with data. Here there are none, so that reads return these.
+    """
+
+    def __init__(self, done: Callable[[str], None], values: Iterable[Any] = ()) -> None:
         super().__init__()
-        self._done = done
+        self._done, self._values = done, deque(values)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
+        if self._values and _is_read_by_torch(name):
+            return self._values.popleft()
         rule = _rule_of(name)
         result = (rule or func)(*args, **(kwargs or {}))
         self._done(name)
         return result
+
+
+class ValuesRead(TorchFunctionMode):
+    """Notes in `values`, in order, what torch's own layers read from tensors, such as whether a mask is causal.
+
+    They branch to another kernel then. A model of the user's may branch to layers that this run does not meet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if _is_read_by_torch(getattr(func, "__name__", "")):
+            self.values.append(result)
+        return result
+
+
+def _is_read_by_torch(function: str) -> bool:
+    return function in _READS and Path(sys._getframe(2).f_code.co_filename).parent == _LAYERS
 
 
 def _rule_of(name: str) -> Callable[..., Any] | None:
@@ -154,6 +185,8 @@ def _transform(name: str, x: Tensor, n: Any = None, dim: Any = None, norm: Any =
     return found.new_empty([found.shape[place] if place in along else size for place, size in enumerate(shape)])
 
 
+_READS = frozenset({"__bool__", "__int__", "__float__", "item", "tolist", "equal", "allclose"})
+_LAYERS = Path(nn.modules.__file__).parent
 _LSTM = 4
 _BATCH = "number_of_packed_sequences"
 _RULES: dict[str, Callable[..., Any]] = {

@@ -9,6 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+_WIDTHS = (
+    *("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size", "d_inner", "ffn_hidden_size"),
+    *("pooler_hidden_size", "word_embed_proj_dim"),
+)
+"""Names of sizes in configurations that follow the hidden size."""
+
 
 def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
     """Build `type(module)` from a narrower copy of `module.config`; None if that alone does not make this module."""
@@ -108,7 +115,7 @@ def narrow_config(config: Any, width_ratio: float) -> Any:
     if getattr(config, "num_key_value_heads", None):
         wanted = _ceil(config.num_key_value_heads * actual)
         narrow.num_key_value_heads = next(n for n in range(wanted, heads + 1) if heads % n == 0)
-    for name in ("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"):
+    for name in _WIDTHS:
         if getattr(config, name, None):
             setattr(narrow, name, _ceil(getattr(config, name) * actual))
     return narrow

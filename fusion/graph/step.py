@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusion.argument_checks import check_flag, check_function, require
 from fusion.attributes import plain_attributes
@@ -18,6 +18,7 @@ from fusion.graph.capture import Capture, Replay, capture_on
 from fusion.graph.compiled import Inductor
 from fusion.graph.trace import Trace
 from fusion.optim import FusedOptimizer
+from fusion.skeleton_and_tensors import copied
 from fusion.streams import states_beyond_torch
 from fusion.warn import warn
 
@@ -75,10 +76,10 @@ class GraphedStep:
     refused, a `GraphWarning` says why, and all batches run as the step is written. Results are the same up to rounding.
 
     The step is recorded anew after `keep`, `concat` and `load_state_dict` of a fused model or its optimizer, and after
-    `schedule` for another number of steps. If tensors move for another reason, call `reset`. A recording keeps values
-    that the step read outside of the device's tensors, such as a counter in a closure or torch's settings. To find
-    changes of these, one step is run as it is written and compared after 64 replays, 128, 256 and so on. If it differs,
-    no step is replayed any more.
+    `schedule` for another number of steps. If tensors move for another reason, or you freeze parameters or set the mode
+    of a part of the model, call `reset`. A recording keeps values that the step read outside of the device's tensors,
+    such as a counter in a closure or torch's settings. To find changes of these, one step is run as it is written and
+    compared after 64 replays, 128, 256 and so on. If it differs, no step is replayed any more.
 
     Args:
         step: Called with a batch (tensors in any nesting): trains on it, and returns tensors in any nesting.
@@ -190,7 +191,7 @@ class GraphedStep:
             self._refuse(_told(error))
             return self._step(batch)
         self._recorded, self._forms = known, []
-        return tree_map(_own, known.result)
+        return copied(known.result)  # the next replay writes over it
 
     def _looked_at(self, form: _Form) -> Any:
         """Run a step as it is written, where the recording runs, and compare its operators with the last step's."""
@@ -221,7 +222,7 @@ class GraphedStep:
             self._check_at *= 2
             return self._looked_at(form)
         form.replay()
-        return tree_map(_own, form.result)
+        return copied(form.result)
 
     def _run(self, form: _Form) -> Any:
         assert form.inputs is not None
@@ -250,11 +251,6 @@ def _fill(inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
     pairs = [(to, leaf) for to, leaf in zip(inputs, leaves, strict=True) if isinstance(leaf, Tensor)]
     if pairs:
         torch._foreach_copy_([to for to, _ in pairs], [leaf for _, leaf in pairs])
-
-
-def _own(leaf: Any) -> Any:
-    """Return a copy of a tensor that the next replay writes over."""
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _changed(module: nn.Module, before: list[dict[str, Any]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,15 +149,11 @@ def _where() -> str:
     """Return the line of the user's code that called the operator; empty in the backward pass, which has none."""
     frames = traceback.extract_stack()
     inside = max((i for i, frame in enumerate(frames) if Path(frame.filename) == _STEP), default=0)
-    theirs = [frame for frame in frames[inside:] if not _is_machinery(Path(frame.filename).parents)]
+    theirs = [frame for frame in frames[inside:] if _MACHINERY.isdisjoint(Path(frame.filename).parents)]
     if not theirs:
         return ""
     frame = theirs[-1]
     return f", at {frame.filename}:{frame.lineno} `{linecache.getline(frame.filename, frame.lineno or 0).strip()}`"
-
-
-def _is_machinery(folders: Iterable[Path]) -> bool:
-    return not _MACHINERY.isdisjoint(folders)
 
 
 _STEP = Path(__file__).with_name("step.py")

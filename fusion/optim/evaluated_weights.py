@@ -24,18 +24,20 @@ class EvaluatedOptimizer(OptimizerState):
 
         They differ for Schedule-Free members, and for a function's optimizers with `train()` and `eval()`.
         """
-        stacked = self.fused.stacked
-        self._move(stacked[self.names[0]].device)
+        stacked, averaging = self.fused.stacked, [run for run in self._runs if run.kind in SCHEDULE_FREE]
+        with torch.inference_mode(False):  # later steps write to what is made here
+            self._move(stacked[self.names[0]].device)
+            iterates = self._moment("iterate").parts if averaging else {}
+            apart = {k: self._apart_of(k) for k, hp in enumerate(self.members) if not hp.is_vectorized}
         held, averages = list[Tensor](), list[Tensor]()
-        for run in (run for run in self._runs if run.kind in SCHEDULE_FREE):
-            for name, z in self._moment("iterate").parts.items():
+        for run in averaging:
+            for name, z in iterates.items():
                 held.append(stacked[name].detach()[run.start : run.stop])
                 averages.append(run.average(stacked[name], z, self.steps_KP[:, self._index[name]]))
         before = [y.clone() for y in held]
         with ExitStack() as stack:
-            for k in (k for k, hp in enumerate(self.members) if not hp.is_vectorized):
-                views = {name: stacked[name][k] for name in self.names}
-                stack.enter_context(self._apart_of(k).evaluating(views))
+            for k, own in apart.items():
+                stack.enter_context(own.evaluating({name: stacked[name][k] for name in self.names}))
             write(held, averages)
             try:
                 yield

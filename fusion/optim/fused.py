@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby, zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
+from fusion.argument_checks import require
 from fusion.bounded_cache import kept
 from fusion.hyperparameters import ONE_PASS, SCHEDULE_FREE
 from fusion.member_indices import member_indices
@@ -65,9 +67,18 @@ class FusedOptimizer(EvaluatedOptimizer):
         waiting = ("muon", "nadam", *(["adafactor"] if self.lr_factor_K.is_cuda else []))
         return all(hp.is_vectorized and hp.kind not in waiting for hp in self.members)
 
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        self.fused.zero_grad()
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out views of tensors, which `pickle` would copy."""
+        return {**vars(self), "_runs": [], "_tiles": {}, "_groups": {}}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Make the views anew."""
+        vars(self).update(state)
+        self._tabulate()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, or set them to 0, as torch's optimizers do."""
+        self.fused.zero_grad(set_to_none)
 
     @torch.no_grad()
     def step(self, takes: Tensor | None = None) -> None:
@@ -80,7 +91,13 @@ class FusedOptimizer(EvaluatedOptimizer):
         """
         if self.fused.K != self.K:
             raise RuntimeError(f"the optimizer has {self.K} members, but its model has {self.fused.K}")
+        fits = takes is None or (isinstance(takes, Tensor) and takes.dtype == torch.bool and takes.shape == (self.K,))
+        require(fits, "takes", takes, f"a tensor of {self.K} booleans, one for each member")
         stacked = self.fused.stacked
+        known = self._index if self._among is None else self.fused.parts  # without parts, others may update the rest
+        for name, p in {**self.fused.common.params(), **stacked}.items() if known else ():
+            if p.requires_grad and p.grad is not None and name not in known:
+                raise RuntimeError(f"`{name}` was frozen when the optimizer was made: make a new one")
         self._move(stacked[self.names[0]].device)
         self._follow_schedule()
         make_dense(stacked.values())
@@ -98,6 +115,7 @@ class FusedOptimizer(EvaluatedOptimizer):
             elif any(self._in_rows(run, present) for run in self._runs):
                 self._step_rows(stacked, present, takes)
 
+    @torch.inference_mode(False)
     def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
         """Return member `k`'s optimizer as torch's own, in the same state; its learning rate is the base rate.
 
@@ -115,6 +133,8 @@ class FusedOptimizer(EvaluatedOptimizer):
         lr, decay = self._multipliers_of(k)
         own, steps = set(self.names), self.steps_KP[k].tolist()
         parameters = {name: p for name, p in module.named_parameters() if name in own}
+        if missing := [name for name in self.names if name not in parameters]:
+            raise ValueError(f"`module` has no parameter {missing[0]!r}, but must be the result of `fused.unfuse({k})`")
         optimizer = torch_optimizer(parameters, hp, lr, decay, self._matrices)
         if not hp.is_vectorized:
             go_on(optimizer, parameters, self._apart_of(k).state_dict())

@@ -41,6 +41,16 @@ class FusedByPart(FusedOptimizer):
         return next(iter(self.parts.values())).members
 
     @property
+    def lr_factor_K(self) -> Tensor:  # type: ignore[override]  # noqa: N802
+        """Return the schedule's factors, which are those of each part."""
+        return next(iter(self.parts.values())).lr_factor_K
+
+    @property
+    def steps_KP(self) -> Tensor:  # type: ignore[override]  # noqa: N802
+        """Return the number of updates of each member's parameters, in the order of `names`."""
+        return torch.cat([part.steps_KP for part in self.parts.values()], 1)
+
+    @property
     def changes(self) -> int:  # type: ignore[override]
         """Return the number of times that tensors of any part replaced others."""
         return sum(part.changes for part in self.parts.values())
@@ -92,6 +102,9 @@ class FusedByPart(FusedOptimizer):
         """Append the members of another optimizer of the same parts, with their state."""
         for name, part in self._like(other).items():
             self.parts[name].concat(part)
+
+    def _tabulate(self) -> None:
+        """Do nothing: each part has its own values."""
 
     def _like(self, other: OptimizerState) -> Mapping[str, FusedOptimizer]:
         parts = other.parts if isinstance(other, FusedByPart) else {}

@@ -25,7 +25,8 @@ from fusion.optim.native import Group
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.segments import numbered
 from fusion.optim.torch_optimizer import Multipliers, check_multipliers, check_real
-from fusion.optim.updated_in_turn import Apart
+from fusion.optim.update_rules import RULE_OF
+from fusion.optim.updated_in_turn import Apart, changed_options
 from fusion.optim.vectorized import Tile
 from fusion.rows import Rows, layout_of
 
@@ -50,8 +51,11 @@ class OptimizerState:
         check_each("members", members, Hyperparameters, fused.K)
         self.fused = fused
         self.members = list(members)
+        fused.part_parameters(name for name, p in fused.shared.items() if p.requires_grad)
         self.names = [n for n, p in fused.stacked.items() if p.requires_grad and (names is None or n in names)]
         self._among = None if names is None else frozenset(names)
+        if names is None and fused.parts.keys() != {*self.names}:
+            fused.set_parts({})
         if not self.names:
             raise ValueError("`fused` has no stacked parameter that needs gradients")
         check_real({hp.kind for hp in self.members}, {name: fused.stacked[name] for name in self.names})
@@ -110,6 +114,7 @@ class OptimizerState:
             self._schedule_SK, self._next = table_SK.to(device), torch.zeros(1, dtype=torch.int64, device=device)
             self.changes += 1
 
+    @torch.inference_mode(False)
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
         chosen = member_indices(indices, self.K)
@@ -161,9 +166,10 @@ class OptimizerState:
         for k, apart in list(self._apart.items()):
             if before[k] != self.members[k]:
                 del self._apart[k]
-                self._apart_of(k).load_state_dict(apart.state_dict(), but=_changed(before[k], self.members[k]))
+                self._apart_of(k).load_state_dict(apart.state_dict(), but=changed_options(before[k], self.members[k]))
         self._tabulate()
 
+    @torch.inference_mode(False)
     def concat(self, other: OptimizerState) -> None:
         """Append the members of `other`, with their state, as `FusedModel.concat` does.
 
@@ -176,7 +182,7 @@ class OptimizerState:
         self._schedule_SK = None
         keys = {**self._moments, **other._moments}
         self._moments = {key: self._moment(key).concat(other._moment(key)) for key in keys}
-        self._apart |= {self.K + k: apart for k, apart in other._apart.items()}
+        self._apart |= {self.K + k: copy.deepcopy(apart) for k, apart in other._apart.items()}
         self.members = self.members + other.members
         for name in _TABLES:
             ours = getattr(self, name)
@@ -217,7 +223,8 @@ class OptimizerState:
 
         Raises:
             ValueError: if `state_dict` is of other parameters, or of another number of members than the model has. If
-                a function made the optimizer of a loaded member, but the member in its place has none.
+                a function made the optimizer of a loaded member, but the member in its place has none. If members go
+                on with another optimizer than they had.
             IndexError: if one of `members` is not in [-K, K) of the K in `state_dict`.
         """
         check_mapping("state_dict", state_dict, "members", "names", *_STATE)
@@ -229,6 +236,9 @@ class OptimizerState:
             raise ValueError(f"`state_dict` has {len(chosen)} members, but must have {self.fused.K}, as the model has")
         check_flag("hyperparameters", hyperparameters)
         before = [_hyperparameters(state_dict["members"][k], hp.make) for k, hp in zip(chosen, self.members)]
+        rules = [[RULE_OF.get(hp.kind, hp.kind) for hp in each] for each in (before, self.members)]
+        told = f"True unless members have the optimizers of `state_dict`, {rules[0]}"
+        require(hyperparameters or rules[0] == rules[1], "hyperparameters", False, told)
         if hyperparameters:
             self.members = before
             self._lr_multipliers_KP = state_dict["lr_multipliers"][chosen]
@@ -249,7 +259,7 @@ class OptimizerState:
         saved = state_dict.get("apart", [None] * K)
         for position, k in enumerate(chosen):
             if saved[k] is not None and not self.members[position].is_vectorized:
-                changed = _changed(before[position], self.members[position])
+                changed = changed_options(before[position], self.members[position])
                 self._apart_of(position).load_state_dict(saved[k], but=changed)
 
     def _per_parameter(self, name: str, multipliers: Multipliers | None) -> Tensor:
@@ -326,12 +336,6 @@ class OptimizerState:
 
     def _moments_of(self, name: str) -> list[Tensor]:
         return [rows.parts[name] for rows in self._moments.values() if name in rows.parts]
-
-
-def _changed(before: Hyperparameters, after: Hyperparameters) -> list[str]:
-    """Return the options that have another value."""
-    was, now = dict(before.options), dict(after.options)
-    return [name for name in {**was, **now} if was.get(name) != now.get(name)]
 
 
 def _hyperparameters(saved: Mapping[str, Any], make: Any) -> Hyperparameters:

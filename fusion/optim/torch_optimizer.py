@@ -48,7 +48,7 @@ def optimizer(
         check_multipliers(name, multipliers, dict(module.named_parameters()))
     named = dict(module.named_parameters())
     learning, parts = [name for name, p in named.items() if p.requires_grad], own_parts(config)
-    names = names_of_parts(config, learning) if parts else {"": [*named]}
+    names = names_of_parts(config, learning) if parts else {"": learning}
     hps = {part: Hyperparameters.from_config(configs[part]) for part in names}
     among = {part: of if parts else None for part, of in names.items() if hps[part].kind == "muon"}
     matrices = frozenset[str]().union(*(hidden_matrices(module, None, of) for of in among.values()))
@@ -125,9 +125,8 @@ def torch_optimizer(
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     by_muon: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named.items():
-        if parameter.requires_grad:
-            of = by_muon if hp.kind == "muon" and name in matrices else groups
-            of.setdefault((lr.get(name, 1.0), decay.get(name, 1.0)), []).append(parameter)
+        of = by_muon if hp.kind == "muon" and name in matrices else groups
+        of.setdefault((lr.get(name, 1.0), decay.get(name, 1.0)), []).append(parameter)
     if not groups and not by_muon:
         raise ValueError("`module` has no parameter that needs gradients")
     check_real({hp.kind}, named)

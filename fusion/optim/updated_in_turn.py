@@ -30,6 +30,18 @@ class Apart:
         self._optimizer = torch_optimizer(self._parameters, hp, lr, decay)
         self._base_lrs = [group["lr"] for group in self._optimizer.param_groups]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Have copies keep all attributes of the optimizer; torch would leave out those of a user's own class."""
+        # A scheduler's wrapper of `step` would update the original.
+        kept = {name: value for name, value in vars(self._optimizer).items() if name != "step"}
+        return {**vars(self), "_optimizer": (type(self._optimizer), kept)}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        kind, kept = state["_optimizer"]
+        optimizer = object.__new__(kind)
+        vars(optimizer).update(kept)
+        vars(self).update({**state, "_optimizer": optimizer})
+
     def update(self, views: Mapping[str, Tensor], gradients: Mapping[str, Tensor], factor: float) -> None:
         """Take a step, in place.
 
@@ -71,6 +83,12 @@ class Apart:
         """Restore the result of `state_dict`; keys of groups in `but` stay as they are."""
         groups = [{key: value for key, value in group.items() if key not in but} for group in state["groups"]]
         go_on(self._optimizer, self._parameters, copied({**state, "groups": groups}))
+
+
+def changed_options(before: Hyperparameters, after: Hyperparameters) -> list[str]:
+    """Return the options that have another value."""
+    was, now = dict(before.options), dict(after.options)
+    return [name for name in {**was, **now} if was.get(name) != now.get(name)]
 
 
 _OWN = ("params", "lr")

@@ -1,4 +1,4 @@
-"""Cross-entropy: one call over the K members' rows, one mean per member, label smoothing per member if given."""
+"""Cross-entropy and CTC: one call over the K members' rows, one mean per member."""
 
 from __future__ import annotations
 
@@ -68,3 +68,34 @@ def _smoothed(
     rows_K = label_smoothing.lead(K).reshape(K, *[1] * target.dim())
     smoothing = rows_K.expand(K, target.shape[0] // K, *target.shape[1:]).flatten(0, 1)
     return torch.lerp(at(0.0), at(1.0), smoothing)
+
+
+def ctc(
+    K: int,
+    log_probs: Member,
+    targets: Member,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Any:
+    """`F.ctc_loss` of log_probs [T, N, C] or [T, C]; targets are [N, S], or [S] for all one after another."""
+    probs_K = log_probs.at(K, 1)
+    one = probs_K.dim() == 3
+    lengths, lengths_K = (_of_rows(K, given, probs_K.device) for given in (input_lengths, target_lengths))
+    of_rows = targets.lead(K).flatten(0, 1), lengths.flatten(), lengths_K.flatten()
+    probs = probs_K if one else probs_K.flatten(1, 2)
+    loss_KN = F.ctc_loss(probs, *of_rows, blank, "none", zero_infinity).view(lengths_K.shape)
+    if reduction == "none":
+        return Member(loss_KN.squeeze(1) if one else loss_KN, 0)
+    if reduction == "sum":
+        return Member(loss_KN.sum(1), 0)
+    return Member((loss_KN / lengths_K.clamp(min=1)).mean(1), 0) if reduction == "mean" else NotImplemented
+
+
+def _of_rows(K: int, lengths: Any, device: torch.device) -> Tensor:
+    """Return lengths as [K, N]."""
+    if isinstance(lengths, Member):
+        return lengths.lead(K).reshape(K, -1)
+    return torch.tensor(lengths, device=device).expand(K, -1)

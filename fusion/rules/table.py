@@ -20,7 +20,7 @@ from fusion.rules.dropout import dropout
 from fusion.rules.embedding import embedding, index_fill, one_hot, torch_embedding
 from fusion.rules.gradient import backward, data, gradient, needs_grad, requires_grad
 from fusion.rules.linear import addmm, linear
-from fusion.rules.loss import cross_entropy
+from fusion.rules.loss import cross_entropy, ctc
 from fusion.rules.masked import set_item
 from fusion.rules.member import Member, Rule, fold, innermost_vmap
 from fusion.rules.norm import batch_norm, group_norm, normalize, weight_norm
@@ -50,6 +50,7 @@ RULES: dict[Any, Rule] = {
     F.one_hot: one_hot,
     **{f: index_fill(f) for f in (torch.index_fill, Tensor.index_fill, Tensor.index_fill_)},
     F.cross_entropy: cross_entropy,
+    F.ctc_loss: ctc,
     torch.autograd.grad: gradient,
     Tensor.backward: backward,
     Tensor.requires_grad.__get__: needs_grad,  # type: ignore[attr-defined]

@@ -133,7 +133,6 @@ def compiled_speedup(
     objective: Objective,
     batch: Any,
     *,
-    seconds: float = 2.0,
     multipliers: Mapping[str, Any] | None = None,
 ) -> Compiled:
     """Measure how much faster these modules train as one on a CPU if their step is compiled (see `GraphedStep`).
@@ -155,7 +154,7 @@ def compiled_speedup(
         took = time.perf_counter() - began
         if not step.recorded:
             return Compiled(1.0, took, _seconds(as_written, device))
-        speedup, times = _race(as_written, partial(step, trials.batch), 1, 1.0, seconds, device)
+        speedup, times = _race(as_written, partial(step, trials.batch), 1, 1.0, seconds=2.0, device=device)
     return Compiled(speedup, took, statistics.median(times))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from hydro_rasda.argument_checks import check_int, check_number, require
+from hydro_rasda.argument_checks import check_folder, check_int, check_number, require
 from hydro_rasda.backends.process_pool import PROBLEM, loaded, write_shared
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
 from hydro_rasda.bubbles.rendezvous import Rendezvous, hang_up
@@ -71,7 +71,7 @@ class BubbleBackend:
         check_number("checkpoint_s", checkpoint_s)
         check_steps(graph, loader_workers)
         self.loader_workers, self.graph = loader_workers, graph
-        self._source, self._groups, self._checkpoint_s = Path(source).absolute(), groups, checkpoint_s
+        self._source, self._groups, self._checkpoint_s = check_folder("source", source), groups, checkpoint_s
 
     @contextlib.contextmanager
     def open(self, run: Run) -> Iterator[Devices]:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed.pipelining.schedules as torch_schedules
 
 from fusion.width.memory import available_memory
-from hydro_rasda.argument_checks import check_number, require
+from hydro_rasda.argument_checks import check_folder, check_number, require
 from hydro_rasda.bubbles.guest_handle import GuestProcess
 from hydro_rasda.run.files import refuse_open_to_others
 from hydro_rasda.schedulers.bubble_policy import Forecast, Guard
@@ -68,15 +68,15 @@ def bubbles(
     """
     if sys.platform != "linux":
         raise RuntimeError("bubbles need Linux, whose kernel stops guests and ends them with their host")
-    device = _device(schedule)
+    folder, device = check_folder("source", source), _device(schedule)
     if leave_free is None:
         leave_free = (available_memory(device) or 0) / 10
     check_number("leave_free", leave_free)
     check_number("patience_s", patience_s)
     require(preempt in (None, True, False), "preempt", preempt, "None, True or False")
-    Path(source).mkdir(parents=True, exist_ok=True)
-    refuse_open_to_others(Path(source))
-    guest = Guest(Path(source).absolute(), device, leave_free, device.type == "cpu" if preempt is None else preempt)
+    folder.mkdir(parents=True, exist_ok=True)
+    refuse_open_to_others(folder)
+    guest = Guest(folder, device, leave_free, device.type == "cpu" if preempt is None else preempt)
     try:
         with watched(schedule, guest):
             guest.start()

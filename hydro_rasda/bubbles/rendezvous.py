@@ -47,7 +47,7 @@ class Rendezvous:
         require(
             not _answers(source), "source", str(source), "a folder of one sweep at a time: another has guests there"
         )
-        self._key, self._decide_arrival = secrets.token_bytes(32), come_in
+        self._key, self._come_in = secrets.token_bytes(32), come_in
         self._closed = False
         self._server = socket.create_server(("", 0))
         where = {"host": socket.gethostname(), "port": self._server.getsockname()[1], "key": self._key.hex()}
@@ -75,7 +75,7 @@ class Rendezvous:
         except Exception:  # a stranger, or a guest whose host has ended
             connection.close()
             return
-        self._decide_arrival(connection)
+        self._come_in(connection)
 
     def close(self) -> None:
         self._closed = True

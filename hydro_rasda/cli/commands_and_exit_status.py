@@ -120,7 +120,7 @@ def trials(
 @app.command()
 def best(
     path: Run,
-    style: Annotated[Style, typer.Option("--format", "-f", help="Of what is printed.")] = "yaml",
+    style: Annotated[Style, typer.Option("--format", "-f", help="Format of what is printed.")] = "yaml",
     json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
     trial: Annotated[int | None, typer.Option("--trial", metavar="N", help="Another trial than the best.")] = None,
     export: Annotated[
@@ -236,7 +236,8 @@ Within = Annotated[
     str | None, typer.Option(metavar="TIME", help="Recommend what ends in time for the fewest GPU hours: 4h, 90m.")
 ]
 Mode = Annotated[
-    Literal["min", "max"] | None, typer.Option(help="Whether less or more is better, where the run does not tell.")
+    Literal["min", "max"] | None,
+    typer.Option(help="Whether less or more is better, if the run does not tell."),
 ]
 ReductionFactor = Annotated[
     int | None, typer.Option(help="rf: one in rf survives a milestone; ASHA's milestones lie rf apart.")
@@ -248,46 +249,48 @@ PastRun = Annotated[
     str,
     typer.Argument(metavar="PATH", help="A past run: its folder, that of a Ray Tune experiment, or a CSV file."),
 ]
-EpochSeconds = Annotated[float | None, typer.Option(help="Of the full-size model on one GPU, in place of --speed.")]
+EpochSeconds = Annotated[float | None, typer.Option(help="Seconds of an epoch on one GPU, in place of --speed.")]
 GpuHours = Annotated[
-    float | None, typer.Option(help="Recommend what takes at most so many, all GPUs from start to end.")
+    float | None, typer.Option(help="Recommend what takes at most so many GPU hours: all GPUs, from start to end.")
 ]
 RestartSeconds = Annotated[
-    float | None, typer.Option(help="From the grant of GPUs to the first step; none: as in the run, or 30.")
+    float | None, typer.Option(help="From the grant of GPUs to the first step. Default: as in the run, or 30.")
 ]
-LaunchSeconds = Annotated[float, typer.Option(help="That the head node takes to start one process, one after another.")]
+LaunchSeconds = Annotated[float, typer.Option(help="Seconds of the head node to start each process in turn.")]
 
 
 @app.command()
 def simulate(
     run: PastRun,
-    gpus: Annotated[int, typer.Option(help="GPUs of the cluster; under a limit, the most.")],
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster; with a limit, the most.")],
     gpus_per_node: Annotated[int, typer.Option(help="GPUs of a node.")] = 4,
     rule: Rules = None,
     within: Within = None,
     gpu_hours: GpuHours = None,
-    metric: Annotated[str | None, typer.Option(help="The score, where the run does not tell.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Name of the score, if the run does not tell.")] = None,
     mode: Mode = None,
-    trials: Annotated[int | None, typer.Option(help="Configurations; the run's, repeated where it has less.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Configurations. Default: the run's. More repeat these.")] = None,
     max_t: Annotated[int | None, typer.Option(help="Epochs of a full training; at most the past run's.")] = None,
     grace_period: Annotated[int | None, typer.Option(help="Epochs before the first decision.")] = None,
     reduction_factor: ReductionFactor = None,
     scaling_factor: ScalingFactor = None,
-    workers: Annotated[int, typer.Option(help="GPUs of a new trial; under a limit, the fewest.")] = 1,
-    max_workers: Annotated[int | None, typer.Option(help="Most GPUs of a trial; none: all.")] = None,
-    wait: Annotated[float, typer.Option(help="Of the rules that wait: at most, over the time a trial took.")] = 0.1,
+    workers: Annotated[int, typer.Option(help="GPUs of a new trial; with a limit, the fewest.")] = 1,
+    max_workers: Annotated[int | None, typer.Option(help="Most GPUs of a trial. Default: all.")] = None,
+    wait: Annotated[float, typer.Option(help="Longest wait at a milestone, as a share of a trial's time to it.")] = 0.1,
     seeds: Annotated[int, typer.Option(help="Simulations to take the median of.")] = 5,
-    speed: Annotated[float, typer.Option(help="Of a GPU over the device of the past run.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="Speed of a GPU over that of the past run's device.")] = 1.0,
     epoch_seconds: EpochSeconds = None,
-    steps: Annotated[float | None, typer.Option(help="Of an epoch on one GPU; none: from the run's data.")] = None,
-    parameters: Annotated[int | None, typer.Option(help="Of the full-size model, where the run does not tell.")] = None,
-    serial: Annotated[float, typer.Option(help="Share of that epoch that more GPUs do not shorten.")] = 0.1,
+    steps: Annotated[float | None, typer.Option(help="Steps of an epoch on one GPU. Default: the run's.")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Parameters of the model, if the run does not tell.")] = None,
+    serial: Annotated[float, typer.Option(help="Share of an epoch that more GPUs do not shorten.")] = 0.1,
     intra_bandwidth: Annotated[float, typer.Option(help="GB/s of a GPU within its node.")] = 300.0,
     inter_bandwidth: Annotated[float, typer.Option(help="GB/s of a node.")] = 25.0,
     jitter: Annotated[float, typer.Option(help="Relative standard deviation of step times.")] = 0.02,
     restart_seconds: RestartSeconds = None,
     launch_seconds: LaunchSeconds = 0.0,
-    mtbf_hours: Annotated[float | None, typer.Option(help="Mean time between failures of a node; none: never.")] = None,
+    mtbf_hours: Annotated[
+        float | None, typer.Option(help="Mean time between a node's failures. Default: never.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Forecast a study on N GPUs from a past run.

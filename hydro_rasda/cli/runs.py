@@ -159,12 +159,8 @@ def compare_runs(paths: Sequence[str], as_json: bool, out: str | None = None) ->
         return
     rows = [[section, name, *values] for section, named in told.items() for name, values in named.items()]
     again = [i > 0 and rows[i - 1][0] == section for i, (section, *_) in enumerate(rows)]
-    shown = [["" if same else each[0], *map(_short, each[1:])] for each, same in zip(rows, again, strict=True)]
+    shown = [["" if same else each[0], *each[1:]] for each, same in zip(rows, again, strict=True)]
     print_table(["", "", *names_of(records)], shown)
     say(decided)
     if file is not None:
         say(file)
-
-
-def _short(value: Any) -> Any:
-    return value if value is None or isinstance(value, (int, float)) else str(value)

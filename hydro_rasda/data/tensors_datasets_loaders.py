@@ -288,18 +288,28 @@ def make_batches(
     if isinstance(data, (DataLoader, IterableDataset)):
         raise ValueError(
             f"`{argument}` is a {type(data).__name__}, whose batch size or order is fixed; give tensors, a map-style "
-            "Dataset, or a function `make_loader(batch_size)`"
+            "Dataset, or a function such as `lambda batch_size: DataLoader(dataset, batch_size)`"
         )
     if isinstance(data, (tuple, list)) and data and all(isinstance(t, (Tensor, np.ndarray)) for t in data):
         return TensorBatches(tuple(_tensor(t, f"{argument}[{i}]") for i, t in enumerate(data)), argument, device, seed)
-    if isinstance(data, Dataset) or _is_sequence(data):
+    tables = any(hasattr(of, "to_numpy") for of in (data, *(data if isinstance(data, (tuple, list)) else ())))
+    if isinstance(data, Dataset) or (_is_sequence(data) and not tables):
         return DatasetBatches(data, argument, device, seed, loader_workers)  # type: ignore[arg-type]
     if callable(data) and not isinstance(data, type) and binds(inspect.signature(data), 1):
         return LoaderBatches(data, argument, device, seed)
+    # As sequences, tables of pandas would give columns, or rows by the numbers of their index.
+    hint = ". `.to_numpy()` makes arrays of tables" if tables else ""
+    splitter = ", or a splitter such as `KFold(5)`" if argument == "val_data" else ""
     raise ValueError(
-        f"`{argument}` is a {type(data).__name__}, but must be tensors (inputs, target), a map-style Dataset, or a "
-        "function `make_loader(batch_size)`"
+        f"`{argument}` is a {_kind(data)}, but must be tensors (inputs, target), a map-style Dataset, or a function "
+        f"`make_loader(batch_size)`{splitter}{hint}"
     )
+
+
+def _kind(data: object) -> str:
+    """Name the class of data, and the classes in a tuple or list of them."""
+    name, parts = type(data).__name__, data if isinstance(data, (tuple, list)) else ()
+    return f"{name} of {', '.join(dict.fromkeys(type(of).__name__ for of in parts))}" if parts else name
 
 
 def _tensor(data: Any, argument: str) -> Tensor:

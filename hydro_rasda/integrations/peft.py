@@ -1,7 +1,7 @@
 """LoRA adapters of `peft`, tuned over one frozen base: rank, alpha, dropout and all that `tune` searches.
 
 The base is held once, however many trials train beside each other. Adapters of different ranks train as one model, each
-padded with zeros to the largest rank, which changes nothing (see `fusion.pad_lora`).
+padded with zeros to the largest rank, which changes nothing with most optimizers (see `fusion.pad_lora`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,25 @@ class Adapters:
             if name in config:
                 setattr(own, name, config[name])
         require(own.r <= self.rank, "r", own.r, f"at most `max_rank`, {self.rank}")
+        _check_keeps_base(own)
         shared = copy.deepcopy(self.base, {id(p): p for p in self.base.parameters()})
         (padded,) = pad_lora([get_peft_model(shared, own)], self.rank)
+        self.base.requires_grad_(False)  # `bias="all"` lets the shared biases train; `pad_lora` has copied them
         return padded
 
     def trimmed(self, model: nn.Module) -> nn.Module:
         """A `PeftModel` whose adapters have their own ranks, from a trained model."""
         return trim_lora(model)
+
+
+_CHANGE_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
+"""Beginnings of values of `init_lora_weights` with which peft takes the initial adapter out of the base's weights."""
+
+
+def _check_keeps_base(lora: LoraConfig) -> None:
+    changes = str(lora.init_lora_weights).lower().startswith(_CHANGE_BASE)
+    rule = "one that leaves the base as it is, for all trials share it"
+    require(not changes, "init_lora_weights", lora.init_lora_weights, rule)
 
 
 def adapters(base: nn.Module, lora: LoraConfig, max_rank: int | None = None) -> Adapters:
@@ -61,11 +73,12 @@ def adapters(base: nn.Module, lora: LoraConfig, max_rank: int | None = None) -> 
         max_rank: The largest rank of any trial; None: `lora.r`.
 
     Raises:
-        ValueError: if one of them is none of these.
+        ValueError: if one of them is none of these, or `init_lora_weights` is one that changes the base, as PiSSA does.
     """
     check_is("base", base, nn.Module)
     require(not hasattr(base, "peft_config"), "base", type(base).__name__, "a model without adapters")
     check_is("lora", lora, LoraConfig)
+    _check_keeps_base(lora)
     check_int("max_rank", max_rank, at_least=1, optional=True)
     return Adapters(base.requires_grad_(False), lora, lora.r if max_rank is None else max_rank)
 

@@ -166,9 +166,6 @@ def _shortened(text: str) -> str:
 
 
 def _name(function: Callable[[], Any]) -> str:
-    return f"{_of_function(function, '__module__')}.{_of_function(function, '__qualname__')}"
-
-
-def _of_function(function: Callable[[], Any], name: str) -> str:
     inner = getattr(function, "func", function)  # of functools.partial
-    return str(getattr(inner, name, None) or getattr(type(inner), name))
+    names = ("__module__", "__qualname__")
+    return ".".join(str(getattr(inner, name, None) or getattr(type(inner), name)) for name in names)

@@ -148,17 +148,12 @@ def _of_hyperparameters(record: RunRecord) -> Iterator[Section]:
     slices = [drawing(sliced, i, name=f"slice-{i}") for i in range(min(SLICES, len(names)))]
     diamonds = "Diamonds are scores at full size, dots on surrogates; orange ones trained longest."
     yield Section("Slices", [diamonds], figures=slices or [drawing(plots.slices, record)], grid=bool(slices))
-
-    def score_map() -> Any:
-        return plots.score_map(record, *ranked()[:2])
-
-    def parallel_coordinates() -> Any:
-        return plots.parallel_coordinates(record, ranked())
-
-    yield Section("The two most important", figures=[drawing(score_map)])
+    figures = [drawing(lambda: plots.score_map(record, *ranked()[:2]), name="score-map")]
+    yield Section("The two most important", figures=figures)
     drag = "Drag along an axis to choose trials; drag its name to move it."
     told = f"Axes stand by importance; a narrow screen has the first three. {drag}"
-    yield Section("Parallel coordinates", [told], figures=[drawing(parallel_coordinates)])
+    figures = [drawing(lambda: plots.parallel_coordinates(record, ranked()), name="parallel-coordinates")]
+    yield Section("Parallel coordinates", [told], figures=figures)
 
 
 def _table(record: RunRecord) -> str:

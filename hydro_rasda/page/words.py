@@ -158,7 +158,7 @@ def call_of(asked: Mapping[str, Any]) -> str:
     arguments += [f"race=RaceConfig({', '.join(of_race)})"] if of_race else []
     arguments += ["metrics=metrics"] if "metrics" in digests else []
     function = "objective" if "objective" in digests else "loss_fn"
-    space = _space(asked["space"], 1)
+    space = _space(asked.get("space", {}), 1)
     lines = ["model_fn", space, "train_data=train_data", f"val_data={val_data}", f"{function}={function}", *arguments]
     return "tune(\n" + "".join(f"    {line},\n" for line in lines) + ")"
 

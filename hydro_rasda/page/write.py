@@ -14,6 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from hydro_rasda.argument_checks import require
 from hydro_rasda.console import show
 from hydro_rasda.page import words
 from hydro_rasda.page.sections import Drawing, Section, asked_of, drawing, sections
@@ -69,6 +70,7 @@ def _table(names: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> list[list
 def write_page(records: Sequence[RunRecord], path: Path) -> Path:
     """Write a run, or several side by side, as one page, which needs nothing else, neither files nor a network."""
     path = Path(path).expanduser()
+    require(not path.is_dir(), "path", str(path), "the page's file, which is no folder, such as 'page.html'")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, Page(*records).html().encode())
     return path

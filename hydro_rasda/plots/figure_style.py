@@ -104,7 +104,7 @@ def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0
     axis: dict[str, Any] = {"title": {"text": escaped(title)}}
     if len(finite) < 2 or finite[0] == finite[-1]:
         return axis
-    if finite[0] > 0 and finite[-1] / finite[0] > _WIDE:
+    if finite[0] > 0 and finite[-1] / finite[0] > WIDE:
         finite = [math.log10(value) for value in finite]
         axis |= LOG
     low, high, last = finite[0], finite[-1], len(finite) - 1
@@ -120,7 +120,8 @@ def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0
     return axis | {"range": [low - pad, high + pad]}
 
 
-_WIDE = 20
+WIDE = 20
+"""An axis of values above 0 is logarithmic from this ratio on."""
 
 
 def figures_of(value: float) -> float:

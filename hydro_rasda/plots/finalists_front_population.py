@@ -13,6 +13,7 @@ from hydro_rasda.plots.figure_style import (
     FAINT,
     FINALISTS,
     LOG,
+    WIDE,
     Figure,
     describe,
     escaped,
@@ -113,10 +114,6 @@ def _of_point(trial: TrialRecord, objectives: Objectives) -> str:
     )
 
 
-_WIDE = 20
-"""An axis of values above 0 is logarithmic from this ratio on."""
-
-
 def population(result: RunRecord, name: str = "lr") -> Figure:
     """Draw a hyperparameter of each trial over the sweep's epochs, the copies, and the best trial's lineage.
 
@@ -137,7 +134,7 @@ def population(result: RunRecord, name: str = "lr") -> Figure:
     ]
     figure = new_figure(xaxis={"title": {"text": "epoch of the sweep"}}, yaxis={"title": {"text": told}})
     values = [float(life.config[name]) for life in lives]
-    if min(values) > 0 and max(values) / min(values) > _WIDE:
+    if min(values) > 0 and max(values) / min(values) > WIDE:
         figure.update_yaxes(LOG)
     x, y, text = list[float | None](), list[float | None](), list[str]()
     for life in lives:

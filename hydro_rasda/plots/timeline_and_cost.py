@@ -51,7 +51,7 @@ def timeline(result: RunRecord) -> Figure:
     )
     figure.update_layout(yaxis={"categoryorder": "array"})
     count = {"surrogate": 0, "target": 0}
-    for name, bars in sorted(_spans(drawn).items(), key=_first_began):
+    for name, bars in sorted(_spans(drawn).items(), key=lambda span: min(bar.began for bar in span[1])):
         stage = bars[0].stage
         full = stage == "target"
         count[stage] += 1
@@ -75,10 +75,6 @@ def timeline(result: RunRecord) -> Figure:
             )
         )
     return figure
-
-
-def _first_began(item: tuple[str, Sequence[Training]]) -> float:
-    return min(bar.began for bar in item[1])
 
 
 def _spans(found: Sequence[Training]) -> dict[str, list[Training]]:

@@ -252,7 +252,7 @@ def _forked(piece: Piece, threads: int) -> tuple[Connection, int]:
         pid = os.fork()
     if pid == 0:
         receiver.close()
-        _become(piece, threads, sender, parent)
+        _run_child(piece, threads, sender, parent)
     sender.close()
     return receiver, pid
 
@@ -269,7 +269,7 @@ def _end_idle_threads() -> None:
         ctypes.CDLL(None).omp_pause_resource_all(soft)
 
 
-def _become(piece: Piece, threads: int, connection: Connection, parent: int) -> NoReturn:
+def _run_child(piece: Piece, threads: int, connection: Connection, parent: int) -> NoReturn:
     there = COMPILER in sys.modules
     leave_out_compiler()
 

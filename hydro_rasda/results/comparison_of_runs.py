@@ -20,7 +20,7 @@ def compared(records: Sequence[RunRecord], asked: Sequence[Asked]) -> dict[str, 
     """Return what runs found, and where they differ: the best configuration, the settings, code and data."""
     return {
         "found": _differing([*map(_found, records)], all_of=True),
-        "best configuration": _differing([*map(_configuration, records)]),
+        "best configuration": _differing([flat(record.best_config) for record in records]),
         "asked": _differing([flat({n: value for n, value in each.items() if n != "digests"}) for each in asked]),
         "code and data": _differing([each.get("digests", {}) for each in asked]),
     }
@@ -45,10 +45,6 @@ def _found(record: RunRecord) -> dict[str, Any]:
         "epochs at full size": cost.target_epochs,
         "seconds": cost.seconds,
     }
-
-
-def _configuration(record: RunRecord) -> dict[str, Any]:
-    return flat(record.trials[record.best_trial].config) if record.trials else {}
 
 
 def _differing(each: Sequence[Mapping[str, Any]], all_of: bool = False) -> Rows:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.argument_checks import is_int, require
+from hydro_rasda.domains import plain
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.files import write_atomically
@@ -18,7 +19,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Path]:
     """Return the number of a finalist, by default the best one, and the checkpoint of its training."""
-    number = record.best_trial if trial is None else trial
+    number = record.best_trial if trial is None else plain(trial)  # a table of trials has NumPy's numbers
     rule = f"one of the finalists {sorted(record._checkpoints)}"
     require(is_int(number) and number in record._checkpoints, "trial", number, rule)
     checkpoint = record._checkpoints[number]

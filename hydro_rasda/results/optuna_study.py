@@ -35,7 +35,7 @@ def make_study(record: RunRecord) -> Study:
         raise ImportError("`to_optuna` needs Optuna, which is not there: pip install 'hydro-rasda[optuna]'") from error
     asked = read_asked(record.path)
     laws: dict[tuple[str, ...], list[str]] = {}
-    for path, words in _leaves(asked["space"]):
+    for path, words in _leaves(asked.get("space", {})):
         laws.setdefault(path, []).append(words)
     varied = {"/".join(path): path for path, of in laws.items() if len({*of}) > 1 or _varies(of[0])}
     values = {
@@ -50,7 +50,7 @@ def make_study(record: RunRecord) -> Study:
         study.set_user_attr(name, value)
     # As in `winner.eligible`: last weights count only in trials that came furthest, best ones in all.
     furthest = max((trial.epochs for trial in record.trials if math.isfinite(trial.metric)), default=0)
-    enough = max(1, furthest) if asked["keep"] == "last" else 1
+    enough = max(1, furthest) if record.keep == "last" else 1
     for i, trial in enumerate(record.trials):
         params = {name: values[name][i] for name in distributions if i in values[name]}
         if trial.status == "not begun":

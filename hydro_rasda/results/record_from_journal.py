@@ -12,13 +12,7 @@ from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.results.lineage import SWEEP_DECISION
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
-from hydro_rasda.run.full_size_journal import (
-    decided_targets,
-    run_end,
-    score_that_ended,
-    take_in_targets,
-    tried_targets,
-)
+from hydro_rasda.run.full_size_journal import decided_targets, run_end, score_that_ended, take_in_targets, tried_targets
 from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import SPEC, read_asked, recorded

@@ -13,7 +13,7 @@ from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.journal import JOURNAL, Unit, read_units, score_in
 
-_GROUP = re.compile(r"surrogate/to-(?P<stop>\d+)/from-(?P<start>\d+)/group-\d+")
+_GROUP = re.compile(r"surrogate/to-(?P<stop>\d+)/from-(?P<start>\d+)/group-\d+(?:/again)*")
 _TARGET = re.compile(r"target/trial-(?P<trial>\d+)/to-(?P<stop>\d+)")
 
 

@@ -17,6 +17,7 @@ from hydro_rasda.dry_run_of_batches import one_thread
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.results.winner import best_of
+from hydro_rasda.run.journal import number_of
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.schedulers.ranking import ranked
 
@@ -88,11 +89,7 @@ def _losses(run: Run, stage: Stage, number: int) -> dict[int, Losses]:
     pairs: dict[int, list[Any]] = {
         line["epoch"]: [line[name] for name in ("train_loss", "val_loss") if name in line] for line in lines
     }
-    return {epoch: Losses(*map(_number, pair)) for epoch, pair in pairs.items() if len(pair) == 2}
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+    return {epoch: Losses(*map(number_of, pair)) for epoch, pair in pairs.items() if len(pair) == 2}
 
 
 MOST = 2000

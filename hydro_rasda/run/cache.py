@@ -45,7 +45,7 @@ def remember(key: str, measured: Measured) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps({"key": key, "at": time.time(), **measured}, indent=1).encode())
     except (OSError, RuntimeError) as error:
-        _say_it_is_not_kept(f"{type(error).__name__}: {error}")
+        _warn_not_kept(f"{type(error).__name__}: {error}")
 
 
 def is_positive(number: Any) -> bool:
@@ -66,7 +66,7 @@ def _is_fresh(measured: Any, key: str) -> bool:
 
 
 @functools.cache
-def _say_it_is_not_kept(why: str) -> None:
+def _warn_not_kept(why: str) -> None:
     """Warn, once in a process."""
     warnings.warn(f"measurements of this machine cannot be kept for later runs ({why})", stacklevel=3)
 

@@ -158,9 +158,9 @@ def _is_deep(raw: bytes, value: Any) -> bool:
     return bool(level)
 
 
-def read_json(path: Path, inside: int = 1) -> Any:
+def read_json(path: Path) -> Any:
     """Read a file of a run as JSON; see `read_file` and `parse_json`."""
-    return parse_json(read_file(path, inside))
+    return parse_json(read_file(path))
 
 
 def matching(folder: Path, pattern: str, inside: int = 0) -> list[Path]:

@@ -101,7 +101,7 @@ def expected_ends(run: Run, numbers: Iterable[int]) -> dict[int, ExpectedEnd]:
     found = race_of(run).expected_ends(full, [n for n in began if done_early(run, n)], ends)
     none_ended = not any(at_the_end(run, n) for n in began)
     for n in began if run.settings.race.keep == "best" and none_ended else ():
-        if ended_early(run, n) and n in run.best:
+        if not math.isfinite(run.score("target", n)) and n in run.best:
             _, best = run.best[n]
             found[n] = ExpectedEnd(best, 0.0)
     return found
@@ -298,9 +298,13 @@ def another_chance(run: Run, finalists: Iterable[int]) -> bool:
 
 
 def ended_early(run: Run, number: int) -> bool:
-    """Tell whether a full-size trial cannot go on, even with time left: it raised, or it diverged."""
-    began = run.epochs("target", number) > 0
-    return number in run.failures or (began and not math.isfinite(run.score("target", number)))
+    """Tell whether a full-size trial cannot go on, even with time left: it raised, or it diverged.
+
+    A metric may be finite again later. But a training function of the user's is left where its metric is not.
+    """
+    own_loop = run.problem.full_size is not None and run.epochs("target", number) > 0
+    lost = own_loop and not math.isfinite(run.score("target", number))
+    return lost or number in run.failures or run.diverged("target", number)
 
 
 def _advance(run: Run, number: int, unit: Unit) -> list[str]:

@@ -171,6 +171,11 @@ def jsonable(value: Any) -> Any:
     return name_of(value)
 
 
+def number_of(value: float | None) -> float:
+    """Return a number that `jsonable` has made: NaN where it is null."""
+    return math.nan if value is None else float(value)
+
+
 def name_of(value: Any) -> str:
     """Name a value without a JSON form for the journal, alike in every process."""
     if isinstance(value, (set, frozenset)):

@@ -10,7 +10,7 @@ from typing import Any
 
 from hydro_rasda.renames import ARGUMENTS
 from hydro_rasda.run.files import TEMPORARY, read_file, refuse_links, sync_folder, write_atomically
-from hydro_rasda.run.journal import JOURNAL, MESSAGES
+from hydro_rasda.run.journal import JOURNAL, MESSAGES, read_units
 from hydro_rasda.run.locks_and_crashes import DOING, LOCK
 from hydro_rasda.run.run_json import SPEC
 from hydro_rasda.schedulers.named_rules import HALVING
@@ -47,6 +47,16 @@ def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any],
         hint = "" if deciding else "; `resume='changed'` goes on with it all the same"
         raise RunExists(f"{another} is another: {told}{hint}")
     return changes
+
+
+def refuse_growth(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse more samples for a run whose rule has copied weights: among more trials, copies would be others."""
+    was, now = (spec.get("num_samples") for spec in (found, asked))
+    if not (isinstance(was, int) and isinstance(now, int) and now > was):
+        return
+    if any("/group-" in key and "copies" in unit.value for key, unit in read_units(path / JOURNAL).units.items()):
+        told = f"`num_samples` was {was}, now {now}, but a run whose `sweep.rule` has copied weights cannot grow"
+        raise RunExists(f"{told}: begin another run, under a new `name`")
 
 
 _OF_CODE = "is another function than the run's"

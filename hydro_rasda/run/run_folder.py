@@ -47,7 +47,7 @@ from hydro_rasda.run.files import (
 )
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, UNIT, JournalLine, Unit, jsonable, keep_message, read_units
 from hydro_rasda.run.locks_and_crashes import DOING, LOCK, CrashLog, hold
-from hydro_rasda.run.resume_rules import refuse_new, refuse_other, scored_otherwise, set_aside
+from hydro_rasda.run.resume_rules import refuse_growth, refuse_new, refuse_other, scored_otherwise, set_aside
 from hydro_rasda.run.run_json import FORMAT, SPEC, read_spec, run_id
 
 if TYPE_CHECKING:
@@ -115,7 +115,10 @@ class Store:
             # Only now: before, another process may have been writing.
             found, asked = read_spec(path) if spec.exists() else None, jsonable(asked)
             changes = refuse_other(path, found, asked, resume) if found is not None else []
-            moved = set_aside(path) if found is not None and scored_otherwise(found, asked) else ""
+            otherwise = found is not None and scored_otherwise(found, asked)
+            if found is not None and not otherwise:
+                refuse_growth(path, found, asked)
+            moved = set_aside(path) if otherwise else ""
             changes += [moved] if moved else []
             if found != asked:
                 told = {"format": FORMAT, "id": uuid.uuid4().hex if moved or found is None else run_id(path), **asked}

@@ -23,7 +23,7 @@ from hydro_rasda.run.events import (
     TrialFailed,
 )
 from hydro_rasda.run.events import Stage as Stage
-from hydro_rasda.run.journal import JournalLine, Unit, score_in
+from hydro_rasda.run.journal import JournalLine, Unit, number_of, score_in
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.time_left import TimeLeft, seconds_left
 from hydro_rasda.secret_masking import Place, hide, scrubbed
@@ -219,6 +219,19 @@ class Run:
         lines = self.metrics.get((stage, number))
         return int(lines[-1]["epoch"]) if lines else 0
 
+    def epochs_in(self, key: str, number: int) -> int:
+        """Count the epochs of the sweep that a trial had trained in a checkpoint.
+
+        They are fewer than those recorded if an earlier checkpoint was lost, and time ended the training after it.
+        """
+        behind: Mapping[str, int] = self.store.units()[key].value.get("behind", {})
+        return behind.get(str(number), self.epochs("surrogate", number))
+
+    def diverged(self, stage: Stage, number: int) -> bool:
+        """Tell whether the training loss of a trial was not finite in its last epoch."""
+        *_, last = self.metrics.get((stage, number)) or [{}]
+        return last.get("train_loss", 0.0) is None
+
     def score(self, stage: Stage, number: int) -> float:
         """Return the metric after a trial's last epoch; NaN if it diverged, failed or never began."""
         return math.nan if number in self.failures else self.score_at(stage, number, self.epochs(stage, number))
@@ -232,8 +245,7 @@ class Run:
 
     def score_of(self, line: JournalLine, metric: str | None = None) -> float:
         """Return the metric, or another one, in a line of the journal; NaN if the trial had diverged."""
-        value = score_in(line, metric or self.settings.metric)
-        return math.nan if value is None else float(value)
+        return number_of(score_in(line, metric or self.settings.metric))
 
     def values_at(self, stage: Stage, number: int, epoch: int, suffix: str = "") -> dict[str, float]:
         """Return all that a trial is compared by after an epoch; NaN for a metric that it has not, or has no more.
@@ -251,8 +263,7 @@ class Run:
     def passed(self, stage: Stage, number: int, epoch: int) -> bool:
         """Tell whether a trial is through with an epoch: it trained the epoch, or diverged or failed before."""
         trained = any(line["epoch"] == epoch for line in self.metrics.get((stage, number), ()))
-        began = self.epochs(stage, number) > 0
-        return trained or number in self.failures or (began and math.isnan(self.score(stage, number)))
+        return trained or number in self.failures or self.diverged(stage, number)
 
     def curve(self, stage: Stage, number: int) -> dict[int, float]:
         """Return the metric by epoch; NaN if the trial had diverged, or has none there."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.journal import number_of
 from hydro_rasda.run.state import Run
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def compare_checked(run: Run, chosen: Sequence[int], narrow: Sequence[float]) ->
     """Compare the ranking by the full-size scores, which are all recorded, with that by the surrogates' scores."""
     from surrogate import compare_rankings  # imports torch, so that only a run that was checked waits for it
 
-    *wide, twice = (_score(run.store.units()[key]) for key, _ in check_keys(chosen))
+    *wide, twice = (number_of(run.store.units()[key].value) for key, _ in check_keys(chosen))
     return compare_rankings(
         narrow,
         wide,
@@ -62,7 +62,3 @@ def recalled_transfer(run: Run) -> RankComparison | None:
         return None
     epochs, chosen = found
     return compare_checked(run, chosen, [run.score_at("surrogate", number, epochs) for number in chosen])
-
-
-def _score(unit: Unit) -> float:
-    return math.nan if unit.value is None else float(unit.value)

@@ -112,8 +112,8 @@ class Margin:
 
     def fits(self, kind: str, left: float) -> bool:
         """Tell whether a quantum of this kind may begin `left` seconds before the bubble ends; the first three may."""
-        seen = self._seen.get(kind)
-        return left > 0 and (len(seen or ()) < 3 or statistics.median_low(seen or [0.0]) * (1 + self._share) <= left)
+        seen = self._seen.get(kind, ())
+        return left > 0 and (len(seen) < 3 or statistics.median_low(seen) * (1 + self._share) <= left)
 
     def saw(self, kind: str, seconds: float, in_time: bool) -> None:
         """Take in a quantum that is over, and whether it was by the bubble's end."""

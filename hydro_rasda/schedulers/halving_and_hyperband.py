@@ -205,7 +205,7 @@ class Hyperband(SweepRule):
         self._round = _spread(self.sizes)
         self._brackets = [
             Bracket(
-                SuccessiveHalving(stops[-s - 1 :], eta, halving.mode), partial(_is_of, s, self._round), to_the_end=True
+                SuccessiveHalving(stops[-s - 1 :], eta, halving.mode), partial(_is_in, s, self._round), to_the_end=True
             )
             for s in range(count)
         ]
@@ -228,7 +228,7 @@ class Hyperband(SweepRule):
         return sum(bracket.epochs(sweep) for bracket in self._brackets)
 
 
-def _is_of(s: int, round_: tuple[int, ...], number: int) -> bool:
+def _is_in(s: int, round_: tuple[int, ...], number: int) -> bool:
     return round_[number % len(round_)] == s
 
 

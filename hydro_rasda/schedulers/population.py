@@ -90,7 +90,7 @@ class PopulationBasedTraining(SweepRule):
         check_int("last", self.last, at_least=1)
         check_int("interval", self.interval, at_least=1)
         named = isinstance(self.explored, Mapping) and bool(self.explored)
-        rule = "a dict of at least one hyperparameter: a `Range`, or a list of values"
+        rule = "a dict of at least one hyperparameter: a rising `Range` (above 0 with `log`), or a list of values"
         require(named and all(map(_holds_values, self.explored.values())), "explored", self.explored, rule)
         require(is_number(self.quantile) and 0 <= self.quantile <= 0.5, "quantile", self.quantile, "in [0, 0.5]")
         require(is_number(self.resample) and 0 <= self.resample <= 1, "resample", self.resample, "in [0, 1]")
@@ -165,7 +165,8 @@ class PopulationBasedTraining(SweepRule):
 
 def _holds_values(values: object) -> bool:
     if isinstance(values, Range):
-        return is_number(values.low) and is_number(values.high) and (0 if values.log else -math.inf) < values.low
+        sound = is_number(values.low) and is_number(values.high) and values.low <= values.high
+        return sound and (0 if values.log else -math.inf) < values.low
     return isinstance(values, list | tuple) and len(values) > 0 and all(map(is_number, values))
 
 

@@ -217,10 +217,19 @@ def _reports(trial: Path) -> Iterator[Report]:
                 except ValueError:
                     return
                 if "training_iteration" in line:
-                    yield line
+                    yield _flat(line)
     elif (trial / PROGRESS).is_file():
         with open(trial / PROGRESS, newline="", encoding="utf-8") as file:
             yield from ({name: _plain(cell) for name, cell in line.items()} for line in csv.DictReader(file))
+
+
+def _flat(report: Report, within: str = "") -> dict[str, Any]:
+    """Name the values of nested dicts as Tune's schedulers and its CSV files do: `val/loss`."""
+    found: dict[str, Any] = {}
+    for name, value in report.items():
+        nested = isinstance(value, dict)
+        found |= _flat(value, f"{within}{name}/") if nested else {f"{within}{name}": value}
+    return found
 
 
 def _plain(cell: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hydro_rasda.argument_checks import check_int, check_number, require
+from hydro_rasda.argument_checks import check_int, check_is, check_number, is_number, require
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 from hydro_rasda.simulator.cluster import Cluster
 from hydro_rasda.simulator.past_run import PastRun
@@ -52,25 +52,25 @@ class Scenario:
 
     Attributes:
         rules: Names in `RULES`.
-        trials: Configurations to try; those of the run, repeated where it has less.
+        trials: Configurations to try; None: as many as the run has. More repeat the run's curves.
         max_t: Epochs of a full training.
         grace_period: Epochs before the first decision; None: as in the run, or a quarter of `max_t`.
         reduction_factor: The paper's rf; None: as in the run, or 2.
-        scaling_factor: The paper's sf; likewise.
+        scaling_factor: The paper's sf; None: as in the run, or 2.
         workers: GPUs of a new trial.
         max_workers: Most GPUs of a trial; None: all.
-        wait: Of the rules that wait: how long, at most, over the time that a trial took to come.
+        wait: Longest wait of a trial at a milestone, as a share of its time to there, under the rules that wait.
         seeds: Simulations to take the median of.
-        speed: Of a GPU over the device of the past run.
-        epoch_seconds: Of the full-size model on one GPU, in place of `speed`.
+        speed: Speed of a GPU over that of the past run's device.
+        epoch_seconds: Seconds of an epoch of the full-size model on one GPU, in place of `speed`.
         steps: Steps of an epoch on one GPU; None: from the run's data.
-        parameters: Of the full-size model; None: as in the run. Without, gradients cost nothing.
-        serial: Share of that epoch that more GPUs do not shorten.
+        parameters: Parameters of the full-size model; None: as in the run. If neither tells, gradients cost nothing.
+        serial: Share of an epoch that more GPUs do not shorten.
         intra_bandwidth: GB/s of a GPU within its node.
         inter_bandwidth: GB/s of a node.
         jitter: Relative standard deviation of step times.
         restart_seconds: From the grant of GPUs to the first step; None: as the run's own resizes took, or 30.
-        launch_seconds: That the head node takes to start one process, one after another.
+        launch_seconds: Seconds of the head node to start each process in turn.
         mtbf_hours: Mean time between failures of a node; None: never.
     """
 
@@ -101,6 +101,8 @@ class Scenario:
 
 def check(scenario: Scenario, run: PastRun) -> None:
     """Refuses what is out of range, or does not fit the past run."""
+    check_is("run", run, PastRun)
+    check_is("scenario", scenario, Scenario)
     given = {field.name: value for field in fields(scenario) if (value := getattr(scenario, field.name)) is not None}
     for argument, least in _LEAST.items():
         if argument in given:
@@ -113,8 +115,9 @@ def check(scenario: Scenario, run: PastRun) -> None:
     require(bool(scenario.rules), "rules", scenario.rules, f"one or more of {[*RULES]}")
     for rule in scenario.rules:
         require(rule in RULES, "rules", rule, f"one of {[*RULES]}")
-    require(0 <= scenario.serial < 1, "serial", scenario.serial, ">= 0 and < 1")
-    require(0 <= scenario.jitter <= 1, "jitter", scenario.jitter, ">= 0 and <= 1")
+    serial, jitter = scenario.serial, scenario.jitter
+    require(is_number(serial) and 0 <= serial < 1, "serial", serial, ">= 0 and < 1")
+    require(is_number(jitter) and 0 <= jitter <= 1, "jitter", jitter, ">= 0 and <= 1")
     gpus = f"<= `gpus` ({scenario.gpus})"
     require(scenario.workers <= scenario.gpus, "workers", scenario.workers, gpus)
     most_workers = given.get("max_workers", scenario.workers)

@@ -17,6 +17,7 @@ from hydro_rasda.model_costs import model_costs
 from hydro_rasda.run.journal import name_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.pareto import violation
+from hydro_rasda.secret_masking import shown
 from hydro_rasda.trial import Trial
 
 
@@ -77,7 +78,9 @@ def all_fit(constraints: Constraints | None, costs: Costs | None = None) -> Fits
                 if not function(copy.deepcopy(dict(config))):
                     return False
             except Exception as error:
-                raise ValueError(f"`{path}` fails for {config!r} with {type(error).__name__}: {error}") from error
+                raise ValueError(
+                    f"`{path}` fails for {shown(config)!r} with {type(error).__name__}: {error}"
+                ) from error
         return costs is None or violation(costs.of(config), of_costs) == 0
 
     return fits

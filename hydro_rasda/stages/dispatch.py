@@ -73,10 +73,10 @@ class Dispatcher:
     def add(self, number: int, stop: int) -> None:
         """Let a trial begin as soon as a device takes it: from its last checkpoint, or anew if it has none."""
         run = self._run
-        source = run.sources.get(number)
-        there = source is not None and run.can_load(source)
-        # A copy goes on from the checkpoint of its source.
-        reached = run.epochs("surrogate", self.copies.get(number, number)) if there else 0
+        source, reached = run.sources.get(number), 0
+        if source is not None and run.can_load(source):
+            # A copy goes on from the checkpoint of its source.
+            reached = run.epochs_in(source, self.copies.get(number, number))
         self._spans[number] = span = Span(reached, stop)
         insort(self._queues.setdefault(span, {}).setdefault(self.kinds[number], []), self._place(number))
 

@@ -34,6 +34,9 @@ _PRETRAINED = (
     "`model_fn` neither load weights nor seed itself"
 )
 
+_HIGHER = ("accuracy", "acc", "auc", "f1")
+"""Last words of the names of metrics of which more is better."""
+
 _NO_DECAY = (
     'hint: the learning rate never decays. A decay usually gains more than any other key. Add `"schedule": "cosine"` '
     'to the space, or `"linear"` with `"decay_start": uniform(0, 0.9)` to search where it begins'
@@ -90,6 +93,7 @@ def get_ready(
             check_rule(trial.config)
     messages += _of_surrogates(problem, found, settings.sweep.surrogate)
     _warn_of_doubtful(space, settings.sweep.surrogate)
+    _warn_of_modes(settings)
     _warn_of_endless(warmup, settings.max_t)
     later = _without_rungs_before(warmup, settings)
     if later != settings:
@@ -160,6 +164,12 @@ def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
             f"the best {', '.join(doubtful)} at {ratio:g} of the width may not suit the full model, because narrow "
             "models overfit less. To make sure, set `sweep.check_transfer=True` or a wider `sweep.surrogate=1/4`"
         )
+
+
+def _warn_of_modes(settings: TuneConfig) -> None:
+    for name, mode in settings.comparison.objectives:
+        if mode == "min" and name.split("_")[-1].lower() in _HIGHER:
+            warn(f"`mode` is 'min', so that the trial with the lowest {name} wins: set `mode='max'` if more is better")
 
 
 def _warn_of_endless(warmup: float, max_t: int) -> None:

@@ -96,7 +96,7 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
             break
         reached = stop
         if racing > 1 or stop == stops[-1]:
-            _tell(run, left, racing, stop)
+            _tell(run, finalists, left, racing, stop)
     _refit(run, finalists, devices)
     end_targets(run, finalists)
 
@@ -110,12 +110,14 @@ def _recall_decisions(run: Run, finalists: Sequence[int]) -> None:
             left = _decide(run, there, stop, 0)
 
 
-def _tell(run: Run, left: Sequence[int], racing: int, stop: int) -> None:
-    """Tell how many go on from a milestone, and who leads; with several metrics, nobody does."""
-    ends, metric = stop == run.settings.max_t, run.settings.metric
+def _tell(run: Run, finalists: Sequence[int], left: Sequence[int], racing: int, stop: int) -> None:
+    """Tell how many go on from a milestone, and who leads or wins; with several metrics, nobody does."""
+    ends, metric, leader = stop == run.settings.max_t, run.settings.metric, left[0]
     kept = "done" if ends else f"{len(left)} of {racing} go on"
-    _, score = run.best.get(left[0], (stop, run.score_at("target", left[0], stop)))
-    leads = f"; trial {left[0]} {'wins' if ends else 'leads'} with {metric} {score:.4g}"
+    _, score = run.best.get(leader, (stop, run.score_at("target", leader, stop)))
+    if ends:  # perhaps one that ended early, or a finalist of an earlier call
+        leader, score = best_of(run, tried_targets(run, finalists))
+    leads = f"; trial {leader} {'wins' if ends else 'leads'} with {metric} {score:.4g}"
     run.say(f"full size at epoch {stop}: {kept}{'' if run.settings.comparison.by_place else leads}")
 
 

@@ -31,7 +31,9 @@ class RunPlan:
 
     def __init__(self, run: Run, devices: Devices, dispatcher: Dispatcher, rule: SweepRule, state: SweepState) -> None:
         self._run, self._dispatcher, self._count = run, dispatcher, state.left
-        self._finds_schedules = isinstance(rule, PopulationBasedTraining) and run.settings.sweep.surrogate < 1
+        self._one_interval = isinstance(rule, PopulationBasedTraining) and rule.last <= rule.interval
+        copies = isinstance(rule, PopulationBasedTraining) and not self._one_interval
+        self._finds_schedules = copies and run.settings.sweep.surrogate < 1
         # Before the first are admitted: later, a sweep cannot tell whether there will be more.
         self._rungs: list[tuple[float, float]] = [(self._count, checked_epochs(rule, rule.epochs(state)) / self._count)]
         if isinstance(rule, Bracket):
@@ -76,6 +78,8 @@ class RunPlan:
         if settings.sweep.depth < 1:
             width += f" and {Fraction(settings.sweep.depth).limit_denominator(64)} of the depth"
         yield f"First, {width} train for {swept * settings.models('surrogate'):.0f} epochs in all."
+        if self._one_interval:
+            yield "No trial is copied, as the sweep ends with the first interval of its rule: raise `max_t` for more."
         finalists = min(settings.race.top_k, self._count)
         best = f"the best {finalists} train" if finalists > 1 else "the best one trains"
         raced *= settings.models("target")

@@ -280,7 +280,10 @@ class _Sweep:
 
     def _record(self, finished: Finished) -> None:
         """Keep what a device has done: first the checkpoint, then the journal's lines."""
-        run, task, outcome = self._run, finished.task, finished.outcome
+        run, outcome, key = self._run, finished.outcome, finished.task.key
+        while run.store.done(key):  # a trial that has lost its checkpoint may begin a span once more
+            key += "/again"
+        task = replace(finished.task, key=key)
         run.save(task.key, {"parts": outcome.checkpoint}, task.members)
         # A trial that was brought back after its checkpoint was gone has trained its first epochs again.
         fresh = {n: [at for at in h if at[0] > run.epochs("surrogate", n)] for n, h in outcome.history.items()}
@@ -289,11 +292,11 @@ class _Sweep:
         # The last digits depend on how many train as one, which memory may have decided.
         groups = [part["members"] for part in outcome.checkpoint]
         value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
-        if finished.device is not None:
-            value["device"] = finished.device
         # Not the task's: a copy whose source's checkpoint is damaged trains anew, and is a copy all the same.
-        if copies := {n: self._dispatcher.copies[n] for n in task.members if n in self._dispatcher.copies}:
-            value["copies"] = copies
+        copies = {n: self._dispatcher.copies[n] for n in task.members if n in self._dispatcher.copies}
+        behind = {n: h[-1][0] for n, h in outcome.history.items() if h and h[-1][0] < run.epochs("surrogate", n)}
+        more = {"device": finished.device, "copies": copies or None, "behind": behind or None}
+        value |= {name: of for name, of in more.items() if of is not None}
         self._advance(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
         self._finished.append(task.key)
 

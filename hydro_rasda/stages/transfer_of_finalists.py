@@ -17,6 +17,7 @@ from typing import Any
 from fusion.warn import warn
 from hydro_rasda.config import Mode
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
+from hydro_rasda.precision import as_given
 from hydro_rasda.results.lineage import SCHEDULES, Ancestor, lineages, may_decay, schedule_of, smoothed
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen
@@ -53,6 +54,8 @@ def finalists_of_rule(
     last = max(state.scores, default=0)
     left = [n for n, standing in state.trials.items() if not standing.dropped and math.isfinite(standing.score)]
     if not (best := state.best(state.top_k)):
+        if not last and not run.failures:
+            raise AllTrialsFailed(f"`sweep.rule` {type(rule).__name__} has none of {len(state.trials)} trials train")
         raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
     if left and not chosen:
         raise ValueError(f"`sweep.rule` {type(rule).__name__} names no finalists, but must name at least one")
@@ -92,7 +95,8 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
         best_first = sorted((n for n in last if math.isfinite(places[n])), key=places.__getitem__)
     left = [n for n in best_first if math.isfinite(scores[n])]
     if not left:
-        raise _all_failed(run, len(numbers), max(run.epochs("surrogate", n) for n in numbers))
+        began = [n for n in numbers if run.epochs("surrogate", n) or n in run.failures]
+        raise _all_failed(run, len(began), max(run.epochs("surrogate", n) for n in numbers), " that had time to begin")
     for n in numbers:
         search.close(n, run.epochs("surrogate", n), scores[n])
     finalists = sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.race.top_k]
@@ -101,7 +105,7 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
     return finalists
 
 
-def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
+def _all_failed(run: Run, count: int, stop: int, which: str = "") -> AllTrialsFailed:
     metric, journal = run.settings.metric, run.store.path / "journal.jsonl"
     last = [lines[-1] for (stage, _), lines in run.metrics.items() if stage == "surrogate" and lines]
     learnt = [line for line in last if line.get("train_loss") is not None]
@@ -111,7 +115,7 @@ def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
         advice = f"look at what gives {metric}, since {len(learnt)} of them have a finite train_loss; see {journal}"
     else:
         advice = f"lower `lr` or look into {journal}"
-    told = f"all {count} trials diverged or failed by epoch {stop} of the sweep: no finite {metric}; {advice}"
+    told = f"all {count} trials{which} diverged or failed by epoch {stop} of the sweep: no finite {metric}; {advice}"
     if run.failures:
         number, error = next(iter(run.failures.items()))
         told += f"\n\nTrial {number} failed with\n{error}"
@@ -127,7 +131,8 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
     Beside each, the same configuration races with a linear decay, so that a schedule which does not transfer costs
     little. Both are trials of their own, which the sweep did not train. There are `top_k` finalists as before, of half
     as many lineages. Finalists of a sweep that copied no trial stay as they are. So do those of a sweep at full width,
-    whose training goes on, and those that a function of the user's trains: it knows no schedule.
+    whose training goes on, and those that a function of the user's trains: it knows no schedule. An objective with
+    `optimizer_settings` has a schedule of its own.
 
     Returns:
         The finalists, and what the user is to be told of them.
@@ -135,7 +140,8 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
     found = _lineages(run)
     if not any(len(of) > 1 for of in found.values()):
         return list(finalists), []
-    if run.settings.sweep.surrogate == 1 or run.problem.full_size is not None:
+    own = getattr(as_given(run.problem.objective), "optimizer_settings", None)
+    if run.settings.sweep.surrogate == 1 or run.problem.full_size is not None or own is not None:
         return list(finalists), _of_last_values(found, finalists)
 
     def decided() -> Unit:
@@ -272,7 +278,10 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
 
 def _goes_on(run: Run, number: int) -> bool:
     curve = run.curve("surrogate", number)
-    if number not in run.sources or not run.can_load(run.sources[number]) or recorded_epochs(run, number) >= max(curve):
+    source = run.sources.get(number)
+    if source is None or not run.can_load(source) or recorded_epochs(run, number) >= max(curve):
+        return False
+    if run.epochs_in(source, number) < max(curve):
         return False
     # The sweep kept the last weights alone: where earlier ones are to be kept, they are trained once more.
     kept = max(curve) if run.settings.race.keep == "last" else kept_epoch(curve, run.settings.mode)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fusion import FusedModel, clip_grad_norm_, fuse
+from fusion.optim import FusedAdam
 
 LIMITS = [0.1, 1.0, 1e6, float("inf")]
 
@@ -53,6 +54,22 @@ def test_inf_clips_nothing() -> None:
     before = {name: p.grad.clone() for name, p in fused.stacked.items() if p.grad is not None}
     clip_grad_norm_(fused, float("inf"))
     assert all(torch.equal(before[name], p.grad) for name, p in fused.stacked.items() if p.grad is not None)
+
+
+def test_parameters_that_are_frozen_in_the_meantime_stay_where_they_are() -> None:
+    """Clipping and the update put the same parameters in rows: none moves from step to step."""
+    fused, _ = fused_with_gradients()
+    opt = FusedAdam(fused, lr=0.01)
+    opt.step()
+    fused.stacked["0.weight"].requires_grad_(False)
+    before = fused.changes
+    for _ in range(2):
+        opt.zero_grad()
+        fused(torch.ones(2, 4)).sum().backward()
+        clip_grad_norm_(fused, LIMITS)
+        opt.step()
+    assert fused.changes == before
+    assert opt.steps_KP[0].tolist() == [1.0, 3.0, 3.0, 3.0, 3.0]
 
 
 def test_without_gradients_norms_are_zero() -> None:

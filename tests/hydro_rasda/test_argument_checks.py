@@ -3,8 +3,11 @@
 import math
 import re
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import fusion.argument_checks
 import surrogate.argument_checks
@@ -47,6 +50,16 @@ def test_what_holds_passes() -> None:
 def test_a_wrong_type_and_a_wrong_value_are_refused_alike(check: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check()
+
+
+@pytest.mark.parametrize("package", [argument_checks, fusion.argument_checks, surrogate.argument_checks])
+def test_a_scalar_of_numpy_or_torch_is_told_what_makes_it_a_number(package: Any) -> None:
+    for value in (np.int64(3), torch.tensor(3)):
+        with pytest.raises(ValueError, match=r"but must be an integer >= 1; `\.item\(\)` makes Python's own of it$"):
+            package.check_int("most", value, 1)
+    for plain in (np.float64(0.5), "3", 0, np.zeros(3)):
+        with pytest.raises(ValueError, match=r"but must be an integer >= 1$"):
+            package.check_int("most", plain, 1)
 
 
 @pytest.mark.parametrize("value", [0, -1.5, 10**400, math.inf, -math.inf, math.nan, True, "1", None, 1j])

@@ -28,8 +28,8 @@ def test_the_first_metric_of_training_stands_for_all() -> None:
 @pytest.mark.parametrize(
     ("metric", "mode", "told"),
     [
-        (["val_loss"], "min", "`metric` is .* a name, or a list of two different ones"),
-        (["val_loss", "val_loss"], "min", "`metric` is .* a list of two different ones"),
+        (["val_loss"], "min", "`metric` is .* a name, or a list of two or more different ones"),
+        (["val_loss", "val_loss"], "min", "`metric` is .* a list of two or more different ones"),
         ([1, 2], "min", "`metric` is .* a name, or a list"),
         (["macs", "params"], "min", "`metric` is .* a metric that training measures, such as 'val_loss'"),
         ("macs", "min", "`metric` is 'macs', but must be the name of a metric that training measures"),

@@ -13,6 +13,7 @@ import ray
 from ray.tune.search import ConcurrencyLimiter, Searcher
 from ray.tune.search.bohb import TuneBOHB
 from ray.tune.search.optuna import OptunaSearch
+from torch import nn
 
 from hydro_rasda import (
     RunExists,
@@ -26,6 +27,7 @@ from hydro_rasda import (
     uniform,
 )
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.domains import to_ray
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
@@ -331,7 +333,10 @@ def test_of_a_nested_space_a_known_configuration_may_be_a_part() -> None:
             {"sweep": {"first": [{"rl": 0.1}]}},
             r"`sweep.first\[0\]` is .*, but must be of the keys of `space`, which has no rl",
         ),
-        ({"sweep": SweepConfig(first=[{"lr": -1.0}])}, "`lr` is -1.0, but must be a finite number > 0"),
+        (
+            {"sweep": SweepConfig(first=[{"lr": -1.0}])},
+            r"`sweep.first\[0\]` gives a configuration in which `lr` is -1.0, but must be a finite number > 0",
+        ),
     ],
 )
 def test_what_is_no_configuration_of_the_space_is_refused(
@@ -433,3 +438,66 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ImportError, match=told):
         named_searcher("cma", SPACE, TuneConfig())
     assert named_searcher("random", SPACE, TuneConfig()) is None
+
+
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution:UserWarning")
+def test_an_unseeded_searcher_goes_on_with_classes_functions_and_tuples(problem: Problem, tmp_path: Path) -> None:
+    acts = choice([nn.ReLU, nn.Tanh])
+    nested = {"sizes": choice([(8, 8), (16,)]), "x": uniform(0.0, 1.0)}
+    space = {"lr": loguniform(1e-4, 1.0), "act": acts, "score": score, "nested": nested}
+    asked, found = problem.with_settings(num_samples=16), list[list[Any]]()
+    for seed in (1, 2):
+        searcher = OptunaSearch(seed=seed)
+        prepare(searcher, space, asked.settings.comparison.objectives)
+        with closing(Store.open(tmp_path / "run", {}, "auto")) as store, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the searcher does not repeat")
+            found.append([trial.config for trial in SearcherSearch(searcher, space, Run(asked, store)).next_trials()])
+    assert found[0] == found[1]
+    assert {config["act"] for config in found[1]} == {nn.ReLU, nn.Tanh}
+
+
+def test_a_searcher_with_a_space_of_its_own_is_refused() -> None:
+    drawn = OptunaSearch.convert_search_space(to_ray({"lr": loguniform(1e-6, 1e-5)}))
+    own = OptunaSearch(space=drawn, metric="loss", mode="min")
+    with pytest.raises(ValueError, match=r"`sweep\.searcher` is .*, but must be one without a space of its own"):
+        prepare(own, SPACE, TuneConfig().comparison.objectives)
+
+
+class AtTheBound(Searcher):  # type: ignore[misc]
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        return {"lr": 0.1, "momentum": 1.0, "nested": {"x": 2.0}}
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None: ...
+
+
+def test_a_searcher_may_suggest_an_upper_bound_that_no_sample_reaches(problem: Problem, tmp_path: Path) -> None:
+    """As Optuna's Gaussian process does, whose optimum often lies at a bound. `momentum` must be below 1."""
+    space = {"lr": 0.1, "optimizer": "sgd", "momentum": uniform(0.5, 1.0), "nested": {"x": uniform(0.0, 2.0)}}
+    prepare(searcher := AtTheBound(), space, problem.settings.comparison.objectives)
+    with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+        search = SearcherSearch(searcher, space, Run(problem.with_settings(num_samples=1), store))
+        (trial,) = search.next_trials()
+    assert trial.config["momentum"] == math.nextafter(1.0, 0.0)
+    assert trial.config["nested"]["x"] == math.nextafter(2.0, 0.0)
+
+
+def test_a_resumed_run_has_the_values_that_it_trained_with(quick: Quick) -> None:
+    """Its space draws others in each process, here by the system's generator, and so meets constraints otherwise."""
+    drawn = random.SystemRandom()
+    space = {
+        "lr": loguniform(1e-3, 0.3),
+        "dropout": sample_from(lambda: drawn.uniform(0.0, 0.3)),
+        "nested": {"x": sample_from(lambda config: drawn.random()), "fn": choice([score, play])},
+        "by_number": {"of": {1: (2, 3)}},
+    }
+    asked: dict[str, Any] = {"space": space, "num_samples": 4, "sweep": {"constraints": has_little_dropout}}
+    first = quick(**asked)
+    with pytest.warns(UserWarning, match="`space` gives trial 0 other values than when the run began, which count"):
+        again = quick(**asked)
+    assert [trial.config for trial in again.trials] == [trial.config for trial in first.trials]
+    assert again.best_config["by_number"] == {"of": {1: (2, 3)}}
+
+
+def has_little_dropout(config: dict[str, Any]) -> bool:
+    few: bool = config["dropout"] < 0.15
+    return few

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,21 @@ def test_an_error_shows_none(quick: Quick) -> None:
     assert HIDDEN in str(raised.value)
     assert TOKEN not in str(raised.value)
     assert KEY not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"space": {"hf_token": TOKEN, "lr": 0.1}},
+        {"sweep": SweepConfig(constraints=lambda config: config["depth"] < 3)},
+        {"sweep": SweepConfig(constraints=lambda config: False, first=[{"hf_token": TOKEN}])},
+        {"sweep": SweepConfig(first=[{"hf_token": TOKEN, "depth": 3}])},
+    ],
+)
+def test_a_refused_configuration_or_space_shows_none(arguments: dict[str, Any], quick: Quick) -> None:
+    with pytest.raises(ValueError, match=re.escape(HIDDEN)) as raised:
+        quick(**{"model_fn": model_fn, "space": SPACE, **arguments})
+    assert TOKEN not in str(raised.value)
 
 
 @pytest.mark.usefixtures("one_process")

@@ -218,5 +218,6 @@ def test_a_function_of_the_users_reports_all_metrics(quick: Quick) -> None:
     def train(worker: Any) -> None:
         worker.report({"val_loss": 1.0, "train_loss": 1.0}, {"model": sized(worker.config).state_dict()})
 
+    asked: dict[str, Any] = {"metric": ["val_loss", "val_accuracy"], "mode": ["min", "max"]}
     with pytest.raises(AllTrialsFailed, match="the number 'val_accuracy', which is `tune`'s `metric`"):
-        quick(model_fn=sized, space=SPACE, metric=["val_loss", "val_accuracy"], race={"train": train, "top_k": 2})
+        quick(model_fn=sized, space=SPACE, **asked, race={"train": train, "top_k": 2})

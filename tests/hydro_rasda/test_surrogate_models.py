@@ -96,6 +96,17 @@ def test_two_arguments_that_may_be_the_ratio_are_refused() -> None:
         check_width_argument("model_fn", model_fn, 0.5)
 
 
+def test_a_model_function_of_hyperparameters_one_by_one_is_refused(tmp_path: Path) -> None:
+    def by_name(lr: float, dropout: float) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 10), nn.Dropout(dropout))
+
+    told = r"`model_fn` has the second argument `dropout`, .* `space` has a key of that name.* read config\['dropout'\]"
+    space = {"lr": loguniform(1e-3, 1), "dropout": 0.1}
+    with pytest.raises(ValueError, match=told):
+        tune(by_name, space, train_data=(X, LABELS), val_data=(X, LABELS), storage_path=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_function_without_a_width() -> None:
     assert width_form(fixed_mlp) is None
     checked = dry_run(problem(fixed_mlp), trials())

@@ -30,6 +30,7 @@ from hydro_rasda import (
     uniform,
 )
 from hydro_rasda.contracts import Event
+from hydro_rasda.schedulers import PopulationBasedTraining, Range
 from hydro_rasda.tuner import _folder
 from tests.hydro_rasda.models import (
     Config,
@@ -472,6 +473,7 @@ def test_optimizers_that_cannot_work_are_refused_before_any_training(optimizer: 
 
 X, Y = torch.rand(8, 64), torch.arange(8)
 SPLIT = {"race": RaceConfig(strategy="fsdp")}
+EXPLORES_RATE = PopulationBasedTraining({"rate": Range(0.1, 1.0)}, last=4)
 
 
 @pytest.mark.parametrize(
@@ -525,9 +527,15 @@ SPLIT = {"race": RaceConfig(strategy="fsdp")}
         ({"backend": "moon"}, ValueError, "`backend` is 'moon'"),
         ({"resume": "maybe"}, ValueError, "`resume` is 'maybe', but must be one of"),
         ({"resume": "must"}, FileNotFoundError, "`resume` is 'must', but there is no run"),
+        (
+            {"resume": "must", "name": None},
+            ValueError,
+            "`name` is None, but must be that of the run, with resume='must'",
+        ),
         ({"name": "a/b"}, ValueError, "`name` is 'a/b', but must be a folder's name"),
         ({"name": ""}, ValueError, "`name` is '', but must be a folder's name"),
         ({"sweep": {"searcher": "optuna"}}, ValueError, "`sweep.searcher` is 'optuna'"),
+        ({"sweep": {"rule": EXPLORES_RATE}}, ValueError, "`sweep.rule` is .*keys of `space`, which has no rate"),
         ({"num_samples": 0}, ValueError, "`num_samples` is 0, but must be an integer from 1 to 1000000"),
         ({"race": {"top_k": 0}}, ValueError, "`race.top_k` is 0, but must be an integer >= 1"),
     ],

@@ -89,7 +89,7 @@ class Cell(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """torch's whole transformer."""
+    """torch's whole transformer, with masks: it reads from its values whether one is causal."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -99,8 +99,10 @@ class EncoderDecoder(nn.Module):
         self.head = nn.Linear(width, 20)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        out: Tensor = self.head(self.blocks(x, x))
+        x, padding = self.embedding(tokens), tokens == 0
+        causal = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
+        out: Tensor = self.head(self.blocks(x, x, tgt_mask=causal, **masks))
         return out
 
 
@@ -119,6 +121,53 @@ class CrossAttention(nn.Module):
         query, key = self.query(x), self.key(x)
         out: Tensor = self.head(query + self.attention(query, key, key)[0]).mean(1)
         return out
+
+
+class GroupedQueries(nn.Module):
+    """Attention as in Llama and Qwen, written by hand: a tensor of the model's own has the size of a head."""
+
+    cos: Tensor
+    sin: Tensor
+    frequencies: Tensor
+
+    def __init__(self, scale: float, kind: str) -> None:
+        super().__init__()
+        width, self.kind = round(128 * scale), kind
+        self.n_heads, self.n_kv_heads, self.n_rep, self.head_dim = round(16 * scale), round(8 * scale), 2, 8
+        self.embedding, self.head = nn.Embedding(20, width), nn.Linear(width, 3)
+        self.query, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        self.key, self.value = nn.Linear(width, width // 2), nn.Linear(width, width // 2)
+        self.norm = nn.RMSNorm(8) if kind == "norm" else nn.Identity()
+        self.temperature = nn.Parameter(torch.rand(self.n_kv_heads, 1)) if kind == "norm" else None
+        frequencies = 100.0 ** -(torch.arange(4) / 4)
+        angles = torch.outer(torch.arange(6), frequencies).repeat(1, 2)
+        tables = {"frequencies": frequencies} if kind == "frequencies" else {"cos": angles.cos(), "sin": angles.sin()}
+        for name, table in tables.items() if kind != "norm" else ():
+            self.register_buffer(name, table, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        batch, time, _ = x.shape
+        q = self._turned(self.query(x).view(batch, time, self.n_heads, self.head_dim))
+        k = self._turned(self.key(x).view(batch, time, self.n_kv_heads, self.head_dim))
+        v = self.value(x).view(batch, time, self.n_kv_heads, self.head_dim)
+        k = k if self.temperature is None else k * self.temperature
+        k, v = (part.unsqueeze(3).expand(-1, -1, -1, self.n_rep, -1).flatten(2, 3) for part in (k, v))
+        mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        out: Tensor = self.head(x + self.out(mixed.transpose(1, 2).reshape(batch, time, -1))).mean(1)
+        return out
+
+    def _turned(self, x: Tensor) -> Tensor:
+        if self.kind == "norm":
+            normed: Tensor = self.norm(x)
+            return normed
+        if self.kind == "frequencies":
+            angles = torch.outer(torch.arange(x.shape[1]), self.frequencies).repeat(1, 2)
+            cos, sin = angles.cos(), angles.sin()
+        else:
+            cos, sin = self.cos, self.sin
+        first, second = x.chunk(2, -1)
+        return x * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
 
 
 class Products(nn.Module):
@@ -243,6 +292,21 @@ def _recurrent(kind: type[nn.RNNBase], **settings: Any) -> tuple[Callable[[float
     return lambda scale: Recurrent(scale, kind, **settings), SERIES
 
 
+def _grouped_queries(kind: str) -> tuple[Callable[[float], nn.Module], Tensor]:
+    return lambda scale: GroupedQueries(scale, kind), TOKENS
+
+
+def _normed(make: Callable[[float], nn.Module]) -> tuple[Callable[[float], nn.Module], Tensor]:
+    """Two convolutions with a norm between them."""
+
+    def model(scale: float) -> nn.Module:
+        width = round(64 * scale)
+        last = nn.Sequential(nn.Conv2d(width, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(nn.Conv2d(3, width, 3), make(scale), nn.ReLU(), *last)
+
+    return model, IMAGES
+
+
 def _cell(kind: type[nn.RNNCellBase]) -> tuple[Callable[[float], nn.Module], Tensor]:
     return lambda scale: Cell(scale, kind), SERIES
 
@@ -265,6 +329,11 @@ EXACT: dict[str, tuple[Callable[[float], nn.Module], Tensor]] = {
     "transformer": (EncoderDecoder, TOKENS),
     "attention": (CrossAttention, SERIES),
     "attention, other keys": (lambda scale: CrossAttention(scale, 40), SERIES),
+    **{f"grouped queries, {kind}": _grouped_queries(kind) for kind in ("tables", "frequencies", "norm")},
+    "instance norm": _normed(lambda scale: nn.InstanceNorm2d(round(64 * scale))),
+    "instance norm, affine": _normed(lambda scale: nn.InstanceNorm2d(round(64 * scale), affine=True)),
+    "group norm, plain": _normed(lambda scale: nn.GroupNorm(round(8 * scale), round(64 * scale), affine=False)),
+    "group norm, no bias": _normed(lambda scale: nn.GroupNorm(round(8 * scale), round(64 * scale), bias=False)),
     "bilinear": (Products, SERIES),
     "bilinear, last": (lambda scale: Products(scale, last=True), SERIES),
     "fourier operator": (Fourier, SERIES),

@@ -35,7 +35,7 @@ def test_multihead_attention_with_target_head_16_and_own_head_4(by_name: bool) -
     layer = nn.MultiheadAttention(8, 2, batch_first=True)  # heads of 4
     nn.init.normal_(layer.in_proj_bias)
     x = torch.randn(3, 5, 8)
-    scale_logits(layer, find_logit_scales(layer, {"": 16}))
+    scale_logits(layer, find_logit_scales(layer, {"": 16}), {"": 16})
     ours = layer(query=x, key=x, value=x)[0] if by_name else layer(x, x, x)[0]
     projected = (x @ layer.in_proj_weight.T + layer.in_proj_bias).chunk(3, dim=-1)
     q, k, v = (part.view(3, 5, 2, 4).transpose(1, 2) for part in projected)
@@ -44,16 +44,18 @@ def test_multihead_attention_with_target_head_16_and_own_head_4(by_name: bool) -
 
 
 class OwnAttention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, scaled_for: int) -> None:
         super().__init__()
         self.head_dim = 4
-        self.scaling = self.head_dim**-0.5
+        self.scaling = scaled_for**-0.5
 
 
-def test_an_attention_that_keeps_its_scale_in_an_attribute() -> None:
-    layer = OwnAttention()
+@pytest.mark.parametrize("scaled_for", [4, 16])
+def test_an_attention_that_keeps_its_scale_in_an_attribute(scaled_for: int) -> None:
+    """The constructor ran at the layer's own head size, or at the target's if the layer is a copy."""
+    layer = OwnAttention(scaled_for)
     assert head_sizes(layer) == {"": 4}
-    scale_logits(layer, find_logit_scales(layer, {"": 16}))
+    scale_logits(layer, find_logit_scales(layer, {"": 16}), {"": 16})
     assert layer.scaling == pytest.approx(math.sqrt(16) / 4)
 
 

@@ -87,7 +87,7 @@ def filled(weight: Tensor, size: int) -> Tensor:
 
 
 def test_rows_and_columns_in_their_order() -> None:
-    part = take_part(torch.arange(12).view(3, 4), (2, 2))
+    part = take_part(torch.arange(12).view(3, 4), (2, 2), {})
     rows, columns = (part // 4)[:, 0], (part % 4)[0]
     assert torch.equal(part, rows[:, None] * 4 + columns)
     assert rows[0] < rows[1]
@@ -96,7 +96,7 @@ def test_rows_and_columns_in_their_order() -> None:
 
 def test_what_keeps_its_shape_is_a_copy() -> None:
     wide = torch.randn(3, 4)
-    part = take_part(wide, (3, 4))
+    part = take_part(wide, (3, 4), {})
     assert torch.equal(part, wide)
     assert part is not wide
 
@@ -109,6 +109,36 @@ def test_hidden_weights_spread_by_the_root_of_the_width() -> None:
 @pytest.mark.parametrize("wide", [torch.eye(32), torch.ones(32, 32), torch.full((32, 32), float("inf"))])
 def test_a_constant_or_an_identity_stays(wide: Tensor) -> None:
     assert torch.equal(filled(wide, 4), wide[:4, :4])
+
+
+def test_a_vector_of_two_values_keeps_the_share_and_the_place_of_each() -> None:
+    """The bias of a convolution that computes four gates, of which the second begins open."""
+    target, narrow = nn.Conv2d(2, 128, 1), nn.Conv2d(2, 32, 1)
+    target.bias = nn.Parameter((torch.arange(4.0) == 1).float().repeat_interleave(32))
+    fill_from_target(narrow, target, compare_shapes(shapes_of(target), shapes_of(narrow)))
+    assert isinstance(narrow.bias, Tensor)
+    assert narrow.bias.tolist() == (torch.arange(4) == 1).float().repeat_interleave(8).tolist()
+
+
+def test_parts_of_equal_parameters_are_equal() -> None:
+    """A momentum encoder begins as a copy."""
+    target = nn.ModuleList([nn.Linear(6, 32), nn.Linear(6, 32)])
+    target[1].load_state_dict(target[0].state_dict())
+    narrow = nn.ModuleList([nn.Linear(6, 8), nn.Linear(6, 8)])
+    fill_from_target(narrow, target, compare_shapes(shapes_of(target), shapes_of(narrow)))
+    assert torch.equal(narrow.get_parameter("0.weight"), narrow.get_parameter("1.weight"))
+
+
+def test_masks_of_neighbouring_layers_keep_the_same_units() -> None:
+    """Masks of an autoregressive network (Germain et al. 2015, MADE): no output depends on its own input."""
+    degrees, order = torch.arange(64) % 5, torch.arange(6)
+    masks = nn.Module()
+    masks.register_buffer("first", degrees[:, None] >= order)
+    masks.register_buffer("second", degrees[:, None] >= degrees)
+    masks.register_buffer("last", order[:, None] > degrees)
+    narrow = resize(masks, NarrowSizes({"first": (16, 6), "second": (16, 16), "last": (6, 16)}, {}))
+    first, second, last = (buffer.float() for buffer in narrow.buffers())
+    assert not (last @ second @ first).triu().any()
 
 
 def test_what_begins_like_a_constant_is_none() -> None:

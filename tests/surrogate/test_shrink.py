@@ -58,6 +58,29 @@ def test_heads_become_fewer_and_keep_their_size() -> None:
     assert width_plan(narrow).attention == {}
 
 
+class OneHead(nn.Module):
+    """Attention of one head, which is as wide as the model, with its scale in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim, self.scale = 48, 48**-0.5
+        self.first, self.qkv, self.readout = nn.Linear(6, 48), nn.Linear(48, 3 * 48), nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.first(x)).view(*x.shape[:2], 3, self.head_dim).unbind(2)
+        out: Tensor = self.readout((q @ k.mT * self.scale).softmax(-1) @ v)
+        return out
+
+
+def test_the_only_head_becomes_smaller_and_its_logits_are_scaled() -> None:
+    """By sqrt(48) / 12 (Tensor Programs V, definition 4.1, relative to the target)."""
+    narrow = shrink(OneHead(), 1 / 4, torch.randn(2, 5, 6))
+    assert isinstance(narrow, OneHead)
+    assert narrow.head_dim == 12
+    assert width_plan(narrow).attention == {"": 4.0}
+    assert narrow.scale == pytest.approx(48**0.5 / 12)
+
+
 @pytest.mark.parametrize("cls", [SplitAttention, HeadDimAttention])
 def test_attributes_that_are_sizes_are_adapted(cls: type[SplitAttention]) -> None:
     narrow = shrink(cls(), 1 / 2, TOKENS)

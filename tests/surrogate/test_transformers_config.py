@@ -151,6 +151,22 @@ def test_a_model_with_another_part_than_its_configuration_makes_is_followed_inst
     assert narrow_by_config(model, 1 / 4) is None
 
 
+def test_a_model_with_a_layer_of_a_size_of_its_own_is_followed_instead() -> None:
+    class Tagger(nn.Module):
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.config, self.tags = config, nn.Linear(32, 5)
+            self.bert: Any = transformers.BertModel(config, add_pooling_layer=False)
+
+        def forward(self, tokens: Tensor) -> Any:
+            return self.tags(self.bert(tokens).last_hidden_state)
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    narrow = shrink(Tagger(transformers.BertConfig(vocab_size=100, **sizes)), 1 / 4, TOKENS)
+    assert narrow.get_parameter("tags.weight").shape == (5, 8)
+    assert width_plan(narrow).readouts == {"tags": 4.0}
+
+
 def test_head_size_stays_and_heads_are_rounded_up() -> None:
     narrow: Any = narrow_config(transformers.GPT2Config(), 1 / 8)
     assert (narrow.num_attention_heads, narrow.hidden_size) == (2, 128)  # 12 heads of 64: 1.5 become 2
@@ -160,6 +176,14 @@ def test_key_value_heads_divide_the_heads() -> None:
     config = transformers.LlamaConfig(hidden_size=768, num_attention_heads=24, num_key_value_heads=8)
     narrow: Any = narrow_config(config, 1 / 4)
     assert (narrow.num_attention_heads, narrow.num_key_value_heads) == (6, 2)
+
+
+def test_sizes_of_experts_and_of_poolers_follow_the_hidden_size() -> None:
+    own = {"num_key_value_heads": 8, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
+    experts: Any = narrow_config(transformers.Qwen2MoeConfig(**COMMON, **own), 1 / 4)
+    assert (experts.moe_intermediate_size, experts.shared_expert_intermediate_size) == (16, 24)
+    model = transformers.DebertaV2ForSequenceClassification(transformers.DebertaV2Config(vocab_size=100, **COMMON))
+    assert width_plan(shrink(model, 1 / 4, TOKENS)).readouts == {"classifier": 4.0}
 
 
 @pytest.mark.slow

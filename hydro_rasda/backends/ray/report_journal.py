@@ -105,7 +105,7 @@ def read_journal(folder: str) -> list[JournalEntry]:
         if "://" in str(folder):
             filesystem, root = FileSystem.from_uri(str(folder))
         else:
-            filesystem, root = LocalFileSystem(), str(Path(folder))
+            filesystem, root = LocalFileSystem(), str(Path(folder).expanduser())
         path = str(PurePosixPath(root) / FILE_NAME)
         found = filesystem.get_file_info(path).is_file
     except (OSError, ArrowException) as error:

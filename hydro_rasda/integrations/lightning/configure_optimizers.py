@@ -56,7 +56,7 @@ def optimizer_settings(
     kind, groups = _KINDS.get(type(optimizer)), optimizer.param_groups
     if kind is None:
         raise Unfollowed(f"{type(optimizer).__name__}: SGD, Adam and AdamW are followed")
-    own = {key: value for key, value in config.items() if key not in _OF_OPTIMIZERS}
+    own = {key: value for key, value in config.items() if key not in OF_OPTIMIZERS}
     own |= {"optimizer": kind, "warmup_epochs": 0.0, **_common(groups, kind)}
     names = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
     rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
@@ -79,17 +79,26 @@ def optimizer_settings(
     return OptimizerSettings(own, _others(lr_factors), _others(decay_factors))
 
 
-_OF_OPTIMIZERS = {name for name, key in KEYS.items() if key.reader in ("optimizer", "schedule")}
+OF_OPTIMIZERS = {name for name, key in KEYS.items() if key.reader in ("optimizer", "schedule")}
+"""Keys of the library that a module's own optimizer and schedule replace."""
 
 
 def _others(factors: Mapping[str, float]) -> dict[str, float]:
     return {name: factor for name, factor in factors.items() if factor != 1.0}
 
 
+class _KnownOfTrainer(SimpleNamespace):
+    """The facts of a trainer that are known before it trains."""
+
+    def __getattr__(self, name: str) -> Any:
+        known = ", ".join(vars(self))
+        raise AttributeError(f"configure_optimizers() asks for `trainer.{name}`, but here it can only ask for {known}")
+
+
 @contextmanager
 def _attached(module: LightningModule, epochs: int, steps: int) -> Iterator[None]:
     """Give a module, for a while, what its schedulers may ask of a trainer."""
-    known = SimpleNamespace(estimated_stepping_batches=steps, max_epochs=epochs, max_steps=-1)
+    known = _KnownOfTrainer(estimated_stepping_batches=steps, max_epochs=epochs, max_steps=-1)
     before = vars(module)["_trainer"]
     vars(module)["_trainer"] = known
     try:

@@ -82,7 +82,7 @@ def _recorded(model: LightningModule, part: str) -> Iterator[dict[str, Tensor]]:
         own = metric_name(name, part)
         if is_weight(own):
             raise ValueError(f"self.log({name!r}): a metric cannot be called {own!r} here")
-        found[own] = torch.as_tensor(value)
+        found[own] = torch.as_tensor(value).squeeze()
         if batch_size is not None:
             found[f"{WEIGHT}/{own}"] = torch.as_tensor(batch_size)
 

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterable, Sized
 from typing import Any
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
@@ -14,13 +14,15 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from hydro_rasda.config import Precision
 
+_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
 HOOKS = (
     *("on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_validation_start", "on_validation_end"),
     *("on_train_batch_start", "on_train_batch_end", "on_validation_batch_start", "on_validation_batch_end"),
     *("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_start", "on_validation_epoch_end"),
     *("on_validation_model_eval", "on_validation_model_train", "on_validation_model_zero_grad"),
     *("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"),
-    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
+    *_TRANSFERS,
     *("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "lr_scheduler_step"),
     *("configure_callbacks", "configure_model", "configure_sharded_model", "on_save_checkpoint", "on_load_checkpoint"),
     *("prepare_data", "setup"),
@@ -84,12 +86,23 @@ def _stateful(module: nn.Module) -> Iterable[str]:
     return [path for path, child in module.named_modules() if isinstance(child, Metric)]
 
 
+def unfollowed_transfers(datamodule: LightningDataModule | None) -> list[str]:
+    """List in words the hooks of a data module that change batches after its loaders have made them."""
+    if datamodule is None:
+        return []
+    name = type(datamodule).__name__
+    return [f"{name}.{hook}(): it is overridden" for hook in _TRANSFERS if is_overridden(hook, datamodule)]
+
+
 def unfollowed_loader(name: str, loader: Any) -> list[str]:
     """Say why a loader cannot be made again for other batch sizes."""
     if not isinstance(loader, DataLoader):
         return [f"{name}: a {type(loader).__name__}, but must be one DataLoader"]
     if isinstance(loader.dataset, IterableDataset) or not isinstance(loader.dataset, Sized):
         return [f"{name}: its data set has no length"]
-    if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+    sampler: Any = loader.sampler
+    if loader.batch_size is None or type(sampler) not in (RandomSampler, SequentialSampler):
         return [f"{name}: it has a sampler of its own, which other batch sizes would need, too"]
+    if len(sampler) != len(loader.dataset) or getattr(sampler, "replacement", False):
+        return [f"{name}: its sampler draws {len(sampler)} examples, but must take each of the data set once"]
     return []

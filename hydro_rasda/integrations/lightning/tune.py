@@ -10,12 +10,21 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader, RandomSampler
 
+from fusion.hyperparameters import is_read
 from fusion.streams import preserved_generators
-from hydro_rasda.argument_checks import check_is, require
+from fusion.warn import warn
+from hydro_rasda.argument_checks import check_function, check_is, require
 from hydro_rasda.config import RaceConfig, SweepConfig
-from hydro_rasda.integrations.lightning.configure_optimizers import Unfollowed
+from hydro_rasda.config_access import Notes
+from hydro_rasda.integrations.lightning.configure_optimizers import OF_OPTIMIZERS, Unfollowed
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
-from hydro_rasda.integrations.lightning.refusals import PRECISIONS, unfollowed, unfollowed_by, unfollowed_loader
+from hydro_rasda.integrations.lightning.refusals import (
+    PRECISIONS,
+    unfollowed,
+    unfollowed_by,
+    unfollowed_loader,
+    unfollowed_transfers,
+)
 from hydro_rasda.integrations.shared import (
     EvalLoader,
     LibraryResult,
@@ -58,7 +67,10 @@ class LightningResult(LibraryResult):
     config: dict[str, Any]
 
     def module(self) -> LightningModule:
-        """The trained module, in evaluation mode, for a `Trainer` to validate, test or train on."""
+        """The trained module, in evaluation mode, for a `Trainer` to validate or test.
+
+        To train on, call its `train()` first: `Trainer.fit` leaves modules in the mode that they have.
+        """
         module = self.best_model()
         assert isinstance(module, LightningModule)
         return module
@@ -90,7 +102,8 @@ def tune_module(
     Args:
         module_fn: `module_fn(config)`, or `module_fn(config, width_ratio)`. A module that takes no width is made
             narrower by `surrogate.shrink`. If that fails, it is swept at its full width, with a message.
-        space: Domains; all reach `module_fn`. `batch_size` is the loaders', which keep theirs without it.
+        space: Domains; all reach `module_fn`, beside `lr`, `batch_size` and `grad_clip` that the library adds.
+            `batch_size` is the loaders', which keep theirs without it.
         trainer: Its `max_epochs`, `gradient_clip_val` and `precision` hold; it trains nothing.
         train_dataloaders: A DataLoader.
         val_dataloaders: Likewise.
@@ -105,6 +118,9 @@ def tune_module(
             overridden, manual optimization, optimizers, schedulers and settings of the trainer; and as `tune`.
     """
     refuse_renamed("tune_module", options)
+    rule = "a function of (config) or (config, width_ratio) that makes a LightningModule"
+    require(not isinstance(module_fn, LightningModule), "module_fn", type(module_fn).__name__, rule)
+    check_function("module_fn", module_fn, 1, 2, rule=rule, or_class=True)
     check_is("trainer", trainer, Trainer)
     check_parts(sweep, race)
     check_space(space)
@@ -113,11 +129,13 @@ def tune_module(
     if datamodule is not None:
         train_dataloaders, val_dataloaders = _loaders_of(datamodule, train_dataloaders, val_dataloaders)
     made = with_defaults(space, _constants(trainer, train_dataloaders))
-    asked = _asked(module_fn, made, trainer, train_dataloaders, val_dataloaders, sweep)
+    transfers = unfollowed_transfers(datamodule)
+    asked = _asked(module_fn, made, trainer, train_dataloaders, val_dataloaders, sweep, transfers)
+    own = reachable(space)
+    _warn_of_replaced(module_fn, sample(made, 1, 0)[0], [*own], asked["objective"])
     tuned = tune(
         module_fn, made, metric=f"val_{metric_name(monitor, 'val')}", race=unaveraged(race), **asked, **options
     )
-    own = reachable(space)
     return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
 
 
@@ -128,10 +146,14 @@ def _asked(
     train_dataloaders: Any,
     val_dataloaders: Any,
     sweep: SweepConfig,
+    transfers: list[str],
 ) -> dict[str, Any]:
-    """Turn a trainer, loaders and a module's steps into arguments of `tune`; ValueError for what cannot be followed."""
+    """Turn a trainer, loaders and a module's steps into arguments of `tune`; ValueError for what cannot be followed.
+
+    `transfers` has such parts of a data module already.
+    """
     refused = [*unfollowed_loader("train_dataloaders", train_dataloaders)]
-    refused += unfollowed_loader("val_dataloaders", val_dataloaders)
+    refused += [*unfollowed_loader("val_dataloaders", val_dataloaders), *transfers]
     refused += unfollowed_by(trainer)
     with preserved_generators():
         config = sample(space, 1, 0)[0]
@@ -179,6 +201,25 @@ def _first(
     require(isinstance(module, LightningModule), "module_fn", type(module).__name__, "one that makes a LightningModule")
     assert isinstance(module, LightningModule)
     return module
+
+
+def _warn_of_replaced(
+    module_fn: Callable[..., LightningModule], config: dict[str, Any], own: list[str], objective: StepObjective
+) -> None:
+    """Warn of keys of `space` that the module's own optimizer replaces, and that the module does not read."""
+    notes = Notes()
+    try:
+        asked = [key for key in own if key in config and key in OF_OPTIMIZERS and is_read(key, config)]
+        if not asked:
+            return
+        with preserved_generators():
+            module = call_model_fn(notes.taken_by(module_fn), width_form(module_fn), config, 1.0)
+            objective.optimizer_settings(module, config)
+    except Exception:  # it takes no stand-in for a dict, or a value is refused, which `tune` tells
+        return
+    if left := [f"`{key}`" for key in asked if key not in notes.read]:
+        told = f"the module does not read {', '.join(left)}, and its configure_optimizers() says how it is trained"
+        warn(f"{told}: what `space` says there changes nothing, though the best configuration will name it")
 
 
 def _called_with(module: LightningModule, objective: StepObjective, batch: Any) -> Any:

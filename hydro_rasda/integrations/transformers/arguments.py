@@ -46,15 +46,7 @@ _FOLLOWED = {
     *("warmup_ratio", "lr_scheduler_kwargs", "gradient_accumulation_steps", "num_train_epochs", "seed"),
     *PRECISIONS,
     *("label_smoothing_factor", "per_device_eval_batch_size", "dataloader_drop_last", "dataloader_num_workers"),
-    *(
-        "remove_unused_columns",
-        "label_names",
-        "train_sampling_strategy",
-        "use_cache",
-        "use_cpu",
-        "no_cuda",
-        "output_dir",
-    ),
+    *("remove_unused_columns", "label_names", "train_sampling_strategy", "use_cache", "use_cpu", "no_cuda"),
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "output_dir"),
     *("do_train", "do_eval", "do_predict"),  # for scripts: `Trainer` does not read them
 }

@@ -14,10 +14,11 @@ from transformers import (
     DataCollatorWithPadding,
     PretrainedConfig,
     PreTrainedTokenizerBase,
+    SequenceFeatureExtractor,
     TrainingArguments,
     default_data_collator,
 )
-from transformers.trainer_utils import RemoveColumnsCollator
+from transformers.trainer_utils import RemoveColumnsCollator, number_of_arguments
 from transformers.utils.generic import find_labels
 
 from hydro_rasda.argument_checks import require
@@ -37,8 +38,8 @@ class _AsDict:
 
 def collator(model: nn.Module, args: TrainingArguments, given: Collator | None, processing_class: Any) -> Collator:
     """The collator that `Trainer` would use, which leaves out columns that the model does not take."""
-    tokenizer = isinstance(processing_class, PreTrainedTokenizerBase)
-    collate: Any = given or (DataCollatorWithPadding(processing_class) if tokenizer else default_data_collator)
+    pads = isinstance(processing_class, PreTrainedTokenizerBase | SequenceFeatureExtractor)
+    collate: Any = given or (DataCollatorWithPadding(processing_class) if pads else default_data_collator)
     if args.remove_unused_columns:
         inner = base_of(model)
         labels = find_labels(type(inner)) if args.label_names is None else args.label_names
@@ -71,7 +72,7 @@ class FromInit:
     use_cache: bool
 
     def __call__(self, config: Mapping[str, Any]) -> nn.Module:
-        model = self.init(config) if inspect.signature(self.init).parameters else self.init()
+        model = self.init(config) if number_of_arguments(self.init) else self.init()
         return _without_cache(model, self.use_cache)
 
 

@@ -51,21 +51,26 @@ class Predictions:
     def __call__(self, model: nn.Module, batch: Mapping[str, Any], returned: Any) -> Mapping[str, Tensor]:
         """Of a batch, for which a model returned this; ValueError if that is several tensors, or it has no labels."""
         base: Any = base_of(model)
-        ignored = {"loss", *getattr(base.config, "keys_to_ignore_at_inference", ["past_key_values"])}
+        config = getattr(base, "config", None)
+        ignored = {"loss", *getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])}
         if isinstance(returned, Mapping):
             outputs = {name: value for name, value in returned.items() if name not in ignored}
         else:
             outputs = {f"its output {i}": value for i, value in enumerate(returned) if i}
         names = find_labels(type(base)) if self.labels is None else self.labels
-        labels = {name: batch.get(name) for name in names}
-        one_each: list[Any] = [*outputs.values(), *labels.values()]
-        if len(outputs) != 1 or len(labels) != 1 or not all(isinstance(value, Tensor) for value in one_each):
-            told = (
-                f"the model returns {', '.join(outputs) or 'nothing'} beside its loss, for labels {', '.join(labels)}"
+        targets: list[Any] = [batch.get(name) for name in names]
+        logits: Any = tuple(outputs.values())
+        logits = logits[0] if len(logits) == 1 else logits
+        labelled = len(targets) == 1 and isinstance(targets[0], Tensor)
+        if labelled and outputs and self.preprocess is not None:
+            logits = self.preprocess(logits, targets[0])
+        if not labelled or not isinstance(logits, Tensor):
+            told = f"the model returns {', '.join(outputs) or 'nothing'} beside its loss, for labels {', '.join(names)}"
+            one = (
+                "`compute_metrics` is given one tensor of each; `preprocess_logits_for_metrics` may make one of several"
             )
-            raise ValueError(f"{told}; here `compute_metrics` is given one tensor of each")
-        logits, target = one_each
-        return {OUTPUTS: logits if self.preprocess is None else self.preprocess(logits, target), TARGETS: target}
+            raise ValueError(f"{told}; here {one}")
+        return {OUTPUTS: logits, TARGETS: targets[0]}
 
 
 def predictions_of(args: TrainingArguments, preprocess: Callable[[Tensor, Tensor], Tensor] | None) -> Predictions:
@@ -121,7 +126,7 @@ class TrainerObjective:
         if not isinstance(batch, Mapping):
             raise ValueError(f"`data_collator` made a {type(batch).__name__}, but must make a dict of a model's inputs")
         inputs = dict(batch)
-        smoothed = inputs.pop("labels") if self.smoothing and "labels" in batch else None
+        smoothed = inputs.pop("labels") if self.smoothing and "labels" in batch and _of_one_label(model) else None
         items = _items(model, batch) if _accepts_loss_kwargs(type(base_of(model))) else None
         if items is not None:
             inputs["num_items_in_batch"] = items.clamp(min=1)
@@ -172,6 +177,12 @@ def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:
     elif LOSS_MAPPING.get(getattr(base, "loss_type", None)) is ForCausalLMLoss:
         labels = labels if getattr(base.config, "is_encoder_decoder", False) else labels[..., 1:]
     return labels.ne(IGNORED).sum()
+
+
+def _of_one_label(model: Any) -> bool:
+    """Tell whether labels are class numbers: `Trainer` smooths no others."""
+    config = getattr(base_of(model), "config", None)
+    return bool(getattr(config, "problem_type", None) != "multi_label_classification")
 
 
 def _accepts_loss_kwargs(model_class: type[nn.Module]) -> bool:

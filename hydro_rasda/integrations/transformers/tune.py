@@ -91,7 +91,7 @@ def tune_trainer(
         train_dataset: A data set with a length.
         eval_dataset: Likewise; trials are compared on it.
         data_collator: As `Trainer` takes it.
-        processing_class: Likewise: a tokenizer pads batches where there is no collator.
+        processing_class: Likewise: a tokenizer or a feature extractor pads batches where there is no collator.
         compute_metrics: Likewise: of the whole validation set, after each epoch, for each trial. With it, trials are
             compared by `args.metric_for_best_model`, in the direction of `args.greater_is_better`; else by the loss.
         preprocess_logits_for_metrics: Likewise: reduces a batch's logits, which are kept until then.

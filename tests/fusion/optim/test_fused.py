@@ -387,3 +387,61 @@ def test_step_refuses_a_model_of_another_size() -> None:
     fused.map(loss, (X, Y, False)).sum().backward()
     with pytest.raises(RuntimeError, match="the optimizer has 3 members, but its model has 1"):
         opt.step()
+
+
+@pytest.mark.parametrize(
+    "config", [{"optimizer": "adam", "lr": 0.1}, {"optimizer": "adagrad", "lr": 0.1, "lr.first": 1.0}]
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_frozen_parameters_are_handed_back_frozen_and_learn_again(config: dict[str, Any], when: str) -> None:
+    """Torch's optimizer knows them, as one of all parameters would."""
+    fused = fuse(nets(2))
+    opt = fused_optimizer(fused, [config] * 2)
+    train(fused, opt, [0, 1])
+    if when == "before":
+        for name in ("first.weight", "first.bias"):
+            fused.stacked[name].requires_grad_(False)
+    module: Any = fused.unfuse(1)
+    module.first.requires_grad_(False)
+    alone = opt.unfuse(1, module)
+    for p in fused.parameters():
+        p.requires_grad_(True)
+    module.first.requires_grad_(True)
+    train(fused, opt, [2, 3])
+    train_one(1, module, alone, [2, 3])
+    fused.keep([1])
+    assert_members_equal(fused, [module])
+
+
+def test_unfuse_refuses_a_module_with_other_names() -> None:
+    fused = fuse(nets(2))
+    opt = FusedSGD(fused, lr=0.1)
+    with pytest.raises(ValueError, match=r"`module` has no parameter 'scale', .* result of `fused.unfuse\(1\)`"):
+        opt.unfuse(1, nn.ModuleDict({"model": fused.unfuse(1)}))
+
+
+@pytest.mark.parametrize("takes", [[True, False], torch.tensor([True]), torch.tensor([1.0, 0.0]), lambda: 0.0])
+def test_step_refuses_what_is_no_boolean_for_each_member(takes: Any) -> None:
+    fused = fuse(nets(2))
+    opt = FusedSGD(fused, lr=0.1)
+    fused.map(loss, (X, Y, False)).sum().backward()
+    with pytest.raises(ValueError, match=r"`takes` is .*, but must be a tensor of 2 booleans"):
+        opt.step(takes)
+    assert not opt.steps_KP.any()
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_gradients_of_zero_train_on_as_in_torch(one_by_one: bool) -> None:
+    """Momentum moves a parameter that has had a gradient, and has one of zero now."""
+    models, config = nets(2), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
+    fused = fuse(models, one_by_one=one_by_one)
+    opt, alone = fused_optimizer(fused, [config] * 2), [optimizer(model, config) for model in models]
+    for late in (True, False, True):
+        opt.zero_grad(set_to_none=False)
+        fused.map(loss, (X, Y, late)).sum().backward()
+        opt.step()
+        for model, its in zip(models, alone, strict=True):
+            its.zero_grad(set_to_none=False)
+            loss(model, (X, Y, late)).backward()
+            its.step()
+    assert_members_equal(fused, models)

@@ -1,4 +1,6 @@
-"""Cross-entropy, folded: one mean for each member."""
+"""Cross-entropy and CTC, folded: one mean for each member."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -80,3 +82,29 @@ def test_the_mean_over_no_target_is_nan_and_has_a_gradient_of_0() -> None:
     assert alone.grad is not None
     assert torch.equal(x.grad[0], alone.grad)
     assert not x.grad.any()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ctc(reduction: str) -> None:
+    steps, targets = torch.full((4,), 6), torch.randint(1, 5, (4, 3))
+    lengths = torch.tensor([3, 1, 0, 2])
+    one_after_another = torch.cat([row[:length] for row, length in zip(targets, lengths)])
+
+    def op(x: Tensor, t: Tensor, steps: Any, lengths: Any) -> Tensor:
+        return F.ctc_loss(x.log_softmax(-1), t, steps, lengths, reduction=reduction)
+
+    assert_folds(op, member(6, 4, 5), targets, steps, lengths, dims=(0, None, None, None))
+    assert_folds(op, member(6, 4, 5), one_after_another, steps, lengths, dims=(0, None, None, None))
+    assert_folds(lambda x, t: op(x, t, steps.tolist(), lengths.tolist()), member(6, 4, 5), targets, dims=(0, None))
+    own = torch.randint(1, 5, (K, 4, 3)), torch.full((K, 4), 6), torch.randint(0, 4, (K, 4))
+    assert_folds(op, member(6, 4, 5), *own, dims=(0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_ctc_of_one_sequence_and_of_one_that_is_too_short(reduction: str) -> None:
+    def op(x: Tensor, steps: Any, lengths: Any) -> Tensor:
+        return F.ctc_loss(x.log_softmax(-1), target, steps, lengths, reduction=reduction, zero_infinity=True)
+
+    target = torch.tensor([1, 1, 2])
+    assert_folds(lambda x: op(x.unsqueeze(1), (3,), (3,)), member(3, 5), dims=(0,))
+    assert_folds(lambda x: op(x, torch.tensor(6), torch.tensor(3)), member(6, 5), dims=(0,))

@@ -10,11 +10,13 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, cast
 
 import cloudpickle
 import pytest
 
+from hydro_rasda.bubbles import BubbleBackend, bubbles
 from hydro_rasda.bubbles.bubble_backend import BubbleDevices
 from hydro_rasda.bubbles.rendezvous import connect
 from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, History, Span, group_key
@@ -26,6 +28,13 @@ from tests.hydro_rasda.scripted import open_run
 
 SPAN = Span(0, 2)
 TASK = GroupTask(group_key(SPAN, (0, 1)), (Group("a", (0, 1), True),), (), SPAN)
+
+
+def test_a_source_that_is_no_path() -> None:
+    with pytest.raises(ValueError, match="`source` is 5, but must be a path"):
+        BubbleBackend(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`source` is 5, but must be a path"), bubbles(None, 5):  # type: ignore[arg-type]
+        pass
 
 
 class Connection:
@@ -48,6 +57,16 @@ class Connection:
 
     def fileno(self) -> int:
         raise OSError("there is no socket")
+
+
+def test_a_source_may_be_in_the_home_and_is_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuner and hosts met at a folder called "~" of wherever each of them was started."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert BubbleBackend("~/bubbles")._source == tmp_path / "bubbles"
+    with bubbles(SimpleNamespace(step=print, _step_microbatches=print), "~/bubbles", patience_s=0) as guest:
+        assert guest._source == tmp_path / "bubbles"
+    with pytest.raises(ValueError, match="`source` is 's3://bucket/bubbles', but must be a folder"):
+        BubbleBackend("s3://bucket/bubbles")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -191,6 +192,27 @@ class NoLength(Dataset[Tensor]):
 def test_other_forms_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="`train_data` is a "):
         read(wrong)
+
+
+FRAME, COLUMN = pd.DataFrame(X.numpy()), pd.Series(Y.numpy())
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [
+        (FRAME, "DataFrame"),  # its columns would be examples
+        ((FRAME, COLUMN), "tuple of DataFrame, Series"),
+        ([X, COLUMN], "list of Tensor, Series"),
+    ],
+)
+def test_tables_are_refused_with_what_makes_arrays_of_them(table: Any, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"`train_data` is a {kind}, but must be .* `.to_numpy\\(\\)` makes arrays"):
+        read(table)
+
+
+def test_other_validation_data_are_told_of_splitters() -> None:
+    with pytest.raises(ValueError, match=r"`val_data` is a float, but must be .*, or a splitter such as `KFold\(5\)`"):
+        make_batches(0.2, "val_data", CPU, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [lambda: [], TensorDataset])

@@ -14,12 +14,14 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
 from hydro_rasda.integrations.lightning import LightningResult, tune_module
 from hydro_rasda.integrations.lightning.configure_optimizers import optimizer_settings
 from hydro_rasda.integrations.lightning.objective import StepObjective
+from hydro_rasda.integrations.lightning.refusals import unfollowed_loader
+from hydro_rasda.integrations.lightning.tune import _warn_of_replaced
 from tests.hydro_rasda.integrations.results import answers_as_tunes
 from tests.hydro_rasda.parts import over
 
@@ -116,6 +118,12 @@ def tuned(module_fn: Any, folder: Path, space: dict[str, Any] | None = None, **c
     defaults |= {"train_dataloaders": TRAIN, "val_dataloaders": VALIDATION, "trainer": trainer()}
     space = {"rate": loguniform(1e-3, 1e-1)} if space is None else space
     return tune_module(module_fn, space, storage_path=folder, name="run", **over(defaults, changes))
+
+
+def test_a_module_in_place_of_its_function_is_refused(tmp_path: Path) -> None:
+    made = seeded(adam)({"rate": 0.1})
+    with pytest.raises(ValueError, match=r"`module_fn` is 'Classifier', but must be a function of \(config\)"):
+        tuned(made, tmp_path)
 
 
 def by_third_step(module: Classifier) -> Any:
@@ -259,6 +267,18 @@ def test_training_has_the_loss_that_is_returned_and_validation_the_one_that_is_l
         torch.testing.assert_close(loss, factor * F.cross_entropy(module(batch[0]), batch[1]))
 
 
+class LogsOneElement(Classifier):
+    """A metric with a dimension, which Lightning squeezes."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1])[None])
+
+
+def test_logged_tensors_of_one_element_are_scalars() -> None:
+    module, batch = LogsOneElement({"rate": 0.1}, adam).double(), (X[:8], Y[:8])
+    assert StepObjective(52, 3, False)(module.eval(), batch)["loss"].shape == ()
+
+
 class ByParts(Classifier):
     """Its steps call a part of it, and never the module itself."""
 
@@ -306,6 +326,28 @@ def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: P
         "- Peculiar: its optimization is manual (`automatic_optimization=False`)",
     ]
     assert [*tmp_path.iterdir()] == []
+
+
+class Augmenting(Data):
+    """Changes batches on their way to the device."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+def test_a_data_module_that_changes_batches_after_its_loaders_is_refused(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"datamodule": Augmenting(), "train_dataloaders": None, "val_dataloaders": None}
+    with pytest.raises(ValueError, match=r"\n- Augmenting.on_after_batch_transfer\(\): it is overridden$"):
+        tuned(seeded(adam), tmp_path, **more)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [RandomSampler(X, num_samples=16), RandomSampler(X, replacement=True), SequentialSampler(X[:16])],
+)
+def test_samplers_that_do_not_take_each_example_once_are_refused(sampler: Any) -> None:
+    (told,) = unfollowed_loader("train_dataloaders", DataLoader(TensorDataset(X, Y), 8, sampler=sampler))
+    assert told.startswith(f"train_dataloaders: its sampler draws {len(sampler)} examples, but must take each")
 
 
 def rmsprop(module: Classifier) -> Any:
@@ -364,6 +406,40 @@ def test_a_group_with_a_rate_of_zero_stays_as_it_is() -> None:
     found = optimizer_settings(Classifier({"rate": 0.1}, still_body), {"rate": 0.1}, epochs=3, steps=9)
     assert {factor for name, factor in found.lr_factors.items() if name.startswith("body.")} == {0.0}
     assert (found.config["lr"], found.config["schedule"].factors) == (0.1, (1.0, 0.5, 0.25))
+
+
+def test_keys_for_the_optimizer_that_the_module_does_not_read_are_told(tmp_path: Path) -> None:
+    """Beside `tune`, which reads them: here they changed nothing, and the best configuration named them."""
+
+    def module_fn(config: dict[str, Any]) -> Classifier:
+        return Classifier({"rate": config["lr"]}, adam).double()
+
+    config, objective = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.5, "batch_size": 8}, StepObjective(52, 3, False)
+    with pytest.warns(UserWarning, match="does not read `weight_decay`, and its configure_optimizers"):
+        _warn_of_replaced(module_fn, config, [*config], objective)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _warn_of_replaced(module_fn, config, ["lr", "momentum"], objective)  # `momentum` is not adamw's
+        _warn_of_replaced(lambda config: module_fn({**config}), config, [*config], objective)
+    with pytest.warns(UserWarning, match="does not read `lr`"):
+        tuned(
+            lambda config: Classifier({"rate": config["rate"]}, adam).double(),
+            tmp_path,
+            {"rate": 0.1, "lr": loguniform(1e-3, 1e-1)},
+            num_samples=1,
+        )
+
+
+def test_a_trainer_that_does_not_train_yet_says_what_it_knows() -> None:
+    def asking(module: Classifier) -> Any:
+        trainer: Any = module.trainer
+        return torch.optim.SGD(module.parameters(), 0.1 / len(trainer.datamodule.train_dataloader()))
+
+    told = (
+        r"asks for `trainer.datamodule`, but here it can only ask for estimated_stepping_batches, max_epochs, max_steps"
+    )
+    with pytest.raises(AttributeError, match=told):
+        optimizer_settings(Classifier({"rate": 0.1}, asking), {"rate": 0.1}, epochs=3, steps=9)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,28 @@ def test_all_ranks_are_one_model_over_one_base(base: nn.Module) -> None:
     assert sum(p.nbytes for p in fused.parameters()) == frozen + 3 * adapter
 
 
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora"])
+def test_initial_adapters_that_would_change_the_shared_base_are_refused(base: nn.Module, init: Any) -> None:
+    before = copy.deepcopy(base.state_dict())
+    told = f"`init_lora_weights` is '{init}', but must be one that leaves the base as it is"
+    with pytest.raises(ValueError, match=told):
+        adapters(base, LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=init))
+    with pytest.raises(ValueError, match=told):
+        adapters(base, LORA)({"init_lora_weights": init})
+    assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
+
+
+def test_biases_that_a_trial_trains_are_its_own(base: nn.Module) -> None:
+    model_fn = adapters(base, LORA)
+    without, own = model_fn({"bias": "none"}), model_fn({"bias": "all"})
+    biases = {id(p) for name, p in base.named_parameters() if name.endswith("bias")}
+    assert not any(p.requires_grad for p in base.parameters())
+    assert not any(p.requires_grad for p in without.parameters() if id(p) in biases)
+    trained = [p for name, p in own.named_parameters() if name.endswith("bias") and p.requires_grad]
+    assert len(trained) == len(biases)
+    assert not biases & {id(p) for p in trained}
+
+
 @pytest.mark.parametrize(
     ("space", "largest"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import (
     MambaConfig,
     Trainer,
     TrainingArguments,
+    Wav2Vec2FeatureExtractor,
     default_data_collator,
     get_scheduler,
 )
@@ -26,8 +28,14 @@ from transformers.trainer_utils import SchedulerType
 from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform, uniform
 from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
 from hydro_rasda.integrations.transformers.arguments import schedule_types
-from hydro_rasda.integrations.transformers.data import FromConfig
-from hydro_rasda.integrations.transformers.objective import TrainerSchedule, schedules_refused, trainer_objective
+from hydro_rasda.integrations.transformers.data import FromConfig, FromInit, collator
+from hydro_rasda.integrations.transformers.objective import (
+    Predictions,
+    TrainerObjective,
+    TrainerSchedule,
+    schedules_refused,
+    trainer_objective,
+)
 from hydro_rasda.integrations.transformers.tune import _warmup_epochs
 from tests import zoo
 
@@ -220,6 +228,24 @@ def test_what_compute_metrics_cannot_be_given_is_refused(tmp_path: Path) -> None
         tuned(gpt2, arguments(tmp_path, metric_for_best_model="f1"), compute_metrics=of_logits)
 
 
+def test_several_outputs_are_reduced_to_one_by_the_function_for_it() -> None:
+    """A model need not have a `config`, and its class names the labels."""
+
+    class Plain(nn.Module):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": x.sum(), "logits": x, "hidden": x}
+
+    def first(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+        reduced: torch.Tensor = logits[0].argmax(-1)
+        return reduced
+
+    model, batch = Plain(), {"x": torch.eye(3), "labels": torch.arange(3)}
+    found = Predictions(preprocess=first)(model, batch, model(**batch))
+    assert [value.tolist() for value in found.values()] == [[0, 1, 2], [0, 1, 2]]
+    with pytest.raises(ValueError, match="returns logits, hidden beside its loss, for labels labels; here"):
+        Predictions()(model, batch, model(**batch))
+
+
 @pytest.mark.parametrize("kind", schedule_types())
 def test_every_schedule_at_every_step(kind: str) -> None:
     options = {"min_lr_rate": 0.1} if "with_min_lr" in kind else {"num_decay_steps": 5} if "stable" in kind else {}
@@ -230,6 +256,34 @@ def test_every_schedule_at_every_step(kind: str) -> None:
         assert 0.5 * ours(step, 20) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
         optimizer.step()
         theirs.step()
+
+
+def test_sounds_are_padded_by_their_feature_extractor(tmp_path: Path) -> None:
+    args = arguments(tmp_path, remove_unused_columns=False)
+    collate = collator(nn.Identity(), args, None, Wav2Vec2FeatureExtractor())
+    batch = collate([{"input_values": [1.0, 2.0]}, {"input_values": [1.0, 2.0, 3.0]}])
+    assert batch["input_values"].tolist() == [[1, 2, 0], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    "init",
+    [
+        lambda: nn.Linear(2, 3),
+        lambda config: nn.Linear(2, config["units"]),
+        partial(lambda units: nn.Linear(2, units), units=3),
+    ],
+)
+def test_a_model_init_is_called_as_by_trainer(init: Any) -> None:
+    made: Any = FromInit(init, False)({"units": 3})
+    assert made.out_features == 3
+
+
+def test_several_labels_of_an_example_are_not_smoothed() -> None:
+    model: Any = bert().float()
+    model.config.problem_type = "multi_label_classification"
+    batch = {"input_ids": torch.ones(4, 5, dtype=torch.long), "labels": torch.eye(4, model.config.num_labels)}
+    losses = [TrainerObjective(smoothing, "linear", 0.0, ())(model.eval(), batch)["loss"] for smoothing in (0.0, 0.1)]
+    assert losses[0] == losses[1]
 
 
 def test_a_schedule_is_a_word_or_a_member_of_the_enumeration(tmp_path: Path) -> None:

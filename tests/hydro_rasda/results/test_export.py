@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -101,7 +102,7 @@ def test_what_is_written_is_the_best_model_and_its_configuration(quick: Quick, t
 def test_another_finalist(quick: Quick, tmp_path: Path) -> None:
     result = quick(**SMALL)
     (other,) = result._checkpoints.keys() - {result.best_trial}
-    weights = load_file(result.save_model(tmp_path / "other", trial=other) / "model.safetensors")
+    weights = load_file(result.save_model(tmp_path / "other", trial=np.int64(other)) / "model.safetensors")  # type: ignore[arg-type]
     assert torch.equal(weights["out.weight"], result.best_model(other).state_dict()["out.weight"])
     assert json.loads((tmp_path / "other" / "config.json").read_text())["lr"] == result.trials[other].config["lr"]
     (loser,) = {0, 1, 2} - result._checkpoints.keys()

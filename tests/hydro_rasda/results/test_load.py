@@ -328,5 +328,9 @@ def test_what_an_earlier_version_did_not_write_down_is_not_guessed(quick: Quick)
         load(made.path).recipe()
     spec.write_text(json.dumps({name: value for name, value in asked.items() if name not in ("ema", "keep")}))
     assert (load(made.path).keep, load(made.path).averaged) == (None, None)
+    assert len(load(made.path).to_optuna().trials) == 2
+    spec.write_text(json.dumps({name: value for name, value in asked.items() if name not in ("keep", "space")}))
+    assert [trial.params for trial in load(made.path).to_optuna().trials] == [{}, {}]
+    assert load(made.path).report(made.path / "report.html").is_file()
     last = quick(num_samples=2, max_t=2, race=RaceConfig(keep="last"), name="last")
     assert (last.keep, last.averaged) == ("last", False)

@@ -80,6 +80,8 @@ def test_no_method_takes_an_argument_for_what_it_is_not(
     assert "\n".join(found) == ""
     with pytest.raises(ValueError, match="`path` is None, but must be a path"):
         result.report(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"`path` is .*, but must be the page's file, which is no folder"):
+        result.report(tmp_path)
 
 
 def test_best_model_gives_best_metric_again(result: TuneResult, digits: tuple[Pair, Pair]) -> None:

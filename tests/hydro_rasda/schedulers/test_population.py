@@ -152,6 +152,7 @@ def test_it_ends_at_the_last_epoch_and_decides_by_seed_epoch_and_trial_alone() -
         ({"explored": {}}, "`explored` is {}, but must be a dict of at least one hyperparameter"),
         ({"explored": {"lr": 0.1}}, "`explored` is .*, but must be a dict"),
         ({"explored": {"lr": Range(0.0, 1.0, log=True)}}, "`explored` is .*, but must be a dict"),
+        ({"explored": {"lr": Range(1.0, 0.1)}}, "`explored` is .*, but must be a dict .* a rising `Range`"),
         ({"quantile": 0.6}, r"`quantile` is 0.6, but must be in \[0, 0.5\]"),
         ({"resample": math.nan}, r"`resample` is nan, but must be in \[0, 1\]"),
         ({"factors": ()}, r"`factors` is \(\), but must be a list of numbers > 0"),

@@ -147,9 +147,13 @@ def test_bad_input() -> None:
         ({"rules": ()}, r"`rules` is \(\), but must be one or more of \['random'"),
         ({"parameters": 0}, "`parameters` is 0, but must be an integer >= 1"),
         ({"parameters": 10}, "`steps` is None, but must be given"),
+        ({"serial": "0.1"}, "`serial` is '0.1', but must be >= 0 and < 1"),
+        ({"jitter": None}, "`jitter` is None, but must be >= 0 and <= 1"),
     ):
         with pytest.raises(ValueError, match=message):
             forecast(HOURLY, replace(EXACT, **change))
+    with pytest.raises(ValueError, match="`run` is 'runs/a', but must be of the class PastRun"):
+        forecast("runs/a", EXACT)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`epoch_seconds` is None, but must be given"):
         forecast(replace(HOURLY, epoch_seconds=None), EXACT)
     with pytest.raises(ValueError, match="`within_hours` and `gpu_hours` are None"):

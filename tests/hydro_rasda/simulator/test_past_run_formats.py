@@ -132,6 +132,16 @@ def test_an_experiment_of_ray_tune(tmp_path: Path) -> None:
     assert (run.restart_seconds, run.resizes) == (165 - 140 - 5, 1)
 
 
+def test_nested_metrics_of_ray_tune_have_the_names_that_its_schedulers_know(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        lines = [{**json.loads(report(t, 0.0, 10, 10 * t)), "val": {"loss": 3.0 - t, "hits": t}} for t in (1, 2)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert read_past_run(tmp_path, "val/loss", "min").workload.scores.tolist() == [[2, 1], [2, 1]]
+    with pytest.raises(ValueError, match=r"`metric` is None, but must be one of \['loss', 'val/hits', 'val/loss'\]"):
+        read_past_run(tmp_path, mode="min")
+
+
 def test_tunes_csv_where_its_json_is_gone(tmp_path: Path) -> None:
     (tmp_path / "train_0").mkdir()
     lines = ["loss,training_iteration,time_this_iter_s,trial_id", "3.0,1,10.0,a", "2.0,2,10.0,a"]

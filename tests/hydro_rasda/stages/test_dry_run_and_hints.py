@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hydro_rasda import AllTrialsFailed, TuneResult, choice, loguniform
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.objective import as_objective
+from hydro_rasda.stages.dry_run_and_hints import get_ready
 from tests.hydro_rasda.models import Config, mlp, regressor
 from tests.hydro_rasda.problems import LABELS, X, problem, trials
 
@@ -149,6 +150,13 @@ LOADED = {**LR, "batch_size": 64}
 )
 def test_loaders_that_have_no_batch_when_training_asks(arguments: dict[str, Any], told: str, quick: Quick) -> None:
     refused(quick, told, **arguments)
+
+
+def test_an_accuracy_that_is_minimized_is_said(quick: Quick) -> None:
+    told = "`mode` is 'min', so that the trial with the lowest val_accuracy wins: set `mode='max'`"
+    with pytest.warns(UserWarning, match=told):
+        get_ready(problem().with_settings(metric="val_accuracy"), LR, trials())
+    get_ready(problem().with_settings(metric="val_accuracy", mode="max"), LR, trials())
 
 
 class Later:

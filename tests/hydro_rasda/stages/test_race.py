@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.callbacks import Callbacks
@@ -444,6 +444,53 @@ def test_nobody_comes_back_where_one_has_ended_by_itself(open_race: Callable[...
 
     train_finalists(run := open_race(), [0, 1, 2, 3], Ending({**SCORES, 2: [0.7, math.nan]}))
     assert epochs(run) == {0: [1], 1: [1], 2: [1, 2], 3: [1, 2]}
+
+
+def test_the_winner_that_is_told_may_have_ended_early_or_be_of_an_earlier_call(open_race: Callable[..., Run]) -> None:
+    class Ending(Scripted):
+        def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+            return replace(super()._train(task), ended=task.number == 3 and task.span.stop == 2)
+
+    scores, said = {**SCORES, 3: [0.6, 0.2]}, list[str]()
+    for finalists in ([0, 1, 2, 3], [0, 1]):
+        run = open_race()
+        run.callbacks = Callbacks([lambda event: said.append(getattr(event, "text", ""))])
+        train_finalists(run, finalists, Ending(scores))
+        *_, line = [text for text in said if text.startswith("full size at epoch")]
+        assert line == "full size at epoch 4: done; trial 3 wins with val_loss 0.2"
+        assert sum_up(run, [0, 1, 2, 3]).best_trial == 3
+
+
+class MetricComesLate(Scripted):
+    """The training loss is finite, whatever the metric is."""
+
+    def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+        stop, scores = min(task.span.stop, task.span.start + self.left), self.scores[task.number]
+        self.left -= stop - task.span.start
+        epochs = range(task.span.start + 1, int(stop) + 1)
+        history: History = [(epoch, {"train_loss": 1.0, "val_loss": scores[epoch - 1]}) for epoch in epochs]
+        return FullSizeOutcome(task, {"model": {}, "epoch": stop}, history, None, 1.0)
+
+
+@pytest.mark.parametrize("checkpoint_every", [None, 1])
+def test_a_metric_that_is_not_known_yet_counts_at_the_milestone_alone(
+    open_race: Callable[..., Run], checkpoint_every: int | None
+) -> None:
+    run = open_race(2, race=RaceConfig(grace_period=2, checkpoint_every=checkpoint_every))
+    scores = {0: [math.nan, 0.5, math.nan, 0.3], 1: [math.nan, math.nan, 0.1, 0.1]}
+    train_finalists(run, [0, 1], MetricComesLate(scores))
+    assert epochs(run) == {0: [1, 2, 3, 4], 1: [1, 2]}
+
+
+@pytest.mark.parametrize("epochs_a_process", [1, math.inf])
+def test_who_is_brought_back_trains_on_where_its_metric_is_not_known_yet(
+    open_race: Callable[..., Run], epochs_a_process: float
+) -> None:
+    scores = {0: [0.9, math.nan, math.nan, 0.5], 1: [0.5, 0.4, math.nan, math.nan]}
+    for _ in range(9):
+        train_finalists(run := open_race(2), [0, 1], MetricComesLate(scores, epochs_a_process))
+    assert epochs(run) == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}
+    assert sum_up(run, [0, 1]).best_trial == 0
 
 
 class Stumbling(Scripted):

@@ -17,6 +17,7 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.results.timeline import trainings
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import MessageSaid, StageBegan
 from hydro_rasda.run.journal import Unit
@@ -424,3 +425,42 @@ def test_a_faster_device_takes_more(run: Run) -> None:
     same = [config | {"batch_size": 4} for config in configs(FINALS[:16])]
     assert sweep(wide, Given([same]), devices) == [0]
     assert [len(task.members) for task in devices.tasks[:2]] == [12, 4]
+
+
+def test_who_has_lost_a_checkpoint_where_time_ended_a_group_trains_all_epochs_again(run: Run, clock: Clock) -> None:
+    """The group begins its first span twice. The second time, time ends it before it is where it was."""
+    few: Any = {"num_samples": 4, "sweep": replace(run.settings.sweep, grace_period=3)}
+    of_one_kind = [config | {"batch_size": 4} for config in configs([0.1, 0.2, 0.3, 0.4])]
+    spans = []
+    for budget in (4.0, 6.0, None):
+        timed = again(run, time_budget_s=budget, **few)
+        devices = Curves(timed, clock=clock)
+        assert sweep(timed, Given([of_one_kind]), devices) == [0]
+        spans.append([(task.span.start, task.span.stop) for task in devices.tasks])
+        if budget == 4.0:
+            assert {timed.epochs("surrogate", n) for n in range(4)} == {2}
+            for file in (run.store.path / "checkpoints").iterdir():
+                file.unlink()
+    assert spans == [[(0, 3)], [(0, 3)], [(1, 3)]]
+    assert [*epochs(timed).values()] == [[1, 2, 3]] * 4
+    assert [(one.start, one.stop) for one in trainings(run.store.units())] == [(0, 3), (0, 3), (1, 3)]
+
+
+class MetricComesLate(Curves):
+    """The metric is NaN before the third epoch, though the training loss is finite."""
+
+    def _history(self, task: GroupTask, number: int, stop: int) -> History:
+        found = super()._history(task, number, stop)
+        return [(epoch, {**of, "val_loss": math.nan if epoch < 3 else of["val_loss"]}) for epoch, of in found]
+
+
+def test_time_may_end_a_group_where_its_metric_is_not_known_yet(run: Run, clock: Clock) -> None:
+    few: Any = {"num_samples": 4, "sweep": replace(run.settings.sweep, grace_period=3)}
+    given = [[config | {"batch_size": 4} for config in configs([0.1, 0.2, 0.3, 0.4])]]
+    timed = again(run, time_budget_s=4.0, **few)
+    told = r"all 4 trials that had time to begin diverged or failed by epoch 2 of the sweep"
+    with pytest.raises(AllTrialsFailed, match=told):
+        sweep(timed, Given(given), MetricComesLate(timed, clock=clock))
+    longer = again(run, **few)
+    assert sweep(longer, Given(given), MetricComesLate(longer, clock=clock)) == [0]
+    assert [*epochs(longer).values()] == [[1, 2, 3]] * 4

@@ -17,9 +17,10 @@ import torch
 from hydro_rasda import RaceConfig, RunExists, SweepConfig, TuneResult, loguniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
-from hydro_rasda.objective import supervised
+from hydro_rasda.objective import OptimizerSettings, supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
@@ -211,6 +212,21 @@ def test_a_rule_by_name_decides_alike_after_a_kill(run: Run, rule: str, after: i
         store.close()
 
 
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("max_t", [8, 9])
+def test_the_plan_tells_whether_a_population_copies_anybody(run: Run, max_t: int) -> None:
+    said: list[str] = []
+    named = replace(by_name(run, "pbt"), callbacks=Callbacks([lambda event: said.append(getattr(event, "text", ""))]))
+    named.problem = named.problem.with_settings(max_t=max_t)
+    sweep(named, Given([configs(FINALS)]), Curves(named))
+    copies = [key for key, unit in run.store.units().items() if "/group-" in key and "copies" in unit.value]
+    assert bool(copies) == (max_t == 9)
+    assert any(line.startswith("No trial is copied, as the sweep ends") for line in said) == (max_t == 8)
+    assert any(line.startswith("They train by the schedules that the population found") for line in said) == (
+        max_t == 9
+    )
+
+
 class Learns(Given):
     """Gives no further batch before it is told of all trials that it gave."""
 
@@ -374,6 +390,27 @@ def test_it_is_said_that_a_population_whose_time_ends_goes_on_with_its_last_valu
     assert line.text == "finalists go on with their last values of lr: `best_schedule` has the earlier ones"
 
 
+class SaysItsSchedule:
+    """As the objectives of `tune_trainer` and `tune_module`."""
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
+        return supervised()(model, batch)
+
+    def optimizer_settings(self, model: torch.nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
+        return OptimizerSettings({**config, "schedule": "cosine"})
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(("objective", "found"), [(supervised(), True), (SaysItsSchedule(), False)])
+def test_no_schedule_is_found_for_an_objective_that_says_its_own(run: Run, objective: Any, found: bool) -> None:
+    """Two finalists of a lineage trained alike, and were told to differ in their schedules."""
+    run.problem = replace(run.problem, objective=objective)
+    few = again(run, num_samples=4, max_t=3, race=RaceConfig(top_k=4))
+    finalists = sweep(few, Given([configs([0.1, 0.2, 0.3, 0.4])]), Curves(few), Population(0.5))
+    assert (max(finalists) >= 4) == found  # trials of their own, for found schedules
+    assert ("with their last values" in read_messages(few.store.path)[-1].text) != found
+
+
 class Sends(SweepRule):
     def __init__(self, moves: Mapping[int, Any], finalists: Sequence[int] = ()) -> None:
         self.moves, self.named = moves, finalists
@@ -408,7 +445,7 @@ def test_bad_rules_are_told_of(run: Run) -> None:
         with pytest.raises(ValueError, match=r"Foresees: epochs.* must be a finite number >= 0"):
             sweep(run, Given([configs(FINALS)]), Curves(run), Foresees(count))
     fresh = again(run, num_samples=28)
-    with pytest.raises(AllTrialsFailed):
+    with pytest.raises(AllTrialsFailed, match=r"`sweep\.rule` Sends has none of 28 trials train"):
         sweep(fresh, Given([configs([*FINALS, 0.5])]), Curves(fresh), Sends({}))
 
 
@@ -418,6 +455,16 @@ def test_a_run_of_a_rule_that_copies_cannot_be_given_more_samples(run: Run) -> N
     more = again(run)
     with pytest.raises(ValueError, match=r"`num_samples` is more than the run had, .* copies weights; begin another"):
         sweep(more, Given([configs(FINALS)]), Curves(more), Population(1.0))
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_population_that_was_asked_to_grow_is_as_it_was(quick: Callable[..., TuneResult]) -> None:
+    result = quick(num_samples=6, sweep={"rule": "pbt"})
+    with pytest.raises(RunExists, match=r"`num_samples` was 6, now 8, but a run whose .* copied weights cannot grow"):
+        quick(num_samples=8, sweep={"rule": "pbt"})
+    same = quick(num_samples=6, sweep={"rule": "pbt"})
+    assert same.finished
+    assert (same.best_trial, same.cost.surrogate_epochs) == (result.best_trial, result.cost.surrogate_epochs)
 
 
 SPACE = {"lr": loguniform(1e-3, 0.3), "optimizer": "sgd", "momentum": 0.9, "batch_size": 64}

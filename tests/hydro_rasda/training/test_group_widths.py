@@ -172,7 +172,7 @@ def test_what_cannot_be_kept_is_measured_again_and_said_once(
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    cache._say_it_is_not_kept.cache_clear()
+    cache._warn_not_kept.cache_clear()
     if how == "a file in its place":
         (tmp_path / "cache").write_text("")
     elif how == "full disk":

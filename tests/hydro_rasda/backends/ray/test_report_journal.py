@@ -2,6 +2,7 @@ import math
 from pathlib import Path
 
 import pyarrow.fs
+import pytest
 
 from hydro_rasda.backends.ray.report_journal import Journal, JournalEntry, read_journal, replay
 from hydro_rasda.schedulers import RASDA
@@ -18,7 +19,7 @@ def journal(folder: Path) -> Journal:
     return Journal(pyarrow.fs.LocalFileSystem(), str(folder))
 
 
-def test_a_new_process_goes_on_where_another_stopped(tmp_path: Path) -> None:
+def test_a_new_process_goes_on_where_another_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = journal(tmp_path)
     for entry in ENTRIES[:2]:
         first.append(entry)
@@ -27,6 +28,8 @@ def test_a_new_process_goes_on_where_another_stopped(tmp_path: Path) -> None:
         second.append(entry)
     assert list(journal(tmp_path).entries) == ENTRIES
     assert read_journal(str(tmp_path)) == read_journal(tmp_path.as_uri()) == ENTRIES
+    monkeypatch.setenv("HOME", str(tmp_path.parent))  # Ray's own folder is ~/ray_results
+    assert read_journal(f"~/{tmp_path.name}") == ENTRIES
 
 
 def test_half_a_line_of_a_killed_process_is_dropped(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Kernels of a GPU that take a module's own parameters, but not a member's part of stacked ones, are avoided."""
+"""Kernels that take a module's own parameters, but not a member's part of stacked ones, are avoided."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def without_chunks(template: nn.Module, tensors: Iterable[Tensor]) -> Iterator[None]:
+def avoiding_kernels(template: nn.Module, tensors: Iterable[Tensor], vmapped: bool = False) -> Iterator[None]:
     """Inside, modules whose tensors are on a GPU take parameters that are views, at any place in memory.
 
     Recurrent layers would copy their weights into one chunk: under vmap these have no place in memory, and a recorded
     step would read the first copy for ever. Attention's kernels for inference read 16 bytes at once. A view that begins
     between two such places is a "misaligned address", after which the process can use the GPU no more.
+
+    Under vmap, on a CPU too, `nn.TransformerEncoder` packs no padded sequences in evaluation: vmap cannot follow that.
     """
-    if not any(tensor.is_cuda for tensor in tensors):
+    on_gpu = any(tensor.is_cuda for tensor in tensors)
+    if not (on_gpu or vmapped):
         yield
         return
-    layers = [module for module in template.modules() if isinstance(module, nn.RNNBase)]
+    layers = [module for module in template.modules() if isinstance(module, nn.RNNBase)] if on_gpu else []
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     for layer in layers:

@@ -1,0 +1,69 @@
+"""Configurations as a run's journal has them: JSON values, and names in place of classes and functions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fusion.warn import warn
+from hydro_rasda.config_access import is_plain
+from hydro_rasda.domains import is_a
+from hydro_rasda.run.journal import jsonable
+from hydro_rasda.run.state import Run
+from hydro_rasda.sampling_and_branches import is_nested, reachable
+from hydro_rasda.secret_masking import restore
+from hydro_rasda.trial import Trial
+
+
+def with_objects(recorded: Mapping[str, Any], space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration of the journal with a space's classes and functions in place of their names."""
+    found: dict[str, Any] = {}
+    for key, value in recorded.items():
+        listed = reachable(space).get(key, [])
+        drawn = [each for of in listed for each in (of.categories if is_a(of, "Categorical") else [of])]
+        alike = [each for each in drawn if jsonable(each) == value]
+        # Functions may share a name.
+        if alike and (all(each is alike[0] for each in alike) or all(map(is_plain, alike))):
+            found[key] = copy.deepcopy(alike[0])
+        else:
+            inner = listed[0] if listed and is_nested(listed[0]) and isinstance(value, Mapping) else None
+            found[key] = value if inner is None else with_objects(value, inner)
+    return found
+
+
+def as_recorded(trials: Sequence[Trial], run: Run) -> list[Trial]:
+    """Return trials that are sampled anew with the values that the journal has of them; warn if these are others.
+
+    A function of `sample_from` may draw otherwise in another process.
+    """
+    recorded = {
+        line["trial"]: with_objects(restore(line["config"], run.hidden, run.space), run.space)
+        for key, unit in run.store.units().items()
+        if key.startswith("surrogate/kinds-from-")
+        for line in unit.lines
+        if line["event"] == "trial"
+    }
+    found = [replace(t, config=_with_values(t.config, recorded.get(t.number, t.config))) for t in trials]
+    other = [was.number for was, now in zip(trials, found) if jsonable(was.config) != jsonable(now.config)]
+    if other:
+        warn(
+            f"`space` gives trial {other[0]} other values than when the run began, which count. Have functions of "
+            "`sample_from` draw from the global generators of Python, NumPy or torch, which `tune` seeds"
+        )
+    return found
+
+
+def _with_values(config: Mapping[str, Any], recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = {}
+    for key, value in recorded.items():
+        own = config.get(key, value)
+        # An object may have another name in each process.
+        if jsonable(own) == jsonable(value) or (is_plain(value) and not is_plain(own) and not isinstance(own, Mapping)):
+            found[key] = own
+        elif isinstance(own, Mapping) and isinstance(value, Mapping):
+            found[key] = _with_values(own, value)
+        else:
+            found[key] = value
+    return found
