@@ -373,11 +373,9 @@ KEPT: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", KEPT)
+@pytest.mark.parametrize("form", sorted(KEPT.keys() - {"arrays"}))
 def test_features_of_another_model_are_no_part_of_its_graph(form: str) -> None:
     """They were computed without `no_grad`: the second step would go back through a graph that is gone."""
-    if form == "arrays":
-        pytest.skip("they have no graph")
     given = torch.nn.Linear(2, 3)(X).tanh()
     batches = read(KEPT[form](given, Y))
     for _ in range(2):
