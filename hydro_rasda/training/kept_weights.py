@@ -21,6 +21,8 @@ TOLERANCE = 0.01
 The best of many noisy scores is partly luck, and later weights are better trained. On recorded trainings
 (`benchmarks/results/replay_notes.md`) the models handed back test better with anything from 0.5 to 2 % than with none.
 """
+FAR_OFF = 10.0
+"""A training has gained at most so many times its best score: the first may be far off, as of targets not scaled."""
 
 
 def bettered(
@@ -43,7 +45,8 @@ def bettered(
     best = {"first": best["score"], "top": best["score"], "top_epoch": best["epoch"], **best}
     if sign * score > sign * best["top"]:
         best |= {"top": score, "top_epoch": epoch}
-    if sign * (best["top"] - score) <= TOLERANCE * abs(best["top"] - best["first"]):
+    gain = min(abs(best["top"] - best["first"]), FAR_OFF * abs(best["top"]))
+    if sign * (best["top"] - score) <= TOLERANCE * gain:
         best |= {"epoch": epoch, "score": score, "model": weights()}
     return best
 
@@ -51,8 +54,8 @@ def bettered(
 def kept_epoch(curve: Mapping[int, float], mode: Mode) -> int:
     """Return the epoch that is kept of a training; 0 if none has a finite score.
 
-    >>> kept_epoch({1: 1.0, 2: 0.2, 3: 0.205, 4: 0.3}, "min")
-    3
+    >>> kept_epoch({1: 1.0, 2: 0.2, 3: 0.205, 4: 0.3}, "min"), kept_epoch({1: 1e6, 2: 0.2, 3: 0.205, 4: 0.3}, "min")
+    (3, 3)
     """
     best: dict[str, Any] | None = None
     for epoch, score in sorted(curve.items()):
