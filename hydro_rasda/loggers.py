@@ -285,9 +285,8 @@ class TensorBoardLogger(TrialLogger):
     def logged(self, trial: int, stage: str) -> float:
         if trial not in self._logged:
             self._logged[trial] = last_steps(self._folder / f"trial-{trial}", self._inside)
-        return max(
-            (step for tag, step in self._logged[trial].items() if tag.startswith(tag_of(f"{stage}/"))), default=0
-        )
+        begins = tag_of(f"{stage}/")
+        return max((step for tag, step in self._logged[trial].items() if tag.startswith(begins)), default=0)
 
     def open(self, trial: Logged) -> None:
         if trial.number not in self._files:
