@@ -276,6 +276,21 @@ def test_differences_are_said_in_words() -> None:
     ]
 
 
+def test_of_two_models_the_parameters_that_differ_are_named() -> None:
+    """A model of hundreds of parameters was told in full, twice."""
+    was = {"model": {f"{n}.weight": "(2, 2) torch.float32" for n in range(300)}}
+    wide = was["model"] | {f"{n}.weight": "(4, 2) torch.float32" for n in range(7)} | {"new": "(2,) torch.float32"}
+    (told,), _ = differences(was, {"model": wide})
+    assert told.startswith(
+        "model['0.weight'] was '(2, 2) torch.float32', now '(4, 2) torch.float32'; model['1.weight']"
+    )
+    assert told.endswith(
+        "model['4.weight'] was '(2, 2) torch.float32', now '(4, 2) torch.float32'; 3 more of `model` differ"
+    )
+    (told,), _ = differences({"model": {}}, {"model": {"new": "(2,)"}})
+    assert told == "model['new'] was None, now '(2,)'"
+
+
 def smooth(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target, label_smoothing=0.1)
 
