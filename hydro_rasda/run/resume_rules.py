@@ -45,6 +45,9 @@ def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any],
     if deciding or (changes and resume != "changed"):
         told = "; ".join(deciding + changes)
         hint = "choose another `name`" if deciding else "`resume='changed'` goes on with it all the same"
+        if not deciding and scored_otherwise(found, asked):
+            kept = f"{path.name}/{ASIDE}N"
+            hint = f"scores do not compare, so that `resume='changed'` keeps it as {kept!r}, and begins anew"
         raise RunExists(f"{another} is another: {told}; {hint}")
     return changes
 
