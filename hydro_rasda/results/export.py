@@ -19,6 +19,9 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Path]:
     """Return the number of a finalist, by default the best one, and the checkpoint of its training."""
+    if not record._checkpoints:
+        told = "no trial of the run in {} has trained at full size, so that there is no model yet"
+        raise ValueError(told.format(record.path))
     number = record.best_trial if trial is None else plain(trial)  # a table of trials has NumPy's numbers
     rule = f"one of the finalists {sorted(record._checkpoints)}"
     require(is_int(number) and number in record._checkpoints, "trial", number, rule)

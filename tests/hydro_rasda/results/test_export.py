@@ -129,5 +129,5 @@ def test_before_the_full_size_stage_there_is_no_checkpoint(quick: Quick, tmp_pat
     journal.write_text("".join(lines[: next(i for i, line in enumerate(lines) if '"target' in line)]))
     early = load(result.path)
     assert early.best_checkpoint is None
-    with pytest.raises(ValueError, match=r"must be one of the finalists \[\]"):
+    with pytest.raises(ValueError, match=r"no trial of the run in .* has trained at full size"):
         early.save_model(tmp_path / "none")
