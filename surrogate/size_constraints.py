@@ -62,8 +62,9 @@ class SizeTrace:
 def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
     """Run a copy of `module` once on symbolic sizes.
 
-    The module must run on fake tensors (no control flow that reads values, except in torch's own layers, which follow
-    those of one run with data). If it fails, a ValueError names the innermost module that was running.
+    The module must run on fake tensors. Values that it reads are those of one run with data. If it may branch by them
+    to layers that this run does not meet, it is refused. If it fails, a ValueError names the innermost module that was
+    running.
     """
     try:
         return _Tracer(module).trace(example_input)
@@ -72,12 +73,20 @@ def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
         run_for_shapes(module, example_input, read)
         if not read.values:
             raise
-        return _Tracer(module, read.values).trace(example_input)
+        tracer = _Tracer(module, read.values)
+        trace = tracer.trace(example_input)
+        if tracer.unmet:
+            raise ValueError(
+                f"the forward pass may branch by values that it reads: on `example_input` it does not use "
+                f"{tracer.unmet[0]!r}; give the model a `width_ratio` argument and use make_surrogate"
+            ) from None
+        return trace
 
 
 class _Tracer:
-    def __init__(self, module: nn.Module, values: Sequence[Any] = ()) -> None:
+    def __init__(self, module: nn.Module, values: Sequence[tuple[str, Any]] = ()) -> None:
         self.module, self.values = copy.deepcopy(module), values
+        self.unmet: list[str] = []
         self.shape_env = ShapeEnv(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.fresh = itertools.count()
@@ -157,7 +166,8 @@ class _Tracer:
         batch = pytree.tree_map_only(Tensor, lambda tensor: self.mode.from_tensor(tensor, static_shapes=True), example)
         inputs = _Inputs(self.module, batch)
         try:
-            with self.mode, SymbolicFunctions(self._called, self.values), torch.no_grad(), warnings.catch_warnings():
+            functions = SymbolicFunctions(self._called, self.values)
+            with self.mode, functions, torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # kernels warn of slow paths, which is all the same without data
                 output = torch.func.functional_call(inputs, {f"module.{name}": f for name, f in fakes.items()}, ())
                 # Reading a symbolic size as a number makes it one: what the model puts out keeps its size.
@@ -165,6 +175,8 @@ class _Tracer:
                     if isinstance(leaf, Tensor):
                         _ = [int(size) for size in leaf.shape]
                 self.fixes.note("the output")
+            named = self.module.named_parameters()
+            self.unmet = [name for name, _ in named if id(fakes[name]) not in functions.met]
         except Exception as error:
             where = running[-1] if running else type(self.module).__name__
             told = (str(error).splitlines() or [""])[0]  # torch adds its own stack

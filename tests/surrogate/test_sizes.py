@@ -60,3 +60,8 @@ def test_no_sizes_that_fit() -> None:
     odd = SizeTrace({"w": (d,)}, frozenset({d}), {}, {d: 96}, (sympy.Eq(d, 96),))
     with pytest.raises(ValueError, match=r"width_ratio=0.5 leaves no sizes that fit together \(unmet: Eq\(d, 96\)\)"):
         scale_sizes(odd, 1 / 2)
+
+
+def test_sizes_that_do_not_fit_stay_and_leave_others_their_rounding() -> None:
+    apart = SizeTrace({"w": (d,), "v": (f,)}, frozenset({d, f}), {}, {d: 96, f: 20}, (sympy.Eq(d, 96),))
+    assert scale_sizes(apart, 1 / 4) == {d: 96, f: 5}
