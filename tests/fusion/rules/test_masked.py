@@ -56,6 +56,15 @@ def hidden_inputs(x: Tensor, z: Tensor, value: float) -> Tensor:
     return seen * left + x
 
 
+def any_new_tensor(x: Tensor, z: Tensor, value: float) -> Tensor:
+    """Whatever made it: a copy, a list, another type, arithmetic."""
+    listed, counted = torch.tensor([[0.0] * 4] * 6), torch.arange(24).view(6, 4) * 1.0
+    cast, joined = torch.zeros(6, 4).to(x.dtype), torch.stack([torch.ones(4)] * 6)
+    for new in (listed, counted, cast, joined):
+        new += z
+    return listed + counted * cast + joined
+
+
 def through_no_views(x: Tensor, z: Tensor, value: float) -> Tensor:
     ones = torch.ones(6, 4, dtype=x.dtype)
     return ones[:, :2].repeat(1, 2) * z + ones
@@ -84,7 +93,7 @@ def same(write: Callable[..., Tensor], fused_at_once: bool) -> None:
             torch.testing.assert_close(grad[k], parameter.grad)
 
 
-@pytest.mark.parametrize("write", [by_masks, row_by_row, messages, hidden_inputs, through_no_views])
+@pytest.mark.parametrize("write", [by_masks, row_by_row, messages, hidden_inputs, any_new_tensor, through_no_views])
 def test_members_write_to_their_own(write: Callable[..., Tensor]) -> None:
     same(write, True)
 
