@@ -17,7 +17,7 @@ from ray import tune
 from ray.tune.result_grid import ResultGrid
 from ray.tune.schedulers import ASHAScheduler
 
-from benchmarks.ray_stand_in import StandInController
+from benchmarks.ray_stand_in import StandInController, stand_in_trial
 from hydro_rasda import RASDAScheduler
 from hydro_rasda.backends.ray import read_journal
 from hydro_rasda.simulator import read_past_run
@@ -380,3 +380,63 @@ def test_reports_may_hold_numbers_of_numpy(tmp_path: Path) -> None:
     scheduler.on_trial_result(controller, trial, {**numbers, "should_checkpoint": True})
     (entry,) = read_journal(str(tmp_path))
     assert (entry.t, entry.score, entry.global_batch_size) == (1, 0.5, 32)
+
+
+@pytest.mark.parametrize(
+    ("bundles", "arguments", "given"),
+    [
+        ([{"CPU": 0.5, "GPU": 0.25}], {}, None),
+        ([{"CPU": 2}], {"resources_per_worker": {"CPU": 2, "GPU": 0}}, None),
+        ([{"CPU": 1}] * 2, {"workers": 2}, None),
+        ([{"CPU": 1}] * 2, {}, [{"CPU": 1.0}]),
+        ([{"CPU": 2}], {"resources_per_worker": {"CPU": 1}}, [{"CPU": 1}]),
+    ],
+)
+def test_a_worker_is_the_bundle_that_a_trial_asks_for(
+    bundles: list[dict[str, float]],
+    arguments: dict[str, Any],
+    given: list[dict[str, float]] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A script that took `ASHAScheduler` keeps its GPUs. Other bundles than a trial asks for are told once."""
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}])
+    asked = tune.PlacementGroupFactory(bundles)
+    scheduler = RASDAScheduler(max_t=4, metric="loss", mode="min", **arguments)
+    controller = StandInController(scheduler, [[0.0] * 4], str(tmp_path))
+    made = stand_in_trial(0, str(tmp_path))
+    made.placement_group_factory = asked
+    monkeypatch.setattr("benchmarks.ray_stand_in.stand_in_trial", lambda number, folder: made)
+    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+        controller._add()
+        assert (made.placement_group_factory == asked) == (given is None)
+        scheduler.on_trial_error(controller, made)
+        scheduler.on_trial_add(controller, made)
+        made.status = "RUNNING"
+        scheduler.choose_trial_to_run(controller)
+        report = {"training_iteration": 1, "loss": 0.0, "should_checkpoint": True}
+        assert scheduler.on_trial_result(controller, made, report) == "PAUSE"
+    said = f"Trainable 'stand_in' asks for {asked.bundles}, but a new trial gets {given}, by the arguments"
+    assert caplog.text.count("asks for") == caplog.text.count(said) == (given is not None)
+
+
+@pytest.mark.usefixtures("two_slots")
+def test_none_is_no_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in the report of an epoch without validation."""
+    scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min")
+    controller, (trial, _) = started(scheduler, tmp_path)
+    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+        assert scheduler.on_trial_result(controller, trial, {"training_iteration": 1, "loss": None}) == "CONTINUE"
+    assert "has no 'loss', so that it decides nothing" in caplog.text
+    scheduler.on_trial_complete(controller, trial, {"training_iteration": 1, "loss": None})
+
+
+@pytest.mark.usefixtures("two_slots")
+def test_a_trial_that_cannot_grow_is_not_said_to_get_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min")
+    controller, (trial, _) = started(scheduler, tmp_path)
+    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+        assert scheduler.on_trial_result(controller, trial, {"training_iteration": 2, "loss": 0.0}) == "CONTINUE"
+    assert "keeps its number of workers (1)" in caplog.text
+    assert "the cluster holds no more" not in caplog.text
