@@ -154,13 +154,16 @@ class RungHistory:
         }
 
     def know(self, trial: str) -> bool:
-        """Count a trial's scores, those of an earlier process among them; returns whether the trial is new."""
+        """Count a trial's scores, those of an earlier process among them; returns whether nobody knew it before.
+
+        In a restored experiment, a trial that begins anew has a new name and the bundles that it had grown to.
+        """
         if trial in self._known:
             return False
         self._known.add(trial)
         if trial in self._before:
             self._rungs = None
-        return trial not in self._before
+        return not self._before
 
     @property
     def rungs(self) -> AshaState:

@@ -126,7 +126,10 @@ class Sizes:
         cls = trial.get_trainable_cls()
         if issubclass(cls, FunctionTrainable):
             able = bool(result.get(SHOULD_CHECKPOINT))
-            remedy = "Give reports at milestones a checkpoint: `checkpoint=` of tune.report, `state` of Worker.report."
+            remedy = (
+                "Give reports at milestones a checkpoint: `checkpoint=` of tune.report, `state` of Worker.report. Give "
+                "`elastic` this scheduler, too."
+            )
         else:
             able = cls.save_checkpoint is not Trainable.save_checkpoint
             remedy = "Give it `save_checkpoint` and `load_checkpoint`."

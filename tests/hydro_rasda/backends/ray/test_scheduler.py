@@ -442,6 +442,12 @@ def test_a_worker_is_the_bundle_that_a_trial_asks_for(
         assert scheduler.on_trial_result(controller, made, report) == "PAUSE"
     said = f"Trainable 'stand_in' asks for {asked.bundles}, but each new trial gets {given}: RASDA"
     assert caplog.text.count("asks for") == caplog.text.count(said) == (given is not None)
+    caplog.clear()
+    made.trial_id, made.placement_group_factory = "begins anew", tune.PlacementGroupFactory(bundles * 2)
+    again = RASDAScheduler(max_t=4, metric="loss", mode="min", **arguments)
+    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+        again.on_trial_add(controller, made)
+    assert "asks for" not in caplog.text
 
 
 @pytest.mark.usefixtures("two_slots")
