@@ -253,7 +253,7 @@ class MLflowLogger(TrialLogger):
         self._client.log_batch(self._ids[trial.number], metrics=logged)
 
     def close(self, trial: Logged, status: str) -> None:
-        self._client.settag_of(self._ids[trial.number], "status", status)
+        self._client.set_tag(self._ids[trial.number], "status", status)
         self._client.set_terminated(self._ids[trial.number], _STATUS[status])
 
 
