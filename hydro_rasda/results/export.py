@@ -26,6 +26,9 @@ def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Pat
     rule = f"one of the finalists {sorted(record._checkpoints)}"
     require(is_int(number) and number in record._checkpoints, "trial", number, rule)
     checkpoint = record._checkpoints[number]
+    if not record.path.exists():
+        told = f"the run's folder {record.path} is gone: if it was moved, `hydro_rasda.load` opens it at its new place"
+        raise FileNotFoundError(told)
     if not checkpoint.exists():
         raise FileNotFoundError(
             f"{checkpoint} is gone: if the run has gone on since it was loaded, load it again; "

@@ -111,6 +111,9 @@ def test_another_finalist(quick: Quick, tmp_path: Path) -> None:
     result._checkpoints[other].unlink()
     with pytest.raises(FileNotFoundError, match=rf"{re.escape(str(result._checkpoints[other]))} is gone: "):
         result.save_model(tmp_path / "none", trial=other)
+    result.path.rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match=r"the run's folder .* is gone: if it was moved, `hydro_rasda\.load`"):
+        result.save_model(tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
