@@ -261,7 +261,7 @@ def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
     other = dict(from_another_seed.named_parameters())
     same = total = 0
     for name, parameter in target.named_parameters():
-        values = parameter.detach()
+        values = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
         if values.numel() == 0 or bool(((values == values.min()) | (values == values.max())).all()):
             continue
         total += values.numel()

@@ -277,3 +277,20 @@ def test_a_batch_of_graphs_is_narrowed_whole_and_has_no_length() -> None:
     )
     assert found.narrowed == "3 of 4 parameters are narrower"
     assert len(found.example_input[0]) == 20
+
+
+class Complex(nn.Module):
+    """A weight of complex numbers, as of a spectral convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.waves = nn.Parameter(torch.randn(16, 16, dtype=torch.cfloat))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head((self.first(x).to(torch.cfloat) @ self.waves).real)
+        return out
+
+
+def test_weights_may_be_complex() -> None:
+    assert not dry_run(problem(lambda config: Complex()), trials()).pretrained
