@@ -18,7 +18,7 @@ from fusion.rules.composite_losses import gaussian_nll, kl_div, margin_ranking, 
 from fusion.rules.conv import affine_grid, convolution, pooling, transposed
 from fusion.rules.drawing import DRAWING, member_by_member
 from fusion.rules.dropout import dropout, rrelu
-from fusion.rules.embedding import embedding, index_fill, one_hot, torch_embedding
+from fusion.rules.embedding import embedding, embedding_bag, index_fill, one_hot, torch_embedding
 from fusion.rules.gradient import backward, data, gradient, needs_grad, requires_grad
 from fusion.rules.linear import addmm, bilinear, linear, of_sparse
 from fusion.rules.loss import cross_entropy, ctc
@@ -49,6 +49,7 @@ RULES: dict[Any, Rule] = {
     F.group_norm: group_norm,
     F.embedding: embedding,
     torch.embedding: torch_embedding,
+    F.embedding_bag: embedding_bag,
     F.one_hot: one_hot,
     **{f: index_fill(f) for f in (torch.index_fill, Tensor.index_fill, Tensor.index_fill_)},
     F.cross_entropy: cross_entropy,

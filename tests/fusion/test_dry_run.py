@@ -593,6 +593,19 @@ def test_padding_that_counts_in_evaluation_alone_is_found_before_training(counte
         torch.testing.assert_close(fused.eval().map(objective, X), alone)
 
 
+def test_an_objective_that_enables_gradients_in_evaluation_is_no_obstacle() -> None:
+    """The residual of a physics-informed network is a derivative, in validation too."""
+
+    def residual(model: Any, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            return (slope**2).mean()
+
+    fused = fuse([nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)) for _ in range(3)])
+    assert dry_run(fused, residual, torch.randn(5, 2)) is None
+
+
 def test_an_objective_that_is_for_training_alone_is_no_obstacle() -> None:
     def objective(model: Any, batch: Any) -> Tensor:
         if not model.training:
