@@ -235,7 +235,7 @@ class _Walk:
         self._note(path, ("function", name_of(function)))
         if found_by_name(function):
             return
-        # Torch's own parametrizations hold their module for its id alone. A copy of that module holds the other one, too.
+        # Torch's own parametrizations hold their module for its id alone; a copy of that module holds it, too.
         of_torch = function.__module__ == nn.utils.parametrize.__name__
         for i, item in enumerate(captured(function)):
             if not (of_torch and isinstance(item, nn.Module)):
