@@ -58,6 +58,7 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
     """
     roles = _roles(trace)
     widths, counts = roles.widths - {*keep}, roles.counts - {*keep}
+    widths -= _pinned(trace, width_ratio, widths)
     if not widths and not counts:
         raise ValueError(_nothing_to_scale(trace))
     units = {width: _head_size(trace, roles, width) for width in widths}
@@ -68,6 +69,20 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
         if not stuck:
             return values
         counts -= stuck
+
+
+def _pinned(trace: SizeTrace, width_ratio: float, widths: Collection[sympy.Symbol]) -> set[sympy.Symbol]:
+    """Find widths that an equation of their own keeps, such as the channels that a pixel shuffle turns into an image.
+
+    No other width needs to be a multiple of these.
+    """
+    found = set()
+    for width in widths:
+        full, own = trace.sizes[width], [e for e in trace.equations if e.free_symbols == {width}]
+        smaller = {size for m in _MULTIPLES if (size := _scaled(full, width_ratio, m)) < full}
+        if own and not any(all(_holds(equation, {width: size}) for equation in own) for size in smaller):
+            found.add(width)
+    return found
 
 
 def _scaled_sizes(

@@ -180,6 +180,14 @@ def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | N
     return x.new_zeros(shape)
 
 
+def _interpolate(x: Tensor, size: Any = None, scale_factor: Any = None, *_: Any, **__: Any) -> Tensor:
+    """Height and width change, channels do not."""
+    wanted = size if scale_factor is None else scale_factor
+    each = wanted if isinstance(wanted, Sequence) else [wanted] * (x.dim() - 2)
+    found = each if scale_factor is None else [int(int(n) * factor) for n, factor in zip(x.shape[2:], each)]
+    return x.new_zeros([*x.shape[:2], *found])
+
+
 def _is_plain_number(*values: Any) -> bool:
     return not any(isinstance(value, torch.SymInt) for value in values)
 
@@ -228,5 +236,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     "zeros": _zeros,
     "bilinear": _bilinear,
     "pad": _pad,
+    "interpolate": _interpolate,
+    "local_response_norm": lambda x, *_, **__: x + 0,
     **dict.fromkeys(("index_add", "index_add_", "index_copy", "index_copy_"), _index_into),
 }

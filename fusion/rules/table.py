@@ -140,8 +140,7 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         if self._own:
             args, kwargs = tree_map(self.of_each, (args, kwargs))
         first: Any = args[0] if args else None
-        fresh = bool(self._fresh) and (known := self._fresh.get(id(first))) is not None and known() is first
-        if fresh and _writes(func):
+        if self._is_fresh(first) and _writes(func):
             own = fold(_one_for_each, args, kwargs, draws=_draws(func, args, kwargs))
             if own is not NotImplemented:
                 self._own[id(first)] = first, own
@@ -170,9 +169,16 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         result = func(*args, **kwargs) if result is NotImplemented else result
         if _is_new(func, args, kwargs, result):
             self._fresh[id(result)] = ref(result)
-        elif fresh and _views(result, first):
-            del self._fresh[id(first)]  # a view would not see what is written to each member's own
+        elif self._fresh and not (isinstance(result, Tensor) and is_batched(result)):
+            for x in filter(self._is_fresh, tree_leaves((args, kwargs))):
+                if _views(result, x):
+                    del self._fresh[id(x)]  # a view would not see what is written to each member's own
         return result
+
+    def _is_fresh(self, x: Any) -> bool:
+        """Return whether nobody else holds a tensor, so far as is known."""
+        known = self._fresh.get(id(x)) if self._fresh else None
+        return known is not None and known() is x
 
     def of_each(self, x: Any) -> Any:
         """Return each member's own tensor in place of one that they share; see `REQUIRING` and `_is_new`."""

@@ -77,6 +77,13 @@ def stale_view(x: Tensor, z: Tensor, value: float) -> Tensor:
     return torch.cat([whole[:, 2:], part], 1)
 
 
+def stale_view_of_the_second(x: Tensor, z: Tensor, value: float) -> Tensor:
+    whole = torch.linspace(0, 1, 4, dtype=x.dtype)
+    _, seen = torch.broadcast_tensors(torch.ones(6, 4), whole)
+    whole += z[0]
+    return seen + whole + z
+
+
 def same(write: Callable[..., Tensor], fused_at_once: bool) -> None:
     torch.manual_seed(0)
     models = [Writes(value, write) for value in (0.1, 0.3, 0.2)]
@@ -98,10 +105,11 @@ def test_members_write_to_their_own(write: Callable[..., Tensor]) -> None:
     same(write, True)
 
 
-def test_a_view_of_a_tensor_that_members_share_is_written_to_one_by_one() -> None:
+@pytest.mark.parametrize("write", [stale_view, stale_view_of_the_second])
+def test_a_view_of_a_tensor_that_members_share_is_written_to_one_by_one(write: Callable[..., Tensor]) -> None:
     """It would not see the members' own."""
     with pytest.warns(FusionWarning, match="writes members' values into a tensor that they share"):
-        same(stale_view, False)
+        same(write, False)
 
 
 class Filled(nn.Module):
