@@ -164,8 +164,8 @@ def find_third_widths(trace: SizeTrace) -> dict[sympy.Symbol, str]:
 
 def _find_single_units(trace: SizeTrace, values: Mapping[sympy.Symbol, int]) -> dict[sympy.Symbol, str]:
     """Find widths of which one unit would be left, such as the bottleneck of a gate, with a parameter that has each."""
-    widths = _roles(trace).widths
-    small = {s for s in widths if values[s] == 1 < trace.sizes[s]}
+    roles = _roles(trace)
+    small = {s for s in roles.widths - roles.named_heads if values[s] == 1 < trace.sizes[s]}
     named = {s: name for name, sizes in reversed(trace.tensors.items()) for size in sizes for s in size.free_symbols}
     return {s: named[s] for s in sorted(small & named.keys(), key=str)}
 
