@@ -79,7 +79,7 @@ def stale_view(x: Tensor, z: Tensor, value: float) -> Tensor:
 
 def stale_view_of_the_second(x: Tensor, z: Tensor, value: float) -> Tensor:
     whole = torch.linspace(0, 1, 4, dtype=x.dtype)
-    _, seen = torch.broadcast_tensors(torch.ones(6, 4), whole)
+    seen: Tensor = torch.broadcast_tensors(torch.ones(6, 4), whole)[1]
     whole += z[0]
     return seen + whole + z
 
