@@ -20,11 +20,14 @@ _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = ()) -> NarrowSizes:
     """Choose the sizes of the narrow copy of the module that was traced; see `scale_sizes` and `find_counts`."""
-    counts = find_counts(trace, lists)
-    values = scale_sizes(trace, width_ratio, counts)
+    counts, numbers = find_counts(trace, lists), _find_numbers(trace, width_ratio)
+    values = scale_sizes(trace, width_ratio, {*counts, *numbers})
     told = [
-        f"{trace.sizes[symbol]} of {name} stays, as no layer reads it: it seems to count experts or scores"
-        for symbol, name in counts.items()
+        *(f"{trace.sizes[s]} of {name} stays, as it is a number in the forward pass" for s, name in numbers.items()),
+        *(
+            f"{trace.sizes[symbol]} of {name} stays, as no layer reads it: it seems to count experts or scores"
+            for symbol, name in counts.items()
+        ),
     ]
     return NarrowSizes(
         {name: evaluate(sizes, values) for name, sizes in trace.tensors.items()},
@@ -47,8 +50,9 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
     if not widths and not counts:
         raise ValueError(_nothing_to_scale(trace))
     units = {width: _head_size(trace, roles, width) for width in widths}
+    least = {width: 1 if width in roles.named_heads else min(2, trace.sizes[width]) for width in widths}
     while True:
-        values = _scaled_sizes(trace, width_ratio, units, counts)
+        values = _scaled_sizes(trace, width_ratio, units, counts, least)
         # Heads of a width that stays are as many as before: else they would be larger.
         stuck = {count for count in counts if values[count] < trace.sizes[count] and not _shrinks(trace, count, values)}
         if not stuck:
@@ -57,13 +61,20 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
 
 
 def _scaled_sizes(
-    trace: SizeTrace, width_ratio: float, units: Mapping[sympy.Symbol, int], counts: Collection[sympy.Symbol]
+    trace: SizeTrace,
+    width_ratio: float,
+    units: Mapping[sympy.Symbol, int],
+    counts: Collection[sympy.Symbol],
+    least: Mapping[sympy.Symbol, int],
 ) -> dict[sympy.Symbol, int]:
     heads = {count: _scaled(trace.sizes[count], width_ratio, 1) for count in counts}
     values = trace.sizes
     for multiple in _MULTIPLES:
         scaled = {
-            width: min(trace.sizes[width], _scaled(trace.sizes[width], width_ratio, math.lcm(unit, multiple)))
+            width: min(
+                trace.sizes[width],
+                max(least[width], _scaled(trace.sizes[width], width_ratio, math.lcm(unit, multiple))),
+            )
             for width, unit in units.items()
         }
         values = {**trace.sizes, **scaled, **heads}
@@ -74,6 +85,24 @@ def _scaled_sizes(
         f"width_ratio={width_ratio:g} leaves no sizes that fit together (unmet: {'; '.join(unmet[:3])}); "
         "try another ratio, or give the model a `width_ratio` argument and use make_surrogate"
     )
+
+
+def _find_numbers(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, str]:
+    """Find widths that no smaller size can take the place of, such as 512 in `x.view(-1, 512)`, where rows are fixed.
+
+    Return for each symbol the first parameter that has it.
+    """
+    found = {}
+    for symbol in sorted(trace.seeds, key=str):
+        own = [equation for equation in trace.equations if equation.free_symbols == {symbol}]
+        tried = {_scaled(trace.sizes[symbol], width_ratio, multiple) for multiple in _MULTIPLES}
+        smaller = [size for size in tried if size < trace.sizes[symbol]]
+        if own and not any(all(_holds(equation, {symbol: size}) for equation in own) for size in smaller):
+            holders = [
+                name for name, sizes in trace.tensors.items() if any(symbol in dim.free_symbols for dim in sizes)
+            ]
+            found[symbol] = holders[0]
+    return found
 
 
 def _shrinks(trace: SizeTrace, count: sympy.Symbol, values: Mapping[sympy.Symbol, int]) -> bool:
@@ -141,11 +170,16 @@ def _scaled(size: int, width_ratio: float, unit: int) -> int:
 
 @dataclass(frozen=True)
 class _Roles:
-    """The symbols that are widths, rounded up to whole heads, and those that count heads; the rest stays."""
+    """The symbols that are widths, rounded up to whole heads, and those that count heads; the rest stays.
+
+    Attributes:
+        named_heads: Those that count heads by the name of an attribute; a tensor may have one, as widths.
+    """
 
     widths: frozenset[sympy.Symbol]
     counts: frozenset[sympy.Symbol]
     head_sizes: frozenset[sympy.Symbol]
+    named_heads: frozenset[sympy.Symbol]
 
 
 def _roles(trace: SizeTrace) -> _Roles:
@@ -170,7 +204,8 @@ def _roles(trace: SizeTrace) -> _Roles:
             # either, such as a norm or a buffer of positions.
             stay |= product - {max(fewer, key=lambda s: (s in named_heads, trace.sizes[s], str(s)))}
     stay |= {s for s, of in _determined(trace) if of <= stay}
-    return _Roles(frozenset((tied | trace.seeds) - parts - stay), frozenset(counts - stay), frozenset(stay))
+    widths = frozenset((tied | trace.seeds) - parts - stay)
+    return _Roles(widths, frozenset(counts - stay), frozenset(stay), frozenset(named_heads))
 
 
 _SIZE_OF_HEAD = re.compile("dim|size|width|channels|features|shape|^d_|^(dh|dk|hd)$")

@@ -8,6 +8,7 @@ columns, for example.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,22 +22,24 @@ from torch.overrides import TorchFunctionMode
 
 
 class SymbolicFunctions(TorchFunctionMode):
-    """Calls the functions of this module in the place of torch's; `done` gets the name of each after its call.
+    """Calls the functions of this module in the place of torch's.
 
     Args:
+        begin: Is called with the arguments of a function before its call.
         done: Is called with the name of a function after its call.
         values: Those that `ValuesRead` noted in a run with data. Here there are none, so that reads return these.
     """
 
-    def __init__(self, done: Callable[[str], None], values: Iterable[Any] = ()) -> None:
+    def __init__(self, begin: Callable[[Any], None], done: Callable[[str], None], values: Iterable[Any] = ()) -> None:
         super().__init__()
-        self._done, self._values = done, deque(values)
+        self._begin, self._done, self._values = begin, done, deque(values)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if self._values and _is_read_by_torch(name):
             return self._values.popleft()
-        rule = _rule_of(name)
+        self._begin((args, kwargs))
+        rule = _rule_of(func, name)
         result = (rule or func)(*args, **(kwargs or {}))
         self._done(name)
         return result
@@ -63,10 +66,10 @@ def _is_read_by_torch(function: str) -> bool:
     return function in _READS and Path(sys._getframe(2).f_code.co_filename).parent == _LAYERS
 
 
-def _rule_of(name: str) -> Callable[..., Any] | None:
+def _rule_of(func: Any, name: str) -> Callable[..., Any] | None:
     if name.startswith("fft_") and not name.endswith(("freq", "shift")):
         return functools.partial(_transform, name.removeprefix("fft_"))
-    return _RULES.get(name)
+    return None if func is Tensor.unfold else _RULES.get(name)  # a method of the name of another function
 
 
 def _recurrent(gates: int) -> Callable[..., Any]:
@@ -159,6 +162,23 @@ def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | N
     return x.new_zeros(shape)
 
 
+def _interpolate(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Of each channel by itself: the sizes of the picture are numbers."""
+    size = F.interpolate(x.new_empty((1, 1, *map(int, x.shape[2:]))), *args, **kwargs).shape[2:]
+    return x.new_empty((*x.shape[:2], *size))
+
+
+def _unfold(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    places, steps = F.unfold(x.new_empty((1, 1, *map(int, x.shape[-2:]))), *args, **kwargs).shape[1:]
+    return x.new_empty((*x.shape[:-3], x.shape[-3] * places, steps))
+
+
+def _fold(x: Tensor, output_size: Any, kernel_size: Any, *args: Any, **kwargs: Any) -> Tensor:
+    places = math.prod(kernel_size) if isinstance(kernel_size, Sequence) else kernel_size**2
+    size = F.fold(x.new_empty((1, places, int(x.shape[-1]))), output_size, kernel_size, *args, **kwargs).shape[2:]
+    return x.new_empty((*x.unflatten(-2, (-1, places)).shape[:-2], *size))
+
+
 def _is_plain_number(*values: Any) -> bool:
     return not any(isinstance(value, torch.SymInt) for value in values)
 
@@ -205,5 +225,9 @@ _RULES: dict[str, Callable[..., Any]] = {
     "zeros": _zeros,
     "bilinear": _bilinear,
     "pad": _pad,
+    "interpolate": _interpolate,
+    "unfold": _unfold,
+    "fold": _fold,
+    "local_response_norm": lambda x, *_, **__: x,
     **dict.fromkeys(("index_add", "index_add_", "index_copy", "index_copy_"), _index_into),
 }

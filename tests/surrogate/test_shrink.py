@@ -20,13 +20,16 @@ from surrogate.shrink import run_for_operators
 from surrogate.widths import shapes_of
 from tests.surrogate.models import ZOO, Transformer
 from tests.surrogate.plain import (
+    Codebook,
     Concatenated,
+    Decoder,
     Experts,
     HeadDimAttention,
     Literal,
     Residual,
     SplitAttention,
     VisionTransformer,
+    Windows,
     resnet18,
 )
 
@@ -100,6 +103,39 @@ def test_concatenation_and_flattening() -> None:
 def test_a_width_written_as_a_number_stays() -> None:
     shapes = shapes_of(shrink(Literal(), 1 / 4, torch.randn(2, 6)))
     assert shapes["second.weight"] == (4, 32)
+
+
+def test_a_number_that_fixes_how_many_rows_there_are_stays_and_the_others_narrow() -> None:
+    narrow = shrink(Decoder(), 1 / 4, torch.randn(2, 6))
+    shapes = shapes_of(narrow)
+    assert (shapes["encoder.weight"], shapes["spread.weight"], shapes["deconv.weight"]) == (
+        (8, 6),
+        (64, 2),
+        (16, 6, 2, 2),
+    )
+    assert width_plan(narrow).rounded == ()
+
+
+def test_heads_within_windows_of_a_picture_become_fewer() -> None:
+    """The window divides the picture, and its index of places has as many rows: neither is a width."""
+    narrow: Any = shrink(Windows(), 1 / 4, torch.randn(2, 8, 8, 3))
+    assert shapes_of(narrow) == shapes_of(Windows(1 / 4))
+    assert (narrow.heads, narrow.window) == (2, 4)
+
+
+def test_a_codebook_in_a_buffer_is_as_wide_as_its_input() -> None:
+    model = nn.Sequential(nn.Linear(6, 16), Codebook(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2))
+    narrow: Any = shrink(model, 1 / 4, torch.randn(3, 6))
+    assert narrow[1].codes.shape == (4, 12)
+    assert width_plan(narrow).kept == ()
+
+
+def test_a_width_that_would_fall_to_one_unit_keeps_two() -> None:
+    """As of the squeeze of the first blocks of an EfficientNet."""
+    model = nn.Sequential(nn.Linear(6, 32), nn.Linear(32, 4), nn.ReLU(), nn.Linear(4, 32), nn.Linear(32, 2))
+    narrow = shrink(model, 1 / 8, torch.randn(3, 6))
+    assert shapes_of(narrow)["1.weight"] == (2, 4)
+    assert "4 -> 2 instead of 0.5 (first in 1.weight)" in width_plan(narrow).rounded
 
 
 def test_sizes_that_do_not_divide_are_rounded_up_and_reported() -> None:
