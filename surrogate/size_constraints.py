@@ -85,6 +85,7 @@ class _Tracer:
         self.fresh = itertools.count()
         self.sizes: dict[sympy.Symbol, int] = {}
         self.symbols: dict[sympy.Symbol, Any] = {}
+        self.used: set[int] = set()
         self.running: list[str] = []
         self.fixes = _Fixes(self.shape_env)
 
@@ -148,11 +149,13 @@ class _Tracer:
     def _expressions(self, sizes: Any) -> tuple[sympy.Expr, ...]:
         return tuple(self.shape_env.simplify(self._raw(size)) for size in sizes)
 
-    def _fix_divisors(self, arguments: Any) -> None:
-        """Make numbers of sizes that divide a plain number, such as the window that divides a picture's height."""
-        for size in pytree.tree_leaves(arguments):
-            if isinstance(size, torch.SymInt):
-                for division in size.node.expr.atoms(FloorDiv, IntTrueDiv, Mod, PythonMod):
+    def _read(self, arguments: Any) -> None:
+        """Note tensors that are read; make numbers of sizes that divide one, such as a window a picture's height."""
+        for leaf in pytree.tree_leaves(arguments):
+            if isinstance(leaf, Tensor):
+                self.used.add(id(leaf))
+            elif isinstance(leaf, torch.SymInt):
+                for division in leaf.node.expr.atoms(FloorDiv, IntTrueDiv, Mod, PythonMod):
                     if division.args[0].is_number:
                         _ = [int(self.symbols[symbol]) for symbol in division.free_symbols]
 
@@ -169,13 +172,9 @@ class _Tracer:
         example = batch_at(next((fake.device for fake in fakes.values()), None), example_input)
         batch = pytree.tree_map_only(Tensor, lambda tensor: self.mode.from_tensor(tensor, static_shapes=True), example)
         inputs = _Inputs(self.module, batch)
+        functions = SymbolicFunctions(self._read, self._called, self.values)
         try:
-            with (
-                self.mode,
-                SymbolicFunctions(self._fix_divisors, self._called, self.values),
-                torch.no_grad(),
-                warnings.catch_warnings(),
-            ):
+            with self.mode, functions, torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # kernels warn of slow paths, which is all the same without data
                 output = torch.func.functional_call(inputs, {f"module.{name}": f for name, f in fakes.items()}, ())
                 # Reading a symbolic size as a number makes it one: what the model puts out keeps its size.
@@ -183,6 +182,10 @@ class _Tracer:
                     if isinstance(leaf, Tensor):
                         _ = [int(size) for size in leaf.shape]
                 self.fixes.note("the output")
+            # So do parameters that a loss alone reads, such as those of a network whose features it compares.
+            unread = [fakes[name] for name, _ in self.module.named_parameters() if id(fakes[name]) not in self.used]
+            _ = [int(size) for fake in unread for size in fake.shape]
+            self.fixes.note("its absence from the forward pass")
         except Exception as error:
             where = running[-1] if running else type(self.module).__name__
             told = (str(error).splitlines() or [""])[0]  # torch adds its own stack

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 
 class SymbolicFunctions(TorchFunctionMode):
@@ -162,17 +163,31 @@ def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | N
     return x.new_zeros(shape)
 
 
+def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Kernels that take scales or windows as plain numbers: those are no widths."""
+
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return function(
+            x, *pytree.tree_map_only(torch.SymInt, int, args), **pytree.tree_map_only(torch.SymInt, int, kwargs)
+        )
+
+    return run
+
+
+@_of_numbers
 def _interpolate(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Of each channel by itself: the sizes of the picture are numbers."""
     size = F.interpolate(x.new_empty((1, 1, *map(int, x.shape[2:]))), *args, **kwargs).shape[2:]
     return x.new_empty((*x.shape[:2], *size))
 
 
+@_of_numbers
 def _unfold(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     places, steps = F.unfold(x.new_empty((1, 1, *map(int, x.shape[-2:]))), *args, **kwargs).shape[1:]
     return x.new_empty((*x.shape[:-3], x.shape[-3] * places, steps))
 
 
+@_of_numbers
 def _fold(x: Tensor, output_size: Any, kernel_size: Any, *args: Any, **kwargs: Any) -> Tensor:
     places = math.prod(kernel_size) if isinstance(kernel_size, Sequence) else kernel_size**2
     size = F.fold(x.new_empty((1, places, int(x.shape[-1]))), output_size, kernel_size, *args, **kwargs).shape[2:]

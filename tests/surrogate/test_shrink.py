@@ -130,6 +130,29 @@ def test_a_codebook_in_a_buffer_is_as_wide_as_its_input() -> None:
     assert width_plan(narrow).kept == ()
 
 
+class Perceptual(nn.Module):
+    """Its loss compares features of a network that the forward pass does not call."""
+
+    def __init__(self, factor: int = 2) -> None:
+        super().__init__()
+        self.factor = factor
+        self.first, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 3, 3, padding=1)
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.interpolate(self.first(x), scale_factor=self.factor, mode="nearest")
+        out: Tensor = self.last(x.relu())
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:the narrow model saves little")
+def test_a_network_that_the_forward_pass_does_not_call_stays_as_it_is() -> None:
+    narrow: Any = shrink(Perceptual(), 1 / 4, IMAGES)
+    assert shapes_of(narrow)["first.weight"] == (4, 3, 3, 3)
+    assert shapes_of(narrow.features) == shapes_of(Perceptual().features)
+    assert narrow.features(narrow(IMAGES)).shape == (2, 8, 12, 12)
+
+
 def test_a_width_that_would_fall_to_one_unit_keeps_two() -> None:
     """As of the squeeze of the first blocks of an EfficientNet."""
     model = nn.Sequential(nn.Linear(6, 32), nn.Linear(32, 4), nn.ReLU(), nn.Linear(4, 32), nn.Linear(32, 2))
