@@ -309,8 +309,8 @@ _WORDS = {
     "doesn't match the broadcast shape": _SHARED_WRITE,
     "doesn't have storage": "it hands a tensor to NumPy, but each member has another",
     "doesn't work on out=": "it writes by `out=`, for which vmap has no rule",
-    "setup_context": "its torch.autograd.Function has no `setup_context` and no `vmap` (the one of activation "
-    "checkpointing is used with `use_reentrant=True`)",
+    "setup_context": "its torch.autograd.Function has no `setup_context`: move there what `forward` does with `ctx`, "
+    "and set `generate_vmap_rule = True` (activation checkpointing takes `use_reentrant=False`)",
 }
 """Part of a message of torch's -> what the model does, in the user's words."""
 
