@@ -247,7 +247,7 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool
                 return SharedDraws("it draws from a generator that all share, such as Python's or NumPy's")
             losses = [t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
             trainable = [p for p in fused.stacked.values() if p.requires_grad]
-            if losses:
+            if losses and torch.is_grad_enabled():  # in evaluation, an objective may enable gradients of its own
                 torch.autograd.grad(losses, trainable, allow_unused=True)
         except Exception as error:
             if is_out_of_memory(error):
@@ -309,8 +309,8 @@ _WORDS = {
     "doesn't match the broadcast shape": _SHARED_WRITE,
     "doesn't have storage": "it hands a tensor to NumPy, but each member has another",
     "doesn't work on out=": "it writes by `out=`, for which vmap has no rule",
-    "setup_context": "its torch.autograd.Function has no `setup_context`: move there what `forward` does with `ctx`, "
-    "and set `generate_vmap_rule = True` (activation checkpointing takes `use_reentrant=False`)",
+    "setup_context": "it hands a function to a torch.autograd.Function that has no `setup_context` and no `vmap`",
+    "may have escaped": "its torch.autograd.Function computes with a tensor of the model: hand it to `apply`",
 }
 """Part of a message of torch's -> what the model does, in the user's words."""
 

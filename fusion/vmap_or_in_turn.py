@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fusion.argument_checks import require
 from fusion.differing_floats import PlainFloats, Settings
-from fusion.rules import folded, readable
+from fusion.rules import folded, functions_member_by_member, no_warnings_of_loops, readable
 from fusion.streams import Streams
 
 One = Callable[[Mapping[str, Tensor], Mapping[str, Any], Sequence[Tensor]], tuple[Any, Mapping[str, Tensor]]]
@@ -61,7 +61,7 @@ def at_once(
         result, rebound = tree_map(mode.of_each, (result, dict(rebound)))
         return tree_map(_as_tensor, result), rebound
 
-    with mode:
+    with mode, functions_member_by_member(streams), no_warnings_of_loops():
         result, rebound = torch.func.vmap(each, randomness="error")(readable(tensors), scalars_K, index_K, [*rows_K])
     return result, rebound
 

@@ -74,10 +74,11 @@ class RaceConfig(Part):
     Attributes:
         top_k: Configurations that move to the full-size model.
         keep: Weights that a full-size training hands back. "best": those after the last epoch that is as good as the
-            best one, but for 1 % of what training has gained. "last": those after its last epoch. Under either, trials
-            are compared by their last epochs. The winner's configuration then holds when you train it again, longer,
-            elsewhere or on more data. There are two exceptions. With `patience`, the best epochs are compared. If no
-            trial came to its end (time ran out, all diverged, or `stop_at` was reached), the best that was kept wins.
+            best one, but for 1 % of what training has gained. The first epoch may be far off, so that gains count up
+            to ten times the best score. "last": those after its last epoch. Under either, trials are compared by their
+            last epochs. The winner's configuration then holds when you train it again, longer, elsewhere or on more
+            data. There are two exceptions. With `patience`, the best epochs are compared. If no trial came to its end
+            (time ran out, all diverged, or `stop_at` was reached), the best that was kept wins.
         patience: A full-size training ends after this many epochs that were not better. None trains on. The sweep,
             where rungs decide, has none; a `train` function returns when it chooses.
         ema: Share of a full training's steps over which weights and running statistics are averaged, exponentially,

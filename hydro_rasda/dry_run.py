@@ -43,6 +43,7 @@ from hydro_rasda.secret_masking import shown
 from hydro_rasda.seeds import next_seed
 from hydro_rasda.surrogate_models import about_width_argument, width_form
 from hydro_rasda.trial import Trial
+from surrogate.output_sizes import call_model
 from surrogate.roles_and_multipliers import width_plan
 from surrogate.widths import WidthPlan
 
@@ -164,7 +165,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     with naming_batch("train_data", "its first batch", trial.batch_size):
         batches = problem.train_data.epoch(trial.batch_size, 0)
         train = next(batches)
-        _warn_of_other_sizes(trial, batch_length(train), lambda: next(batches, None) is None)
+        _warn_of_other_sizes(trial, train, lambda: next(batches, None) is None)
     parts, began = parts_of(trial, train, "train_data"), time.perf_counter()
     with objects_so_far_set_aside(problem.device), peak_memory(problem.device) as step:
         trained = run_batch(problem, target.train(), parts[0], "train_data")
@@ -184,7 +185,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     _check_names(problem, found)
     if survey:
         _survey(problem, trial, target, found)
-    example = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, calls[0]) if calls else None
+    example = _few(target, calls[0]) if calls else None
     narrow, tried = None, replace(problem, example_input=example)
     _try_optimizer(tried, trial, target)
     if not pretrained:
@@ -223,10 +224,25 @@ def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
         return min(first, step()) if first < QUICK_S else first
 
 
-def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool]) -> None:
+def _few(target: nn.Module, inputs: Any) -> Any:
+    """A few examples of a model's inputs; all of them if it is unknown which rows belong to which example."""
+    if not can_be_split(inputs):
+        return inputs
+    few = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, inputs)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            call_model(target, few)
+    except Exception:  # rows may stand for others, as those of a graph's matrix do
+        return inputs
+    return few
+
+
+def _warn_of_other_sizes(trial: Trial, batch: Batch, is_last: Callable[[], bool]) -> None:
     """Warn where a loader goes by another batch size than that of the configuration."""
-    asked = trial.batch_size
-    if "batch_size" in trial.config and (length > asked or (length < asked and not is_last())):
+    if "batch_size" not in trial.config or not can_be_split(batch):
+        return
+    length, asked = batch_length(batch), trial.batch_size
+    if length > asked or (length < asked and not is_last()):
         warn(
             f"`train_data` was asked for batches of {asked} examples, and the first has {length}: what `space` says of "
             "`batch_size` changes nothing where its loader takes no notice of it"
@@ -245,7 +261,7 @@ def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
     other = dict(from_another_seed.named_parameters())
     same = total = 0
     for name, parameter in target.named_parameters():
-        values = parameter.detach()
+        values = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
         if values.numel() == 0 or bool(((values == values.min()) | (values == values.max())).all()):
             continue
         total += values.numel()

@@ -19,9 +19,9 @@ from fusion.warn import warn
 from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.argument_checks import require
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
-from hydro_rasda.data.batch_splits import IndexedBatches
+from hydro_rasda.data.batch_splits import IndexedBatches, num_parts
 from hydro_rasda.metrics import Collected, WholeMetrics, measured
-from hydro_rasda.objective import FEW, Objective, Written, check_metrics, checked, scalars
+from hydro_rasda.objective import FEW, OUTPUTS, TARGETS, Objective, Written, check_metrics, checked, scalars
 from hydro_rasda.objective_parts import joined, moving
 from hydro_rasda.precision import as_given, in_precision, turns
 from hydro_rasda.problem import Problem
@@ -61,7 +61,7 @@ def parts_of(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
     """A batch in the parts that training takes it in, for which alone there may be memory."""
     parts = read(trial.config, "accumulate")
     try:
-        return split(batch, parts)
+        return split(batch, num_parts(batch, trial.batch_size, parts))
     except ValueError as error:
         raise misfit(
             f"`accumulate` is {parts}, but a batch {outline(batch)} of `{argument}`: {error}", error
@@ -99,7 +99,12 @@ def _run_turn(
         raise misfit(told, error) from error
     finally:
         handle.remove()
-    metrics = metrics if problem.metrics is None or not isinstance(metrics, Mapping) else scalars(metrics)
+    if problem.metrics is not None and isinstance(metrics, Mapping):
+        for name in sorted(metrics.keys() & {OUTPUTS, TARGETS}):
+            if not isinstance(metrics[name], Tensor):
+                told = f"`objective` returned {name!r} as a {type(metrics[name]).__name__}, but must return a tensor"
+                raise ValueError(f"{told}, since `metrics` is given those of all batches as one")
+        metrics = scalars(metrics)
     check_metrics(metrics)
     if torch.is_grad_enabled():
         try:

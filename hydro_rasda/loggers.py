@@ -6,6 +6,7 @@ run that goes on appends what is new to what an earlier process wrote. Each need
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
 import io
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.argument_checks import require
+from hydro_rasda.event_files import EventFile, last_steps, scalars, tag_of
 from hydro_rasda.results.records import STAGES, flat
 from hydro_rasda.run.events import (
     EpochEnded,
@@ -30,7 +32,7 @@ from hydro_rasda.run.events import (
     TrialEnded,
     TrialFailed,
 )
-from hydro_rasda.run.files import append_to, open_to_read, refuse_links
+from hydro_rasda.run.files import append_to, open_to_read, refuse_links, truncate
 from hydro_rasda.run.journal import number_of
 from hydro_rasda.run.run_json import unique_name
 
@@ -110,8 +112,8 @@ class TrialLogger:
         if event.recalled and event.epoch <= self.logged(event.trial, stage):
             return
         if event.trial not in self._open:
-            self._open.add(event.trial)
             self.open(trial)
+            self._open.add(event.trial)
         self.log(trial, stage, event.epoch, metrics, event.seconds)
 
     def _close(self, number: int, status: str, recalled: bool = False) -> None:
@@ -166,17 +168,21 @@ class CSVLogger(TrialLogger):
             self._path = self._path.resolve()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._run, self._logged = unique_name(event.path), {}
-        if not self._path.exists():
+        content = b""
+        with contextlib.suppress(FileNotFoundError), open_to_read(self._path) as file:
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        rows = csv.DictReader(io.StringIO((whole or content).decode(), newline=""))
+        rule = f"a file with the columns {', '.join(COLUMNS)}, or none yet"
+        require(not content or tuple(rows.fieldnames or ()) == COLUMNS, "path", str(self._path), rule)
+        if len(whole) < len(content):  # a full disk has cut off the last row
+            truncate(self._path, len(whole))
+        if not whole:
             self._append([COLUMNS])
-            return
-        with io.TextIOWrapper(open_to_read(self._path), newline="") as file:
-            rows = csv.DictReader(file)
-            rule = f"a file with the columns {', '.join(COLUMNS)}, or none yet"
-            require(tuple(rows.fieldnames or ()) == COLUMNS, "path", str(self._path), rule)
-            for row in rows:
-                if self._asked is None or row["run"] == self._run:  # a run's own file moves with it
-                    place = int(row["trial"]), row["stage"]
-                    self._logged[place] = max(int(row["epoch"]), self._logged.get(place, 0))
+        for row in rows:
+            if self._asked is None or row["run"] == self._run:  # a run's own file moves with it
+                place = int(row["trial"]), row["stage"]
+                self._logged[place] = max(int(row["epoch"]), self._logged.get(place, 0))
 
     def logged(self, trial: int, stage: str) -> float:
         return self._logged.get((trial, stage), 0)
@@ -263,45 +269,38 @@ class TensorBoardLogger(TrialLogger):
 
     def __init__(self, folder: str | Path | None = None) -> None:
         super().__init__()
-        self._writers: dict[int, Any] = {}
-        self._asked = folder
-        self._folder = Path()
-        self._there: set[str] = set()
-        self._module = needed("tensorboardX", "TensorBoardLogger", "tensorboard")
+        self._asked, self._folder, self._inside = folder, Path(), 0
+        self._files: dict[int, EventFile] = {}
+        self._logged: dict[int, dict[str, int]] = {}
+        needed("tensorboardX", "TensorBoardLogger", "tensorboard")
 
     def begin(self, event: RunBegan) -> None:
+        self._files, self._logged = {}, {}
         if self._asked is None:
-            self._folder = event.path / "tensorboard"
+            self._folder, self._inside = event.path / "tensorboard", 2
             refuse_links(self._folder, *self._folder.glob("*"))
         else:
-            self._folder = Path(self._asked).expanduser() / unique_name(event.path)
-        self._there = {path.name for path in self._folder.glob("trial-*")}
+            self._folder, self._inside = Path(self._asked).expanduser() / unique_name(event.path), 0
 
     def logged(self, trial: int, stage: str) -> float:
-        # Files of an earlier process are not read again; a trial without a folder has none.
-        return math.inf if f"trial-{trial}" in self._there else 0
+        if trial not in self._logged:
+            self._logged[trial] = last_steps(self._folder / f"trial-{trial}", self._inside)
+        begins = tag_of(f"{stage}/")
+        return max((step for tag, step in self._logged[trial].items() if tag.startswith(begins)), default=0)
 
     def open(self, trial: Logged) -> None:
-        folder = self._folder / f"trial-{trial.number}"
-        self._writers[trial.number] = self._module.SummaryWriter(str(folder), write_to_disk=True)
+        if trial.number not in self._files:
+            self._files[trial.number] = EventFile(self._folder / f"trial-{trial.number}", self._inside)
 
     def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
-        for name, value in metrics.items():
-            # TensorBoard's tags have no spaces.
-            self._writers[trial.number].add_scalar(_tag(f"{stage}/{name}"), value, epoch)
+        values = {f"{stage}/{name}": value for name, value in metrics.items()}
+        self._files[trial.number].append([scalars(values)], epoch)
 
     def close(self, trial: Logged, status: str) -> None:
-        writer = self._writers.pop(trial.number)
         summary = needed("tensorboardX.summary", "TensorBoardLogger", "tensorboard")
         config = {name: plain(value) for name, value in trial.config.items()} | {"status": status}
-        metrics = {_tag(name): value for name, value in trial.metrics.items() if math.isfinite(value)}
-        for each in summary.hparams(config, metrics):
-            writer.file_writer.add_summary(each)
-        writer.close()
-
-
-def _tag(name: str) -> str:
-    return name.replace(" ", "_")
+        metrics = {tag_of(name): value for name, value in trial.metrics.items() if math.isfinite(value)}
+        self._files[trial.number].append(summary.hparams(config, metrics))
 
 
 class WandbLogger(TrialLogger):

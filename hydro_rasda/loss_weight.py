@@ -79,9 +79,12 @@ class LossCalls(TorchFunctionMode):
             if is_mean:  # of probabilities of classes, which are the second dimension
                 total = torch.full((), target.numel() // target.shape[min(1, target.ndim - 1)], device=target.device)
         else:
-            summed = func(input, target, weight, reduction="sum", **more)
+            # The largest number of float16 is 65504, less than the sum over many tokens.
+            wide = torch.float32 if input.dtype == torch.float16 else input.dtype
+            of_class = None if weight is None else weight.to(wide)
+            summed = func(input.to(wide), target, of_class, reduction="sum", **more)
             counted = (index := whole(target)) != ignore_index
-            of_each = counted if weight is None else weight.detach()[index.where(counted, 0)] * counted
+            of_each = counted if of_class is None else of_class.detach()[index.where(counted, 0)] * counted
             total = of_each.sum()
             # Divided by 0, it would be NaN, and so would 0 times its gradient.
             loss = (summed / total.where(total > 0, 1)).where(total > 0, 0.0)

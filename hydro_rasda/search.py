@@ -128,11 +128,11 @@ def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) ->
     """Refuse what is neither a configuration of the space nor a part of one."""
     for i, config in enumerate(first):
         require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
+        for name, value in config.items():
+            check_value(f"sweep.first[{i}][{name!r}]", value)
         unknown = unknown_keys(config, space)
         rule = f"of the keys of `space`, which has no {', '.join(unknown)}"
         require(not unknown, f"sweep.first[{i}]", shown(config), rule)
-        for name, value in config.items():
-            check_value(f"sweep.first[{i}][{name!r}]", value)
 
 
 def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:
@@ -168,7 +168,7 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives
     except (TypeError, ValueError) as error:
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
     listens = type(searcher).set_search_properties is not Searcher.set_search_properties
-    rule = "one without a space of its own: `tune` tells it `space`, `metric` and `mode`"
+    rule = "a new one without a space of its own: `tune` tells it `space`, `metric` and `mode`"
     require(told is not False or not listens, "sweep.searcher", searcher, rule)
 
 

@@ -116,7 +116,8 @@ def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
     """
     parameters, buffers, units = module.named_parameters(), module.named_buffers(), Units()
     memo: dict[int, Any] = {id(tensor): _like(tensor, sizes.tensors[name]) for name, tensor in parameters}
-    memo |= {id(tensor): take_part(tensor, sizes.tensors[name], units) for name, tensor in buffers}
+    parts = {name: take_part(tensor, sizes.tensors[name], units) for name, tensor in buffers}
+    memo |= {id(module.get_buffer(name)): part.clone() for name, part in parts.items()}
     # The narrow tensors take the wide ones' places while the module is copied, wherever it holds them.
     narrow = copy.deepcopy(module, memo)
     for (name, attribute), (_, new) in sizes.attributes.items():
@@ -126,6 +127,10 @@ def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
         setattr(layer, attribute, new if isinstance(getattr(layer, attribute), tuple) else new[0])
     for layer in narrow.modules():
         _update_torch_attributes(layer)
+    for name, buffer in narrow.named_buffers():
+        buffer.copy_(
+            parts[name]
+        )  # a spectral norm writes to its buffers when a weight is read, which is not filled yet
     return narrow
 
 

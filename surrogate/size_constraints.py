@@ -63,8 +63,9 @@ class SizeTrace:
 def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
     """Run a copy of `module` once on symbolic sizes.
 
-    The module must run on fake tensors (no control flow that reads values, except in torch's own layers, which follow
-    those of one run with data). If it fails, a ValueError names the innermost module that was running.
+    The module must run on fake tensors. Values that it reads are those of one run with data. If it may branch by them
+    to layers that this run does not meet, it is refused. If it fails, a ValueError names the innermost module that was
+    running.
     """
     try:
         return _Tracer(module).trace(example_input)
@@ -73,19 +74,26 @@ def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
         run_for_shapes(module, example_input, read)
         if not read.values:
             raise
-        return _Tracer(module, read.values).trace(example_input)
+        tracer = _Tracer(module, read.values)
+        trace = tracer.trace(example_input)
+        if tracer.unmet:
+            raise ValueError(
+                f"the forward pass may branch by values that it reads: on `example_input` it does not use "
+                f"{tracer.unmet[0]!r}; give the model a `width_ratio` argument and use make_surrogate"
+            ) from None
+        return trace
 
 
 class _Tracer:
-    def __init__(self, module: nn.Module, values: Sequence[Any] = ()) -> None:
+    def __init__(self, module: nn.Module, values: Sequence[tuple[str, Any]] = ()) -> None:
         self.module, self.values = copy.deepcopy(module), values
+        self.unmet: list[str] = []
         self.shape_env = ShapeEnv(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.mode.cache_enabled = False  # a module seldom repeats a call with the same symbols
         self.fresh = itertools.count()
         self.sizes: dict[sympy.Symbol, int] = {}
         self.symbols: dict[sympy.Symbol, Any] = {}
-        self.used: set[int] = set()
         self.running: list[str] = []
         self.fixes = _Fixes(self.shape_env)
 
@@ -149,12 +157,10 @@ class _Tracer:
     def _expressions(self, sizes: Any) -> tuple[sympy.Expr, ...]:
         return tuple(self.shape_env.simplify(self._raw(size)) for size in sizes)
 
-    def _read(self, arguments: Any) -> None:
-        """Note tensors that are read; make numbers of sizes that divide one, such as a window a picture's height."""
-        for leaf in pytree.tree_leaves(arguments):
-            if isinstance(leaf, Tensor):
-                self.used.add(id(leaf))
-            elif isinstance(leaf, torch.SymInt):
+    def _fix_divisors(self, arguments: Sequence[Any]) -> None:
+        """Make numbers of sizes that divide a plain number, such as the window that divides a picture's height."""
+        for leaf in arguments:
+            if isinstance(leaf, torch.SymInt):
                 for division in leaf.node.expr.atoms(FloorDiv, IntTrueDiv, Mod, PythonMod):
                     if division.args[0].is_number:
                         _ = [int(self.symbols[symbol]) for symbol in division.free_symbols]
@@ -172,7 +178,7 @@ class _Tracer:
         example = batch_at(next((fake.device for fake in fakes.values()), None), example_input)
         batch = pytree.tree_map_only(Tensor, lambda tensor: self.mode.from_tensor(tensor, static_shapes=True), example)
         inputs = _Inputs(self.module, batch)
-        functions = SymbolicFunctions(self._read, self._called, self.values)
+        functions = SymbolicFunctions(self._fix_divisors, self._called, self.values)
         try:
             with self.mode, functions, torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # kernels warn of slow paths, which is all the same without data
@@ -183,8 +189,8 @@ class _Tracer:
                         _ = [int(size) for size in leaf.shape]
                 self.fixes.note("the output")
             # So do parameters that a loss alone reads, such as those of a network whose features it compares.
-            unread = [fakes[name] for name, _ in self.module.named_parameters() if id(fakes[name]) not in self.used]
-            _ = [int(size) for fake in unread for size in fake.shape]
+            self.unmet = [name for name, _ in self.module.named_parameters() if id(fakes[name]) not in functions.met]
+            _ = [int(size) for name in self.unmet for size in fakes[name].shape]
             self.fixes.note("its absence from the forward pass")
         except Exception as error:
             where = running[-1] if running else type(self.module).__name__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -19,16 +21,24 @@ _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = ()) -> NarrowSizes:
-    """Choose the sizes of the narrow copy of the module that was traced; see `scale_sizes` and `find_counts`."""
-    counts, numbers = find_counts(trace, lists), _find_numbers(trace, width_ratio)
-    values = scale_sizes(trace, width_ratio, {*counts, *numbers})
-    told = [
-        *(f"{trace.sizes[s]} of {name} stays, as it is a number in the forward pass" for s, name in numbers.items()),
-        *(
-            f"{trace.sizes[symbol]} of {name} stays, as no layer reads it: it seems to count experts or scores"
-            for symbol, name in counts.items()
-        ),
-    ]
+    """Choose the sizes of the narrow copy of the module that was traced.
+
+    Kept are those of `find_counts` and `find_third_widths`, and the small ones of which one unit would be left.
+    """
+    kept = {
+        symbol: f"{trace.sizes[symbol]} of {name} stays, as {reason}"
+        for found, reason in (
+            (find_counts(trace, lists), "no layer reads it: it seems to count experts or scores"),
+            (find_third_widths(trace), "muP has rules for two widths of a parameter"),
+        )
+        for symbol, name in found.items()
+    }
+    values = scale_sizes(trace, width_ratio, kept)
+    if small := _find_single_units(trace, values):
+        kept |= {s: f"{trace.sizes[s]} of {name} stays, as one unit would be left" for s, name in small.items()}
+        with contextlib.suppress(ValueError):  # of a model in which all are small, the units are refused below
+            values = scale_sizes(trace, width_ratio, kept)
+    told = list(kept.values())
     return NarrowSizes(
         {name: evaluate(sizes, values) for name, sizes in trace.tensors.items()},
         {key: (evaluate(sizes, trace.sizes), evaluate(sizes, values)) for key, sizes in trace.attributes.items()},
@@ -40,19 +50,20 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
     """Choose a value for every symbol.
 
     Widths are multiplied by the ratio and rounded up. If heads divide a width, their number shrinks and
-    their size stays, so a width is rounded up to whole heads.
+    their size stays, so a width is rounded up to whole heads. Sizes that equations tie are chosen together; they stay
+    if no rounding satisfies these equations.
 
     Raises:
-        ValueError: if nothing can be scaled, or no rounding satisfies the equations.
+        ValueError: if nothing can be scaled, or no rounding satisfies any equations.
     """
     roles = _roles(trace)
     widths, counts = roles.widths - {*keep}, roles.counts - {*keep}
+    widths -= _pinned(trace, width_ratio, widths)
     if not widths and not counts:
         raise ValueError(_nothing_to_scale(trace))
     units = {width: _head_size(trace, roles, width) for width in widths}
-    least = {width: 1 if width in roles.named_heads else min(2, trace.sizes[width]) for width in widths}
     while True:
-        values = _scaled_sizes(trace, width_ratio, units, counts, least)
+        values = _scaled_sizes(trace, width_ratio, units, counts, roles.named_heads)
         # Heads of a width that stays are as many as before: else they would be larger.
         stuck = {count for count in counts if values[count] < trace.sizes[count] and not _shrinks(trace, count, values)}
         if not stuck:
@@ -60,49 +71,59 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
         counts -= stuck
 
 
+def _pinned(trace: SizeTrace, width_ratio: float, widths: Collection[sympy.Symbol]) -> set[sympy.Symbol]:
+    """Find widths that an equation of their own keeps, such as the channels that a pixel shuffle turns into an image.
+
+    No other width needs to be a multiple of these.
+    """
+    found = set()
+    for width in widths:
+        full, own = trace.sizes[width], [e for e in trace.equations if e.free_symbols == {width}]
+        smaller = {size for m in _MULTIPLES if (size := _scaled(full, width_ratio, m)) < full}
+        if own and not any(all(_holds(equation, {width: size}) for equation in own) for size in smaller):
+            found.add(width)
+    return found
+
+
 def _scaled_sizes(
     trace: SizeTrace,
     width_ratio: float,
     units: Mapping[sympy.Symbol, int],
     counts: Collection[sympy.Symbol],
-    least: Mapping[sympy.Symbol, int],
+    named_heads: Collection[sympy.Symbol],
 ) -> dict[sympy.Symbol, int]:
-    heads = {count: _scaled(trace.sizes[count], width_ratio, 1) for count in counts}
-    values = trace.sizes
-    for multiple in _MULTIPLES:
-        scaled = {
-            width: min(
-                trace.sizes[width],
-                max(least[width], _scaled(trace.sizes[width], width_ratio, math.lcm(unit, multiple))),
-            )
-            for width, unit in units.items()
-        }
-        values = {**trace.sizes, **scaled, **heads}
-        if all(_holds(equation, values) for equation in trace.equations):
-            return values
-    unmet = [str(equation) for equation in trace.equations if not _holds(equation, values)]
-    raise ValueError(
-        f"width_ratio={width_ratio:g} leaves no sizes that fit together (unmet: {'; '.join(unmet[:3])}); "
-        "try another ratio, or give the model a `width_ratio` argument and use make_surrogate"
-    )
+    values, unmet = dict(trace.sizes), []
+    for symbols, equations in _tied_together(trace, sorted({*units, *counts}, key=str)):
+        heads = {count: _scaled(trace.sizes[count], width_ratio, 1) for count in symbols & {*counts}}
+        # As many heads as before may fit where fewer do not: those of an average keep their number.
+        for multiple, stay in itertools.product(_MULTIPLES, (frozenset(), named_heads)):
+            sizes = {width: (trace.sizes[width], math.lcm(units[width], multiple)) for width in symbols & units.keys()}
+            scaled = {width: min(full, _scaled(full, width_ratio, unit)) for width, (full, unit) in sizes.items()}
+            found = {s: size for s, size in {**scaled, **heads}.items() if s not in stay}
+            if all(_holds(equation, {**trace.sizes, **found}) for equation in equations):
+                values |= found
+                break
+        else:
+            unmet += [str(e) for e in equations if not _holds(e, {**trace.sizes, **scaled, **heads})]
+    if unmet and values == trace.sizes:
+        raise ValueError(
+            f"width_ratio={width_ratio:g} leaves no sizes that fit together (unmet: {'; '.join(unmet[:3])}); "
+            "try another ratio, or give the model a `width_ratio` argument and use make_surrogate"
+        )
+    return values
 
 
-def _find_numbers(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, str]:
-    """Find widths that no smaller size can take the place of, such as 512 in `x.view(-1, 512)`, where rows are fixed.
-
-    Return for each symbol the first parameter that has it.
-    """
-    found = {}
-    for symbol in sorted(trace.seeds, key=str):
-        own = [equation for equation in trace.equations if equation.free_symbols == {symbol}]
-        tried = {_scaled(trace.sizes[symbol], width_ratio, multiple) for multiple in _MULTIPLES}
-        smaller = [size for size in tried if size < trace.sizes[symbol]]
-        if own and not any(all(_holds(equation, {symbol: size}) for equation in own) for size in smaller):
-            holders = [
-                name for name, sizes in trace.tensors.items() if any(symbol in dim.free_symbols for dim in sizes)
-            ]
-            found[symbol] = holders[0]
-    return found
+def _tied_together(
+    trace: SizeTrace, symbols: Collection[sympy.Symbol]
+) -> list[tuple[set[sympy.Symbol], list[sympy.Basic]]]:
+    """Split symbols into groups such that no equation has symbols of two groups, with the equations of each."""
+    groups: list[tuple[set[sympy.Symbol], list[sympy.Basic]]] = [({symbol}, []) for symbol in symbols]
+    for equation in trace.equations:
+        own = [group for group in groups if not group[0].isdisjoint(equation.free_symbols)]
+        if own:
+            joined = {s for of, _ in own for s in of}, [e for _, of in own for e in of] + [equation]
+            groups = [group for group in groups if group not in own] + [joined]
+    return groups
 
 
 def _shrinks(trace: SizeTrace, count: sympy.Symbol, values: Mapping[sympy.Symbol, int]) -> bool:
@@ -141,6 +162,29 @@ def find_counts(trace: SizeTrace, lists: Collection[int]) -> dict[sympy.Symbol, 
     return found
 
 
+def find_third_widths(trace: SizeTrace) -> dict[sympy.Symbol, str]:
+    """Find sizes that no layer has, of parameters with more than two widths, such as the modes of a Fourier operator.
+
+    Return for each symbol the first parameter that has it.
+    """
+    layers = [sizes for name, sizes in trace.tensors.items() if name not in trace.stacks]
+    of_layers = {s for sizes in layers for size in sizes for s in size.free_symbols}
+    found: dict[sympy.Symbol, str] = {}
+    for name in sorted(trace.stacks):
+        own = [size.free_symbols for size in trace.tensors[name] if size.free_symbols & trace.seeds]
+        if len(own) > 2:
+            found |= {s: found.get(s, name) for s in sorted(set().union(*own) - of_layers, key=str)}
+    return found
+
+
+def _find_single_units(trace: SizeTrace, values: Mapping[sympy.Symbol, int]) -> dict[sympy.Symbol, str]:
+    """Find widths of which one unit would be left, such as the bottleneck of a gate, with a parameter that has each."""
+    widths = _roles(trace).widths
+    small = {s for s in widths if values[s] == 1 < trace.sizes[s]}
+    named = {s: name for name, sizes in reversed(trace.tensors.items()) for size in sizes for s in size.free_symbols}
+    return {s: named[s] for s in sorted(small & named.keys(), key=str)}
+
+
 def evaluate(expressions: tuple[sympy.Expr, ...], values: Mapping[sympy.Symbol, int]) -> tuple[int, ...]:
     """Sizes as numbers.
 
@@ -172,8 +216,7 @@ def _scaled(size: int, width_ratio: float, unit: int) -> int:
 class _Roles:
     """The symbols that are widths, rounded up to whole heads, and those that count heads; the rest stays.
 
-    Attributes:
-        named_heads: Those that count heads by the name of an attribute; a tensor may have one, as widths.
+    Widths that are called as numbers of heads are, such as the rows of a parameter with one for each: `named_heads`.
     """
 
     widths: frozenset[sympy.Symbol]
@@ -187,7 +230,7 @@ def _roles(trace: SizeTrace) -> _Roles:
     for (_, attribute), sizes in trace.attributes.items():
         for symbol in (size for size in sizes if size.is_Symbol):
             names[symbol].append(attribute)
-    tied = {s for e in trace.equations if e.free_symbols & trace.seeds for s in e.free_symbols}
+    tied = _tied_to(trace.seeds, trace.equations)
     dims = {dim for sizes in trace.tensors.values() for dim in sizes if dim.free_symbols & (tied | trace.seeds)}
     factors = {s for dim in dims for s in dim.free_symbols} - dims
     full = set(evaluate(tuple(dims), trace.sizes))
@@ -204,8 +247,16 @@ def _roles(trace: SizeTrace) -> _Roles:
             # either, such as a norm or a buffer of positions.
             stay |= product - {max(fewer, key=lambda s: (s in named_heads, trace.sizes[s], str(s)))}
     stay |= {s for s, of in _determined(trace) if of <= stay}
-    widths = frozenset((tied | trace.seeds) - parts - stay)
-    return _Roles(widths, frozenset(counts - stay), frozenset(stay), frozenset(named_heads))
+    widths = (tied | trace.seeds) - parts - stay
+    return _Roles(frozenset(widths), frozenset(counts - stay), frozenset(stay), frozenset(widths & named_heads))
+
+
+def _tied_to(seeds: Collection[sympy.Symbol], equations: Collection[sympy.Basic]) -> set[sympy.Symbol]:
+    """The symbols of equations with a seed, of equations with these, and so on."""
+    found: set[sympy.Symbol] = set()
+    while new := {s for e in equations if e.free_symbols & {*seeds, *found} for s in e.free_symbols} - found:
+        found |= new
+    return found
 
 
 _SIZE_OF_HEAD = re.compile("dim|size|width|channels|features|shape|^d_|^(dh|dk|hd)$")

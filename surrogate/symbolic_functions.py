@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -29,17 +27,24 @@ class SymbolicFunctions(TorchFunctionMode):
         begin: Is called with the arguments of a function before its call.
         done: Is called with the name of a function after its call.
         values: Those that `ValuesRead` noted in a run with data. Here there are none, so that reads return these.
+
+    Attributes:
+        met: The ids of all tensors that functions were called with.
     """
 
-    def __init__(self, begin: Callable[[Any], None], done: Callable[[str], None], values: Iterable[Any] = ()) -> None:
+    def __init__(
+        self, begin: Callable[[Any], None], done: Callable[[str], None], values: Iterable[tuple[str, Any]] = ()
+    ) -> None:
         super().__init__()
-        self._begin, self._done, self._values = begin, done, deque(values)
+        self._begin, self._done, self._values, self.met = begin, done, deque(values), set[int]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if self._values and _is_read_by_torch(name):
-            return self._values.popleft()
-        self._begin((args, kwargs))
+        leaves = pytree.tree_leaves((args, kwargs))
+        self.met |= {id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+        if self._values and self._values[0][0] == name:
+            return self._values.popleft()[1]
+        self._begin(leaves)
         rule = _rule_of(func, name)
         result = (rule or func)(*args, **(kwargs or {}))
         self._done(name)
@@ -47,24 +52,20 @@ class SymbolicFunctions(TorchFunctionMode):
 
 
 class ValuesRead(TorchFunctionMode):
-    """Notes in `values`, in order, what torch's own layers read from tensors, such as whether a mask is causal.
+    """Notes in `values`, in order, what is read from tensors, such as the number of graphs in a batch.
 
-    They branch to another kernel then. A model of the user's may branch to layers that this run does not meet.
+    Each value stands after the name of the function that reads it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.values: list[Any] = []
+        self.values: list[tuple[str, Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if _is_read_by_torch(getattr(func, "__name__", "")):
-            self.values.append(result)
+        result, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        if name in _READS:
+            self.values.append((name, result))
         return result
-
-
-def _is_read_by_torch(function: str) -> bool:
-    return function in _READS and Path(sys._getframe(2).f_code.co_filename).parent == _LAYERS
 
 
 def _rule_of(func: Any, name: str) -> Callable[..., Any] | None:
@@ -140,8 +141,30 @@ def _unpack(data: Tensor, batch_sizes: Tensor, batch_first: bool, *_: Any) -> tu
 
 
 def _get_item(x: Tensor, place: Any) -> Any:
-    """A recurrent layer reads how many packed sequences there are."""
-    return torch.tensor(vars(x)[_BATCH]) if _BATCH in vars(x) else x[place]
+    """A size that indices look up stays; a recurrent layer reads how many packed sequences there are."""
+    if _BATCH in vars(x):
+        return torch.tensor(vars(x)[_BATCH])
+    places = [p for p in (place if isinstance(place, tuple) else (place,)) if p is not None]
+    flags = [p.dim() if isinstance(p, Tensor) and p.dtype == torch.bool else 1 for p in places]
+    for at, p in enumerate(places):
+        if isinstance(p, Tensor) and p.dtype != torch.bool and not any(q is ... for q in places[:at]):
+            int(x.shape[sum(flags[:at])])
+    return x[place]
+
+
+def _looked_up(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`gather` and the like: a size that indices look up stays."""
+
+    def run(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
+        int(x.shape[dim])
+        return function(x, dim, index, *args, **kwargs)
+
+    return run
+
+
+def _embedding(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
+    int(weight.shape[0])
+    return F.embedding(input, weight, *args, **kwargs)
 
 
 def _zeros(*sizes: Any, **kwargs: Any) -> Tensor:
@@ -220,8 +243,7 @@ def _transform(name: str, x: Tensor, n: Any = None, dim: Any = None, norm: Any =
     return found.new_empty([found.shape[place] if place in along else size for place, size in enumerate(shape)])
 
 
-_READS = frozenset({"__bool__", "__int__", "__float__", "item", "tolist", "equal", "allclose"})
-_LAYERS = Path(nn.modules.__file__).parent
+_READS = frozenset({"__bool__", "__int__", "__index__", "__float__", "item", "tolist", "equal", "allclose"})
 _LSTM = 4
 _BATCH = "number_of_packed_sequences"
 _RULES: dict[str, Callable[..., Any]] = {
@@ -237,6 +259,9 @@ _RULES: dict[str, Callable[..., Any]] = {
     "_pack_padded_sequence": _pack,
     "_pad_packed_sequence": _unpack,
     "__getitem__": _get_item,
+    "gather": _looked_up(torch.gather),
+    "index_select": _looked_up(torch.index_select),
+    "embedding": _embedding,
     "zeros": _zeros,
     "bilinear": _bilinear,
     "pad": _pad,

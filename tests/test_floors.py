@@ -40,7 +40,7 @@ FLOORS = (
         "surrogate_models",
     },
     {"run"},
-    {"results", "page", "plots", "loggers"},
+    {"results", "page", "plots", "event_files", "loggers"},
     {"contracts"},
     {"processes"},
     {"training"},

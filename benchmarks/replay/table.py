@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hydro_rasda.training.kept_weights import TOLERANCE
+from hydro_rasda.training.kept_weights import FAR_OFF, TOLERANCE
 
 Split = Literal["train", "validation", "test"]
 Config = dict[str, Any]
@@ -293,7 +293,8 @@ def _kept_so_far(curves: Floats) -> Ints:
         first = np.where(np.isfinite(first), first, score)
         top = np.maximum(top, score)
         with np.errstate(invalid="ignore"):  # of one that has diverged throughout
-            keeps = np.isfinite(score) & (top - score <= TOLERANCE * (top - first))
+            gain = np.minimum(top - first, FAR_OFF * abs(top))
+            keeps = np.isfinite(score) & (top - score <= TOLERANCE * gain)
         kept[..., epoch] = np.where(keeps, epoch, kept[..., epoch - 1])
     return kept
 

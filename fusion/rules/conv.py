@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fusion.rules import kernel_inputs
@@ -136,3 +137,12 @@ def global_pooling(function: Callable[..., Any], dims: int) -> Rule:
 
 def _side_by_side(x_NKCHW: Tensor) -> bool:
     return x_NKCHW.stride(1) == x_NKCHW.shape[2] * x_NKCHW.stride(2)
+
+
+def affine_grid(K: int, theta: Member, size: Any, align_corners: bool | None = None) -> Any:
+    """`F.affine_grid`: theta [N, 2, 3] or [N, 3, 4]; K folds into the samples."""
+    theta_K = theta.lead(K)
+    if theta_K.dim() != 4 or len(size) not in (4, 5) or theta_K.shape[1] != size[0]:
+        return NotImplemented  # torch says what is wrong
+    grid = F.affine_grid(theta_K.flatten(0, 1), [K * size[0], *size[1:]], align_corners)
+    return Member(grid.unflatten(0, (K, -1)), 0)

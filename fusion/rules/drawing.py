@@ -26,8 +26,8 @@ def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_sc
     """
 
     def rule(K: int, *args: Any, **kwargs: Any) -> Any:
-        # The operator must not write into one of several views that one call made.
-        in_place = function.__name__.endswith("_") or kwargs.get("inplace") is True
+        # The operator writes into a copy of each member's part: views of one tensor would count each other's writes.
+        in_place = _is_in_place(function, args, kwargs)
         if in_place and args[0].dim is None:
             return NotImplemented
         parted = tree_map(lambda x: _part(x, K, in_place, plain_scalars), (args, kwargs), is_leaf=_is_member)
@@ -91,7 +91,14 @@ def _part(x: Any, K: int, in_place: bool, plain_scalars: bool) -> Any:
     if x.value.ndim == 1 and x.value.is_floating_point() and (plain_scalars or "numbers" in vars(x.value)):
         return _Parts(x.numbers())
     x_K = laid_out(x.lead(K))
-    return _Parts(x_K.select(0, k) for k in range(K)) if in_place else _Parts(x_K.unbind())
+    return _Parts(part.clone() for part in x_K.unbind()) if in_place else _Parts(x_K.unbind())
+
+
+def _is_in_place(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call writes to its first argument: by the function's name, or by its argument `inplace`."""
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code else ()
+    return function.__name__.endswith("_") or {**dict(zip(names, args)), **kwargs}.get("inplace") is True
 
 
 def _joined(results: Any) -> Any:

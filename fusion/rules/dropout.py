@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fusion.rules.drawing import strides_alone
@@ -24,6 +25,11 @@ def dropout(
     x_K = input.lead(K)
     mask_K = masks(x_K, p_K, streams)
     return Member(x_K.mul_(mask_K) if inplace else x_K * mask_K, 0)
+
+
+def rrelu(input: Tensor, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
+    """`F.rrelu` for one member, in evaluation: the mean of its slopes; `vmap` has no rule for it."""
+    return NotImplemented if training else F.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
 def probabilities(p: float | Member, K: int) -> list[float]:

@@ -57,6 +57,44 @@ def torch_embedding(
     return embedding(K, indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
 
 
+def embedding_bag(
+    K: int,
+    input: Member,
+    weight: Member,
+    offsets: Member | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Member | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    """`F.embedding_bag`: the K tables lie one below another, and so do the members' bags."""
+    if weight.dim is None or max_norm is not None or include_last_offset or padding_idx is not None:
+        return NotImplemented
+    weight_KVE, index_K = weight.lead(K), input.lead(K)
+    rows = weight_KVE.shape[1]
+    first_K = torch.arange(K, device=index_K.device, dtype=index_K.dtype).view(K, *[1] * (index_K.dim() - 1))
+    place_K = index_K + rows * first_K
+    if input.dim is not None:
+        # As for `embedding`, another member's row must not be found.
+        place_K = torch.where((index_K >= 0) & (index_K < rows), place_K, K * rows)
+    begin_K = None if offsets is None else offsets.lead(K) + index_K.shape[1] * first_K.to(offsets.value.dtype)
+    shares_K = None if per_sample_weights is None else per_sample_weights.lead(K)
+    out = F.embedding_bag(
+        place_K.flatten(0, 1),
+        weight_KVE.flatten(0, 1),
+        None if begin_K is None else begin_K.flatten(0, 1),
+        scale_grad_by_freq=scale_grad_by_freq,
+        mode=mode,
+        sparse=sparse,
+        per_sample_weights=None if shares_K is None else shares_K.flatten(0, 1),
+    )
+    return Member(out.unflatten(0, (K, -1)), 0)
+
+
 def one_hot(K: int, input: Member, num_classes: int = -1) -> Any:
     """`F.one_hot`: torch's own rule makes zeros of a class out of range, which is an error alone."""
     return NotImplemented if num_classes < 0 else Member(F.one_hot(input.value, num_classes), input.dim)

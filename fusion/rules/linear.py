@@ -48,3 +48,18 @@ def _batched(x_KNI: torch.Tensor, weight_KIO: torch.Tensor, bias_KO: torch.Tenso
     if bias_KO is None:
         return torch.bmm(x_KNI, weight_KIO)
     return torch.baddbmm(bias_KO.unsqueeze(1), x_KNI, weight_KIO)
+
+
+def of_sparse(K: int, sparse: Member, dense: Member) -> Any:
+    """Multiply a sparse matrix that members share, such as a graph's [M, N], with [N, C] or [N] of each."""
+    if sparse.dim is not None or dense.dim is None or dense.value.dim() not in (2, 3):
+        return NotImplemented
+    x = dense.at(K, 1)
+    out = torch.sparse.mm(sparse.value, x.flatten(1))
+    return Member(out.unflatten(1, x.shape[1:]), 1)
+
+
+def bilinear(input1: torch.Tensor, input2: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """`F.bilinear` for one member; `vmap` would make a loop of it."""
+    out = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+    return out if bias is None else out + bias

@@ -10,7 +10,8 @@ more than the arithmetic of a small layer. The few private calls that replace it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -83,3 +84,13 @@ def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws
     with vmap.lower():
         result = function(vmap.batch_size(), *args, **kwargs)
     return result if result is NotImplemented else closed(result)
+
+
+@contextmanager
+def no_warnings_of_loops() -> Iterator[None]:
+    """Inside, torch does not warn that `vmap` loops over the members in an operator for which it has no rule."""
+    functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]

@@ -14,12 +14,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.rules.attention import attention, multi_head_attention
-from fusion.rules.conv import convolution, global_pooling, pooling, transposed
+from fusion.rules.composite_losses import gaussian_nll, kl_div, margin_ranking, triplet_margin
+from fusion.rules.conv import affine_grid, convolution, global_pooling, pooling, transposed
 from fusion.rules.drawing import DRAWING, member_by_member
-from fusion.rules.dropout import dropout
-from fusion.rules.embedding import embedding, index_fill, one_hot, torch_embedding
+from fusion.rules.dropout import dropout, rrelu
+from fusion.rules.embedding import embedding, embedding_bag, index_fill, one_hot, torch_embedding
 from fusion.rules.gradient import backward, data, gradient, needs_grad, requires_grad
-from fusion.rules.linear import addmm, linear
+from fusion.rules.linear import addmm, bilinear, linear, of_sparse
 from fusion.rules.loss import cross_entropy, ctc
 from fusion.rules.masked import set_item
 from fusion.rules.member import Member, Rule, fold, innermost_vmap
@@ -44,10 +45,12 @@ RULES: dict[Any, Rule] = {
     F.avg_pool2d: pooling(F.avg_pool2d),
     F.adaptive_avg_pool1d: global_pooling(F.adaptive_avg_pool1d, 1),
     F.adaptive_avg_pool2d: global_pooling(F.adaptive_avg_pool2d, 2),
+    F.affine_grid: affine_grid,
     F.batch_norm: batch_norm,
     F.group_norm: group_norm,
     F.embedding: embedding,
     torch.embedding: torch_embedding,
+    F.embedding_bag: embedding_bag,
     F.one_hot: one_hot,
     **{f: index_fill(f) for f in (torch.index_fill, Tensor.index_fill, Tensor.index_fill_)},
     F.cross_entropy: cross_entropy,
@@ -83,18 +86,30 @@ REQUIRING: dict[Any, Rule] = {Tensor.requires_grad_: requires_grad, Tensor.requi
 # These make empty tensors: a tensor that is later filled in place must have room for each member.
 UNFILLED = {torch.empty, torch.empty_like, Tensor.new_empty}
 
-# These make tensors that nobody else holds yet: if members write to one, each gets its own.
-FRESH = {
-    *(torch.zeros, torch.zeros_like, Tensor.new_zeros, torch.ones, torch.ones_like, Tensor.new_ones),
-    *(torch.full, torch.full_like, Tensor.new_full, torch.clone, Tensor.clone, torch.eye),
-}
+# The memory of what these return may be held elsewhere, although it is that of no argument.
+HELD = {torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.utils.dlpack.from_dlpack}
 
 # Written for one member, in operators that have rules themselves; they run inside `vmap` and call those.
 COMPOSITES: dict[Any, Rule] = {
     F.multi_head_attention_forward: multi_head_attention,
     F.normalize: normalize,
     torch._weight_norm: weight_norm,
+    F.bilinear: bilinear,
+    F.gaussian_nll_loss: gaussian_nll,
+    F.kl_div: kl_div,
+    F.margin_ranking_loss: margin_ranking,
+    F.triplet_margin_loss: triplet_margin,
+    F.rrelu: rrelu,
 }
+
+# Products whose first factor may be a sparse matrix.
+PRODUCTS = {
+    *(torch.mm, torch.matmul, torch.mv, torch.spmm, torch.sparse.mm),
+    *(Tensor.mm, Tensor.matmul, Tensor.mv, Tensor.__matmul__),
+}
+
+# Of several tensors, for which `vmap` has neither a rule nor a loop.
+OF_SEVERAL = {torch.column_stack, torch._C._nn.pad_sequence}
 
 
 class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
@@ -126,8 +141,7 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         if self._own:
             args, kwargs = tree_map(self.of_each, (args, kwargs))
         first: Any = args[0] if args else None
-        fresh = bool(self._fresh) and (known := self._fresh.get(id(first))) is not None and known() is first
-        if fresh and _writes(func):
+        if self._is_fresh(first) and _writes(func):
             own = fold(_one_for_each, args, kwargs, draws=_draws(func, args, kwargs))
             if own is not NotImplemented:
                 self._own[id(first)] = first, own
@@ -144,20 +158,31 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
                 self._own[id(args[0])] = args[0], result
         elif func in UNFILLED:
             result = fold(partial(_unfilled, func), args, kwargs, draws=True)
+        elif func in PRODUCTS and args and args[0].layout is not torch.strided:
+            result = fold(of_sparse, args, kwargs)
+        elif func in OF_SEVERAL:
+            result = fold(member_by_member(func, self._streams), args, kwargs)
         elif func in COMPOSITES and innermost_vmap() is not None:
             with self:
                 result = COMPOSITES[func](*args, **kwargs)
         if result is NotImplemented and _draws(func, args, kwargs):
             result = fold(member_by_member(func, self._streams), args, kwargs, draws=True)
         result = func(*args, **kwargs) if result is NotImplemented else result
-        if func in FRESH and isinstance(result, Tensor):
+        if _is_new(func, args, kwargs, result):
             self._fresh[id(result)] = ref(result)
-        elif fresh and _views(result, first):
-            del self._fresh[id(first)]  # a view would not see what is written to each member's own
+        elif self._fresh and not (isinstance(result, Tensor) and is_batched(result)):
+            for x in filter(self._is_fresh, tree_leaves((args, kwargs))):
+                if _views(result, x):
+                    del self._fresh[id(x)]  # a view would not see what is written to each member's own
         return result
 
+    def _is_fresh(self, x: Any) -> bool:
+        """Return whether nobody else holds a tensor, so far as is known."""
+        known = self._fresh.get(id(x)) if self._fresh else None
+        return known is not None and known() is x
+
     def of_each(self, x: Any) -> Any:
-        """Return each member's own tensor in place of one that they share; see `REQUIRING` and `FRESH`."""
+        """Return each member's own tensor in place of one that they share; see `REQUIRING` and `_is_new`."""
         known, own = self._own.get(id(x), (None, None)) if isinstance(x, Tensor) else (None, None)
         return x if known is not x or known is None else own
 
@@ -167,13 +192,28 @@ def _one_for_each(K: int, x: Member, *args: Any, **kwargs: Any) -> Any:
     return NotImplemented if x.dim is not None else Member(x.lead(K).clone(), 0)
 
 
+def _is_new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """Return whether a result is a tensor that nobody else holds yet: if members write to it, each gets its own."""
+    if not isinstance(result, Tensor) or is_batched(result) or result.layout is not torch.strided:
+        return False
+    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and not is_batched(x)]
+    if func in HELD or getattr(func, "__name__", "") == "__get__" or any(map(_is_wrapped, [result, *given])):
+        return False
+    place = result.untyped_storage()._cdata
+    return all(x.layout is torch.strided and x.untyped_storage()._cdata != place for x in given)
+
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+"""Tells whether a tensor belongs to a transform, such as a member's, and does not say where it is."""
+
+
 def _views(result: Any, tensor: Tensor) -> bool:
     """Return whether a result may have a tensor in the memory of another one, which has no K axis."""
     plain = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x is not tensor and not is_batched(x)]
     if not plain or is_batched(tensor):
         return False
-    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, [tensor, *plain])):
-        return True  # inside another transform, whose tensors do not say where they are
+    if any(map(_is_wrapped, [tensor, *plain])):
+        return True  # inside another transform
     place = tensor.untyped_storage().data_ptr()
     return any(x.untyped_storage().data_ptr() == place for x in plain)
 

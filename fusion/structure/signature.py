@@ -235,10 +235,11 @@ class _Walk:
         self._note(path, ("function", name_of(function)))
         if found_by_name(function):
             return
-        # Torch's own parametrizations hold their module for its id alone.
-        walk = self._value if function.__module__ == nn.utils.parametrize.__name__ else self._shared
+        # Torch's own parametrizations hold their module for its id alone; a copy of that module holds it, too.
+        of_torch = function.__module__ == nn.utils.parametrize.__name__
         for i, item in enumerate(captured(function)):
-            walk(f"{path}.captured[{i}]", item)
+            if not (of_torch and isinstance(item, nn.Module)):
+                (self._value if of_torch else self._shared)(f"{path}.captured[{i}]", item)
         for name, item in vars(function).items():
             self._value(_join(path, name), item)
         with self._no_slots():

@@ -175,7 +175,9 @@ class _Whole:
         for means, size in zip(self.parts, self.sizes):
             sums.add(means, size)
         weights = {name: sum((part[name] for part in more), first[name]) for name in first if is_weight(name)}
-        return {name: mean.to(first[name].dtype) for name, mean in sums.means().items()} | weights
+        means = sums.means()  # of counts and flags, too, which are whole in each part alone
+        floats = {name: mean.to(first[name].dtype) for name, mean in means.items() if first[name].is_floating_point()}
+        return means | floats | weights
 
 
 def _or_one(weight: Tensor) -> Tensor:

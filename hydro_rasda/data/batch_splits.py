@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydro_rasda.argument_checks import require
-from hydro_rasda.data.batches import ALONE, Batch, Shard, Share
+from hydro_rasda.data.batches import ALONE, Batch, Shard, Share, batch_length
 from hydro_rasda.seeds import derive_seed
 
 Rows = Tensor | range
@@ -69,6 +69,20 @@ class IndexedBatches:
 def least(batch_size: int, epoch: int | None) -> int:
     """Examples that a rank needs at least: two where batch statistics may be taken of them."""
     return 2 if epoch is not None and batch_size > 1 else 1
+
+
+def num_parts(batch: Batch, batch_size: int, parts: int) -> int:
+    """Return into how many parts a training batch is split, if those of `batch_size` examples are split into `parts`.
+
+    A smaller batch, such as the last one or a rank's share, has fewer: no part is left with a single example, for
+    which BatchNorm has no statistics. They may be single examples where those of a whole batch are.
+
+    >>> [num_parts(torch.zeros(examples), 8, 4) for examples in (8, 7, 5, 1)]
+    [4, 3, 2, 1]
+    """
+    if parts == 1 or batch_size < 2 * parts:
+        return parts
+    return max(1, min(parts, batch_length(batch) // 2))
 
 
 def _chunks(order: Tensor, batch_size: int) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -121,10 +121,14 @@ class Batches(Protocol):
 
 def batch_length(batch: Batch) -> int:
     """Number of examples in a batch: the first dimension of its first tensor."""
-    for leaf in tree_leaves(batch):
+    leaves = tree_leaves(batch)
+    for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.ndim:
             return len(leaf)
-    raise ValueError(f"a batch is {type(batch).__name__} without a tensor of one or more dimensions")
+    told = f"a batch is {type(batch).__name__} without a tensor of one or more dimensions"
+    if isinstance(batch, Mapping) and leaves and leaves[0] is batch:
+        told += "; mappings are not looked into, except plain dicts: make it one by `dict(batch)`"
+    raise ValueError(told)
 
 
 def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool = False) -> Batch:
@@ -139,6 +143,18 @@ def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool
         return leaf.to(device, non_blocking=not wait, copy=always) if isinstance(leaf, Tensor) else leaf
 
     return tree_map(moved, batch)
+
+
+def cut_off(batch: Batch) -> Batch:
+    """Cut a batch's tensors off the graph that computed them; those that need a gradient still do.
+
+    Features of another model may come with its graph, through which only the first step could go back.
+    """
+
+    def cut(leaf: Any) -> Any:
+        return leaf.detach().requires_grad_() if isinstance(leaf, Tensor) and leaf.grad_fn is not None else leaf
+
+    return tree_map(cut, batch)
 
 
 def outline(value: Any) -> str:

@@ -173,11 +173,20 @@ def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
 
 def _inputs_and_targets(data: Any, length: int) -> tuple[Any, Any]:
     """Return arrays of the inputs and of the targets, as far as they are there without reading examples."""
-    inputs, targets = np.zeros((length, 1)), getattr(data, "targets", None)
+    inputs, targets = np.zeros((length, 1)), _targets(data, length)
     if tensors := _tensors(data):
         first, last = (_array(torch.as_tensor(of).detach().cpu()) for of in (tensors[0], tensors[-1]))
         inputs, targets = first, last if len(tensors) > 1 else None
-    return inputs, None if targets is None else np.asarray(targets)
+    return inputs, targets
+
+
+def _targets(data: Any, length: int) -> Any:
+    """Return the attribute `targets` of a data set as an array; None if it does not hold one target an example."""
+    try:
+        found = np.asarray(getattr(data, "targets", None))
+    except (TypeError, ValueError):  # of several lengths, as boxes have, or on a GPU
+        return None
+    return found if found.ndim and len(found) == length else None
 
 
 def _array(tensor: Tensor) -> Any:

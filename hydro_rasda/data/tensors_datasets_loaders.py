@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from fusion.streams import Stream
 from hydro_rasda.argument_checks import binds, require
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, check_length, least, length_of
-from hydro_rasda.data.batches import Batch, Batches, Data, Shard, Share, batch_length, move
+from hydro_rasda.data.batches import Batch, Batches, Data, Shard, Share, batch_length, cut_off, move
 from hydro_rasda.data.can_be_pickled import can_be_pickled
 from hydro_rasda.seeds import derive_seed
 
@@ -37,7 +37,8 @@ class TensorBatches(IndexedBatches):
         check_length(lengths[0], argument)
         for i, tensor in enumerate(tensors):
             require(not tensor.is_meta, f"{argument}[{i}].device", "meta", "one where a tensor has data")
-        self._tensors = tuple(t.to(device) for t in tensors)
+        self._tensors = tuple(t.detach().to(device) for t in tensors)
+        self._differentiable = tuple(t.requires_grad for t in tensors)
         self._length, self._seed, self._device = lengths[0], seed, device
 
     def _order(self, epoch: int) -> Tensor:
@@ -50,7 +51,8 @@ class TensorBatches(IndexedBatches):
     def _take(self, rows: Rows) -> Batch:
         at = rows if isinstance(rows, Tensor) else slice(rows.start, rows.stop, rows.step)
         # A slice shares memory with the whole: with the user's tensor, or with what Ray has mapped read-only.
-        return tuple(t[at] if isinstance(rows, Tensor) else t[at].clone() for t in self._tensors)
+        taken = [t[at] if isinstance(rows, Tensor) else t[at].clone() for t in self._tensors]
+        return tuple(t.requires_grad_(asked) for t, asked in zip(taken, self._differentiable, strict=True))
 
     def on(self, device: torch.device) -> TensorBatches:
         moved = copy.copy(self)
@@ -162,7 +164,7 @@ class _InBatches(Dataset[Batch]):
         rows = self._rows[number]
         with Stream(derive_seed(self._seed, number)).drawn_from():
             several = getattr(self._examples, "__getitems__", None)
-            return default_collate(several(rows) if several else [self._examples[row] for row in rows])
+            return cut_off(default_collate(several(rows) if several else [self._examples[row] for row in rows]))
 
 
 class LoaderBatches:
@@ -184,12 +186,14 @@ class LoaderBatches:
             made.append(self._loader(batch_size))
             return made[0]
 
-        batches = 0
+        batches, length = 0, None
         for batch in _apart(make, derive_seed(self._seed, "shuffle", epoch)):
-            if batches == _length(made[0]):
+            if batches == 0:  # once: a sampler may have to go through its batches to count them
+                length = _length(made[0])
+            if batches == length:
                 break
             batches += 1
-            yield move(batch, self._device, always=True)
+            yield move(cut_off(batch), self._device, always=True)
         if batches == 0:
             raise self._empty(batch_size)
 
@@ -242,7 +246,7 @@ class LoaderBatches:
 def _length(loader: Iterable[Batch]) -> int | None:
     try:
         return len(loader)  # type: ignore[arg-type]
-    except TypeError:  # a DataLoader of a stream has a length in name only
+    except (TypeError, NotImplementedError):  # a DataLoader of a stream has a length in name only
         return None
 
 

@@ -73,19 +73,24 @@ class Died:
 
 
 def imap_forked(
-    pieces: Sequence[Piece], threads: int, notify: Notify, pace: HangDetector | None = None, crowd: Crowd | None = None
+    pieces: Sequence[Piece],
+    threads: int,
+    notify: Notify,
+    pace: HangDetector | None = None,
+    crowd: Crowd | None = None,
+    relayed: RelayedWarnings | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """Do all pieces of work at the same time, or as many of them as have room beside each other, in any order.
 
     Each has so many threads of torch. Yield, as they are done, a piece's position and what it returned, or that it
     `Died`. `pace` ends those that are silent for too long; None waits for ever. `crowd` says which have room beside
-    each other; None: all. Pieces that still run when the caller takes no more are ended. DamagedCheckpoint if a piece
-    raised it, which is no fault of what it trains.
+    each other; None: all. `relayed` has the warnings that earlier calls gave. Pieces that still run when the caller
+    takes no more are ended. DamagedCheckpoint if a piece raised it, which is no fault of what it trains.
     """
     pace, waiting = pace or HangDetector("nothing was said"), list(range(len(pieces)))
     running: dict[Connection, tuple[int, int]] = {}
     heard: dict[Connection, float] = {}
-    relayed = RelayedWarnings()
+    relayed = relayed or RelayedWarnings()
     try:
         while running or waiting:
             there = [i for i, _ in running.values()]

@@ -19,10 +19,16 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Path]:
     """Return the number of a finalist, by default the best one, and the checkpoint of its training."""
+    if not record._checkpoints:
+        told = "no trial of the run in {} has trained at full size, so that there is no model yet"
+        raise ValueError(told.format(record.path))
     number = record.best_trial if trial is None else plain(trial)  # a table of trials has NumPy's numbers
     rule = f"one of the finalists {sorted(record._checkpoints)}"
     require(is_int(number) and number in record._checkpoints, "trial", number, rule)
     checkpoint = record._checkpoints[number]
+    if not record.path.exists():
+        told = f"the run's folder {record.path} is gone: if it was moved, `hydro_rasda.load` opens it at its new place"
+        raise FileNotFoundError(told)
     if not checkpoint.exists():
         raise FileNotFoundError(
             f"{checkpoint} is gone: if the run has gone on since it was loaded, load it again; "

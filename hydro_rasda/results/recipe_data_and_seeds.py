@@ -26,7 +26,7 @@ DATA: Mapping[Form, str] = {
 def batches_of(data, epoch):
     """The batches of an epoch, in the order of the run."""
     for rows in rows_of(len(data[0]), epoch):
-        yield tuple(t[rows.to(t.device)] for t in data)
+        yield tuple(t.detach()[rows.to(t.device)].requires_grad_(t.requires_grad) for t in data)
 ''',
     "dataset": '''
 def batches_of(dataset, epoch, device):
@@ -58,7 +58,7 @@ def length_of(loader):
     """How many batches a loader has; None where only reading them tells."""
     try:
         return len(loader)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
 ''',
 }
@@ -76,11 +76,14 @@ def rows_of(length, epoch):
 PARTS = [
     '''
 def parts_of(batch, parts):
-    """A batch in parts, which are learnt from one after another, and the share of its examples that each has."""
+    """A batch in parts, which are learnt from one after another, and the share of its examples that each has.
+
+    No part of a smaller batch has a single example, unless those of a whole batch have.
+    """
     leaves, spec = tree_flatten(batch)
     rows = [isinstance(leaf, torch.Tensor) and leaf.ndim > 0 for leaf in leaves]
     length = next(len(leaf) for leaf, has_rows in zip(leaves, rows) if has_rows)
-    parts = min(parts, length)
+    parts = max(1, min(parts, length // (2 if BATCH_SIZE >= 2 * parts else 1)))
     split = [leaf.tensor_split(parts) if has_rows else [leaf] * parts for leaf, has_rows in zip(leaves, rows)]
     for part in zip(*split):
         examples = next(len(leaf) for leaf, has_rows in zip(part, rows) if has_rows)

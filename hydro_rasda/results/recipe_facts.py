@@ -31,7 +31,8 @@ from hydro_rasda.trial import Trial
 
 def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> str:
     """Write a trial's recipe: see `TuneResult.recipe`."""
-    number = checkpoint_of(record, trial)[0]
+    number, checkpoint = checkpoint_of(record, trial)
+    once_more = checkpoint.name.startswith("target.refit-")
     found = record.shown().trials[number]
     asked, objective = read_asked(record.path), as_given(problem.objective)
     if "full_size" in asked.get("digests", {}):
@@ -40,12 +41,11 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
         raise _cannot(number, f"an earlier version made the run, and did not write down {', '.join(unknown)}")
     if getattr(objective, "optimizer_settings", None) is not None:
         raise _cannot(number, "its objective says by itself how parameters are updated (`optimizer_settings`)")
-    models, refit = problem.settings.models("target"), problem.settings.race.refit
-    if models > 1 and not (refit and (number == record.best_trial or not problem.settings.folds)):
-        raise _cannot(
-            number, f"it is {models} models, of which the winner alone is trained once more, with `race.refit`"
-        )
-    swept = swept_epochs(found, problem.settings.sweep.surrogate)
+    models = problem.settings.models("target")
+    if models > 1 and not (once_more or (problem.settings.race.refit and not problem.settings.folds)):
+        raise _cannot(number, f"it is {models} models, whose mean counts; `race.refit` makes one of the winner")
+    # With folds, the winner trains once more from its initial weights, on all examples.
+    swept = 0 if once_more else swept_epochs(found, problem.settings.sweep.surrogate)
     _check_own_weights(number, swept, Store.read(record.path).units())
     workers = _workers(found)
     settings = problem.settings

@@ -121,12 +121,12 @@ def literal(value: Any) -> str | None:
     return text if holds else None
 
 
-def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> list[str]:
-    """Return the lines that make the optimizer; `arguments` names values that cannot be written down."""
+def optimizer_lines(config: Mapping[str, Any]) -> list[str]:
+    """Return the lines that make the optimizer."""
     base = ['base = [group["lr"] for group in optimizer.param_groups]'] if moves(config) else []
     configs, rates = configs_of_parts(config), {key: config[key] for key in config if is_rate(key)}
     if len(configs) == 1:
-        return [*_lines_of({**configs[""], **rates}, config, arguments), *base]
+        return [*_lines_of({**configs[""], **rates}, config), *base]
     lines = [
         f"parts = {[part for part in configs if part]!r}  # of the model, with optimizers of their own",
         "def part_of(name):",
@@ -136,14 +136,12 @@ def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> 
     ]
     for part, own in configs.items():
         lines.append(f"if any(p.requires_grad and part_of(name) == {part!r} for name, p in model.named_parameters()):")
-        of_part = _lines_of({**own, **rates}, config, arguments, part)
+        of_part = _lines_of({**own, **rates}, config, part)
         lines += indented([*of_part, "optimizers.append(optimizer)"])
     return [*lines, "optimizer = Several(optimizers)", *base]
 
 
-def _lines_of(
-    own: Mapping[str, Any], config: Mapping[str, Any], arguments: Mapping[str, str], part: str | None = None
-) -> list[str]:
+def _lines_of(own: Mapping[str, Any], config: Mapping[str, Any], part: str | None = None) -> list[str]:
     """Return the lines that make the optimizer of a part of the model from its settings; None is the whole model."""
     if optimizer_name(own) == "muon":
         return _muon_lines(own, part)
@@ -169,7 +167,7 @@ def _lines_of(
         lines += ["for group in groups:", f'    group["weight_decay"] = {options.pop("weight_decay")!r} / group["lr"]']
     if kind == OWN:
         keys = {name: next(filter(config.__contains__, keys_of(name, part or ""))) for name in own_arguments(own)}
-        called = arguments[next(filter(config.__contains__, keys_of("optimizer", part or "")))]
+        called = f"config[{next(filter(config.__contains__, keys_of('optimizer', part or '')))!r}]"
         told = [f"{name}=config[{key!r}]" for name, key in keys.items()]
     else:
         called, told = (

@@ -136,7 +136,7 @@ def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
         'seed_all(derived(SEED, "weights", TRIAL))',
         f"model = {_model(recipe)}.to(device)",
         *(_OTHERS if recipe.by_part else []),
-        *optimizer_lines(config, arguments),
+        *optimizer_lines(config),
         *(["scaler = torch.amp.GradScaler(device.type)"] if recipe.settings.precision == "fp16" else []),
         *BEFORE[recipe.data],
         *(_AVERAGES if recipe.averaged_from is not None else []),
@@ -245,12 +245,19 @@ def _step(recipe: Recipe) -> list[str]:
 
 _AVERAGES = [
     "# Weights that learn, and running statistics, are averaged beside training: the averages count.",
-    "learning = {name: p for name, p in model.named_parameters() if p.requires_grad}",
-    "tensors = [t for t in {**learning, **dict(model.named_buffers())}.values() if t.is_floating_point()]",
-    "means = [t.detach().to(torch.promote_types(t.dtype, torch.float32), copy=True) for t in tensors]",
+    "def tensors():",
+    "    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}",
+    "    found = {**learning, **dict(model.named_buffers())}",
+    "    return {name: t for name, t in found.items() if t.is_floating_point() or t.is_complex()}",
+    "finite = {name: t.detach() for name, t in tensors().items() if t.requires_grad or t.isfinite().all()}",
+    "means = {name: t.to(torch.promote_types(t.dtype, torch.float32), copy=True) for name, t in finite.items()}",
     "averaged = 0",
 ]
-_WRITE_AVERAGES = ["for tensor, mean in zip(tensors, means):", "    tensor.data.copy_(mean)"]
+_WRITE_AVERAGES = [
+    "now = tensors()",
+    "for name, mean in means.items():",
+    "    now[name].data.copy_(mean)",
+]
 
 
 def _average(recipe: Recipe) -> list[str]:
@@ -260,8 +267,9 @@ def _average(recipe: Recipe) -> list[str]:
     lines = [
         "averaged += 1",
         f"weight = max(1 / averaged, 1 / max(1.0, {recipe.settings.race.ema!r} * steps * MAX_T))",
-        "for tensor, mean in zip(tensors, means):",
-        "    mean.lerp_(tensor.detach().to(mean.dtype), weight)",
+        "now = tensors()",
+        "for name, mean in means.items():",
+        "    mean.lerp_(now[name].detach().to(mean.dtype), weight)",
     ]
     # The sweep, which trained the epochs before, averages nothing.
     return [f"if epoch >= {begun}:", *indented(lines)] if begun else lines

@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
 
+from fusion.hyperparameters import read
 from fusion.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
+from fusion.width.microbatch import evaluate
 from hydro_rasda.argument_checks import check_function, check_int, check_path
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches, move
 from hydro_rasda.metrics import Collected, mean_metrics, measured
@@ -206,9 +208,10 @@ class TuneResult(RunRecord):
         Raises:
             ValueError: if that trial was not trained at full size, or the run's folder is gone. Also if no plain loop
                 repeats the training. This is so if `race.train` trained it, or if it went on from another trial's
-                weights (PBT). It is so if workers were added in training, and batch and learning rate grew with them.
-                It is so if the objective says how parameters are updated, as those of `tune_trainer` and `tune_module`
-                do. It is so if the optimizer or the schedule is a function, of which a loaded run knows only the name.
+                weights (PBT). It is so if it is several models, whose mean counts. It is so if workers were added in
+                training, and batch and learning rate grew with them. It is so if the objective says how parameters are
+                updated, as those of `tune_trainer` and `tune_module` do. It is so if the optimizer or the schedule is a
+                function, of which a loaded run knows only the name.
             FileNotFoundError: if its checkpoint is gone.
         """
         from hydro_rasda.results.recipe_facts import recipe_of
@@ -255,9 +258,9 @@ class TuneResult(RunRecord):
 
         Args:
             data: In any form that `tune` takes.
-            batch_size: Examples at a time; None: as many as `tune` validated with. For the validation set, None gives
-                `best_metric` again to the last digit. Rounding differs if the sweep trained that model to its end,
-                fused with others. With folds, there is no such set.
+            batch_size: Examples at a time; None: as many as `tune` validated with, in the parts of `accumulate`. For
+                the validation set, None gives `best_metric` again to the last digit. Rounding differs if the sweep
+                trained that model to its end, fused with others. With folds, there is no such set.
 
         Raises:
             ValueError: if `data` is in no such form, or `batch_size` is below 1.
@@ -265,15 +268,17 @@ class TuneResult(RunRecord):
         check_int("batch_size", batch_size, at_least=1, optional=True)
         model = self.best_model()
         batches = make_batches(data, "data", self._problem.device, self._problem.settings.seed)
+        parts = 1 if batch_size else read(self.best_config, "accumulate")
         batch_size = batch_size or EVAL_BATCH_FACTOR * Trial(self.best_trial, self.best_config).batch_size
         whole, collected = self._problem.metrics, Collected()
 
-        def evaluated(batch: Any) -> Mapping[str, Tensor]:
-            found = {name: value[None] for name, value in self._problem.objective(model, batch).items()}
-            return found if whole is None else collected.take(found, batch_length(batch))
+        def evaluated(part: Any) -> Mapping[str, Tensor]:
+            found = {name: value[None] for name, value in self._problem.objective(model, part).items()}
+            return found if whole is None else collected.take(found, batch_length(part))
 
         with torch.no_grad(), preserved_generators(), matrix_products(self._problem.settings.precision):
-            means = mean_metrics((evaluated(batch), batch_length(batch)) for batch in batches.in_order(batch_size))
+            read_in_order = batches.in_order(batch_size)
+            means = mean_metrics((evaluate(evaluated, batch, parts), batch_length(batch)) for batch in read_in_order)
         found = {name: float(mean) for name, mean in means.items()}
         return found if whole is None else found | measured(whole, *(one[0] for one in collected.whole()))
 

@@ -77,7 +77,8 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
         return []
     epoch = min(full, key=lambda at: full[at].val)
     end = full[max(full)]
-    told = f"trial {winner} overfits at full size, which its surrogate of {max(narrow)} epochs did not show: val_loss "
+    epochs = f"{max(narrow)} epoch{'s' * (max(narrow) > 1)}"
+    told = f"trial {winner} overfits at full size, which its surrogate of {epochs} did not show: val_loss "
     told += f"rises from {full[epoch].val:.3g} after epoch {epoch} to {end.val:.3g}, and train_loss ends at "
     early = "" if run.settings.race.patience else ", or end such trainings early (`race.patience`)"
     return [f"{told}{end.train:.3g}. Sweep the model itself (`sweep.surrogate=1`){early}"]

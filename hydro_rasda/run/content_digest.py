@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import hashlib
 import inspect
+import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,8 +47,8 @@ Content = dict[str, str]
 def content(value: Any) -> Content:
     """Follow a value into all parts that decide its behavior.
 
-    It leaves out memory addresses, the order of sets and dicts, hashes that an object keeps, devices, and the state of
-    random generators.
+    It leaves out memory addresses, the order of sets and dicts, hashes that an object keeps, devices, the environment's
+    variables, and the state of random generators.
     """
     walk = _Walk()
     walk.follow("", value, 0)
@@ -117,7 +118,7 @@ def _taken_apart(value: Any, digest_of: Callable[[Any], str]) -> tuple[str, Part
         return f"{kind} {value!r}", ()
     if isinstance(value, (Tensor, np.ndarray)):
         return _array(value)
-    if isinstance(value, (torch.device, *_GENERATORS)):
+    if isinstance(value, (torch.device, type(os.environ), *_GENERATORS)):
         return kind, ()
     if type(value) in (list, tuple):
         return f"{kind} of {len(value)}", ((str(i), value[i]) for i in spread_indices(len(value), _LENGTH))
@@ -141,7 +142,9 @@ def _taken_apart(value: Any, digest_of: Callable[[Any], str]) -> tuple[str, Part
     if isinstance(value, property):
         return kind, (("get", value.fget), ("set", value.fset))
     if isinstance(value, BuiltinFunctionType) or inspect.isroutine(value) or inspect.isdatadescriptor(value):
-        return f"{kind} {getattr(value, '__qualname__', '')}", ()
+        # Of a function that `lru_cache`, `cached_property` or Numba wraps, the function counts.
+        wrapped = [(name, getattr(value, name)) for name in ("__wrapped__", "func") if hasattr(value, name)]
+        return f"{kind} {getattr(value, '__qualname__', '')}", wrapped
     return _object(value)
 
 
@@ -242,7 +245,7 @@ def _object(value: Any) -> tuple[str, Parts]:
     parts = [
         ("class", cls),
         ("arguments", [arg for arg in args if arg is not cls]),
-        ("state", _without_hash(cls, state)),
+        ("state", _without_addresses(_without_hash(cls, state))),
     ]
     parts += [("items", list(listed or ())), ("entries", dict(mapped or ()))]
     return "object", parts
@@ -256,6 +259,14 @@ def _without_hash(cls: type, state: Any) -> Any:
     # A small number, such as that of hashes, is a setting.
     kept = {n for n, part in state.items() if str(n).endswith("hash") and type(part) is int and abs(part) >= 2**32}
     return {name: part for name, part in state.items() if name not in kept} if kept else state
+
+
+def _without_addresses(state: Any) -> Any:
+    """Return an object's state without memory addresses of its other parts, such as scikit-learn's vectorizers keep."""
+    if not isinstance(state, dict):
+        return state
+    addresses = {id(part) for part in state.values()}
+    return {name: part for name, part in state.items() if type(part) is not int or part not in addresses}
 
 
 @lru_cache(maxsize=4096)

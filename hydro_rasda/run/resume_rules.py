@@ -44,8 +44,11 @@ def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any],
     deciding, changes = differences(found, asked)
     if deciding or (changes and resume != "changed"):
         told = "; ".join(deciding + changes)
-        hint = "" if deciding else "; `resume='changed'` goes on with it all the same"
-        raise RunExists(f"{another} is another: {told}{hint}")
+        hint = "choose another `name`" if deciding else "`resume='changed'` goes on with it all the same"
+        if not deciding and scored_otherwise(found, asked):
+            kept = f"{path.name}/{ASIDE}N"
+            hint = f"scores do not compare, so that `resume='changed'` keeps it as {kept!r}, and begins anew"
+        raise RunExists(f"{another} is another: {told}; {hint}")
     return changes
 
 
@@ -117,6 +120,9 @@ def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 _OF_SCORES = ["loss_fn", "objective", "metrics"]
 
+_FEW = 5
+"""Most entries of a space, a model or the settings of the race whose differences are told one by one."""
+
 
 def _told(key: str, was: Any, now: Any) -> str | None:
     """Say how a setting differs; None if it does not."""
@@ -125,9 +131,12 @@ def _told(key: str, was: Any, now: Any) -> str | None:
     if isinstance(was, Mapping) and isinstance(now, Mapping) and key == "space":
         # Earlier versions kept secrets in clear. The digest tells whether they are the same.
         was, now = (hide(each, described_secrets(each)) for each in (was, now))
-    if isinstance(was, Mapping) and isinstance(now, Mapping) and key == "rasda":
-        changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
-        return "; ".join(f"race.{name} was {was.get(name)!r}, now {now.get(name)!r}" for name in changed) or None
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        changed = [name for name in {**now, **was} if was.get(name) != now.get(name)]
+        named = {name: f"race.{name}" if key == "rasda" else f"{_argument(key)}[{name!r}]" for name in changed}
+        told = [f"{named[name]} was {was.get(name)!r}, now {now.get(name)!r}" for name in changed[:_FEW]]
+        more = [f"{len(changed) - _FEW} more of `{_argument(key)}` differ"] if len(changed) > _FEW else []
+        return "; ".join(told + more) or None
     if key == "sweep_rule":
         was, now = was or HALVING, now or HALVING
     if key in ("repeats", "depth"):

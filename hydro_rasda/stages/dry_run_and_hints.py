@@ -106,7 +106,7 @@ def get_ready(
     if named_rule and settings.sweep.surrogate < 1 and has_shares(space, configs):
         *_, before, last = (0, *later.sweep_milestones)
         problem = replace(problem, horizon=last, unhurried=before)
-        messages.append(f"between epochs {before} and {last} of the sweep, schedules pass to their ends")
+        messages.append(f"between epochs {before} and {last} of the sweep, schedules decay to their ends")
     elif not _has_decay(problem, space, configs):
         messages.append(_NO_DECAY)
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)

@@ -37,6 +37,7 @@ from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
 from hydro_rasda.stages.run_plan import CHECK, FULL_SIZE, SURROGATES, race_pieces, tell_race
+from hydro_rasda.training.kept_weights import kept_epoch
 
 
 def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> list[int]:
@@ -114,7 +115,10 @@ def _tell(run: Run, finalists: Sequence[int], left: Sequence[int], racing: int, 
     """Tell how many go on from a milestone, and who leads or wins; with several metrics, nobody does."""
     ends, metric, leader = stop == run.settings.max_t, run.settings.metric, left[0]
     kept = "done" if ends else f"{len(left)} of {racing} go on"
-    _, score = run.best.get(leader, (stop, run.score_at("target", leader, stop)))
+    epoch, score = run.best.get(leader, (stop, run.score_at("target", leader, stop)))
+    if epoch > stop:  # a run that goes on repeats its decisions
+        curve = {at: value for at, value in run.curve("target", leader).items() if at <= stop}
+        score = curve.get(kept_epoch(curve, run.settings.mode), math.nan)
     if ends:  # perhaps one that ended early, or a finalist of an earlier call
         leader, score = best_of(run, tried_targets(run, finalists))
     leads = f"; trial {leader} {'wins' if ends else 'leads'} with {metric} {score:.4g}"

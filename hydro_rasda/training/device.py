@@ -20,7 +20,7 @@ from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, G
 from hydro_rasda.dry_run_of_batches import one_thread
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
-from hydro_rasda.processes.forks import Crowd, Died, Notify, imap_forked
+from hydro_rasda.processes.forks import Crowd, Died, Notify, RelayedWarnings, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
 from hydro_rasda.processes.retry_policy import Deaths, ended, failure, parted
@@ -83,7 +83,7 @@ class Device:
 
     def __init__(self, problem: Problem, may_die: bool = False, share: Share = WHOLE) -> None:
         self._problem, self._share = problem, share
-        self._live = LiveGroup()
+        self._live, self._relayed = LiveGroup(), RelayedWarnings()
         self._peaks: dict[Stage, Peaks] = {stage: Peaks(problem, stage) for stage in ("surrogate", "target")}
         self.children = usable_children(problem)
         self.cores = max(1, self.children)
@@ -221,7 +221,7 @@ class Device:
 
         crowd = Crowd(self.free, self.cores, [peaks.expected(*kind) for kind in kinds], took)
         pieces = [partial(train, task, work) for task in tasks]
-        yield from imap_forked(pieces, threads, work.notify, self._paces[stage], crowd)
+        yield from imap_forked(pieces, threads, work.notify, self._paces[stage], crowd, self._relayed)
         peaks.keep(self.free / self.cores)
 
     def _at_once(self, stage: Stage, tasks: Sequence[Any], work: Work) -> int:

@@ -100,8 +100,10 @@ def train_full_size_trial(
 
     def train_again(problem: Problem) -> FullSizeOutcome:
         learner = full_size_learner(problem, trial)
-        for epoch, _ in train_epochs(learner, problem, task.span, trial.batch_size, [trial.number]):
+        for epoch, metrics in train_epochs(learner, problem, task.span, trial.batch_size, [trial.number]):
             on_epoch(epoch, {problem.settings.metric: []})
+            if diverged(metrics):
+                raise FloatingPointError(f"the training loss of epoch {epoch} is not finite")
         learner.remember(task.span.stop, 0.0, problem.settings.mode, averaged=task.averaged)
         return FullSizeOutcome(task, learner.state(), [], None, time.perf_counter() - started, ended=True)
 

@@ -18,6 +18,7 @@ from fusion.skeleton_and_tensors import copied
 from fusion.streams import Streams, seed_generators
 from fusion.width.microbatch import backward
 from hydro_rasda.data import ALONE, Batch, Share
+from hydro_rasda.data.batch_splits import num_parts
 from hydro_rasda.lr_roles import by_parameter, roles_of
 from hydro_rasda.objective import Objective, scalars
 from hydro_rasda.objective_parts import joined, moving
@@ -58,6 +59,7 @@ class FusedLearner:
         self._configs = [own.config for own in settings]
         self._roles = roles_of(modules[0])
         self.micro_batches: int = read(self._configs[0], "accumulate")
+        self._batch_size: int = read(configs[0], "batch_size")
         self._factors = multipliers(settings[0], modules[0], problem.settings.sweep.surrogate)
         self.optimizer = fused_optimizer(self.fused, self._configs, **self._factors)
         self._objective, self._turns = problem.objective, turns(problem.objective)
@@ -123,9 +125,9 @@ class FusedLearner:
         self.optimizer.zero_grad()
         scale, objective = self._scale, self._turns[part]
         scaled = None if scale is None else scale.apply
-        of_each, parts = partial(self._metrics, objective), self.micro_batches
+        of_each, parts = partial(self._metrics, objective), 1 if given is not None else self.parts_of(batch)
         if given is not None:
-            of_each, parts = partial(self._of, lambda model, _: objective(model, copied(next(given)))), 1
+            of_each = partial(self._of, lambda model, _: objective(model, copied(next(given))))
         with moving(part, self.fused.template, self.fused.stacked):
             metrics = backward(of_each, batch, parts, scaled=scaled, gradients=self._gradients)
         takes = None if scale is None else scale.unscale(self.fused)
@@ -136,6 +138,10 @@ class FusedLearner:
         if scale is not None and takes is not None:
             scale.update(takes)
         return metrics
+
+    def parts_of(self, batch: Batch) -> int:
+        """Return the number of micro-batches of a training batch."""
+        return num_parts(batch, self._batch_size, self.micro_batches)
 
     def _gradients(self) -> Iterator[Tensor | None]:
         return (parameter.grad for parameter in self.fused.stacked.values())

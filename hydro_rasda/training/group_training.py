@@ -206,7 +206,7 @@ def _built(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load:
         return scalars(problem.objective(model, part))
 
     written = learner.fused.written if known else None
-    part, own = split(batch, learner.micro_batches)[0], together is not None
+    part, own = split(batch, learner.parts_of(batch))[0], together is not None
     tried = members_first(part) if own else part
     dry_run(learner.fused, means, tried, compare=not known, written=written, own_data=own)
     return learner

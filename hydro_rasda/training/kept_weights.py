@@ -21,6 +21,8 @@ TOLERANCE = 0.01
 The best of many noisy scores is partly luck, and later weights are better trained. On recorded trainings
 (`benchmarks/results/replay_notes.md`) the models handed back test better with anything from 0.5 to 2 % than with none.
 """
+FAR_OFF = 10.0
+"""A training has gained at most so many times its best score: the first may be far off, as of targets not scaled."""
 
 
 def bettered(
@@ -43,7 +45,8 @@ def bettered(
     best = {"first": best["score"], "top": best["score"], "top_epoch": best["epoch"], **best}
     if sign * score > sign * best["top"]:
         best |= {"top": score, "top_epoch": epoch}
-    if sign * (best["top"] - score) <= TOLERANCE * abs(best["top"] - best["first"]):
+    gain = min(abs(best["top"] - best["first"]), FAR_OFF * abs(best["top"]))
+    if sign * (best["top"] - score) <= TOLERANCE * gain:
         best |= {"epoch": epoch, "score": score, "model": weights()}
     return best
 
@@ -51,8 +54,8 @@ def bettered(
 def kept_epoch(curve: Mapping[int, float], mode: Mode) -> int:
     """Return the epoch that is kept of a training; 0 if none has a finite score.
 
-    >>> kept_epoch({1: 1.0, 2: 0.2, 3: 0.205, 4: 0.3}, "min")
-    3
+    >>> kept_epoch({1: 1.0, 2: 0.2, 3: 0.205, 4: 0.3}, "min"), kept_epoch({1: 1e6, 2: 0.2, 3: 0.205, 4: 0.3}, "min")
+    (3, 3)
     """
     best: dict[str, Any] | None = None
     for epoch, score in sorted(curve.items()):
@@ -70,6 +73,7 @@ class Average:
 
     A step is forgotten after `horizon` steps, in the mean. The first steps are averaged evenly, so that initial weights
     count for nothing. Of 16-bit tensors averages are kept in 32 bits: a small share of a difference would be lost.
+    Buffers that begin with infinite numbers are left out, such as masks of attention: their average would be NaN.
 
     Args:
         tensors: Gives what is averaged, by name: the same names and shapes in every call.
@@ -77,7 +81,8 @@ class Average:
 
     def __init__(self, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
         self._tensors, self._steps, self._weight = tensors, 0, 1.0
-        self._means = {name: _widened(tensor.detach()).clone() for name, tensor in tensors().items()}
+        chosen = {n: t.detach() for n, t in tensors().items() if t.requires_grad or bool(t.isfinite().all())}
+        self._means = {name: _widened(tensor).clone() for name, tensor in chosen.items()}
 
     @property
     def differs(self) -> bool:
@@ -88,14 +93,13 @@ class Average:
         """Take in the tensors after a step, with a horizon in steps; up to 1, the last step is all that counts."""
         self._steps += 1
         self._weight = max(1 / self._steps, 1 / max(1.0, horizon))
-        current = self._tensors()
-        values = [_widened(current[name].detach()) for name in self._means]
+        values = [_widened(tensor.detach()) for tensor in self._averaged().values()]
         torch._foreach_lerp_(list(self._means.values()), values, self._weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Have the tensors hold their averages for a while."""
-        current = self._tensors()
+        current = self._averaged()
         kept = {name: tensor.detach().clone() for name, tensor in current.items()}
         _write(current, self._means)
         try:
@@ -103,19 +107,24 @@ class Average:
         finally:
             _write(current, kept)
 
+    def _averaged(self) -> dict[str, Tensor]:
+        current = self._tensors()
+        return {name: current[name] for name in self._means}
+
     def state(self) -> dict[str, Any]:
         """Plain values and tensors, which `load` takes."""
         return {"steps": self._steps, "weight": self._weight, "means": self._means}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._steps, self._weight = state["steps"], state["weight"]
-        _write(self._means, state["means"])
+        _write(self._means, {**self._averaged(), **state["means"]})  # an earlier version averaged fewer
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors that training changes and that can be averaged: learning parameters and running statistics."""
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return {name: t for name, t in {**learning, **dict(model.named_buffers())}.items() if t.is_floating_point()}
+    tensors = {**learning, **dict(model.named_buffers())}
+    return {name: t for name, t in tensors.items() if t.is_floating_point() or t.is_complex()}
 
 
 def _widened(tensor: Tensor) -> Tensor:

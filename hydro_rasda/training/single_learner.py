@@ -26,6 +26,7 @@ from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
 from hydro_rasda.config import UNSPLIT, Mode, check_unsplit
 from hydro_rasda.data import ALONE, Batch, Shard, Share, batch_length
+from hydro_rasda.data.batch_splits import num_parts
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
 from hydro_rasda.objective_parts import joined, moving
 from hydro_rasda.precision import turns
@@ -133,6 +134,7 @@ class SingleLearner:
         self._average = Average(partial(trained_tensors, model)) if ema and not has_modes(self.optimizer) else None
         self.noise: GradientNoise | None = None
         self._parts: int = read(self._config, "accumulate")
+        self._batch_size: int = read(config, "batch_size")
 
     @property
     def joint(self) -> nn.Module:
@@ -186,10 +188,10 @@ class SingleLearner:
     def _backward(self, part: str, batch: Batch, weight: float) -> dict[str, Tensor]:
         scale = self._scale
         self.optimizer.zero_grad(set_to_none=True)
-        scaled = None if scale is None else scale.apply
+        scaled, parts = None if scale is None else scale.apply, num_parts(batch, self._batch_size, self._parts)
         if self._joint is None:
             own = partial(self._metrics, self._turns[part])
-            return backward(own, batch, self._parts, scaled=scaled, gradients=self._gradients)
+            return backward(own, batch, parts, scaled=scaled, gradients=self._gradients)
         self._weight = weight
         expect = partial(self._expect, batch_length(batch), weight)
         expect()
@@ -201,7 +203,7 @@ class SingleLearner:
             return mean
 
         joint = partial(self._joint, part=part)
-        return backward(joint, batch, self._parts, weight, self._apart, scaled, self._gradients, over_ranks)
+        return backward(joint, batch, parts, weight, self._apart, scaled, self._gradients, over_ranks)
 
     def _gradients(self) -> Iterator[Tensor | None]:
         return (parameter.grad for parameter in self.joint.parameters())

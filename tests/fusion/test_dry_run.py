@@ -56,21 +56,21 @@ class Counter(nn.Module):
         return x - self.peak
 
 
-class Double(torch.autograd.Function):
-    """An operator of the user's own, without a vmap rule."""
+class Twice(torch.autograd.Function):
+    """An operator of the user's own that calls a function, which may see any tensor."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return 2 * x
+    def forward(ctx: Any, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return function(x)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return 2 * g
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+        return None, 2 * g
 
 
 class Custom(nn.Module):
     def forward(self, x: Tensor) -> Any:
-        return Double.apply(x)
+        return Twice.apply(lambda x: 2 * x, x)
 
 
 def net(middle: nn.Module) -> nn.Module:
@@ -88,7 +88,7 @@ def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
 OBSTACLES = [
     (routed, r"1 \(Router\)", "if x.mean() > 0:"),
     (lambda: net(Reader()), r"2 \(Reader\)", "return x / x.abs().max().item()"),
-    (lambda: net(Custom()), r"2 \(Custom\)", "return Double.apply(x)"),
+    (lambda: net(Custom()), r"2 \(Custom\)", "return Twice.apply(lambda x: 2 * x, x)"),
 ]
 
 
@@ -600,6 +600,19 @@ def test_padding_that_counts_in_evaluation_alone_is_found_before_training(counte
     with torch.no_grad():
         alone = torch.stack([objective(model, X) for model in models])
         torch.testing.assert_close(fused.eval().map(objective, X), alone)
+
+
+def test_an_objective_that_enables_gradients_in_evaluation_is_no_obstacle() -> None:
+    """The residual of a physics-informed network is a derivative, in validation too."""
+
+    def residual(model: Any, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            return (slope**2).mean()
+
+    fused = fuse([nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)) for _ in range(3)])
+    assert dry_run(fused, residual, torch.randn(5, 2)) is None
 
 
 def test_an_objective_that_is_for_training_alone_is_no_obstacle() -> None:

@@ -57,11 +57,14 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "normal": (lambda x: torch.normal(x, 0.1), ROWS),
     "in-place": (in_place, ROWS),
     "new": (lambda x: x + torch.zeros(6, 4).normal_(0, 0.1), ROWS),
+    "locked-dropout": (lambda x: x * x.data.new(1, 4).bernoulli_(0.6), ROWS),
     "bernoulli": (lambda x: x * torch.bernoulli(x.sigmoid()), ROWS),
     "permutation": (lambda x: x[torch.randperm(6)], ROWS),
     "multinomial": (lambda x: x.gather(1, x.softmax(1).multinomial(2)), ROWS),
     "gumbel": (lambda x: F.gumbel_softmax(x, hard=True), ROWS),
     "distribution": (lambda x: torch.distributions.Normal(x, 1.0).rsample(), ROWS),
+    "beta": (lambda x: torch.distributions.Beta(x.exp(), x.exp()).rsample(), ROWS),
+    "laplace": (lambda x: torch.distributions.Laplace(x, x.exp()).rsample(), ROWS),
     "gamma": (lambda x: torch.distributions.Gamma(x.exp(), x.exp()).rsample(), ROWS),
     "attention": (attend, SEQUENCES),
     "masked-attention": (masked, SEQUENCES),
@@ -78,6 +81,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "conv": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.Dropout(0.4), nn.Dropout2d(0.4)), IMAGES),
     "alpha-dropout": (lambda: nn.Sequential(nn.Linear(4, 4), nn.AlphaDropout(0.4), nn.FeatureAlphaDropout(0.4)), ROWS),
     "rrelu": (lambda: nn.Sequential(nn.Linear(4, 4), nn.RReLU()), ROWS),
+    "rrelu-in-place": (lambda: nn.Sequential(nn.Linear(4, 4), nn.RReLU(inplace=True)), ROWS),
     "fractional": (lambda: nn.Sequential(nn.Conv2d(4, 2, 1), nn.FractionalMaxPool2d(2, 3)), IMAGES),
     "lstm": (lambda: nn.LSTM(4, 5, 2, dropout=0.4, batch_first=True, bidirectional=True), SEQUENCES),
     "gru": (lambda: nn.GRU(4, 5, 3, dropout=0.4), SEQUENCES),
@@ -137,7 +141,6 @@ def steps_alone(model: nn.Module, x: Tensor, seed: int) -> list[Tensor]:
         return [row[0] for row in steps(fuse([model]), x)]
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODULES)
 def test_a_member_draws_as_alone(name: str, device: str) -> None:

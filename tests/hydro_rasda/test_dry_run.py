@@ -219,3 +219,78 @@ def test_a_batch_is_tried_in_the_parts_that_training_takes() -> None:
 
     dry_run(problem(noting), trials({"accumulate": 5, "batch_size": 10}))
     assert max(seen) == 2
+
+
+class Adjacent(nn.Module):
+    """A graph convolution by a matrix of neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 16), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor, matrix: Tensor) -> Tensor:
+        out: Tensor = self.head(matrix @ self.first(x).relu())
+        return out
+
+
+def test_rows_of_a_graph_are_not_taken_for_examples() -> None:
+    def loss(model: Any, batch: Any) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(model(batch[0], batch[1]), batch[2])}
+
+    batch = torch.randn(12, 3), torch.eye(12), LABELS
+    found = dry_run(
+        problem(lambda config: Adjacent(), lambda size: [batch], as_objective(loss, F.cross_entropy)),
+        trials({"batch_size": 12}),
+    )
+    assert found.narrowed == "3 of 4 parameters are narrower"
+
+
+class Graph(nn.Module):
+    """Sums over the nodes of each graph, after a sum over each node's neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 16), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor, edges: Tensor, batch: Tensor) -> Tensor:
+        hidden = self.first(x)
+        hidden = torch.zeros_like(hidden).index_add(0, edges[1], hidden[edges[0]])
+        out: Tensor = self.head(hidden.new_zeros(int(batch.max()) + 1, hidden.size(1)).index_add(0, batch, hidden))
+        return out
+
+
+def test_a_batch_of_graphs_is_narrowed_whole_and_has_no_length() -> None:
+    """Rows cannot be taken of it: edges name nodes. Its nodes are no examples, so that no batch size is missed."""
+    nodes, graphs = torch.arange(20), torch.arange(4).repeat_interleave(5)
+    batch = {
+        "x": torch.randn(20, 3),
+        "edges": torch.stack([nodes, nodes.flip(0)]),
+        "batch": graphs,
+        "y": torch.arange(4),
+    }
+
+    def loss(model: Any, batch: Any) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(model(batch["x"], batch["edges"], batch["batch"]), batch["y"])}
+
+    found = dry_run(
+        problem(lambda config: Graph(), lambda size: [batch], as_objective(loss, F.cross_entropy)), trials()
+    )
+    assert found.narrowed == "3 of 4 parameters are narrower"
+    assert len(found.example_input[0]) == 20
+
+
+class Complex(nn.Module):
+    """A weight of complex numbers, as of a spectral convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.waves = nn.Parameter(torch.randn(16, 16, dtype=torch.cfloat))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head((self.first(x).to(torch.cfloat) @ self.waves).real)
+        return out
+
+
+def test_weights_may_be_complex() -> None:
+    assert not dry_run(problem(lambda config: Complex()), trials()).pretrained

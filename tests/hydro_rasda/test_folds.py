@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -14,7 +15,7 @@ import pytest
 import torch
 from sklearn.model_selection import KFold, LeaveOneOut, PredefinedSplit, StratifiedKFold, TimeSeriesSplit
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, load, uniform
 from hydro_rasda.cli import main
@@ -72,6 +73,15 @@ def test_folds_are_scikit_learns(digits: tuple[Pair, Pair]) -> None:
             assert all(torch.equal(a[0], b[0]) for a, b in zip(own_train.epoch(16, 2), plain.epoch(16, 2), strict=True))
 
 
+@pytest.mark.parametrize("targets", [["price"], [[1.0], [2.0, 3.0]] * 6, None], ids=["names", "lengths", "none"])
+def test_an_attribute_that_is_no_target_of_each_example_is_left_alone(targets: Any) -> None:
+    """Names of columns, or boxes of images: scikit-learn refuses them, though `KFold` needs no targets at all."""
+    data = Subset(TensorDataset(torch.arange(12.0)[:, None]), range(12))
+    data.targets = targets  # type: ignore[attr-defined]
+    folds = make_folds(KFold(3), data, make_batches(data, "train_data", CPU, 0), 0)
+    assert [len(fold.val) for fold in folds.rows] == [4, 4, 4]
+
+
 def test_a_splitter_without_a_seed_draws_from_the_runs(digits: tuple[Pair, Pair]) -> None:
     batches = make_batches(digits[0], "train_data", CPU, 0)
     before = np.random.get_state()[1].copy()  # type: ignore[index]
@@ -116,12 +126,30 @@ def test_tune_over_folds(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path
     again = quick(**FOLDS)
     assert records(again) == records(result)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.best_model().state_dict().items())
-    # The recipe trains the same model.
+    # The recipe trains the same model; of one that was not trained on all examples, it trains none.
+    without = dict.fromkeys(result._checkpoints, result._checkpoints[other])
+    with pytest.raises(ValueError, match=r"it is 3 models, whose mean counts; `race\.refit` makes one"):
+        replace(result, _checkpoints=without).recipe()
     made: dict[str, Any] = {}
     exec(result.recipe(), made)
     trained = made["train"](quick_model, (x, y), nn.functional.cross_entropy)
     for name, value in trained.state_dict().items():
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_recipe_of_folds_swept_at_full_width_averages_from_the_start(
+    quick: Quick, digits: tuple[Pair, Pair]
+) -> None:
+    """As the training on all examples does; those on single folds average from where the sweep left them."""
+    space = {"lr": uniform(0.5, 0.51), "momentum": 0.9, "optimizer": "sgd", "batch_size": 16}
+    whole = {"sweep": SweepConfig(surrogate=1), "race": RaceConfig(ema=0.5), "num_samples": 2, "max_t": 3}
+    result = quick(**FOLDS | {"space": space} | whole)
+    assert result.averaged
+    assert result.trials[result.best_trial].history[0]["stage"] == "surrogate"
+    made: dict[str, Any] = {}
+    exec(result.recipe(), made)
+    trained = made["train"](quick_model, digits[0], nn.functional.cross_entropy, device="cpu")
+    torch.testing.assert_close(trained.state_dict(), result.best_model().state_dict(), rtol=1e-4, atol=1e-5)
 
 
 def quick_model(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +131,21 @@ def test_csv_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
     assert (tmp_path / "a.csv").read_text() == "epoch,loss\n1,0.5\n"
 
 
+@pytest.mark.parametrize("left", [0, -4])
+def test_csv_whose_last_row_or_first_was_cut_off_goes_on(tmp_path: Path, left: int) -> None:
+    """As a full disk, or a kill before the first row, leaves it."""
+    file = tmp_path / "metrics.csv"
+    began = RunBegan(path=tmp_path, metric="val_loss", mode="min", settings={}, seconds=0.0)
+    for recalled in (False, True):
+        logger = CSVLogger()
+        for event in (began, epoch(0, 1, recalled=recalled), epoch(0, 2, recalled=recalled)):
+            logger.on_event(event)
+        if not recalled:
+            whole = file.read_bytes()
+            file.write_bytes(whole[:left])
+    assert file.read_bytes() == whole
+
+
 def test_csv_in_the_runs_folder_by_default(quick: Quick) -> None:
     result = quick(**SMALL, callbacks=[CSVLogger()])
     assert (result.path / "metrics.csv").read_text().startswith("run,trial,stage,epoch,seconds,metric,value")
@@ -152,6 +170,32 @@ def test_tensorboard_reads_scalars_and_hyperparameters(quick: Quick, tmp_path: P
         assert told["optimizer"].string_value == trial.config["optimizer"]
         assert told["status"].string_value == trial.status
     assert found == pytest.approx(curves(result), rel=1e-6)
+
+
+def test_tensorboard_has_each_epoch_once_also_where_the_run_was_killed(tmp_path: Path) -> None:
+    """A killed process closes nothing. It had not logged an epoch of its journal, and another one not in full."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    began = RunBegan(path=tmp_path / "run", metric="val_loss", mode="min", settings={}, seconds=0.0)
+    told = [replace(epoch(0, at), metrics={"val_loss": at / 4}) for at in (1, 2, 3, 4)]
+    killed = TensorBoardLogger()
+    for event in (began, *told[:3]):
+        killed.on_event(event)
+    (folder,) = (tmp_path / "run" / "tensorboard").iterdir()
+    (file,) = folder.iterdir()
+    file.write_bytes(file.read_bytes()[:-3])
+    logger = TensorBoardLogger()
+    for event in (began, *(replace(each, recalled=True) for each in told[:3]), told[3]):
+        logger.on_event(event)
+    events = accumulator.EventAccumulator(str(folder)).Reload().Scalars("sweep/val_loss")
+    assert [(event.step, event.value) for event in events] == [(at, at / 4) for at in (1, 2, 3, 4)]
+
+
+def test_tensorboard_holds_no_file_or_thread_for_a_trial_that_trains(tmp_path: Path) -> None:
+    logger, before = TensorBoardLogger(tmp_path), (len(os.listdir("/dev/fd")), threading.active_count())
+    logger.on_event(RunBegan(path=tmp_path / "run", metric="val_loss", mode="min", settings={}, seconds=0.0))
+    for trial in range(20):
+        logger.on_event(replace(epoch(trial, 1), metrics={"val_loss": 0.5}))
+    assert (len(os.listdir("/dev/fd")), threading.active_count()) == before
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -306,6 +350,18 @@ def test_a_trial_is_open_from_its_first_epoch_until_it_is_over_for_whatever_reas
     trial = logger._trials[0]
     assert trial.config == {"lr": 0.1, "model/width": 8}
     assert (trial.epochs, trial.step) == ({"sweep": 1, "full size": 1}, 2)
+
+
+def test_a_trial_that_was_interrupted_while_it_was_opened_is_not_closed() -> None:
+    class Interrupted(TrialLogger):
+        def open(self, trial: Logged) -> None:
+            raise KeyboardInterrupt
+
+    logger = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        logger.on_event(epoch(0, 1))
+    logger.close = None  # type: ignore[method-assign, assignment]
+    logger.on_event(RunEnded(seconds=1.0, error="KeyboardInterrupt"))
 
 
 def test_who_was_stopped_stays_so_where_the_run_is_over(quick: Quick) -> None:

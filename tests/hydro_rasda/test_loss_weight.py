@@ -105,6 +105,16 @@ def test_a_batch_without_a_target_that_counts_has_no_gradient(loss_fn: Any, targ
         assert not parameter.grad.any()
 
 
+@pytest.mark.parametrize("weight", [None, torch.ones(2, dtype=torch.float16)])
+def test_the_sum_over_many_targets_may_be_beyond_float16(weight: Tensor | None) -> None:
+    output = torch.tensor([[0.0, 100.0]], dtype=torch.float16).repeat(1000, 1).requires_grad_()
+    loss = supervised(nn.CrossEntropyLoss(weight))(nn.Identity(), (output, torch.zeros(1000).long()))["loss"]
+    loss.backward()
+    assert loss.item() == 100
+    assert output.grad is not None
+    assert output.grad[0].tolist() == pytest.approx([-0.001, 0.001], rel=1e-2)
+
+
 @pytest.mark.parametrize("weight", [None, torch.linspace(0.1, 1, 200)])
 def test_classes_of_uint8_are_those_of_int64(weight: Tensor | None) -> None:
     """Class 156 is no ignored one, and none of them is a mask."""

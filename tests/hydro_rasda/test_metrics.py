@@ -123,6 +123,13 @@ def test_an_objective_says_what_it_is_of(quick: Callable[..., TuneResult]) -> No
             {"metrics": scores, "objective": lambda model, batch: {"loss": model(batch[0]).mean()}},
             "must return 'outputs' and 'targets', too",
         ),
+        (
+            {
+                "metrics": scores,
+                "objective": lambda model, batch: {"loss": model(batch[0]).mean(), "outputs": {}, "targets": batch[1]},
+            },
+            "`objective` returned 'outputs' as a dict, but must return a tensor, since",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_any_work(

@@ -68,11 +68,14 @@ def open_search(problem: Problem, tmp_path: Path) -> Iterator[Open]:
     """Opens a search over `SPACE`, as `tune` does; a second call with the same name resumes."""
     stores: list[Store] = []
 
-    def call(searcher: Searcher, num_samples: int, name: str = "run", mode: str = "min") -> SearcherSearch:
+    def call(given: Searcher | str, num_samples: int, name: str = "run", mode: str = "min") -> SearcherSearch:
         for store in stores:
             store.close()
         asked = problem.with_settings(mode=mode, num_samples=num_samples)
-        prepare(searcher, SPACE, asked.settings.comparison.objectives)
+        searcher = named_searcher(given, SPACE, asked.settings) if isinstance(given, str) else given
+        assert searcher is not None
+        if searcher is given:
+            prepare(searcher, SPACE, asked.settings.comparison.objectives)
         stores.append(Store.open(tmp_path / name, {}, "auto"))
         run = Run(asked, stores[-1])
         return SearcherSearch(searcher, SPACE, run)
@@ -360,11 +363,9 @@ NAMED = [name for name in SEARCHERS if name != "random"]
 @pytest.mark.parametrize("name", NAMED)
 def test_a_named_searcher_repeats_itself_on_resume_and_learns(name: Any, open_search: Open) -> None:
     def played(run: str, sign: float = 1.0) -> list[dict[str, Any]]:
-        searcher = named_searcher(name, SPACE, TuneConfig())
-        assert searcher is not None
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
-            return play(open_search(searcher, 16, run), sign)
+            return play(open_search(name, 16, run), sign)
 
     first = played("run")
     assert len(first) == 16
@@ -459,7 +460,7 @@ def test_an_unseeded_searcher_goes_on_with_classes_functions_and_tuples(problem:
 def test_a_searcher_with_a_space_of_its_own_is_refused() -> None:
     drawn = OptunaSearch.convert_search_space(to_ray({"lr": loguniform(1e-6, 1e-5)}))
     own = OptunaSearch(space=drawn, metric="loss", mode="min")
-    with pytest.raises(ValueError, match=r"`sweep\.searcher` is .*, but must be one without a space of its own"):
+    with pytest.raises(ValueError, match=r"`sweep\.searcher` is .*, but must be a new one without a space of its own"):
         prepare(own, SPACE, TuneConfig().comparison.objectives)
 
 

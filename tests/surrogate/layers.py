@@ -201,6 +201,16 @@ class Fourier(nn.Module):
         return out
 
 
+def _enlarged(mode: str) -> tuple[Callable[[float], nn.Module], Tensor]:
+    def build(scale: float) -> nn.Module:
+        width = round(64 * scale)
+        first, norm, last = nn.Conv2d(3, width, 3), nn.LocalResponseNorm(3), nn.Conv2d(width, 12, 3)
+        up = nn.Upsample(scale_factor=1.5, mode=mode)
+        return nn.Sequential(first, norm, up, nn.Conv2d(width, width, 3), nn.ReLU(), last, nn.PixelShuffle(2))
+
+    return build, IMAGES
+
+
 class Padded(nn.Module):
     """Images padded by hand before a convolution."""
 
@@ -341,6 +351,7 @@ EXACT: dict[str, tuple[Callable[[float], nn.Module], Tensor]] = {
     "bilinear, last": (lambda scale: Products(scale, last=True), SERIES),
     "fourier operator": (Fourier, SERIES),
     "padded": (Padded, IMAGES),
+    **{f"{mode}, pixel shuffle": _enlarged(mode) for mode in ("nearest", "bilinear", "bicubic")},
     "padded by reflection": (lambda scale: Padded(scale, "reflect"), IMAGES),
     "experts, masked": (lambda scale: Routed(scale, rows=False), ROWS),
     "experts, own rows": (lambda scale: Routed(scale, rows=True), ROWS),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from surrogate import shrink
 from surrogate.resize import NarrowSizes, fill_from_target, resize, size_of, take_part
 from surrogate.widths import compare_shapes, shapes_of
 
@@ -152,3 +153,15 @@ def test_a_parameter_without_elements_has_none() -> None:
     target, narrow = nn.Embedding(0, 8), nn.Embedding(0, 2)
     fill_from_target(narrow, target, compare_shapes(shapes_of(target), shapes_of(narrow)))
     assert narrow.weight.shape == (0, 2)
+
+
+def test_a_spectral_norm_keeps_its_vectors_although_shapes_are_read_before_the_weights_are_filled() -> None:
+    norm = nn.utils.parametrizations.spectral_norm
+    layers = [norm(nn.Conv2d(3, 64, 3)), nn.ReLU(), norm(nn.Conv2d(64, 64, 3)), nn.Flatten(), nn.LazyLinear(2)]
+    model, images = nn.Sequential(*layers), torch.randn(2, 3, 8, 8)
+    model(images)
+    narrow = shrink(model, 1 / 4, images)
+    for name, buffer in narrow.named_buffers():
+        assert buffer.abs().sum() > 0, name
+    assert narrow(images).isfinite().all()
+    assert narrow.eval()(images).isfinite().all()

@@ -153,14 +153,6 @@ def test_a_network_that_the_forward_pass_does_not_call_stays_as_it_is() -> None:
     assert narrow.features(narrow(IMAGES)).shape == (2, 8, 12, 12)
 
 
-def test_a_width_that_would_fall_to_one_unit_keeps_two() -> None:
-    """As of the squeeze of the first blocks of an EfficientNet."""
-    model = nn.Sequential(nn.Linear(6, 32), nn.Linear(32, 4), nn.ReLU(), nn.Linear(4, 32), nn.Linear(32, 2))
-    narrow = shrink(model, 1 / 8, torch.randn(3, 6))
-    assert shapes_of(narrow)["1.weight"] == (2, 4)
-    assert "4 -> 2 instead of 0.5 (first in 1.weight)" in width_plan(narrow).rounded
-
-
 def test_sizes_that_do_not_divide_are_rounded_up_and_reported() -> None:
     model = nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Linear(100, 2))
     narrow = shrink(model, 1 / 8, torch.randn(2, 6))
@@ -243,13 +235,15 @@ def test_a_gate_keeps_a_row_for_each_expert(routed: bool) -> None:
 
 
 class Branches(nn.Module):
+    """Chooses one of two layers by the values of its input."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.Linear(4, 8))
+        self.first, self.other, self.head = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.inner(x)
-        return out if out.sum() > 0 else -out
+        out: Tensor = self.head(self.first(x) if x.sum() < 1 else self.other(x))
+        return out
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
@@ -260,12 +254,132 @@ class Branches(nn.Module):
         ("linear", torch.zeros(2, 4), "`module` is 'linear', but must be a torch.nn.Module"),
         (nn.Linear(3, 3), torch.zeros(2, 4), "`module` cannot run on `example_input`: RuntimeError"),
         (nn.Linear(4, 3), torch.zeros(2, 4), "no width can be scaled: every size is fixed"),
-        (Branches(), torch.zeros(2, 4), "module 'Branches' cannot be followed on symbolic sizes"),
+        (Branches(), torch.zeros(2, 4), "on `example_input` it does not use 'other.weight'"),
     ],
 )
 def test_errors(module: Any, batch: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shrink(module, 1 / 4, batch)
+
+
+class GraphPool(nn.Module):
+    """A mean for each graph of a batch, whose number is read from the data, as in PyG's global pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor, batch: Tensor) -> Tensor:
+        assert not x.isnan().any()
+        hidden, number = self.first(x), int(batch.max()) + 1
+        sums = hidden.new_zeros(number, hidden.size(1)).index_add(0, batch, hidden)
+        out: Tensor = self.head(sums / torch.bincount(batch, minlength=number)[:, None])
+        return out
+
+
+class Tagger(nn.Module):
+    """The tagger of a PyTorch tutorial: half of an attribute is the recurrent layer's size; tags index a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden_dim = 32
+        self.embedding = nn.Embedding(20, 16)
+        self.lstm = nn.LSTM(16, self.hidden_dim // 2, bidirectional=True, batch_first=True)
+        self.tags = nn.Linear(self.hidden_dim, 5)
+        self.transitions, self.start = nn.Parameter(torch.randn(5, 5)), nn.Parameter(torch.randn(5))
+
+    def forward(self, words: Tensor, tags: Tensor) -> Tensor:
+        state = torch.zeros(2, len(words), self.hidden_dim // 2)
+        scores = self.tags(self.lstm(self.embedding(words), (state, state))[0]) + self.start
+        right = self.transitions[tags[:, :-1], tags[:, 1:]] + scores.gather(2, tags[..., None])[:, 1:, 0]
+        out: Tensor = right - (scores[:, :-1, :, None] + self.transitions + scores[:, 1:, None]).logsumexp((2, 3))
+        return out
+
+
+class AveragedHeads(nn.Module):
+    """Graph attention whose heads are averaged: the size of a head is the width of the next layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.out_channels = 4, 16
+        self.inner, self.attention = nn.Linear(6, 4 * 16), nn.Parameter(torch.randn(1, 4, 16))
+        self.bias, self.head = nn.Parameter(torch.zeros(16)), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.inner(x).view(-1, self.heads, self.out_channels)
+        out: Tensor = self.head((parts * (parts * self.attention).sum(-1, keepdim=True)).mean(1) + self.bias)
+        return out
+
+
+class Spectral(nn.Module):
+    """A layer of a Fourier neural operator: two of its weights share the number of modes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modes, self.first, self.head = 3, nn.Linear(2, 16), nn.Linear(16, 1)
+        self.low, self.high = (nn.Parameter(torch.rand(16, 16, 3, 3, dtype=torch.cfloat)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        waves, m = torch.fft.rfft2(self.first(x).permute(0, 3, 1, 2)), self.modes
+        out = torch.zeros_like(waves)
+        out[..., :m, :m] = torch.einsum("bixy,ioxy->boxy", waves[..., :m, :m], self.low)
+        out[..., -m:, :m] = torch.einsum("bixy,ioxy->boxy", waves[..., -m:, :m], self.high)
+        values: Tensor = self.head(torch.fft.irfft2(out, s=x.shape[1:3]).permute(0, 2, 3, 1))
+        return values
+
+
+class Masked(nn.Module):
+    """Shift and scale of an autoregressive flow: the last size is fixed, as its halves are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift, scale = self.net(x).chunk(2, 1)
+        out: Tensor = (x - shift) * scale.exp()
+        return out
+
+
+class Gate(nn.Module):
+    """A bottleneck of four units, as in squeeze and excitation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down, self.up, self.head = (
+            nn.Linear(4, 32),
+            nn.Linear(32, 4),
+            nn.Linear(4, 32),
+            nn.Linear(32, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        out: Tensor = self.head(hidden * self.up(self.down(hidden)).sigmoid())
+        return out
+
+
+PAIRS = torch.zeros(3, 7, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("module", "batch", "name", "shape", "kept"),
+    [
+        (GraphPool(), (torch.randn(5, 4), torch.tensor([0, 0, 1, 2, 2])), "head.weight", (2, 4), ""),
+        (Tagger(), (PAIRS, PAIRS + 4), "lstm.weight_hh_l0", (16, 4), "5 of transitions stays"),
+        (AveragedHeads(), torch.randn(3, 6), "inner.weight", (16, 6), ""),
+        (Spectral(), torch.randn(2, 8, 8, 2), "low", (4, 4, 3, 3), "3 of high stays, as muP has rules for two widths"),
+        (Masked(), torch.randn(3, 6), "net.2.weight", (12, 5), ""),
+        (Gate(), torch.randn(3, 4), "down.weight", (4, 8), "4 of down.weight stays, as one unit would be left"),
+    ],
+)
+def test_models_of_sequences_graphs_and_physics(
+    module: nn.Module, batch: Any, name: str, shape: tuple[int, ...], kept: str
+) -> None:
+    narrow = shrink(module, 1 / 4, batch)
+    assert tuple(narrow.get_parameter(name).shape) == shape
+    assert kept in width_plan(narrow).summary
+    assert not width_plan(narrow).rounded
 
 
 def test_rounding_that_undoes_the_ratio() -> None:

@@ -57,6 +57,20 @@ def test_nothing_to_scale() -> None:
 
 
 def test_no_sizes_that_fit() -> None:
-    odd = SizeTrace({"w": (d,)}, frozenset({d}), {}, {d: 96}, (sympy.Eq(d, 96),))
-    with pytest.raises(ValueError, match=r"width_ratio=0.5 leaves no sizes that fit together \(unmet: Eq\(d, 96\)\)"):
+    odd = SizeTrace({"w": (d, f)}, frozenset({d, f}), {}, {d: 96, f: 95}, (sympy.Eq(d, f + 1),))
+    told = r"width_ratio=0.5 leaves no sizes that fit together \(unmet: Eq\(d, f \+ 1\)\)"
+    with pytest.raises(ValueError, match=told):
         scale_sizes(odd, 1 / 2)
+
+
+def test_sizes_that_do_not_fit_stay_and_leave_others_their_rounding() -> None:
+    apart = SizeTrace({"w": (d,), "v": (f,)}, frozenset({d, f}), {}, {d: 96, f: 20}, (sympy.Eq(d, 96),))
+    assert scale_sizes(apart, 1 / 4) == {d: 96, f: 5}
+
+
+def test_a_width_with_a_value_that_an_equation_fixes_stays_alone() -> None:
+    """As the channels behind a pixel shuffle: it does not make the others multiples of its own size."""
+    fixed = SizeTrace({"w": (d, f)}, frozenset({d, f}), {}, {d: 64, f: 12}, (sympy.Eq(f // 4, 3),))
+    assert scale_sizes(fixed, 1 / 4) == {d: 16, f: 12}
+    with pytest.raises(ValueError, match="no width can be scaled"):
+        scale_sizes(SizeTrace({"w": (d,)}, frozenset({d}), {}, {d: 96}, (sympy.Eq(d, 96),)), 1 / 2)

@@ -45,7 +45,7 @@ def test_a_width_of_one_unit_is_refused() -> None:
     with pytest.raises(ValueError, match=told):
         make_surrogate(bottleneck, {}, 1 / 8)
     make_surrogate(bottleneck, {}, 1 / 4)
-    assert shapes_of(shrink(bottleneck({}, 1.0), 1 / 8, torch.zeros(2, 8)))["1.weight"] == (2, 8)
+    assert shapes_of(shrink(bottleneck({}, 1.0), 1 / 8, torch.zeros(2, 8)))["1.weight"] == (8, 8)
 
 
 def rounded_down(config: Config, width_ratio: float) -> nn.Module:

@@ -113,7 +113,10 @@ class Experiment:
             return False
         count = self.sizes.slots.count()
         self._nodes.ask(due, sum(self.sizes.of(other) for other in self.holding() if other is not trial), count)
-        return self._nodes.awaited(due, count) or self.sizes.fitting(due) > self.sizes.of(trial)
+        if self._nodes.awaited(due, count) or min(due, count) > self.sizes.of(trial):
+            return True  # if it can be paused; its size is told when it starts again
+        self.sizes.fitting(due)
+        return False
 
     def ready(self) -> list[Trial]:
         """Trials that could be next: those that wait, but for nodes that may still come."""

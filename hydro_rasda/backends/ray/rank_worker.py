@@ -28,7 +28,9 @@ class RankWorker(Worker):
     def __init__(self, job: Mapping[str, Any], data: Any, connection: Connection) -> None:
         device = torch.device("cuda", 0) if job["gpus"] else torch.device("cpu")
         saved = _load(job["checkpoint"]) or {}
-        super().__init__(job, data, device, saved or None)
+        # `elastic` without the scheduler takes the trial's present workers for those that it began with.
+        self._workers = saved.get("workers", job["workers"])
+        super().__init__({**job, "workers": self._workers}, data, device, saved or None)
         self._job, self._connection = job, connection
         self._reported: dict[str, float] = dict(saved.get("reported", {}))
         """By name, when a metric was last reported."""
@@ -71,7 +73,7 @@ class RankWorker(Worker):
         folder = make_folder(self._job["owner"])
         path = os.path.join(folder, CHECKPOINT_FILE)
         try:
-            torch.save({**self.saved(state), "reported": self._reported}, path)
+            torch.save({**self.saved(state), "reported": self._reported, "workers": self._workers}, path)
         except (OSError, RuntimeError) as error:  # torch's own says nothing of the disk
             free = shutil.disk_usage(folder).free // 2**20
             raise OSError(f"{path} could not be written, and its disk has {free} MiB left: {error}") from error
@@ -94,7 +96,10 @@ def run_rank(payload: Any, job: Mapping[str, Any], connection: Connection) -> No
         backend = job["backend"] or ("nccl" if job["gpus"] >= 1 else "gloo")
         timeout = timedelta(seconds=job["timeout_s"])
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    train(RankWorker(job, data, connection))
+    worker = RankWorker(job, data, connection)
+    train(worker)
+    if worker.iteration == 0:
+        raise RuntimeError("the training function never called worker.report; tune.report tells nothing from a rank")
     connection.send(("done", None))
 
 

@@ -153,11 +153,17 @@ class RungHistory:
             if entry.decision == Decision.STOP and entry.milestone is not None
         }
 
-    def know(self, trial: str) -> None:
-        """Count a trial's scores, those of an earlier process among them."""
-        if trial in self._before and trial not in self._known:
-            self._rungs = None
+    def know(self, trial: str) -> bool:
+        """Count a trial's scores, those of an earlier process among them; returns whether nobody knew it before.
+
+        In a restored experiment, a trial that begins anew has a new name and the bundles that it had grown to.
+        """
+        if trial in self._known:
+            return False
         self._known.add(trial)
+        if trial in self._before:
+            self._rungs = None
+        return not self._before
 
     @property
     def rungs(self) -> AshaState:

@@ -31,7 +31,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     At its milestones it stops trials as `ASHAScheduler` does, and trains the survivors on `scaling_factor` times their
     workers. A worker is one bundle of the trial's placement group, so that a trainable learns its number of workers
     from `len(tune.get_context().get_trial_resources().bundles)`. `elastic` turns a training function into one that uses
-    them. Resources given by `tune.with_resources` are overruled, which is said.
+    them. If a trial asks for other bundles than its workers have, the workers decide, which is said.
 
     Promoted trials start before new ones, deepest rung first, see `hydro_rasda.schedulers.place`. The rungs and all
     reports are kept in `rasda.jsonl` in the experiment's folder, from which `Tuner.restore` goes on.
@@ -46,7 +46,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             milestones lie at `grace_period * sf**k` (the paper's eq. 3), where ASHA's lie at
             `grace_period * rf**k`.
         workers: Workers of a new trial.
-        resources_per_worker: In Ray's words; one CPU by default.
+        resources_per_worker: In Ray's words; None for the first bundle that the first trial asks for, by
+            `tune.with_resources` for example. Ray's default is one CPU.
         max_workers: No trial gets more; None for what the cluster holds.
         metric: A key that trials report; None to take `TuneConfig`'s.
         mode: "min" or "max"; None to take `TuneConfig`'s.
@@ -124,14 +125,16 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._metric: Any = metric
         self.time_attr = time_attr
         self._patience = patience
-        worker_slots((), {"CPU": 1.0} if resources_per_worker is None else resources_per_worker)
-        self._worker = {"CPU": 1.0} if resources_per_worker is None else dict(resources_per_worker)
-        self._begin_anew()
+        if resources_per_worker is not None:
+            worker_slots((), resources_per_worker)
+        self._own_worker = None if resources_per_worker is None else dict(resources_per_worker)
+        self._begin_anew({"CPU": 1.0})
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, asked: Mapping[str, float]) -> None:
+        worker = self._own_worker or asked
         self._folder: str | None = None
         self._trials = Experiment(
-            self.rule, self._worker, self._metric, self.time_attr, self._patience, self._autoscale_wait_s
+            self.rule, worker, self._metric, self.time_attr, self._patience, self._autoscale_wait_s
         )
 
     def set_search_properties(self, metric: str | None, mode: Mode | None, **spec: Any) -> bool:
@@ -144,29 +147,28 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         if self._mode:
             self._metric = self._metric or DEFAULT_METRIC
             self.rule = replace(self.rule, mode=self._mode)
-        self._begin_anew()
+        self._begin_anew({"CPU": 1.0})
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """Gives a new trial its first size, and a restored one the size that its checkpoint is due."""
-        if self._folder != trial.storage.experiment_fs_path:
-            if self._folder is not None:  # one after another, with one scheduler object
-                self._begin_anew()
+        if self._folder != trial.storage.experiment_fs_path:  # also of a second experiment with one scheduler object
             self._begin(tune_controller, trial)
-        self._trials.rung_history.know(trial.trial_id)
+        new = self._trials.rung_history.know(trial.trial_id)
         if trial.is_finished():
             return
         # Ray names a trial's folder when it starts it, and then fails to list the trials that never started.
         trial.init_local_path()
-        self._trials.sizes.tell_overruled(trial)
+        if new:
+            self._trials.sizes.tell_overruled(trial, self.rule.workers)
         self._trials.sizes.resize(trial, self._trials.sizes.fitting(self._trials.due(trial)))
         if not self._trials.waits_still(trial):
             self._trials.queue.join(trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Stops a trial, lets it go on, or pauses it until it can go on with more workers."""
-        if self.time_attr not in result or self._metric not in result:
-            self._trials.sizes.tell_undecided(trial, [n for n in (self.time_attr, self._metric) if n not in result])
+        if missing := self._missing(result):
+            self._trials.sizes.tell_undecided(trial, missing)
             return str(TrialScheduler.CONTINUE)
         t, score = result[self.time_attr], float(result[self._metric])
         self._trials.rung_now[trial.trial_id] = self.rule.rungs_survived(t)
@@ -193,11 +195,14 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._trials.queue.join(trial)
         return str(TrialScheduler.PAUSE)
 
+    def _missing(self, result: Mapping[str, Any]) -> list[str]:
+        """Return the names without which a report decides nothing, of those that it lacks or gives as None."""
+        return [name for name in (self.time_attr, self._metric) if result.get(name) is None]
+
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         """Keeps the last score of a trial, by which later ones are measured."""
         self._trials.leave(trial)
-        known = self.time_attr in result and self._metric in result
-        if not known or trial.trial_id in self._trials.rung_history.stopped:
+        if self._missing(result) or trial.trial_id in self._trials.rung_history.stopped:
             return
         rungs, t = self._trials.rung_history.rungs, result[self.time_attr]
         milestone = self.rule.open_rung(rungs, trial.trial_id, t)
@@ -231,6 +236,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             free -= placement.start.workers
             self._trials.start(chosen, placement.start.workers)
         stage.limit(waiting, holding, free, chosen)
+        stage.offer(self._trials.queue.given(), chosen)
         return chosen
 
     def save(self, checkpoint_path: str) -> None:
@@ -257,6 +263,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
                 f"`trainable` is {trial.trainable_name!r}, a Trainer of Ray Train, whose ScalingConfig says how many "
                 "workers it has; hand its training function to `elastic` instead, or a function that runs the Trainer"
             )
+        self._begin_anew(trial.placement_group_factory.bundles[0])
         self._trials.sizes.slots.check(self.rule.workers)
         self._folder = trial.storage.experiment_fs_path
         stage = ControllerStage(controller)

@@ -126,7 +126,10 @@ class Sizes:
         cls = trial.get_trainable_cls()
         if issubclass(cls, FunctionTrainable):
             able = bool(result.get(SHOULD_CHECKPOINT))
-            remedy = "Give reports at milestones a checkpoint: `checkpoint=` of tune.report, `state` of Worker.report."
+            remedy = (
+                "Give reports at milestones a checkpoint: `checkpoint=` of tune.report, `state` of Worker.report. Give "
+                "`elastic` this scheduler, too."
+            )
         else:
             able = cls.save_checkpoint is not Trainable.save_checkpoint
             remedy = "Give it `save_checkpoint` and `load_checkpoint`."
@@ -135,18 +138,18 @@ class Sizes:
             self._tell(
                 name,
                 f"Trainable {name!r} reported iteration {t} of trial {trial} without a checkpoint, so the trial cannot "
-                f"be paused and goes on with {self.of(trial)} workers. {remedy}",
+                f"be paused and keeps its number of workers ({self.of(trial)}). {remedy}",
             )
         return able
 
-    def tell_overruled(self, trial: Trial) -> None:
-        """Say, once, that a trainable's own resources count for nothing."""
-        asked = trial.get_trainable_cls().default_resource_request(trial.config)
-        if asked is not None and any(bundle != self._worker for bundle in asked.bundles):
+    def tell_overruled(self, trial: Trial, workers: int) -> None:
+        """Say, once, that a new trial gets other bundles than it asks for."""
+        asked, given = trial.placement_group_factory.bundles, [self._worker] * workers
+        if asked != PlacementGroupFactory(given).bundles:
             self._tell(
                 "overruled",
-                f"`tune.with_resources` gives {trial.trainable_name!r} {asked.bundles}, but a trial gets "
-                f"{self._worker} for each worker: hand resources to RASDAScheduler, as `resources_per_worker`.",
+                f"Trainable {trial.trainable_name!r} asks for {asked}, but each new trial gets {given}: "
+                "RASDAScheduler's `workers` and `resources_per_worker` say how many workers, and what each has.",
             )
 
     def tell_undecided(self, trial: Trial, missing: Sequence[str]) -> None:

@@ -129,13 +129,12 @@ def tune_module(
     if datamodule is not None:
         train_dataloaders, val_dataloaders = _loaders_of(datamodule, train_dataloaders, val_dataloaders)
     made = with_defaults(space, _constants(trainer, train_dataloaders))
-    transfers = unfollowed_transfers(datamodule)
-    asked = _asked(module_fn, made, trainer, train_dataloaders, val_dataloaders, sweep, transfers)
+    loaders = train_dataloaders, val_dataloaders
+    asked = _asked(module_fn, made, trainer, *loaders, sweep, unfollowed_transfers(datamodule))
     own = reachable(space)
     _warn_of_replaced(module_fn, sample(made, 1, 0)[0], [*own], asked["objective"])
-    tuned = tune(
-        module_fn, made, metric=f"val_{metric_name(monitor, 'val')}", race=unaveraged(race), **asked, **options
-    )
+    metric = f"val_{metric_name(monitor, 'val')}"
+    tuned = tune(module_fn, made, metric=metric, race=unaveraged(race), **asked, **options)
     return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
 
 

@@ -99,3 +99,9 @@ def test_no_member_reaches_another_where_kernels_mix_groups(
     for ours, theirs in zip(sick, healthy, strict=True):
         assert torch.equal(ours, theirs)
     assert any(t.isnan().any() for t in train(False, poison))
+
+
+@pytest.mark.parametrize("size", [[2, 3, 4, 5], [2, 3, 4, 5, 6]])
+def test_affine_grid(size: list[int]) -> None:
+    rows = len(size) - 2
+    assert_folds(lambda x: F.affine_grid(x, size, align_corners=False), member(2, rows, rows + 1), dims=(0,))

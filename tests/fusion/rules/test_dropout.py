@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fusion.rules import folded
 from fusion.streams import Streams
-from tests.fusion.rules.folding import K, member
+from tests.fusion.rules.folding import K, assert_folds, member
 
 
 def dropout(x: Tensor, p: Tensor) -> Tensor:
@@ -45,3 +45,8 @@ def test_dropout_does_nothing_in_evaluation() -> None:
     with folded(Streams(K, range(K))):
         out = torch.func.vmap(lambda x, p: F.dropout(x, p, training=False))(x, torch.rand(K))
     assert torch.equal(out, x)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_rrelu_in_evaluation_has_the_mean_slope(inplace: bool) -> None:
+    assert_folds(lambda x: F.rrelu(x * 1, 0.1, 0.4, inplace=inplace), member(6, 5), dims=(0,))

@@ -37,6 +37,26 @@ def test_embedding_with_a_largest_norm(index: int | None) -> None:
     assert_folds(look_up, indices, member(9, 6), dims=(index, 0))
 
 
+@pytest.mark.filterwarnings("error:There is a performance drop")
+@pytest.mark.parametrize("index", SHARED)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_embedding_bag(mode: str, index: int | None) -> None:
+    flat = torch.randint(0, 9, (7,) if index is None else (K, 7))
+    begin = torch.tensor([0, 3, 3, 5])
+    assert_folds(lambda i, w: F.embedding_bag(i, w, begin, mode=mode), flat, member(9, 6), dims=(index, 0))
+    bags = torch.randint(0, 9, (4, 5) if index is None else (K, 4, 5))
+    assert_folds(lambda i, w: F.embedding_bag(i, w, mode=mode), bags, member(9, 6), dims=(index, 0))
+
+
+@pytest.mark.filterwarnings("error:There is a performance drop")
+@pytest.mark.parametrize("share", SHARED)
+def test_embedding_bag_with_weights(share: int | None) -> None:
+    bags, shares = torch.randint(0, 9, (4, 5)), torch.rand(4, 5) if share is None else member(4, 5)
+    assert_folds(
+        lambda s, w: F.embedding_bag(bags, w, mode="sum", per_sample_weights=s), shares, member(9, 6), dims=(share, 0)
+    )
+
+
 @pytest.mark.parametrize("x", SHARED)
 def test_index_fill_counts_from_the_end_of_its_own_member(x: int | None) -> None:
     indices = torch.tensor([[-1, 0], [1, -2], [3, 2]])

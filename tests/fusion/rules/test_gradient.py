@@ -129,7 +129,6 @@ def assert_of_each_member(fused: FusedModel, objective: Callable[..., Any], mode
     assert not X.requires_grad
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_gradients_inside_an_objective_are_those_of_each_member(objective: Callable[..., Any]) -> None:
     torch.manual_seed(0)

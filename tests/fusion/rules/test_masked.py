@@ -56,6 +56,15 @@ def hidden_inputs(x: Tensor, z: Tensor, value: float) -> Tensor:
     return seen * left + x
 
 
+def any_new_tensor(x: Tensor, z: Tensor, value: float) -> Tensor:
+    """Whatever made it: a copy, a list, another type, arithmetic."""
+    listed, counted = torch.tensor([[0.0] * 4] * 6), torch.arange(24).view(6, 4) * 1.0
+    cast, joined = torch.zeros(6, 4).to(x.dtype), torch.stack([torch.ones(4)] * 6)
+    for new in (listed, counted, cast, joined):
+        new += z
+    return listed + counted * cast + joined
+
+
 def through_no_views(x: Tensor, z: Tensor, value: float) -> Tensor:
     ones = torch.ones(6, 4, dtype=x.dtype)
     return ones[:, :2].repeat(1, 2) * z + ones
@@ -66,6 +75,13 @@ def stale_view(x: Tensor, z: Tensor, value: float) -> Tensor:
     part = whole[:, :2]
     whole += z
     return torch.cat([whole[:, 2:], part], 1)
+
+
+def stale_view_of_the_second(x: Tensor, z: Tensor, value: float) -> Tensor:
+    whole = torch.linspace(0, 1, 4, dtype=x.dtype)
+    seen: Tensor = torch.broadcast_tensors(torch.ones(6, 4), whole)[1]
+    whole += z[0]
+    return seen + whole + z
 
 
 def same(write: Callable[..., Tensor], fused_at_once: bool) -> None:
@@ -84,15 +100,16 @@ def same(write: Callable[..., Tensor], fused_at_once: bool) -> None:
             torch.testing.assert_close(grad[k], parameter.grad)
 
 
-@pytest.mark.parametrize("write", [by_masks, row_by_row, messages, hidden_inputs, through_no_views])
+@pytest.mark.parametrize("write", [by_masks, row_by_row, messages, hidden_inputs, any_new_tensor, through_no_views])
 def test_members_write_to_their_own(write: Callable[..., Tensor]) -> None:
     same(write, True)
 
 
-def test_a_view_of_a_tensor_that_members_share_is_written_to_one_by_one() -> None:
+@pytest.mark.parametrize("write", [stale_view, stale_view_of_the_second])
+def test_a_view_of_a_tensor_that_members_share_is_written_to_one_by_one(write: Callable[..., Tensor]) -> None:
     """It would not see the members' own."""
     with pytest.warns(FusionWarning, match="writes members' values into a tensor that they share"):
-        same(stale_view, False)
+        same(write, False)
 
 
 class Filled(nn.Module):

@@ -1,5 +1,6 @@
 """The fusion key: equal where fusing is exact, different where it is not."""
 
+import copy
 import functools
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
-from fusion import fuse, fusion_key
+from fusion import dry_run, fuse, fusion_key
 
 
 class Block(nn.Module):
@@ -258,3 +259,19 @@ def test_the_key_survives_fusing_and_running() -> None:
     fused = fuse(models)
     fused(torch.randn(4, 1, 5, 5))
     assert fused.key == fusion_key(models[0]) == fusion_key(fused.unfuse(1))
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.orthogonal, nn.utils.parametrizations.weight_norm])
+def test_copies_of_layers_with_a_parametrization_fuse(norm: Callable[[nn.Module], nn.Module]) -> None:
+    """As the layers of an `nn.TransformerEncoder`: torch makes them as copies, which also hold the first one."""
+
+    def build(width: int) -> nn.Module:
+        layer = norm(nn.Linear(4, 4))
+        return nn.Sequential(copy.deepcopy(layer), nn.Tanh(), copy.deepcopy(layer), nn.Linear(4, width))
+
+    torch.manual_seed(0)
+    models, x = [build(2) for _ in range(3)], torch.randn(5, 4)
+    assert fusion_key(models[0]) == fusion_key(models[1]) != fusion_key(build(3))
+    fused = fuse(models)
+    assert dry_run(fused, lambda model, x: model(x).square().mean(), x) is None
+    torch.testing.assert_close(fused(x), torch.stack([model(x) for model in models]))

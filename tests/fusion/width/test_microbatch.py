@@ -117,3 +117,9 @@ def test_a_weight_that_is_a_number_counts_where_its_mean_lies() -> None:
     sums = Sums()
     sums.add({"loss": torch.ones(3, device="meta"), "weight": torch.full((3,), 5.0)}, 7)
     assert sums.means()["loss"].device.type == "meta"
+
+
+def test_the_mean_of_counts_and_flags_over_parts_is_no_whole_number() -> None:
+    metrics = {"wrong": torch.tensor([1, 2, 2, 2]), "any": torch.tensor([True, False, False, False])}
+    found = evaluate(lambda part: {name: value[part[0]] for name, value in metrics.items()}, torch.arange(4), 4)
+    assert {name: value.item() for name, value in found.items()} == {"wrong": 1.75, "any": 0.25}

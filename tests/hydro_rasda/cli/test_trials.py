@@ -194,10 +194,10 @@ def test_a_model_that_is_not_there(part: str, tmp_path: Path, capsys: pytest.Cap
     capsys.readouterr()
     assert main(["best", part, "--export", str(tmp_path / "new")]) == 2
     captured = capsys.readouterr()
-    assert "must be one of the finalists" in captured.err
+    assert "has trained at full size, so that there is no model yet" in captured.err
     assert captured.out == ""
     assert main(["best", part, "--recipe"]) == 2
-    assert "must be one of the finalists" in capsys.readouterr().err
+    assert "has trained at full size, so that there is no model yet" in capsys.readouterr().err
 
 
 def test_before_any_trial_has_a_score(part: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import mmap
 import pickle
 import random
 import tempfile
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -237,8 +239,10 @@ def test_descriptions_tell_data_of_different_form_apart() -> None:
 def test_batch_length() -> None:
     assert batch_length((X, Y)) == N
     assert batch_length({"scale": torch.tensor(1.0), "x": [X]}) == N
-    with pytest.raises(ValueError, match="without a tensor of one or more dimensions"):
+    with pytest.raises(ValueError, match=r"without a tensor of one or more dimensions$"):
         batch_length({"scale": torch.tensor(1.0)})
+    with pytest.raises(ValueError, match=r"a batch is UserDict without .* except plain dicts: make it one by"):
+        batch_length(UserDict(x=X))  # as the tokenizers of transformers return
     assert batch_length((torch.as_tensor(np.zeros((3, 2))),)) == 3
 
 
@@ -367,6 +371,53 @@ KEPT: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "loader of one batch": lambda x, y: lambda batch_size: [(x, y)],
     "loader of nested batches": lambda x, y: lambda batch_size: [{"x": [x], "y": y}],
 }
+
+
+@pytest.mark.parametrize("form", sorted(KEPT.keys() - {"arrays"}))
+def test_features_of_another_model_are_no_part_of_its_graph(form: str) -> None:
+    """They were computed without `no_grad`: the second step would go back through a graph that is gone."""
+    given = torch.nn.Linear(2, 3)(X).tanh()
+    batches = read(KEPT[form](given, Y))
+    for _ in range(2):
+        for batch in (*batches.epoch(4, 0), *batches.in_order(4)):
+            features, _ = tree_leaves(batch)
+            assert features.requires_grad  # as physics-informed networks need it
+            features.square().sum().backward()
+
+
+class Unsized:
+    """A stream whose class has a length in name only."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(X, Y)] * 2)
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class Counting(Unsized):
+    """A loader that ends by its length, and goes through its batches to find that."""
+
+    asked = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat((X, Y))
+
+    def __len__(self) -> int:
+        self.asked += 1
+        return 5
+
+
+def test_a_loader_is_asked_for_its_length_once_an_epoch() -> None:
+    counting = Counting()
+    assert len([*read(lambda batch_size: counting).epoch(4, 0)]) == 5
+    assert counting.asked == 1
+
+
+def test_a_length_that_is_not_implemented_is_unknown() -> None:
+    stream = read(lambda batch_size: Unsized())
+    assert stream.steps(4) is None
+    assert len([*stream.epoch(4, 0)]) == 2
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, N])

@@ -111,6 +111,9 @@ def test_another_finalist(quick: Quick, tmp_path: Path) -> None:
     result._checkpoints[other].unlink()
     with pytest.raises(FileNotFoundError, match=rf"{re.escape(str(result._checkpoints[other]))} is gone: "):
         result.save_model(tmp_path / "none", trial=other)
+    result.path.rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match=r"the run's folder .* is gone: if it was moved, `hydro_rasda\.load`"):
+        result.save_model(tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -129,5 +132,5 @@ def test_before_the_full_size_stage_there_is_no_checkpoint(quick: Quick, tmp_pat
     journal.write_text("".join(lines[: next(i for i, line in enumerate(lines) if '"target' in line)]))
     early = load(result.path)
     assert early.best_checkpoint is None
-    with pytest.raises(ValueError, match=r"must be one of the finalists \[\]"):
+    with pytest.raises(ValueError, match=r"no trial of the run in .* has trained at full size"):
         early.save_model(tmp_path / "none")

@@ -198,7 +198,9 @@ def test_before_the_full_size_stage_the_best_surrogate_leads(problem: Problem, t
         found = load(store.path)
     assert (found.best_trial, found.best_config) == (1, {"lr": 0.1})
     assert math.isnan(found.best_metric)
-    with pytest.raises(ValueError, match=r"`trial` is 1, but must be one of the finalists \[\]"):
+    with pytest.raises(
+        ValueError, match=r"no trial of the run in .*run has trained at full size, so that there is no model yet"
+    ):
         found.best_model(model_fn=mlp)
 
 

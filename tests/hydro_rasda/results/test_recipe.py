@@ -52,7 +52,9 @@ def assert_same(model: nn.Module, result: TuneResult, rtol: float = 0.0, trial: 
 
 def with_batch_norm(config: Config, width_ratio: float = 1.0) -> nn.Module:
     width = int(32 * width_ratio)
-    return nn.Sequential(nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 10))
+    model = nn.Sequential(nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 10))
+    model.register_buffer("mask", torch.full((3,), -torch.inf))  # of which there is no average
+    return model
 
 
 class Configured(nn.Module):
@@ -89,6 +91,10 @@ def own_optimizer(params: Any, lr: float, amsgrad: bool = False) -> torch.optim.
     return torch.optim.Adam(params, lr=lr, amsgrad=amsgrad)
 
 
+def decaying(params: Any, lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(params, lr=lr, weight_decay=weight_decay)
+
+
 def own_schedule(step: int, steps: int) -> float:
     return 1 - 0.9 * step / steps
 
@@ -118,7 +124,8 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     ),
     "batch statistics in parts": (
         with_batch_norm,
-        {**SGD, "accumulate": 3, "schedule": "exponential", "gamma": 0.5},
+        # The last of 320 examples are a batch of 5, of which no part may have a single one.
+        {**SGD, "batch_size": 35, "accumulate": 3, "schedule": "exponential", "gamma": 0.5},
         {},
     ),
     "rates of parts": (
@@ -320,6 +327,13 @@ def test_an_optimizer_of_the_users_own_with_modes(quick: Quick, digits: tuple[Pa
     assert_same(again(result.recipe(), mlp, digits[0], optimizer=own), result, rtol=1e-4)
 
 
+def test_parts_share_an_optimizer_of_the_users_own(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """With other arguments: the function is called for each of them."""
+    space = {**ADAMW, "optimizer": decaying, "weight_decay": 0.1, "weight_decay.head": 0.0}
+    result = quick(model_fn=deeper, space=space, num_samples=2, max_t=2)
+    assert_same(again(result.recipe(), deeper, digits[0], optimizer=decaying), result)
+
+
 def test_what_cannot_be_written_is_an_argument(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """Functions, and secrets: no text has those; a loaded run has not the functions either."""
     space = {**ADAMW, "optimizer": own_optimizer, "schedule": own_schedule, "amsgrad": True, "hf_token": "hush-hush"}
@@ -348,6 +362,33 @@ def test_what_a_sweep_at_full_width_trained_is_not_averaged(quick: Quick, digits
     epochs = [line["epoch"] for line in result.trials[result.best_trial].history if line["stage"] == "target"]
     assert begun == ([min(epochs) - 1] if result.averaged else [])
     assert_same(again(text, mlp, digits[0]), result, rtol=1e-4)
+
+
+class Centred(nn.Module):
+    """A layer that puts another tensor in the place of its buffer, as codebooks of moving averages do."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        return x - self.mean
+
+
+def centred(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    width = int(32 * width_ratio)
+    return nn.Sequential(Centred(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def test_buffers_that_are_replaced_are_averaged(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    space = {"lr": choice([0.5, 0.6]), "momentum": 0.9, "optimizer": "sgd", "batch_size": 16}
+    result = quick(model_fn=centred, space=space, num_samples=2, race=RaceConfig(ema=0.3))
+    assert result.averaged
+    assert_same(again(result.recipe(), centred, digits[0]), result)
 
 
 def test_it_is_code_of_no_name_or_value_of_a_run(quick: Quick, tmp_path: Path) -> None:

@@ -94,6 +94,26 @@ def test_best_model_gives_best_metric_again(result: TuneResult, digits: tuple[Pa
     assert result.evaluate(digits[1], batch_size=7)["loss"] == pytest.approx(result.best_metric, rel=1e-5)
 
 
+@pytest.mark.usefixtures("one_process")
+def test_it_is_evaluated_in_parts_as_it_was_validated(
+    quick: Callable[..., TuneResult], digits: tuple[Pair, Pair]
+) -> None:
+    """For which alone there may be memory."""
+    sizes: list[int] = []
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        sizes.append(len(output))
+        return F.cross_entropy(output, target)
+
+    space = {"lr": choice([0.01, 0.02]), "batch_size": 32, "accumulate": 4}
+    result = quick(space=space, num_samples=2, max_t=2, loss_fn=loss_fn)
+    sizes.clear()
+    assert result.evaluate(digits[1])["loss"] == result.best_metric
+    assert sizes == [32] * 4 + [8] * 4
+    assert result.evaluate(digits[1], batch_size=80)["loss"] == pytest.approx(result.best_metric, rel=1e-5)
+    assert sizes[8:] == [80, 80]
+
+
 def test_models_of_other_finalists(result: TuneResult) -> None:
     finalists = [record.trial for record in result.trials if record.epochs]
     assert len(finalists) == 2

@@ -126,6 +126,8 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "numbers of hashes": (Hashed("a"), Hashed("a", num_hash=3)),
     "numbers": (1, 1.0),
     "booleans": (1, True),
+    "cached functions": (functools.lru_cache(lambda x: x + 1), functools.lru_cache(lambda x: x + 2)),
+    "cached properties": (functools.cached_property(lambda x: x + 1), functools.cached_property(lambda x: x + 2)),
 }
 
 
@@ -143,6 +145,21 @@ def test_what_does_not_decide_has_no_part() -> None:
     ring: list[Any] = [1]
     ring.append(ring)
     assert of(ring) == of(ring)
+
+
+class Vectorizer:
+    """As those of scikit-learn, which keep the address of their list of stop words."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words, self.words_id = words, id(words)
+
+
+def test_addresses_and_the_environment_have_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = ["a"], ["a"]
+    assert of(Vectorizer(one)) == of(Vectorizer(other)) != of(Vectorizer(["b"]))
+    before = of(os.environ)
+    monkeypatch.setenv("SLURM_JOB_ID", "2")
+    assert of(os.environ) == before
 
 
 def test_what_calls_change_is_not_what_a_function_is() -> None:
@@ -276,6 +293,21 @@ def test_differences_are_said_in_words() -> None:
     ]
 
 
+def test_of_two_models_the_parameters_that_differ_are_named() -> None:
+    """A model of hundreds of parameters was told in full, twice."""
+    was = {"model": {f"{n}.weight": "(2, 2) torch.float32" for n in range(300)}}
+    wide = was["model"] | {f"{n}.weight": "(4, 2) torch.float32" for n in range(7)} | {"new": "(2,) torch.float32"}
+    (told,), _ = differences(was, {"model": wide})
+    assert told.startswith(
+        "model['0.weight'] was '(2, 2) torch.float32', now '(4, 2) torch.float32'; model['1.weight']"
+    )
+    assert told.endswith(
+        "model['4.weight'] was '(2, 2) torch.float32', now '(4, 2) torch.float32'; 3 more of `model` differ"
+    )
+    (told,), _ = differences({"model": {}}, {"model": {"new": "(2,)"}})
+    assert told == "model['new'] was None, now '(2,)'"
+
+
 def smooth(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target, label_smoothing=0.1)
 
@@ -300,7 +332,9 @@ def test_another_run_is_not_taken_for_this_one(
     first = quick(**small)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     for resume in ("auto", "must"):
-        with pytest.raises(RunExists, match=f"is another: {told}.*; `resume='changed'` goes on"):
+        alike = not change.keys() & {"loss_fn", "val_data"}
+        way = "goes on with it" if alike else "keeps it as 'run/before-N', and begins anew"
+        with pytest.raises(RunExists, match=f"is another: {told}.*; .*`resume='changed'` {way}"):
             quick(**small, **changed, resume=resume)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     with pytest.raises(RunExists, match="seed was 0, now 1"):

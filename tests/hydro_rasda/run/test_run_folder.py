@@ -232,7 +232,10 @@ def test_a_directory_is_free_after_a_failed_open(path: Path) -> None:
     ("other", "told"),
     [
         ({**ASKED, "seed": 1}, "seed was 0, now 1"),
-        ({**ASKED, "space": {"lr": "uniform"}}, "space was .*loguniform.*now .*'uniform'"),
+        (
+            {**ASKED, "space": {"lr": "uniform"}},
+            r"space\['lr'\] was .*loguniform.*now .*'uniform'; choose another `name`",
+        ),
         ({"seed": 0, "space": ASKED["space"]}, "surrogate was 0.125, now None"),
         ({**ASKED, "new": 1}, "new was None, now 1"),
     ],

@@ -21,7 +21,7 @@ Quick = Callable[..., TuneResult]
 SPACE: dict[str, Any] = {"lr": choice([0.3]), "optimizer": "sgd", "batch_size": 32}
 DECAYS = {**SPACE, "schedule": "linear"}
 NONE = "hint: the learning rate never decays"
-TOLD = "between epochs 1 and 2 of the sweep, schedules pass to their ends"
+TOLD = "between epochs 1 and 2 of the sweep, schedules decay to their ends"
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

@@ -289,7 +289,8 @@ def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
         else:
             outcome = train_group(run.problem, run.trials, group, load=pytest.fail)
             run.store.save(group.key, {"parts": outcome.checkpoint})
-            run.record(group.key, curves("surrogate", {0: [0.5, 0.4], 1: [0.3, 0.2]}))
+            unit = curves("surrogate", {0: [0.5, 0.4], 1: [0.3, 0.2]})
+            run.record(group.key, replace(unit, value={"members": [0, 1], "stop": 2}))
         run.sources |= {0: group.key, 1: group.key}
         return run
 

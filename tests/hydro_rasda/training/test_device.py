@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -81,6 +82,19 @@ def test_groups_beside_each_other_are_the_groups_one_after_another(problem: Prob
             ):
                 assert epoch == its_epoch
                 assert metrics == pytest.approx(its_metrics, rel=1e-4)
+
+
+def test_a_warning_of_each_milestone_is_given_once(problem: Problem) -> None:
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        warnings.warn("of the model", UserWarning, stacklevel=1)
+        return mlp(config, width_ratio)
+
+    device = Device(replace(problem, model_fn=model_fn))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for group in (EVEN, ODD):
+            device.train_groups(groups(group), work())
+    assert [str(warning.message) for warning in caught] == ["of the model"]
 
 
 def test_a_process_that_died_once_costs_time_alone(problem: Problem, tmp_path: Path) -> None:

@@ -260,6 +260,15 @@ def test_the_winner_is_trained_once_more_as_a_run_on_all_examples_trains_it(doub
     torch.testing.assert_close(refit["best"]["model"], trained["model"], rtol=0, atol=0)
 
 
+def test_a_winner_that_diverges_on_all_examples_is_not_handed_back(doubles: Pair) -> None:
+    x, y = doubles
+    problem, wild = folded((x[:100], y[:100]), KFold(3)), Trial(0, {"optimizer": "sgd", "lr": 1e200, "batch_size": 32})
+    outcome = train_full_size_trial(problem, wild, FullSizeTask("a task", 0, Span(0, 3), None, 0, refit=True), None)
+    assert outcome.state is None
+    assert outcome.error is not None
+    assert "FloatingPointError: the training loss of epoch 1 is not finite" in outcome.error
+
+
 def test_what_stops_a_finalist_leaves_all_of_its_models_at_one_epoch(doubles: Pair) -> None:
     x, y = doubles
     problem = folded((x[:60], y[:60]), KFold(2))

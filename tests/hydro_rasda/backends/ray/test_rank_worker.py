@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from hydro_rasda.backends.ray.rank_worker import RankWorker
+from hydro_rasda.backends.ray.rank_worker import RankWorker, run_rank
 from hydro_rasda.processes.temporary_folders import owner
 from tests.hydro_rasda.ranks import on_ranks
 
@@ -111,6 +111,23 @@ def test_saves_where_a_trial_may_pause_and_goes_on_from_there() -> None:
     assert torch.equal(again.checkpoint["model"]["weight"], model.weight)
     rescaled = again.rescale(SGD(model.parameters(), lr=0.1), warmup_steps=2)
     assert rescaled.multiplier == 1.5  # from the 1 that was saved, half way to 2
+
+
+def test_growth_is_over_the_workers_that_the_trial_began_with() -> None:
+    """If `elastic` was given no scheduler, only the checkpoint knows them."""
+    ours, theirs = Pipe()
+    saved = report(worker(ours, milestones=(1,)), theirs, {"loss": 1.0})
+    again = worker(ours, milestones=(2,), checkpoint=saved, world_size=2, workers=2)
+    assert again.growth == 2
+    saved = report(again, theirs, {"loss": 1.0})
+    assert worker(checkpoint=saved, world_size=4, workers=4).growth == 4
+
+
+def test_a_function_that_reports_by_another_way_is_refused() -> None:
+    """`tune.report` does nothing in a rank: the trial ended without a result, and without an error."""
+    ours, _ = Pipe()
+    with pytest.raises(RuntimeError, match=r"never called worker\.report; tune\.report tells nothing"):
+        run_rank((lambda worker: None, None), {**JOB, "threads": torch.get_num_threads()}, ours)
 
 
 def ranks_measure(rank: int, world: int, states: list[Any], sized: bool) -> list[Any]:

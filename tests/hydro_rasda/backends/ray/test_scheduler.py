@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 import warnings
+from collections import Counter as Counts
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,10 @@ from ray import tune
 from ray.tune.result_grid import ResultGrid
 from ray.tune.schedulers import ASHAScheduler
 
-from benchmarks.ray_stand_in import StandInController
+from benchmarks.ray_stand_in import StandInController, stand_in_trial
 from hydro_rasda import RASDAScheduler
 from hydro_rasda.backends.ray import read_journal
+from hydro_rasda.backends.ray.experiment import Experiment
 from hydro_rasda.simulator import read_past_run
 from tests.hydro_rasda.backends.ray.curves import (
     Counter,
@@ -127,6 +129,27 @@ def test_new_trials_are_not_shut_out_by_a_stream_of_promotions(ray8: None, tmp_p
     assert [r.metrics["training_iteration"] for r in results if r.metrics is not None] == [4] * 8
     # Two before its turn comes, and what fits beside its reservation: with two workers each, 4 at most.
     assert 2 <= watch.overtaken_as_oldest() <= 2 + 4
+
+
+@pytest.mark.slow
+def test_no_trial_starts_in_a_reused_actor_before_its_turn(
+    ray8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would start any new trial in an actor that comes free, while workers are kept for a survivor."""
+    given: list[str] = []
+    start = Experiment.start
+
+    def noted(trials: Experiment, trial: Any, workers: int) -> None:
+        given.append(trial.trial_id)
+        start(trials, trial, workers)
+
+    monkeypatch.setattr(Experiment, "start", noted)
+    watch = Watch()
+    space = {"x": tune.grid_search([i / 24 for i in range(24)]), "seconds": 0.1}
+    results = run(tmp_path, RASDAScheduler(max_t=4, workers=2), space, watch=watch)
+    assert results.num_errors == 0
+    started = [trial for event, trial in watch.line if event == "start"]
+    assert Counts(started) == Counts(given)
 
 
 @pytest.mark.slow
@@ -380,3 +403,69 @@ def test_reports_may_hold_numbers_of_numpy(tmp_path: Path) -> None:
     scheduler.on_trial_result(controller, trial, {**numbers, "should_checkpoint": True})
     (entry,) = read_journal(str(tmp_path))
     assert (entry.t, entry.score, entry.global_batch_size) == (1, 0.5, 32)
+
+
+@pytest.mark.parametrize(
+    ("bundles", "arguments", "given"),
+    [
+        ([{"CPU": 0.5, "GPU": 0.25}], {}, None),
+        ([{"CPU": 2}], {"resources_per_worker": {"CPU": 2, "GPU": 0}}, None),
+        ([{"CPU": 1}] * 2, {"workers": 2}, None),
+        ([{"CPU": 1}] * 2, {}, [{"CPU": 1.0}]),
+        ([{"CPU": 2}], {"resources_per_worker": {"CPU": 1}}, [{"CPU": 1}]),
+    ],
+)
+def test_a_worker_is_the_bundle_that_a_trial_asks_for(
+    bundles: list[dict[str, float]],
+    arguments: dict[str, Any],
+    given: list[dict[str, float]] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A script that took `ASHAScheduler` keeps its GPUs. Other bundles than a trial asks for are told once."""
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}])
+    asked = tune.PlacementGroupFactory(bundles)
+    scheduler = RASDAScheduler(max_t=4, metric="loss", mode="min", **arguments)
+    controller = StandInController(scheduler, [[0.0] * 4], str(tmp_path))
+    made = stand_in_trial(0, str(tmp_path))
+    made.placement_group_factory = asked
+    monkeypatch.setattr("benchmarks.ray_stand_in.stand_in_trial", lambda number, folder: made)
+    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+        controller._add()
+        assert (made.placement_group_factory == asked) == (given is None)
+        scheduler.on_trial_error(controller, made)
+        scheduler.on_trial_add(controller, made)
+        made.status = "RUNNING"
+        scheduler.choose_trial_to_run(controller)
+        report = {"training_iteration": 1, "loss": 0.0, "should_checkpoint": True}
+        assert scheduler.on_trial_result(controller, made, report) == "PAUSE"
+    said = f"Trainable 'stand_in' asks for {asked.bundles}, but each new trial gets {given}: RASDA"
+    assert caplog.text.count("asks for") == caplog.text.count(said) == (given is not None)
+    caplog.clear()
+    made.trial_id, made.placement_group_factory = "begins anew", tune.PlacementGroupFactory(bundles * 2)
+    again = RASDAScheduler(max_t=4, metric="loss", mode="min", **arguments)
+    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+        again.on_trial_add(controller, made)
+    assert "asks for" not in caplog.text
+
+
+@pytest.mark.usefixtures("two_slots")
+def test_none_is_no_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in the report of an epoch without validation."""
+    scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min")
+    controller, (trial, _) = started(scheduler, tmp_path)
+    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+        assert scheduler.on_trial_result(controller, trial, {"training_iteration": 1, "loss": None}) == "CONTINUE"
+    assert "has no 'loss', so that it decides nothing" in caplog.text
+    scheduler.on_trial_complete(controller, trial, {"training_iteration": 1, "loss": None})
+
+
+@pytest.mark.usefixtures("two_slots")
+def test_a_trial_that_cannot_grow_is_not_said_to_get_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min")
+    controller, (trial, _) = started(scheduler, tmp_path)
+    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+        assert scheduler.on_trial_result(controller, trial, {"training_iteration": 2, "loss": 0.0}) == "CONTINUE"
+    assert "keeps its number of workers (1)" in caplog.text
+    assert "the cluster holds no more" not in caplog.text
