@@ -228,8 +228,8 @@ def _few(target: nn.Module, inputs: Any) -> Any:
     """A few examples of a model's inputs; all of them if it is unknown which rows belong to which example."""
     if not can_be_split(inputs):
         return inputs
-    few = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, inputs)
     try:
+        few = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, inputs)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             call_model(target, few)
     except Exception:  # rows may stand for others, as those of a graph's matrix do

@@ -25,11 +25,12 @@ def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = 
 
     Kept are those of `find_counts` and `find_third_widths`, and the small ones of which one unit would be left.
     """
+    counts = find_counts(trace, lists)
     kept = {
         symbol: f"{trace.sizes[symbol]} of {name} stays, as {reason}"
         for found, reason in (
-            (find_counts(trace, lists), "no layer reads it: it seems to count experts or scores"),
-            (find_third_widths(trace), "muP has rules for two widths of a parameter"),
+            (counts, "no layer reads it: it seems to count experts or scores"),
+            (find_third_widths(trace, counts), "muP has rules for two widths of a parameter"),
         )
         for symbol, name in found.items()
     }
@@ -162,7 +163,7 @@ def find_counts(trace: SizeTrace, lists: Collection[int]) -> dict[sympy.Symbol, 
     return found
 
 
-def find_third_widths(trace: SizeTrace) -> dict[sympy.Symbol, str]:
+def find_third_widths(trace: SizeTrace, counts: Collection[sympy.Symbol]) -> dict[sympy.Symbol, str]:
     """Find sizes that no layer has, of parameters with more than two widths, such as the modes of a Fourier operator.
 
     Return for each symbol the first parameter that has it.
@@ -171,7 +172,7 @@ def find_third_widths(trace: SizeTrace) -> dict[sympy.Symbol, str]:
     of_layers = {s for sizes in layers for size in sizes for s in size.free_symbols}
     found: dict[sympy.Symbol, str] = {}
     for name in sorted(trace.stacks):
-        own = [size.free_symbols for size in trace.tensors[name] if size.free_symbols & trace.seeds]
+        own = [size.free_symbols for size in trace.tensors[name] if size.free_symbols & (trace.seeds - {*counts})]
         if len(own) > 2:
             found |= {s: found.get(s, name) for s in sorted(set().union(*own) - of_layers, key=str)}
     return found
@@ -179,8 +180,8 @@ def find_third_widths(trace: SizeTrace) -> dict[sympy.Symbol, str]:
 
 def _find_single_units(trace: SizeTrace, values: Mapping[sympy.Symbol, int]) -> dict[sympy.Symbol, str]:
     """Find widths of which one unit would be left, such as the bottleneck of a gate, with a parameter that has each."""
-    widths = _roles(trace).widths
-    small = {s for s in widths if values[s] == 1 < trace.sizes[s]}
+    roles = _roles(trace)
+    small = {s for s in roles.widths - roles.named_heads if values[s] == 1 < trace.sizes[s]}
     named = {s: name for name, sizes in reversed(trace.tensors.items()) for size in sizes for s in size.free_symbols}
     return {s: named[s] for s in sorted(small & named.keys(), key=str)}
 

@@ -149,7 +149,20 @@ def _get_item(x: Tensor, place: Any) -> Any:
     for at, p in enumerate(places):
         if isinstance(p, Tensor) and p.dtype != torch.bool and not any(q is ... for q in places[:at]):
             int(x.shape[sum(flags[:at])])
-    return x[place]
+    # Torch would read an index that is a single number; any row has the right shape.
+    return x[pytree.tree_map(lambda p: 0 if isinstance(p, Tensor) and p.dim() == 0 else p, place)]
+
+
+def _product(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A matrix product, also by a sparse matrix, such as that of a graph."""
+
+    def run(first: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(first, Tensor) or first.layout == torch.strided:
+            return function(first, other, *args, **kwargs)
+        assert first.shape[1] == other.shape[0]
+        return other.new_empty(first.shape[0], *other.shape[1:])
+
+    return run
 
 
 def _looked_up(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -260,6 +273,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     "_pad_packed_sequence": _unpack,
     "__getitem__": _get_item,
     "gather": _looked_up(torch.gather),
+    **{function.__name__: _product(function) for function in (torch.mm, torch.spmm, torch.matmul, torch.sparse.mm)},
+    "__matmul__": _product(torch.matmul),
     "index_select": _looked_up(torch.index_select),
     "embedding": _embedding,
     "zeros": _zeros,

@@ -1,4 +1,4 @@
-"""Dropout: every member draws a mask from its own stream, with a probability of its own if that is a tensor."""
+"""Dropout, by a mask and a probability of each member; and leaky slopes, random or of each member."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ def dropout(
 def rrelu(input: Tensor, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
     """`F.rrelu` for one member, in evaluation: the mean of its slopes; `vmap` has no rule for it."""
     return NotImplemented if training else F.leaky_relu(input, (lower + upper) / 2, inplace)
+
+
+def leaky_relu(input: Tensor, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
+    """`F.leaky_relu` for one member, by a slope of its own, which torch's takes as a number alone."""
+    if not isinstance(negative_slope, Tensor):
+        return NotImplemented
+    out = torch.where(input > 0, input, input * negative_slope)
+    return input.copy_(out) if inplace else out
 
 
 def probabilities(p: float | Member, K: int) -> list[float]:

@@ -17,7 +17,7 @@ from fusion.rules.attention import attention, multi_head_attention
 from fusion.rules.composite_losses import gaussian_nll, kl_div, margin_ranking, triplet_margin
 from fusion.rules.conv import affine_grid, convolution, global_pooling, pooling, transposed
 from fusion.rules.drawing import DRAWING, member_by_member
-from fusion.rules.dropout import dropout, rrelu
+from fusion.rules.dropout import dropout, leaky_relu, rrelu
 from fusion.rules.embedding import embedding, embedding_bag, index_fill, one_hot, torch_embedding
 from fusion.rules.gradient import backward, data, gradient, needs_grad, requires_grad
 from fusion.rules.linear import addmm, bilinear, linear, of_sparse
@@ -99,6 +99,7 @@ COMPOSITES: dict[Any, Rule] = {
     F.kl_div: kl_div,
     F.margin_ranking_loss: margin_ranking,
     F.triplet_margin_loss: triplet_margin,
+    F.leaky_relu: leaky_relu,
     F.rrelu: rrelu,
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, count
 from time import monotonic
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -69,10 +70,15 @@ def naming_batch(argument: str, name: str, batch_size: int) -> Iterator[None]:
 def non_finite(batch: Batch) -> str:
     """Say in words at which place a batch has an infinite or NaN number; "" if it has none."""
     for leaf in tree_leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+        if _is_dense(leaf) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             at = (~leaf.isfinite()).nonzero()[0].tolist()
             return f"{leaf[tuple(at)].item()} at {at} of a tensor {tuple(leaf.shape)}"
     return ""
+
+
+def _is_dense(leaf: Any) -> TypeGuard[Tensor]:
+    """Return whether a part of a batch is a tensor of numbers one after another; a sparse one is not looked into."""
+    return isinstance(leaf, Tensor) and leaf.layout == torch.strided
 
 
 Ranges = dict[tuple[object, ...], tuple[int, int]]
@@ -99,6 +105,6 @@ def _measures(batch: Batch) -> Iterator[tuple[tuple[object, ...], int, int]]:
         key = (str(structure), i, leaf.dtype, leaf.ndim)
         yield key, 0, 0
         yield from (((*key, axis), size, size) for axis, size in enumerate(leaf.shape))
-        if leaf.numel() and not leaf.is_floating_point() and not leaf.is_complex():
+        if _is_dense(leaf) and leaf.numel() and not leaf.is_floating_point() and not leaf.is_complex():
             low, high = (int(value) for value in torch.aminmax(leaf.to(torch.int64)))
             yield (*key, "values"), low, high

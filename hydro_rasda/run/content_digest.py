@@ -152,6 +152,9 @@ def _array(value: Tensor | np.ndarray[Any, Any]) -> tuple[str, Parts]:
     shape = tuple(value.shape)
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return f"array {shape}", (("items", value.ravel().tolist()),)
+    if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
+        value = value.detach().coalesce()
+        return f"sparse {shape}", (("indices", value.indices()), ("values", value.values()))
     size = value.nbytes
     if size > BYTES and shape[0] > 1:
         value = value[spread_indices(shape[0], max(1, BYTES * shape[0] // size))]  # a copy of these rows alone

@@ -359,6 +359,38 @@ class Gate(nn.Module):
         return out
 
 
+class RelativeBias(nn.Module):
+    """Attention by hand with a bias for each head, as in T5, of which one is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_heads, self.head_dim = 4, 8
+        self.first, self.qkv, self.head = nn.Linear(6, 32), nn.Linear(32, 96), nn.Linear(32, 2)
+        self.bias = nn.Embedding(9, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.arange(x.shape[1])
+        parts = self.qkv(self.first(x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.n_heads, self.head_dim)).transpose(1, 2) for part in parts)
+        bias = self.bias(steps[:, None] - steps + len(steps) - 1).permute(2, 0, 1)
+        out: Tensor = self.head(((q @ k.mT + bias).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return out
+
+
+class SparseGraph(nn.Module):
+    """A graph convolution by a sparse matrix, rolled by the place of the largest value, as in Autoformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor, matrix: Tensor) -> Tensor:
+        hidden = torch.sparse.mm(matrix, self.first(x))
+        place = hidden.mean(1).topk(2).indices
+        out: Tensor = self.head(hidden.roll(-int(place[0]), 0) * hidden[place[1]])
+        return out
+
+
 PAIRS = torch.zeros(3, 7, dtype=torch.long)
 
 
@@ -370,6 +402,8 @@ PAIRS = torch.zeros(3, 7, dtype=torch.long)
         (AveragedHeads(), torch.randn(3, 6), "inner.weight", (16, 6), ""),
         (Spectral(), torch.randn(2, 8, 8, 2), "low", (4, 4, 3, 3), "3 of high stays, as muP has rules for two widths"),
         (Masked(), torch.randn(3, 6), "net.2.weight", (12, 5), ""),
+        (RelativeBias(), torch.randn(3, 5, 6), "bias.weight", (9, 1), ""),
+        (SparseGraph(), (torch.randn(5, 4), torch.eye(5).to_sparse()), "head.weight", (2, 4), ""),
         (Gate(), torch.randn(3, 4), "down.weight", (4, 8), "4 of down.weight stays, as one unit would be left"),
     ],
 )

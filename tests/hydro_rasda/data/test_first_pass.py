@@ -132,3 +132,10 @@ def test_a_loader_that_goes_on_for_ever_is_read_for_its_length() -> None:
 def test_few_batches_of_sound_data_stand_out() -> None:
     batches = make_batches((X, Y), "train_data", torch.device("cpu"), 0)
     assert len(list(unlike(batches, 16, "train_data"))) <= 3
+
+
+def test_sparse_tensors_are_read() -> None:
+    """Such as the neighbours of a graph, of which torch says neither which are finite nor the least."""
+    batch = torch.eye(4).to_sparse(), torch.eye(4, dtype=torch.long).to_sparse(), X[:4]
+    batches = make_batches(lambda batch_size: [batch], "train_data", torch.device("cpu"), 0)
+    assert [name for name, _ in unlike(batches, 4, "train_data")] == ["batch 0"]

@@ -138,6 +138,12 @@ def test_different_values_have_different_digests(kind: str) -> None:
     assert of(one) == of(one)
 
 
+def test_sparse_tensors_differ_by_their_values_and_places() -> None:
+    found = [digest(content(matrix.to_sparse())) for matrix in (torch.eye(3), 2 * torch.eye(3), torch.eye(3).flip(0))]
+    assert len({*found}) == 3
+    assert digest(content(torch.eye(3).to_sparse())) == found[0]
+
+
 def test_what_does_not_decide_has_no_part() -> None:
     assert of({"a": 1, "b": 2}) == of({"b": 2, "a": 1})
     assert of(torch.Generator().manual_seed(1)) == of(torch.Generator().manual_seed(2))
