@@ -143,10 +143,11 @@ def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[s
             count as a write.
     """
     own = fused.unfuse(0)
-    # Move the weights: an average of two equal weights would change nothing.
+    # Move the weights, zeros too: an average of two equal weights would change nothing.
     with torch.no_grad(), preserved_generators():
-        for p in own.parameters():
-            p.mul_(1 + 0.1 * torch.rand(p.shape, device=p.device)) if p.is_floating_point() else None
+        for p in (p for p in own.parameters() if p.is_floating_point()):
+            noise = 0.1 * torch.rand(p.shape, device=p.device)
+            p.copy_(torch.where(p == 0, noise, p * (1 + noise)))
     watched = {*dict(own.named_parameters()), *fused.overlapping}
     places = _places(own)
     before = {name: t.detach().clone() for name, t in named_tensors(own).items() if name in watched}

@@ -250,6 +250,10 @@ class Problem:
 
     def _shrunk(self, trial: Trial) -> nn.Module:
         """The target made narrower, as planned for its structure."""
+        if self.example_input is None:
+            raise ValueError(
+                "`objective` calls parts of it, but never the model itself, whose forward pass is followed"
+            )
         target = self._target(trial)
         structure = self._structure(target)
         plan = self.plans.by_structure.get(structure)

@@ -50,9 +50,9 @@ def shrink(
     and they run.
     Any other module is followed on symbolic sizes (see `surrogate.size_constraints`). Its channels, features and heads
     shrink. The sizes of its input and output, its kernels, its vocabularies and its depth stay. Heads become fewer and
-    keep their size. Sizes that do not divide are rounded up, which `width_plan.rounded` reports. Integer attributes
-    that the forward pass uses as sizes are adapted. A width that is written into the forward pass as a number keeps
-    its size.
+    keep their size. Sizes that do not divide are rounded up, which `width_plan.rounded` reports.
+    Integer attributes that the forward pass uses as sizes are adapted. A width that is written into the forward pass as
+    a number keeps its size.
 
     Initial weights are random parts of the module's own, scaled as muP asks, drawn from torch's global generator.
 

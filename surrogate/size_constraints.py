@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.functions import FloorDiv, IntTrueDiv, Mod, PythonMod
 
 from surrogate.output_sizes import batch_at, call_model, record_calls, run_for_shapes
 from surrogate.resize import AttributeKey
@@ -89,8 +90,10 @@ class _Tracer:
         self.unmet: list[str] = []
         self.shape_env = ShapeEnv(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
+        self.mode.cache_enabled = False  # a module seldom repeats a call with the same symbols
         self.fresh = itertools.count()
         self.sizes: dict[sympy.Symbol, int] = {}
+        self.symbols: dict[sympy.Symbol, Any] = {}
         self.running: list[str] = []
         self.fixes = _Fixes(self.shape_env)
 
@@ -108,7 +111,7 @@ class _Tracer:
             attributes={key: self._expressions(value) for key, value in attributes.items()},
             sizes=self.sizes,
             equations=tuple(guard for guard in guards if isinstance(guard, sympy.Eq)),
-            kept=self.fixes.reasons(raw, tensors),
+            kept=self.fixes.reasons(raw, {name: tensors[name] for name, _ in self.module.named_parameters()}),
             stacks=_stacks(self.module, tensors),
         )
 
@@ -122,6 +125,8 @@ class _Tracer:
             dynamic[0] = DimDynamic.STATIC  # one row for each index: a vocabulary, not a width
         if isinstance(layer, _ConvNd):
             dynamic[2:] = [DimDynamic.STATIC] * len(dynamic[2:])
+        if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() and int(tensor.max()) > 1:
+            dynamic = [DimDynamic.STATIC] * tensor.dim()  # indices, of which a part would point beyond the narrow sizes
         context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
         fake = self.mode.from_tensor(tensor.detach(), symbolic_context=context, source=self._source())
         for size, value in zip(fake.shape, tensor.shape):
@@ -144,13 +149,21 @@ class _Tracer:
 
     def _remember(self, size: Any, value: int) -> None:
         if isinstance(size, torch.SymInt):
-            self.sizes[size.node.expr] = value
+            self.sizes[size.node.expr], self.symbols[size.node.expr] = value, size
 
     def _raw(self, size: Any) -> sympy.Expr:
         return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
     def _expressions(self, sizes: Any) -> tuple[sympy.Expr, ...]:
         return tuple(self.shape_env.simplify(self._raw(size)) for size in sizes)
+
+    def _fix_divisors(self, arguments: Sequence[Any]) -> None:
+        """Make numbers of sizes that divide a plain number, such as the window that divides a picture's height."""
+        for leaf in arguments:
+            if isinstance(leaf, torch.SymInt):
+                for division in leaf.node.expr.atoms(FloorDiv, IntTrueDiv, Mod, PythonMod):
+                    if division.args[0].is_number:
+                        _ = [int(self.symbols[symbol]) for symbol in division.free_symbols]
 
     def _called(self, function: str) -> None:
         self.fixes.note(f"`{function}` in module {self.running[-1] if self.running else type(self.module).__name__!r}")
@@ -165,8 +178,8 @@ class _Tracer:
         example = batch_at(next((fake.device for fake in fakes.values()), None), example_input)
         batch = pytree.tree_map_only(Tensor, lambda tensor: self.mode.from_tensor(tensor, static_shapes=True), example)
         inputs = _Inputs(self.module, batch)
+        functions = SymbolicFunctions(self._fix_divisors, self._called, self.values)
         try:
-            functions = SymbolicFunctions(self._called, self.values)
             with self.mode, functions, torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # kernels warn of slow paths, which is all the same without data
                 output = torch.func.functional_call(inputs, {f"module.{name}": f for name, f in fakes.items()}, ())
@@ -175,8 +188,10 @@ class _Tracer:
                     if isinstance(leaf, Tensor):
                         _ = [int(size) for size in leaf.shape]
                 self.fixes.note("the output")
-            named = self.module.named_parameters()
-            self.unmet = [name for name, _ in named if id(fakes[name]) not in functions.met]
+            # So do parameters that a loss alone reads, such as those of a network whose features it compares.
+            self.unmet = [name for name, _ in self.module.named_parameters() if id(fakes[name]) not in functions.met]
+            _ = [int(size) for name in self.unmet for size in fakes[name].shape]
+            self.fixes.note("its absence from the forward pass")
         except Exception as error:
             where = running[-1] if running else type(self.module).__name__
             told = (str(error).splitlines() or [""])[0]  # torch adds its own stack
@@ -259,7 +274,7 @@ def _seeds(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> 
 
 
 def _size_attributes(module: nn.Module) -> list[AttributeKey]:
-    """Integers that the forward pass may use as sizes: they equal, or divide, a dimension of a parameter."""
+    """Integers that the forward pass may use as sizes: they equal, or divide, a dimension of a tensor."""
     return [
         (name, attribute)
         for name, layer in module.named_modules()
@@ -280,7 +295,8 @@ def _may_be_size(layer: nn.Module, attribute: str, value: Any) -> bool:
     if type(layer).__module__.startswith("torch.nn."):
         depthwise = isinstance(layer, _ConvNd) and attribute == "groups" and value == layer.in_channels
         return depthwise or attribute in _SIZES_OF_TORCH_LAYERS
-    return any(size % value == 0 for parameter in layer.parameters() for size in parameter.shape)
+    tensors = itertools.chain(layer.parameters(), layer.buffers())
+    return any(size % value == 0 for tensor in tensors for size in tensor.shape)
 
 
 def _affine(layer: nn.GroupNorm, x: Tensor) -> Tensor:

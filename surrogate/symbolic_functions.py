@@ -8,6 +8,7 @@ columns, for example.
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,9 +21,10 @@ from torch.utils import _pytree as pytree
 
 
 class SymbolicFunctions(TorchFunctionMode):
-    """Calls the functions of this module in the place of torch's; `done` gets the name of each after its call.
+    """Calls the functions of this module in the place of torch's.
 
     Args:
+        begin: Is called with the arguments of a function before its call.
         done: Is called with the name of a function after its call.
         values: Those that `ValuesRead` noted in a run with data. Here there are none, so that reads return these.
 
@@ -30,16 +32,20 @@ class SymbolicFunctions(TorchFunctionMode):
         met: The ids of all tensors that functions were called with.
     """
 
-    def __init__(self, done: Callable[[str], None], values: Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self, begin: Callable[[Any], None], done: Callable[[str], None], values: Iterable[tuple[str, Any]] = ()
+    ) -> None:
         super().__init__()
-        self._done, self._values, self.met = done, deque(values), set[int]()
+        self._begin, self._done, self._values, self.met = begin, done, deque(values), set[int]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        self.met |= {id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        leaves = pytree.tree_leaves((args, kwargs))
+        self.met |= {id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
         if self._values and self._values[0][0] == name:
             return self._values.popleft()[1]
-        rule = _rule_of(name)
+        self._begin(leaves)
+        rule = _rule_of(func, name)
         result = (rule or func)(*args, **(kwargs or {}))
         self._done(name)
         return result
@@ -62,10 +68,10 @@ class ValuesRead(TorchFunctionMode):
         return result
 
 
-def _rule_of(name: str) -> Callable[..., Any] | None:
+def _rule_of(func: Any, name: str) -> Callable[..., Any] | None:
     if name.startswith("fft_") and not name.endswith(("freq", "shift")):
         return functools.partial(_transform, name.removeprefix("fft_"))
-    return _RULES.get(name)
+    return None if func is Tensor.unfold else _RULES.get(name)  # a method of the name of another function
 
 
 def _recurrent(gates: int) -> Callable[..., Any]:
@@ -193,12 +199,35 @@ def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | N
     return x.new_zeros(shape)
 
 
-def _interpolate(x: Tensor, size: Any = None, scale_factor: Any = None, *_: Any, **__: Any) -> Tensor:
-    """Height and width change, channels do not."""
-    wanted = size if scale_factor is None else scale_factor
-    each = wanted if isinstance(wanted, Sequence) else [wanted] * (x.dim() - 2)
-    found = each if scale_factor is None else [int(int(n) * factor) for n, factor in zip(x.shape[2:], each)]
-    return x.new_zeros([*x.shape[:2], *found])
+def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Kernels that take scales or windows as plain numbers: those are no widths."""
+
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return function(
+            x, *pytree.tree_map_only(torch.SymInt, int, args), **pytree.tree_map_only(torch.SymInt, int, kwargs)
+        )
+
+    return run
+
+
+@_of_numbers
+def _interpolate(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Of each channel by itself: the sizes of the picture are numbers."""
+    size = F.interpolate(x.new_empty((1, 1, *map(int, x.shape[2:]))), *args, **kwargs).shape[2:]
+    return x.new_empty((*x.shape[:2], *size))
+
+
+@_of_numbers
+def _unfold(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    places, steps = F.unfold(x.new_empty((1, 1, *map(int, x.shape[-2:]))), *args, **kwargs).shape[1:]
+    return x.new_empty((*x.shape[:-3], x.shape[-3] * places, steps))
+
+
+@_of_numbers
+def _fold(x: Tensor, output_size: Any, kernel_size: Any, *args: Any, **kwargs: Any) -> Tensor:
+    places = math.prod(kernel_size) if isinstance(kernel_size, Sequence) else kernel_size**2
+    size = F.fold(x.new_empty((1, places, int(x.shape[-1]))), output_size, kernel_size, *args, **kwargs).shape[2:]
+    return x.new_empty((*x.unflatten(-2, (-1, places)).shape[:-2], *size))
 
 
 def _is_plain_number(*values: Any) -> bool:
@@ -252,6 +281,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     "bilinear": _bilinear,
     "pad": _pad,
     "interpolate": _interpolate,
-    "local_response_norm": lambda x, *_, **__: x + 0,
+    "unfold": _unfold,
+    "fold": _fold,
+    "local_response_norm": lambda x, *_, **__: x,
     **dict.fromkeys(("index_add", "index_add_", "index_copy", "index_copy_"), _index_into),
 }

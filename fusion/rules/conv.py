@@ -119,6 +119,22 @@ def pooling(function: Callable[..., Any]) -> Rule:
     return fold
 
 
+def global_pooling(function: Callable[..., Any], dims: int) -> Rule:
+    """Make the rule of an adaptive average over `dims` dimensions: to size 1 it is a mean, for any memory format.
+
+    torch goes member by member there if the input is a view of channels last.
+    """
+    own = pooling(function) if dims == 2 else None
+
+    def fold(K: int, input: Member, output_size: Any) -> Any:
+        out = NotImplemented if own is None else own(K, input, output_size)
+        if out is NotImplemented and input.dim is not None and output_size in (1, (1,) * dims, [1] * dims):
+            return Member(input.lead(K).mean(tuple(range(-dims, 0)), keepdim=True), 0)
+        return out
+
+    return fold
+
+
 def _side_by_side(x_NKCHW: Tensor) -> bool:
     return x_NKCHW.stride(1) == x_NKCHW.shape[2] * x_NKCHW.stride(2)
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.rules.attention import attention, multi_head_attention
 from fusion.rules.composite_losses import gaussian_nll, kl_div, margin_ranking, triplet_margin
-from fusion.rules.conv import affine_grid, convolution, pooling, transposed
+from fusion.rules.conv import affine_grid, convolution, global_pooling, pooling, transposed
 from fusion.rules.drawing import DRAWING, member_by_member
 from fusion.rules.dropout import dropout, leaky_relu, rrelu
 from fusion.rules.embedding import embedding, embedding_bag, index_fill, one_hot, torch_embedding
@@ -43,7 +43,8 @@ RULES: dict[Any, Rule] = {
     F.max_pool2d: pooling(F.max_pool2d),
     torch.max_pool2d: pooling(torch.max_pool2d),
     F.avg_pool2d: pooling(F.avg_pool2d),
-    F.adaptive_avg_pool2d: pooling(F.adaptive_avg_pool2d),
+    F.adaptive_avg_pool1d: global_pooling(F.adaptive_avg_pool1d, 1),
+    F.adaptive_avg_pool2d: global_pooling(F.adaptive_avg_pool2d, 2),
     F.affine_grid: affine_grid,
     F.batch_norm: batch_norm,
     F.group_norm: group_norm,

@@ -257,6 +257,15 @@ class Momentum(nn.Module):
         return out
 
 
+class FromZero(Momentum):
+    """Its biases begin at zero in both encoders, as those of batch normalization do."""
+
+    def __init__(self, follow: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__(follow)
+        for layer in (self.online, self.target):
+            nn.init.zeros_(layer.bias)
+
+
 class Clipped(nn.Linear):
     """Forward writes to a parameter that is trained."""
 
@@ -287,7 +296,7 @@ def writes_unseen(slow: Tensor, fast: Tensor) -> None:
 @pytest.mark.parametrize("alike", [False, True], ids=["apart", "alike"])
 @pytest.mark.parametrize("K", [1, 3])
 @pytest.mark.parametrize("write", [assigns, writes, writes_unseen])
-@pytest.mark.parametrize("build", [Momentum, Clipped])
+@pytest.mark.parametrize("build", [Momentum, FromZero, Clipped])
 def test_parameters_that_forward_writes_to(build: Any, write: Any, K: int, alike: bool, kind: str) -> None:
     models = []
     for k in range(K):

@@ -174,3 +174,17 @@ def test_a_surrogate_of_one_unit_is_refused_before_any_work(quick: Quick, tmp_pa
     with pytest.raises(ValueError, match=r"'0.weight' is \(1, 64\) in the surrogate .* falls to one unit"):
         quick(sweep=SweepConfig(surrogate=1 / 32))
     assert not (tmp_path / "run").exists()
+
+
+def in_parts(config: dict[str, Any]) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 10))
+
+
+def by_parts(model: Any, batch: Any) -> dict[str, Tensor]:
+    return {"loss": nn.functional.cross_entropy(model[1](model[0](batch[0])), batch[1])}
+
+
+def test_a_model_without_a_width_of_which_only_parts_are_called_is_told_so(quick: Quick) -> None:
+    """No call shows how its sizes depend on each other. It was told of an operator that got None."""
+    with pytest.raises(ValueError, match=r"by itself \(`objective` calls parts of it, but never the model itself"):
+        quick(model_fn=in_parts, objective=by_parts, loss_fn=None)

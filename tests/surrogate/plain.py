@@ -171,3 +171,62 @@ class Experts(nn.Module):
             mixed = mixed + of_expert * expert(x)
         out: Tensor = self.out(x + mixed)
         return out
+
+
+class Windows(nn.Module):
+    """Attention within windows of a picture of 8 x 8, with a learned bias for each pair of places, as in Swin."""
+
+    index: Tensor
+
+    def __init__(self, scale: float = 1.0, window: int = 4) -> None:
+        super().__init__()
+        width, self.heads, self.window = round(64 * scale), round(8 * scale), window
+        self.first, self.head = nn.Linear(3, width), nn.Linear(width, 2)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.table = nn.Parameter(torch.randn((2 * window - 1) ** 2, self.heads))
+        places = torch.cartesian_prod(torch.arange(window), torch.arange(window))
+        apart = (places[:, None] - places[None] + window - 1) * torch.tensor([2 * window - 1, 1])
+        self.register_buffer("index", apart.sum(-1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        batch, height, width, channels = x.shape
+        x = x.view(batch, height // self.window, self.window, width // self.window, self.window, channels)
+        x = x.permute(0, 1, 3, 2, 4, 5).reshape(-1, self.window * self.window, channels)
+        qkv = self.qkv(x).view(*x.shape[:2], 3, self.heads, channels // self.heads).permute(2, 0, 3, 1, 4)
+        bias = self.table[self.index.view(-1)].view(*self.index.shape, -1).permute(2, 0, 1)
+        weights = (qkv[0] @ qkv[1].mT / (channels // self.heads) ** 0.5 + bias).softmax(-1)
+        x = x + self.proj((weights @ qkv[2]).transpose(1, 2).reshape(x.shape))
+        out: Tensor = self.head(x.reshape(batch, height * width, channels).mean(1))
+        return out
+
+
+class Decoder(nn.Module):
+    """Numbers of channels stand in its forward pass, as those of many an autoencoder do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.code = nn.Linear(6, 32), nn.Linear(32, 8)
+        self.spread, self.deconv = nn.Linear(8, 64), nn.ConvTranspose2d(16, 24, 2, 2)
+        self.last = nn.Conv2d(24, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.spread(self.code(self.encoder(x).relu())).view(-1, 16, 2, 2)
+        out: Tensor = self.last(self.deconv(x).relu())
+        return out
+
+
+class Codebook(nn.Module):
+    """The nearest of 12 codes, which are a buffer."""
+
+    codes: Tensor
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.width, self.number = width, 12
+        self.register_buffer("codes", torch.randn(width, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        nearest = (x.reshape(-1, self.width) @ self.codes).argmax(1)
+        chosen = nn.functional.one_hot(nearest, self.number).type_as(x) @ self.codes.T
+        return x + (chosen.view(x.shape) - x).detach()

@@ -20,13 +20,16 @@ from surrogate.shrink import run_for_operators
 from surrogate.widths import shapes_of
 from tests.surrogate.models import ZOO, Transformer
 from tests.surrogate.plain import (
+    Codebook,
     Concatenated,
+    Decoder,
     Experts,
     HeadDimAttention,
     Literal,
     Residual,
     SplitAttention,
     VisionTransformer,
+    Windows,
     resnet18,
 )
 
@@ -100,6 +103,54 @@ def test_concatenation_and_flattening() -> None:
 def test_a_width_written_as_a_number_stays() -> None:
     shapes = shapes_of(shrink(Literal(), 1 / 4, torch.randn(2, 6)))
     assert shapes["second.weight"] == (4, 32)
+
+
+def test_a_number_that_fixes_how_many_rows_there_are_stays_and_the_others_narrow() -> None:
+    narrow = shrink(Decoder(), 1 / 4, torch.randn(2, 6))
+    shapes = shapes_of(narrow)
+    assert (shapes["encoder.weight"], shapes["spread.weight"], shapes["deconv.weight"]) == (
+        (8, 6),
+        (64, 2),
+        (16, 6, 2, 2),
+    )
+    assert width_plan(narrow).rounded == ()
+
+
+def test_heads_within_windows_of_a_picture_become_fewer() -> None:
+    """The window divides the picture, and its index of places has as many rows: neither is a width."""
+    narrow: Any = shrink(Windows(), 1 / 4, torch.randn(2, 8, 8, 3))
+    assert shapes_of(narrow) == shapes_of(Windows(1 / 4))
+    assert (narrow.heads, narrow.window) == (2, 4)
+
+
+def test_a_codebook_in_a_buffer_is_as_wide_as_its_input() -> None:
+    model = nn.Sequential(nn.Linear(6, 16), Codebook(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2))
+    narrow: Any = shrink(model, 1 / 4, torch.randn(3, 6))
+    assert narrow[1].codes.shape == (4, 12)
+    assert width_plan(narrow).kept == ()
+
+
+class Perceptual(nn.Module):
+    """Its loss compares features of a network that the forward pass does not call."""
+
+    def __init__(self, factor: int = 2) -> None:
+        super().__init__()
+        self.factor = factor
+        self.first, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 3, 3, padding=1)
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.interpolate(self.first(x), scale_factor=self.factor, mode="nearest")
+        out: Tensor = self.last(x.relu())
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:the narrow model saves little")
+def test_a_network_that_the_forward_pass_does_not_call_stays_as_it_is() -> None:
+    narrow: Any = shrink(Perceptual(), 1 / 4, IMAGES)
+    assert shapes_of(narrow)["first.weight"] == (4, 3, 3, 3)
+    assert shapes_of(narrow.features) == shapes_of(Perceptual().features)
+    assert narrow.features(narrow(IMAGES)).shape == (2, 8, 12, 12)
 
 
 def test_sizes_that_do_not_divide_are_rounded_up_and_reported() -> None:

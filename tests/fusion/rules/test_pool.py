@@ -42,3 +42,15 @@ def test_max_pool2d_with_indices_is_torchs_own() -> None:
     x = member(2, 4, 6, 6)
     with folded(Streams(K, range(K))):
         assert torch.equal(torch.func.vmap(op)(x), torch.stack([op(row) for row in x]))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dims", [1, 2])
+def test_a_mean_over_places_of_channels_that_come_last_is_folded(dims: int) -> None:
+    """As at the end of a Swin; torch would go member by member, and warn of it."""
+    pool = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)[dims - 1]
+
+    def op(x: Tensor) -> Any:
+        return pool(x.movedim(-1, 1), 1)
+
+    assert_folds(op, member(2, *(3, 5)[:dims], 4), dims=(0,))
