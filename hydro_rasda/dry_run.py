@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.compare_with_alone import check_copy
 from fusion.optim import optimizer
@@ -228,8 +228,10 @@ def _few(target: nn.Module, inputs: Any) -> Any:
     """A few examples of a model's inputs; all of them if it is unknown which rows belong to which example."""
     if not can_be_split(inputs):
         return inputs
+    few = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, inputs)
+    if sum(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)) == 1:
+        return few
     try:
-        few = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, inputs)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             call_model(target, few)
     except Exception:  # rows may stand for others, as those of a graph's matrix do

@@ -377,8 +377,9 @@ def test_a_configuration_is_made_narrower_and_some_of_it_is_searched(tmp_path: P
 
 
 def test_what_cannot_be_made_narrower_is_swept_at_full_width_which_is_said(tmp_path: Path) -> None:
+    """Of all its widths, one unit would be left."""
     config = MambaConfig(
-        vocab_size=11, hidden_size=16, num_hidden_layers=1, state_size=4, architectures=["MambaForCausalLM"]
+        vocab_size=11, hidden_size=4, num_hidden_layers=1, state_size=4, architectures=["MambaForCausalLM"]
     )
     data = [{"input_ids": example["input_ids"], "labels": example["labels"]} for example in TEXT]
     with pytest.warns(UserWarning, match=r"swept at its full width .*, not at 0.125: "):
