@@ -26,7 +26,6 @@ from hydro_rasda.backends.ray.waiting import WaitingQueue
 PRIVATE: Mapping[str, Mapping[str, str]] = {
     "ray.tune.execution.tune_controller.TuneController": {
         "_actor_manager": "find who holds the placement groups; without, leave `lose_no_worker` out",
-        "_resources_to_pending_trials": "leave `offer` out where Ray reuses actors for chosen trials only",
         "_requeue_trial": "have the trial added again as Ray does for one that may be repeated",
         "_reuse_actors": "leave `check_reuse` out: Ray's own error names no cause",
         "_staged_trials": "leave `clear` out where Ray itself clears trials that are over",
@@ -180,20 +179,6 @@ class ControllerStage:
                 self._controller._unstage_trial_with_resources(trial)
                 self._controller.pause_trial(trial, should_checkpoint=False)
                 queue.join(trial)
-
-    def offer(self, given: Sequence[Trial], chosen: Trial | None) -> None:
-        """Keep the controller from handing an actor that has come free to a trial that was not `given` workers.
-
-        It would have any new trial start there, whatever the workers are kept for: survivors would wait until no new
-        trial is left.
-        """
-        if not self._controller._reuse_actors:
-            return
-        takers = self._controller._resources_to_pending_trials
-        for trials in takers.values():
-            trials.intersection_update(given)
-        if chosen is not None and chosen.status == Trial.PENDING:  # Ray itself adds one that was paused
-            takers[chosen.placement_group_factory].add(chosen)
 
     def limit(self, waiting: Sequence[Trial], holding: Sequence[Trial], free: int, chosen: Trial | None) -> None:
         """Keep the controller from starting trials by itself, and have it ask the searcher for one at a time.

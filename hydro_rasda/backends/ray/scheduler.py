@@ -236,7 +236,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             free -= placement.start.workers
             self._trials.start(chosen, placement.start.workers)
         stage.limit(waiting, holding, free, chosen)
-        stage.offer(self._trials.queue.given(), chosen)
         return chosen
 
     def save(self, checkpoint_path: str) -> None:

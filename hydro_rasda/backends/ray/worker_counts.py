@@ -148,8 +148,8 @@ class Sizes:
         if asked != PlacementGroupFactory(given).bundles:
             self._tell(
                 "overruled",
-                f"Trainable {trial.trainable_name!r} asks for {asked}, but each new trial gets {given}: "
-                "RASDAScheduler's `workers` and `resources_per_worker` say how many workers, and what each has.",
+                f"Trainable {trial.trainable_name!r} asks for {asked}, but a new trial gets {given}, by the arguments "
+                "`workers` and `resources_per_worker` of RASDAScheduler.",
             )
 
     def tell_undecided(self, trial: Trial, missing: Sequence[str]) -> None:

@@ -3,16 +3,13 @@
 import importlib
 import inspect
 import re
-from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import hydro_rasda
 from hydro_rasda.backends.ray import ray_private_names
-from hydro_rasda.backends.ray.ray_private_names import PRIVATE, ControllerStage
+from hydro_rasda.backends.ray.ray_private_names import PRIVATE
 
 ROOM = Path(hydro_rasda.__file__).parent
 NAMES = {name for names in PRIVATE.values() for name in names}
@@ -40,19 +37,3 @@ def test_no_other_module_uses_one() -> None:
     elsewhere = [path for path in ROOM.rglob("*.py") if path != Path(ray_private_names.__file__)]
     found = {name for path in elsewhere for name in NAMES if re.search(rf"\b{name}\b", path.read_text())}
     assert found == {"_supports_buffered_results"}, "a scheduler says that of itself"
-
-
-@dataclass(eq=False)
-class Trial:
-    status: str = "PENDING"
-    placement_group_factory: str = "one"
-
-
-def test_an_actor_that_comes_free_is_kept_from_trials_without_workers() -> None:
-    given, resetting, waiting, resumed = Trial(), Trial(), Trial(), Trial("PAUSED")
-    takers = defaultdict(set, {"one": {given, waiting}, "two": {Trial()}})
-    controller = SimpleNamespace(_reuse_actors=True, _resources_to_pending_trials=takers)
-    ControllerStage(controller).offer([given, resetting, resumed], resumed)
-    assert takers == {"one": {given}, "two": set()}
-    ControllerStage(controller).offer([given, resetting, resumed, waiting], waiting)
-    assert takers == {"one": {given, waiting}, "two": set()}

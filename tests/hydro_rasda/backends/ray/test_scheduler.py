@@ -5,7 +5,6 @@ import logging
 import subprocess
 import sys
 import warnings
-from collections import Counter as Counts
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,6 @@ from ray.tune.schedulers import ASHAScheduler
 from benchmarks.ray_stand_in import StandInController, stand_in_trial
 from hydro_rasda import RASDAScheduler
 from hydro_rasda.backends.ray import read_journal
-from hydro_rasda.backends.ray.experiment import Experiment
 from hydro_rasda.simulator import read_past_run
 from tests.hydro_rasda.backends.ray.curves import (
     Counter,
@@ -129,27 +127,6 @@ def test_new_trials_are_not_shut_out_by_a_stream_of_promotions(ray8: None, tmp_p
     assert [r.metrics["training_iteration"] for r in results if r.metrics is not None] == [4] * 8
     # Two before its turn comes, and what fits beside its reservation: with two workers each, 4 at most.
     assert 2 <= watch.overtaken_as_oldest() <= 2 + 4
-
-
-@pytest.mark.slow
-def test_no_trial_starts_in_a_reused_actor_before_its_turn(
-    ray8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray would start any new trial in an actor that comes free, while workers are kept for a survivor."""
-    given: list[str] = []
-    start = Experiment.start
-
-    def noted(trials: Experiment, trial: Any, workers: int) -> None:
-        given.append(trial.trial_id)
-        start(trials, trial, workers)
-
-    monkeypatch.setattr(Experiment, "start", noted)
-    watch = Watch()
-    space = {"x": tune.grid_search([i / 24 for i in range(24)]), "seconds": 0.1}
-    results = run(tmp_path, RASDAScheduler(max_t=4, workers=2), space, watch=watch)
-    assert results.num_errors == 0
-    started = [trial for event, trial in watch.line if event == "start"]
-    assert Counts(started) == Counts(given)
 
 
 @pytest.mark.slow
@@ -440,7 +417,7 @@ def test_a_worker_is_the_bundle_that_a_trial_asks_for(
         scheduler.choose_trial_to_run(controller)
         report = {"training_iteration": 1, "loss": 0.0, "should_checkpoint": True}
         assert scheduler.on_trial_result(controller, made, report) == "PAUSE"
-    said = f"Trainable 'stand_in' asks for {asked.bundles}, but each new trial gets {given}: RASDA"
+    said = f"Trainable 'stand_in' asks for {asked.bundles}, but a new trial gets {given}, by the arguments"
     assert caplog.text.count("asks for") == caplog.text.count(said) == (given is not None)
     caplog.clear()
     made.trial_id, made.placement_group_factory = "begins anew", tune.PlacementGroupFactory(bundles * 2)
