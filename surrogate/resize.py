@@ -127,10 +127,9 @@ def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
         setattr(layer, attribute, new if isinstance(getattr(layer, attribute), tuple) else new[0])
     for layer in narrow.modules():
         _update_torch_attributes(layer)
+    # A spectral norm wrote to its buffers when its weight was read, which is not filled yet.
     for name, buffer in narrow.named_buffers():
-        buffer.copy_(
-            parts[name]
-        )  # a spectral norm writes to its buffers when a weight is read, which is not filled yet
+        buffer.copy_(parts[name])
     return narrow
 
 

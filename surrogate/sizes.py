@@ -96,7 +96,7 @@ def _scaled_sizes(
     values, unmet = dict(trace.sizes), []
     for symbols, equations in _tied_together(trace, sorted({*units, *counts}, key=str)):
         heads = {count: _scaled(trace.sizes[count], width_ratio, 1) for count in symbols & {*counts}}
-        # As many heads as before may fit where fewer do not: those of an average keep their number.
+        # If fewer heads do not fit, their number may stay: a model that averages its heads needs all of them.
         for multiple, stay in itertools.product(_MULTIPLES, (frozenset(), named_heads)):
             sizes = {width: (trace.sizes[width], math.lcm(units[width], multiple)) for width in symbols & units.keys()}
             scaled = {width: min(full, _scaled(full, width_ratio, unit)) for width, (full, unit) in sizes.items()}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fusion.rules.drawing import member_by_member
 from fusion.rules.member import Member, Rule
@@ -31,13 +32,8 @@ def embedding(
     if max_norm is not None:
         for table, index in zip(weight_KVE.detach(), index_K):
             torch.embedding_renorm_(table, index.contiguous(), max_norm, norm_type)
-    offset_K = torch.arange(0, K * rows, rows, device=index_K.device, dtype=index_K.dtype)
-    place_K = index_K + offset_K.view(K, *[1] * (index_K.dim() - 1))
-    if input.dim is not None:
-        # An index out of range must not find a row of another member: torch refuses this one.
-        place_K = torch.where((index_K >= 0) & (index_K < rows), place_K, K * rows)
     flat = weight_KVE.flatten(0, 1)
-    out = F.embedding(place_K, flat, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+    out = F.embedding(_places(K, input, rows), flat, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
     if padding_idx is not None:
         padding = index_K == padding_idx % rows
         out = torch.where(padding.unsqueeze(-1), out.detach(), out)
@@ -74,14 +70,9 @@ def embedding_bag(
     """`F.embedding_bag`: the K tables lie one below another, and so do the members' bags."""
     if weight.dim is None or max_norm is not None or include_last_offset or padding_idx is not None:
         return NotImplemented
-    weight_KVE, index_K = weight.lead(K), input.lead(K)
-    rows = weight_KVE.shape[1]
-    first_K = torch.arange(K, device=index_K.device, dtype=index_K.dtype).view(K, *[1] * (index_K.dim() - 1))
-    place_K = index_K + rows * first_K
-    if input.dim is not None:
-        # As for `embedding`, another member's row must not be found.
-        place_K = torch.where((index_K >= 0) & (index_K < rows), place_K, K * rows)
-    begin_K = None if offsets is None else offsets.lead(K) + index_K.shape[1] * first_K.to(offsets.value.dtype)
+    weight_KVE = weight.lead(K)
+    place_K = _places(K, input, weight_KVE.shape[1])
+    begin_K = None if offsets is None else offsets.lead(K) + place_K.shape[1] * _numbers(K, offsets.lead(K))
     shares_K = None if per_sample_weights is None else per_sample_weights.lead(K)
     out = F.embedding_bag(
         place_K.flatten(0, 1),
@@ -93,6 +84,21 @@ def embedding_bag(
         per_sample_weights=None if shares_K is None else shares_K.flatten(0, 1),
     )
     return Member(out.unflatten(0, (K, -1)), 0)
+
+
+def _places(K: int, input: Member, rows: int) -> Tensor:
+    """Return the members' indices [K, ...] into K tables of so many rows that lie one below another."""
+    index_K = input.lead(K)
+    place_K = index_K + rows * _numbers(K, index_K)
+    if input.dim is None:
+        return place_K
+    # An index out of range must not find a row of another member: torch refuses this one.
+    return torch.where((index_K >= 0) & (index_K < rows), place_K, K * rows)
+
+
+def _numbers(K: int, like: Tensor) -> Tensor:
+    """Return the members' numbers in the type of a tensor [K, ...], along its first dimension."""
+    return torch.arange(K, device=like.device, dtype=like.dtype).view(K, *[1] * (like.dim() - 1))
 
 
 def one_hot(K: int, input: Member, num_classes: int = -1) -> Any:

@@ -297,7 +297,7 @@ def make_batches(
         return DatasetBatches(data, argument, device, seed, loader_workers)  # type: ignore[arg-type]
     if callable(data) and not isinstance(data, type) and binds(inspect.signature(data), 1):
         return LoaderBatches(data, argument, device, seed)
-    # As sequences, tables of pandas would give columns, or rows by the numbers of their index.
+    # An index into a table of pandas finds a column, or a row by its label, not the n-th example.
     hint = ". `.to_numpy()` makes arrays of tables" if tables else ""
     splitter = ", or a splitter such as `KFold(5)`" if argument == "val_data" else ""
     raise ValueError(

@@ -20,8 +20,9 @@ from hydro_rasda.trial import Trial
 def with_objects(recorded: Mapping[str, Any], space: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration of the journal with a space's classes and functions in place of their names."""
     found: dict[str, Any] = {}
+    values = reachable(space)
     for key, value in recorded.items():
-        listed = reachable(space).get(key, [])
+        listed = values.get(key, [])
         drawn = [each for of in listed for each in (of.categories if is_a(of, "Categorical") else [of])]
         alike = [each for each in drawn if jsonable(each) == value]
         # Functions may share a name.

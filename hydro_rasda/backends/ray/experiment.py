@@ -115,7 +115,7 @@ class Experiment:
         self._nodes.ask(due, sum(self.sizes.of(other) for other in self.holding() if other is not trial), count)
         if self._nodes.awaited(due, count) or min(due, count) > self.sizes.of(trial):
             return True  # if it can be paused; its size is told when it starts again
-        self.sizes.fitting(due)
+        self.sizes.fitting(due)  # says that the cluster holds no more
         return False
 
     def ready(self) -> list[Trial]:
