@@ -22,7 +22,7 @@ from fusion.rules.embedding import embedding, embedding_bag, index_fill, one_hot
 from fusion.rules.gradient import backward, data, gradient, needs_grad, requires_grad
 from fusion.rules.linear import addmm, bilinear, linear, of_sparse
 from fusion.rules.loss import cross_entropy, ctc
-from fusion.rules.masked import set_item
+from fusion.rules.masked import select_scatter, set_item
 from fusion.rules.member import Member, Rule, fold, innermost_vmap
 from fusion.rules.norm import batch_norm, group_norm, normalize, weight_norm
 from fusion.rules.reading import READING
@@ -101,6 +101,8 @@ COMPOSITES: dict[Any, Rule] = {
     F.triplet_margin_loss: triplet_margin,
     F.leaky_relu: leaky_relu,
     F.rrelu: rrelu,
+    torch.select_scatter: select_scatter,
+    Tensor.select_scatter: select_scatter,
 }
 
 # Products whose first factor may be a sparse matrix.

@@ -65,6 +65,12 @@ def any_new_tensor(x: Tensor, z: Tensor, value: float) -> Tensor:
     return listed + counted * cast + joined
 
 
+def at_an_index(x: Tensor, z: Tensor, value: float) -> Tensor:
+    """By torch alone, what is written would have the gradient of another place."""
+    rows = torch.select_scatter(x, z[0] * value, 0, -2)
+    return z.select_scatter(rows[:, 1], -1, 2)
+
+
 def through_no_views(x: Tensor, z: Tensor, value: float) -> Tensor:
     ones = torch.ones(6, 4, dtype=x.dtype)
     return ones[:, :2].repeat(1, 2) * z + ones
@@ -100,7 +106,10 @@ def same(write: Callable[..., Tensor], fused_at_once: bool) -> None:
             torch.testing.assert_close(grad[k], parameter.grad)
 
 
-@pytest.mark.parametrize("write", [by_masks, row_by_row, messages, hidden_inputs, any_new_tensor, through_no_views])
+WRITES = [by_masks, row_by_row, messages, hidden_inputs, any_new_tensor, at_an_index, through_no_views]
+
+
+@pytest.mark.parametrize("write", WRITES)
 def test_members_write_to_their_own(write: Callable[..., Tensor]) -> None:
     same(write, True)
 
