@@ -136,12 +136,17 @@ class ControllerStage:
         self._controller = getattr(controller, "_tune_controller", controller)
 
     def check_reuse(self, trial: Trial) -> None:
-        """Refuse to have actors reused that cannot be reset."""
-        cls = trial.get_trainable_cls()
-        if self._controller._reuse_actors and cls.reset_config is Trainable.reset_config:
+        """Refuse to have actors reused that cannot be reset, and warn of what reuse costs."""
+        if not self._controller._reuse_actors:
+            return
+        if trial.get_trainable_cls().reset_config is Trainable.reset_config:
             raise ValueError(
                 f"`reuse_actors` is True, but must be False for {trial.trainable_name!r}, which has no `reset_config`"
             )
+        logger.warning(
+            "`reuse_actors` is True: Ray hands an actor that comes free to a new trial, out of turn, so that survivors "
+            "may wait until no new trial is left. With False, they go first."
+        )
 
     def lose_no_worker(self) -> None:
         """Have placement groups taken back as `SettledGroups` does; before any is asked for."""

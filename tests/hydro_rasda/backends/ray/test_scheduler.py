@@ -208,6 +208,7 @@ def test_a_trainable_that_never_checkpoints_is_named_and_goes_on(
     assert "Trainable 'curve' reported iteration 1" in caplog.text
     assert "a checkpoint: `checkpoint=` of tune.report, `state` of Worker.report" in caplog.text
     assert caplog.text.count("without a checkpoint") == 1
+    assert caplog.text.count("`reuse_actors` is True") == 1
 
 
 @pytest.mark.slow
@@ -224,6 +225,7 @@ def test_class_trainables_grow_where_they_save(ray8: None, tmp_path: Path, caplo
     assert "Trainable 'Unresettable' reported iteration 1" in caplog.text
     assert "Give it `save_checkpoint` and `load_checkpoint`" in caplog.text
     assert "Trainable 'Counter'" not in caplog.text
+    assert "reuse_actors" not in caplog.text
 
 
 @pytest.mark.slow
