@@ -6,9 +6,9 @@ Of a seed, `tune` runs first, as `benchmarks.vs_asha` runs it; then with `time_b
 time that it took. Then the others run one after another: Ray Tune's ASHA, Optuna's TPE with its Hyperband pruner, and
 Optuna's random search, both in two processes. A search that is out of time hands back the best epoch so far by the
 validation score. For the others this is generous, as it takes a checkpoint of each epoch. The test score of what is
-handed back counts. Rows that are there are not run again. On the wide tasks this would take days. There, the cells of
-`benchmarks.vs_asha` say what `tune` handed back, and what ASHA in one process had at these times. Optuna's searches get
-the time of `tune` alone, which runs just before them for its time. It rewrites `peers.{json,md}`.
+handed back counts. Rows that are there are not run again. On the wide tasks this would take days. There, Optuna's
+searches get the time of `tune` alone, which runs just before them. The cells of `benchmarks.vs_asha` say what ASHA in
+one process had in the time that `tune` took there, and in four times it. It rewrites `peers.{json,md}`.
 """
 
 from __future__ import annotations
@@ -129,36 +129,27 @@ OPTUNA = [name for name in PEERS if name.startswith("Optuna")]
 
 
 def measure(task: Task, seed: int) -> Row:
-    """Run all searches with one seed."""
+    """Run all searches with one seed; of a wide task `tune`, and Optuna's for its time."""
+    wide = _is_wide(task.name)
     own = hydro_rasda(task, seed)
     test = scores(task, own.model, 64)["test"]
-    row: Row = {"task": task.name, "seed": seed, "mode": task.mode, "seconds": own.wall, "`tune`": test, "in less": []}
-    for share in SHARES:
-        less = hydro_rasda(task, seed, time_budget_s=share * own.wall)
-        row["in less"].append({"seconds": less.wall, "test": scores(task, less.model, 64)["test"]})
-    for name, search in PEERS.items():
-        epochs = search(task, seed, BUDGETS[-1] * own.wall)
-        row[name] = [handed_back(epochs, budget * own.wall, task.mode) for budget in BUDGETS]
-        print(f"{task.name} {seed}: `tune` {own.wall:.1f} s, {test:.4g}; {name} {row[name]}", flush=True)
+    row: Row = {"task": task.name, "seed": seed, "mode": task.mode, "seconds": own.wall, "`tune`": test}
+    print(f"{task.name} {seed}: `tune` {own.wall:.1f} s, {test:.4g}, by trial {own.winner}", flush=True)
+    if not wide:
+        row["in less"] = []
+        for share in SHARES:
+            less = hydro_rasda(task, seed, time_budget_s=share * own.wall)
+            row["in less"].append({"seconds": less.wall, "test": scores(task, less.model, 64)["test"]})
+    budgets = BUDGETS[:1] if wide else BUDGETS
+    for name in OPTUNA if wide else PEERS:
+        epochs = PEERS[name](task, seed, budgets[-1] * own.wall)
+        row[name] = [handed_back(epochs, budget * own.wall, task.mode) for budget in budgets]
+        print(f"{task.name} {seed}: {name} {row[name]}", flush=True)
     return row
 
 
-def measure_wide(task: Task, seed: int, search: str, seconds: float) -> Row:
-    """Run one of Optuna's searches for the time that `tune` just took; return each epoch that was the best so far."""
-    sign, best = 1 if task.mode == "max" else -1, list[Scored]()
-    for epoch in sorted(PEERS[search](task, seed, seconds)):
-        if math.isfinite(epoch.score) and (not best or sign * (epoch.score - best[-1].score) > 0):
-            best.append(epoch)
-    return {"task": task.name, "seed": seed, "search": search, "seconds": seconds, "epochs": best}
-
-
-def of_cells(folder: Path, wide: Sequence[Row] = ()) -> list[Row]:
-    """Read what others had of a wide task in the time of `tune`, and ASHA in one process in four times it, too.
-
-    Args:
-        folder: The cells of `benchmarks.vs_asha`.
-        wide: What `measure_wide` returned.
-    """
+def of_cells(folder: Path) -> list[Row]:
+    """Read from the cells of `benchmarks.vs_asha` what ASHA in one process had of a wide task in the time of `tune`."""
     rows: list[Row] = []
     for path in sorted(folder.glob("wide_*-asha-*.json")):
         cell, own = read(path), read(path.with_name(path.name.replace("asha", "tune")))
@@ -166,12 +157,12 @@ def of_cells(folder: Path, wide: Sequence[Row] = ()) -> list[Row]:
         row |= {"seconds": own["wall"], "`tune`": own["winner"]["test"]}
         asha = [Scored(at, score, test) for at, _, _, _, score, test in cell["events"] if score is not None]
         row[IN_ONE_PROCESS] = [handed_back(asha, budget * own["wall"], cell["mode"]) for budget in BUDGETS]
-        for run in wide:
-            if (run["task"], run["seed"]) == (row["task"], row["seed"]):
-                epochs = [Scored(*epoch) for epoch in run["epochs"]]
-                row[run["search"]] = [handed_back(epochs, run["seconds"], cell["mode"])]
         rows.append(row)
     return rows
+
+
+def _is_wide(task: str) -> bool:
+    return task.startswith("wide_")
 
 
 def compared(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], list[list[float | None]]]]:
@@ -235,29 +226,17 @@ def main() -> None:
     given = parser.parse_args()
     path = given.out / FILE
     before = read(path, {"environment": environment("torch"), "rows": []})
-    rows = [row for row in before["rows"] if IN_ONE_PROCESS not in row]
-    where, wide = before["environment"], before.get("wide", [])
-    wide_tasks = [name for name in given.tasks if name.startswith("wide_")]
-    for name, seed in itertools.product([name for name in given.tasks if name not in wide_tasks], given.seeds):
+    rows, where = [row for row in before["rows"] if IN_ONE_PROCESS not in row], before["environment"]
+    for name, seed in itertools.product(given.tasks, given.seeds):
         if (name, seed) not in {(row["task"], row["seed"]) for row in rows}:
             rows.append(measure(load_task(name, given.data).of_seed(seed), seed))
             where = environment("torch")
-            _save(path, where, rows, wide)
-    for name, seed in itertools.product(wide_tasks, given.seeds):
-        there = {run["search"] for run in wide if (run["task"], run["seed"]) == (name, seed)}
-        if left := [search for search in OPTUNA if search not in there]:
-            task = load_task(name, given.data).of_seed(seed)
-            # Not the time of the cell: from hour to hour, a shared machine is up to a third slower.
-            seconds = hydro_rasda(task, seed).wall
-            for search in left:
-                wide.append(measure_wide(task, seed, search, seconds))
-                _save(path, where, rows, wide)
-    _save(path, where, rows, wide)
+            _save(path, where, rows)
+    _save(path, where, rows)
 
 
-def _save(path: Path, where: Row, rows: Sequence[Row], wide: Sequence[Row]) -> None:
-    all_rows = [*rows, *of_cells(path.parent / "vs_asha", wide)]
-    result = {"environment": where, "rows": all_rows, "wide": list(wide)}
+def _save(path: Path, where: Row, rows: Sequence[Row]) -> None:
+    result = {"environment": where, "rows": [*rows, *of_cells(path.parent / "vs_asha")]}
     save(path, result, markdown(result))
 
 
