@@ -67,6 +67,31 @@ def triplet_margin(
     return _reduced((margin + near - far).clamp_min(0), reduction)
 
 
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    options: Any = None,
+) -> Any:
+    """`F.linear_cross_entropy` of a matrix; in chunks, by `options`, torch's own has no gradient under `vmap`."""
+    if linear_weight.dim() != 2 or (ignore_index is not None and target.is_floating_point()):
+        return NotImplemented
+    return F.cross_entropy(
+        F.linear(input, linear_weight, linear_bias),
+        target,
+        weight,
+        reduction=reduction,
+        ignore_index=-100 if ignore_index is None else ignore_index,
+        label_smoothing=label_smoothing,
+    )
+
+
 def gaussian_nll(
     input: Tensor,
     target: Tensor,

@@ -67,7 +67,13 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """`F.embedding_bag`: the K tables lie one below another, and so do the members' bags."""
+    """`F.embedding_bag`: the K tables lie one below another, and so do the members' bags.
+
+    With `scale_grad_by_freq`, torch's gradient of a row depends on the rows before it (torch 2.13, CPU).
+    """
+    if scale_grad_by_freq:
+        given = (input, weight, offsets, max_norm, norm_type, True, mode, sparse, per_sample_weights)
+        return _each_alone(F.embedding_bag)(K, *given, include_last_offset, padding_idx)
     if weight.dim is None or max_norm is not None or include_last_offset or padding_idx is not None:
         return NotImplemented
     weight_KVE = weight.lead(K)
@@ -78,7 +84,6 @@ def embedding_bag(
         place_K.flatten(0, 1),
         weight_KVE.flatten(0, 1),
         None if begin_K is None else begin_K.flatten(0, 1),
-        scale_grad_by_freq=scale_grad_by_freq,
         mode=mode,
         sparse=sparse,
         per_sample_weights=None if shares_K is None else shares_K.flatten(0, 1),
@@ -107,11 +112,24 @@ def one_hot(K: int, input: Member, num_classes: int = -1) -> Any:
 
 
 def index_fill(function: Callable[..., Any]) -> Rule:
-    """Make the rule of `index_fill`: torch's own lets an index below 0 reach into another member."""
+    """Make the rule of `index_fill`.
+
+    Torch's own lets an index below 0 reach into another member, and fills a tensor that members share wrongly with
+    values of their own (torch 2.13).
+    """
 
     def rule(K: int, input: Member, dim: Any, index: Member, value: Any) -> Any:
-        if index.dim is None:
+        if index.dim is None and not (isinstance(value, Member) and value.dim is not None):
             return NotImplemented
-        return member_by_member(function, Streams(K, range(K)))(K, input, dim, index, value)
+        return _each_alone(function)(K, input, dim, index, value)
+
+    return rule
+
+
+def _each_alone(function: Callable[..., Any]) -> Rule:
+    """Make a rule that calls an operator, which draws no random numbers, once for each member."""
+
+    def rule(K: int, *args: Any) -> Any:
+        return member_by_member(function, Streams(K, range(K)))(K, *args)
 
     return rule

@@ -45,8 +45,8 @@ def cross_entropy(
     share = counted if class_weight is None else class_weight[target_K.where(counted, 0)] * counted
     total_K = share.flatten(1).sum(1)
     # Without any target, torch's mean is NaN, too, but its gradient is 0.
-    mean_K = loss_K / total_K.where(total_K > 0, 1)
-    return Member(mean_K.where(total_K > 0, float("nan")), 0)
+    mean_K = loss_K / total_K.where(total_K != 0, 1)
+    return Member(mean_K.where(total_K != 0, float("nan")), 0)
 
 
 def _smoothed(

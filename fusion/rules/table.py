@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.rules.attention import attention, multi_head_attention
-from fusion.rules.composite_losses import gaussian_nll, kl_div, margin_ranking, triplet_margin
+from fusion.rules.composite_losses import gaussian_nll, kl_div, linear_cross_entropy, margin_ranking, triplet_margin
 from fusion.rules.conv import affine_grid, convolution, global_pooling, pooling, transposed
 from fusion.rules.drawing import DRAWING, member_by_member
 from fusion.rules.dropout import dropout, leaky_relu, rrelu
@@ -97,6 +97,7 @@ COMPOSITES: dict[Any, Rule] = {
     F.bilinear: bilinear,
     F.gaussian_nll_loss: gaussian_nll,
     F.kl_div: kl_div,
+    F.linear_cross_entropy: linear_cross_entropy,
     F.margin_ranking_loss: margin_ranking,
     F.triplet_margin_loss: triplet_margin,
     F.leaky_relu: leaky_relu,

@@ -25,6 +25,20 @@ def test_kl_div(reduction: str, log_target: bool) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_linear_cross_entropy(chunk: int | None, reduction: str) -> None:
+    """Also in chunks, in which torch's own has no gradient by the members' inputs and weights."""
+    options = None if chunk is None else torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
+    target = torch.tensor([0, 2, -100, 1, 0, 2])
+
+    def op(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction, options=options)
+
+    assert_folds(op, member(6, 5), member(3, 5), member(3), dims=(0, 0, 0))
+    assert_folds(op, torch.randn(6, 5), member(3, 5), member(3), dims=(None, 0, 0))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("shape", [(6, 5), (6, 1), (6,)])
 def test_gaussian_nll(shape: tuple[int, ...], full: bool, reduction: str) -> None:

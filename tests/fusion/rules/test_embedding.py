@@ -57,12 +57,26 @@ def test_embedding_bag_with_weights(share: int | None) -> None:
     )
 
 
+def test_embedding_bag_with_gradients_by_frequency() -> None:
+    """Torch's gradient of a row depends on the rows before it, so that members' tables cannot lie below one another."""
+    bags = torch.tensor([[1, 1], [1, 0]])
+    assert_folds(lambda w: F.embedding_bag(bags, w, scale_grad_by_freq=True, mode="sum"), member(5, 3), dims=(0,))
+
+
 @pytest.mark.parametrize("x", SHARED)
 def test_index_fill_counts_from_the_end_of_its_own_member(x: int | None) -> None:
     indices = torch.tensor([[-1, 0], [1, -2], [3, 2]])
     table = torch.randn(4, 2) if x is None else member(4, 2)
     assert_folds(lambda i, w: w.index_fill(0, i, 7.0), indices, table, dims=(0, x))
     assert_folds(lambda i, w: (w * 1).index_fill_(0, i, 7.0), indices, member(4, 2), dims=(0, 0))
+
+
+def test_index_fill_with_a_value_of_each_member() -> None:
+    """Also into a tensor that members share, such as a batch of which each masks a part by its own number."""
+    index, batch = torch.tensor([0, 2]), torch.randn(4, 5)
+    assert_folds(lambda v: batch.index_fill(1, index, v), member(), dims=(0,))
+    assert_folds(lambda v: batch.clone().index_fill_(0, index, v), member(), dims=(0,))
+    assert_folds(lambda v, w: torch.index_fill(w, 0, index, v), member(), member(4, 5), dims=(0, 0))
 
 
 def test_one_hot() -> None:
