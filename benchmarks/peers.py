@@ -3,28 +3,33 @@
     python -m benchmarks.peers [--tasks digits cifar10] [--seeds 0 1 2 3 4] [--data FOLDER] [--out FOLDER]
 
 Of a seed, `tune` runs first, as `benchmarks.vs_asha` runs it; then with `time_budget_s` at a half and a quarter of the
-time that it took. Then the others run one after another: Ray Tune's ASHA, Optuna's TPE with its Hyperband pruner, and
-Optuna's random search, both in two processes. A search that is out of time hands back the best epoch so far by the
-validation score. For the others this is generous, as it takes a checkpoint of each epoch. The test score of what is
-handed back counts. Rows that are there are not run again. On the wide tasks this would take days. There, Optuna's
-searches get the time of `tune` alone, which runs just before them. The cells of `benchmarks.vs_asha` say what ASHA in
-one process had in the time that `tune` took there, and in four times it. It rewrites `peers.{json,md}`.
+time that it took. Then the others run one after another: Ray Tune's ASHA, Syne Tune's (`pip install syne-tune`, else
+it is left out), Optuna's TPE with its Hyperband pruner, and Optuna's random search, all in two processes. A search
+that is out of time hands back the best epoch so far by the validation score. For the others this is generous, as it
+takes a checkpoint of each epoch. The test score of what is handed back counts. Searches that are there are not run
+again. On the wide tasks this would take days. There, Optuna's searches get the time of `tune` alone, which runs just
+before them. The cells of `benchmarks.vs_asha` say what ASHA in one process had in the time that `tune` took there, and
+in four times it. It rewrites `peers.{json,md}`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
+import logging
 import math
 import multiprocessing
 import os
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import cloudpickle
 import torch
 
 from benchmarks.result_files import Row, columns, environment, options, read, save
@@ -120,8 +125,74 @@ def _study(task: Task, seed: int, pruned: bool, rank: int, folder: Path, began: 
             study.tell(trial, score if state is optuna.trial.TrialState.COMPLETE else None, state)
 
 
+def by_syne_tune(task: Task, seed: int, seconds: float) -> list[Scored]:
+    """Run Syne Tune's ASHA for two workers (on one core, for one), each trial in a process of its own, as it does."""
+    from syne_tune import StoppingCriterion, Tuner
+    from syne_tune.backend import PythonBackend
+    from syne_tune.config_space import choice, loguniform, uniform
+    from syne_tune.optimizer.baselines import ASHA
+    from syne_tune.tuner_callback import TunerCallback
+
+    found: list[Scored] = []
+
+    class Noted(TunerCallback):  # type: ignore[misc]
+        def on_trial_result(self, trial: Any, status: str, result: dict[str, Any], decision: str) -> None:
+            found.append(Scored(time.perf_counter() - began, result["score"], result["test"]))
+
+    def train_one(**config: Any) -> None:  # Syne Tune hands on its code alone
+        from benchmarks.peers import syne_tune_trial
+
+        syne_tune_trial(config)
+
+    logging.getLogger("syne_tune").setLevel(logging.ERROR)
+    words, began = describe(task.space()), time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        os.environ["SYNETUNE_FOLDER"], os.environ["OMP_NUM_THREADS"] = folder, "1"
+        Path(folder, "task").write_bytes(cloudpickle.dumps((task, seed)))
+        space: dict[str, Any] = {"folder": folder}
+        for name in tuned(task.space()):
+            drawn: Any = distribution(words[name], ())
+            if hasattr(drawn, "choices"):
+                space[name] = choice(list(drawn.choices))
+            else:
+                space[name] = (loguniform if drawn.log else uniform)(drawn.low, drawn.high)
+        rule = ASHA(
+            space,
+            metric="score",
+            time_attr="epoch",
+            max_t=task.max_t,
+            do_minimize=task.mode == "min",
+            random_seed=seed,
+            reduction_factor=REDUCTION_FACTOR,
+        )
+        Tuner(
+            PythonBackend(train_one, space),
+            rule,
+            StoppingCriterion(max_wallclock_time=seconds, max_num_trials_started=task.num_samples),
+            n_workers=PROCESSES,
+            sleep_time=0.1,
+            print_update_interval=1e9,
+            save_tuner=False,
+            callbacks=[Noted()],
+        ).run()
+    return found
+
+
+def syne_tune_trial(config: dict[str, Any]) -> None:
+    """Train a trial of Syne Tune's to its end, in its process."""
+    from syne_tune import Reporter
+
+    torch.set_num_threads(1)
+    task, seed = cloudpickle.loads(Path(config.pop("folder"), "task").read_bytes())
+    config, tell = {**task.space(), **config}, Reporter()
+    own = seeds(task, zlib.crc32(repr(config).encode()), seed)
+    for epoch, measured in enumerate(train(task, config, own, build(task, config, own)), start=1):
+        tell(epoch=epoch, score=float(measured["score"]), test=float(measured["test"]))
+
+
 PEERS: dict[str, Callable[[Task, int, float], list[Scored]]] = {
     "Ray Tune, ASHA": of_ray,
+    "Syne Tune, ASHA": by_syne_tune,
     "Optuna, TPE with Hyperband": lambda task, seed, seconds: by_optuna(True, task, seed, seconds),
     "Optuna, random search": lambda task, seed, seconds: by_optuna(False, task, seed, seconds),
 }
@@ -129,23 +200,32 @@ OPTUNA = [name for name in PEERS if name.startswith("Optuna")]
 
 
 def measure(task: Task, seed: int) -> Row:
-    """Run all searches with one seed; of a wide task `tune`, and Optuna's for its time."""
-    wide = _is_wide(task.name)
+    """Run `tune` with one seed; but for wide tasks, in less time, too."""
     own = hydro_rasda(task, seed)
     test = scores(task, own.model, 64)["test"]
     row: Row = {"task": task.name, "seed": seed, "mode": task.mode, "seconds": own.wall, "`tune`": test}
     print(f"{task.name} {seed}: `tune` {own.wall:.1f} s, {test:.4g}, by trial {own.winner}", flush=True)
-    if not wide:
+    if not _is_wide(task.name):
         row["in less"] = []
         for share in SHARES:
             less = hydro_rasda(task, seed, time_budget_s=share * own.wall)
             row["in less"].append({"seconds": less.wall, "test": scores(task, less.model, 64)["test"]})
-    budgets = BUDGETS[:1] if wide else BUDGETS
-    for name in OPTUNA if wide else PEERS:
-        epochs = PEERS[name](task, seed, budgets[-1] * own.wall)
-        row[name] = [handed_back(epochs, budget * own.wall, task.mode) for budget in budgets]
-        print(f"{task.name} {seed}: {name} {row[name]}", flush=True)
     return row
+
+
+def give_its_time(row: Row, task: Task, name: str) -> None:
+    """Run another search for the time that `tune` took with this seed, and four times it; on wide tasks, once."""
+    budgets = BUDGETS[:1] if _is_wide(task.name) else BUDGETS
+    epochs = PEERS[name](task, row["seed"], budgets[-1] * row["seconds"])
+    row[name] = [handed_back(epochs, budget * row["seconds"], task.mode) for budget in budgets]
+    print(f"{task.name} {row['seed']}: {name} {row[name]}", flush=True)
+
+
+def missing(row: Row) -> list[str]:
+    """Return the searches that a row lacks, of those that are installed and run on its task."""
+    asked = OPTUNA if _is_wide(row["task"]) else PEERS
+    there = importlib.util.find_spec("syne_tune") is not None
+    return [name for name in asked if name not in row and (there or PEERS[name] is not by_syne_tune)]
 
 
 def of_cells(folder: Path) -> list[Row]:
@@ -228,10 +308,14 @@ def main() -> None:
     before = read(path, {"environment": environment("torch"), "rows": []})
     rows, where = [row for row in before["rows"] if IN_ONE_PROCESS not in row], before["environment"]
     for name, seed in itertools.product(given.tasks, given.seeds):
-        if (name, seed) not in {(row["task"], row["seed"]) for row in rows}:
-            rows.append(measure(load_task(name, given.data).of_seed(seed), seed))
-            where = environment("torch")
-            _save(path, where, rows)
+        row = next((row for row in rows if (row["task"], row["seed"]) == (name, seed)), None)
+        if row is None or missing(row):
+            task, where = load_task(name, given.data).of_seed(seed), environment("torch")
+            if row is None:
+                rows.append(row := measure(task, seed))
+            for search in missing(row):
+                give_its_time(row, task, search)
+                _save(path, where, rows)
     _save(path, where, rows)
 
 
