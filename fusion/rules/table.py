@@ -97,7 +97,7 @@ COMPOSITES: dict[Any, Rule] = {
     F.bilinear: bilinear,
     F.gaussian_nll_loss: gaussian_nll,
     F.kl_div: kl_div,
-    F.linear_cross_entropy: linear_cross_entropy,
+    getattr(F, "linear_cross_entropy", None): linear_cross_entropy,  # from torch 2.13 on
     F.margin_ranking_loss: margin_ranking,
     F.triplet_margin_loss: triplet_margin,
     F.leaky_relu: leaky_relu,
