@@ -147,7 +147,7 @@ def by_syne_tune(task: Task, seed: int, seconds: float) -> list[Scored]:
     logging.getLogger("syne_tune").setLevel(logging.ERROR)
     words, began = describe(task.space()), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        os.environ["SYNETUNE_FOLDER"], os.environ["OMP_NUM_THREADS"] = folder, "1"
+        os.environ["SYNETUNE_FOLDER"] = folder
         Path(folder, "task").write_bytes(cloudpickle.dumps((task, seed)))
         space: dict[str, Any] = {"folder": folder}
         for name in tuned(task.space()):

@@ -73,7 +73,7 @@ def embedding_bag(
     """
     if scale_grad_by_freq:
         given = (input, weight, offsets, max_norm, norm_type, True, mode, sparse, per_sample_weights)
-        return _each_alone(F.embedding_bag)(K, *given, include_last_offset, padding_idx)
+        return _each_alone(F.embedding_bag, K, *given, include_last_offset, padding_idx)
     if weight.dim is None or max_norm is not None or include_last_offset or padding_idx is not None:
         return NotImplemented
     weight_KVE = weight.lead(K)
@@ -121,15 +121,11 @@ def index_fill(function: Callable[..., Any]) -> Rule:
     def rule(K: int, input: Member, dim: Any, index: Member, value: Any) -> Any:
         if index.dim is None and not (isinstance(value, Member) and value.dim is not None):
             return NotImplemented
-        return _each_alone(function)(K, input, dim, index, value)
+        return _each_alone(function, K, input, dim, index, value)
 
     return rule
 
 
-def _each_alone(function: Callable[..., Any]) -> Rule:
-    """Make a rule that calls an operator, which draws no random numbers, once for each member."""
-
-    def rule(K: int, *args: Any) -> Any:
-        return member_by_member(function, Streams(K, range(K)))(K, *args)
-
-    return rule
+def _each_alone(function: Callable[..., Any], K: int, *args: Any) -> Any:
+    """Call an operator, which draws no random numbers, once for each member."""
+    return member_by_member(function, Streams(K, range(K)))(K, *args)

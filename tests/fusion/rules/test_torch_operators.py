@@ -84,8 +84,8 @@ def close(found: Sequence[Tensor], expected: Sequence[Tensor], rtol: float) -> b
     return all(torch.allclose(a, b, rtol=rtol, atol=rtol / 100, equal_nan=True) for a, b in zip(found, expected))
 
 
-def differ(op: Any) -> Iterator[str]:
-    """Yield a line for each input with which members differ from what they get alone.
+def compare(op: Any) -> Iterator[str]:
+    """Yield a line for each input that was compared: "" where members get what they get alone.
 
     Operators that fail under `vmap` are no matter: their members train one after another.
     """
@@ -106,8 +106,8 @@ def differ(op: Any) -> Iterator[str]:
             told = f"{op.formatted_name}, input {number}, where members differ in {places}"
             if not close(found, expected, 1e-6):
                 yield told
-            elif not close(found_gradients, expected_gradients, 1e-5):
-                yield f"{told}: gradients"
+            else:
+                yield "" if close(found_gradients, expected_gradients, 1e-5) else f"{told}: gradients"
 
 
 @pytest.mark.slow
@@ -124,8 +124,12 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     first, step = map(int, sys.argv[1:])
+    asked = compared = 0
     for op in op_db[first::step]:
         names = {op.name, f"{op.name}.{op.variant_test_name}"}
         if op.supports_autograd and torch.float64 in op.dtypes and not names & LEFT_OUT.keys() and not draws(op):
-            for line in differ(op):
-                print(line, flush=True)
+            lines = list(compare(op))
+            asked, compared = asked + 1, compared + bool(lines)
+            print("".join(f"{line}\n" for line in lines if line), end="", flush=True)
+    if compared < 0.8 * asked:
+        sys.exit(f"of {asked} operators, only {compared} run under vmap")
