@@ -1,7 +1,5 @@
 """Many models as one: K modules of one shape, one forward, one backward, one optimizer step."""
 
-from typing import TYPE_CHECKING, Any
-
 from fusion.assemble import fuse
 from fusion.clip import clip_grad_norm_
 from fusion.dry_run import FusionWarning, dry_run
@@ -34,18 +32,3 @@ __all__ = [
     "plan_fusion",
     "trim_lora",
 ]
-
-_MOVED = {
-    **dict.fromkeys(("OPTIMIZERS", "FusedAdam", "FusedAdamW", "FusedSGD", "optimizer"), "optim"),
-    "SCHEDULES": "schedules",
-    **dict.fromkeys(("FusionPlan", "keep_freed_memory"), "width"),
-    "GraphWarning": "graph",
-    "Obstacle": "dry_run",
-}
-
-if not TYPE_CHECKING:  # so that type checkers know which names there are
-
-    def __getattr__(name: str) -> Any:
-        if name in _MOVED:  # no AttributeError, whose text `from fusion import name` would not pass on
-            raise ImportError(f"`fusion.{name}` has moved. Write: from fusion.{_MOVED[name]} import {name}")
-        raise AttributeError(f"module 'fusion' has no attribute {name!r}")

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from hydro_rasda.package_exports import lazy_exports, refuse_other_packages
-from hydro_rasda.renames import NAMES
 
 refuse_other_packages("fusion", "surrogate")
 
@@ -29,4 +28,4 @@ if TYPE_CHECKING:
     from hydro_rasda.training.user_loop_worker import Worker as Worker
     from hydro_rasda.tuner import tune as tune
 else:
-    __all__, __getattr__, __dir__ = lazy_exports(__name__, NAMES)
+    __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -13,24 +13,21 @@ import gc
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeVar
 
-from hydro_rasda.renames import refuse_name
-
 Exports = tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]
 
 
-def lazy_exports(package: str, moved: Mapping[str, str] | None = None) -> Exports:
+def lazy_exports(package: str) -> Exports:
     """Make a package's `__all__`, `__getattr__` and `__dir__` (PEP 562) of the imports that it has for type checkers.
 
     Args:
         package: Its name. Its source has an `if TYPE_CHECKING:` with `from module import name as name`, and no other
             list of its public names.
-        moved: Names that it exported in earlier versions, each with its new place, relative to the package.
     """
     namespace, homes = vars(sys.modules[package]), _homes(package)
 
@@ -38,8 +35,6 @@ def lazy_exports(package: str, moved: Mapping[str, str] | None = None) -> Export
         if name in homes:
             namespace[name] = value = getattr(_imported(homes[name]), name)
             return value
-        if moved and name in moved:
-            refuse_name(package, name, moved[name])
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return sorted(homes), get, lambda: sorted({*namespace, *homes})

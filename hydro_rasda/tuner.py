@@ -23,7 +23,6 @@ from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import LossFn
 from hydro_rasda.objective_parts import GivenObjective
 from hydro_rasda.package_exports import readable
-from hydro_rasda.renames import refuses_renamed
 from hydro_rasda.request import Request
 from hydro_rasda.results.result import TuneResult, make_result
 from hydro_rasda.results.winner_doubts import overfitting_line, undecided_line
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 
 @readable
-@refuses_renamed
 def tune(
     model_fn: Callable[..., nn.Module],
     space: Mapping[str, Any],
@@ -157,7 +155,6 @@ def tune(
 
     Raises:
         ValueError: for bad input, before any training; it names the argument, its value and the rule.
-        TypeError: for arguments of earlier versions; it shows the new spelling.
         RunExists: if `name` is taken by another run, saying how it differs; nothing of it is changed.
         AllTrialsFailed: if no trial has a finite metric.
         KeyboardInterrupt: on Ctrl-C; the same call goes on from the last finished unit of work.

@@ -5,8 +5,6 @@ parametrization under its ordinary optimizer. Source: Yang et al., "Tensor Progr
 table 8.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from surrogate.argument_checks import PlanMismatch
 from surrogate.build import SurrogatePlan, make_surrogate, plan_surrogate
 from surrogate.coordinates import coordinate_check
@@ -34,12 +32,3 @@ __all__ = [
     "transfer_check",
     "weight_decay_multipliers",
 ]
-
-_MOVED = {"CoordinateCheck": "coordinates", "RankComparison": "transfer_verdict", "TransferCheck": "transfer"}
-
-if not TYPE_CHECKING:  # so that type checkers know which names there are
-
-    def __getattr__(name: str) -> Any:
-        if name in _MOVED:  # no AttributeError, whose text `from surrogate import name` would not pass on
-            raise ImportError(f"`surrogate.{name}` has moved. Write: from surrogate.{_MOVED[name]} import {name}")
-        raise AttributeError(f"module 'surrogate' has no attribute {name!r}")

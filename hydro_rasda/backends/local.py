@@ -15,7 +15,6 @@ from hydro_rasda.argument_checks import check_number, require
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices, EpochMetrics, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths
 from hydro_rasda.processes.child_count import can_be_shared
-from hydro_rasda.renames import refuses
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.training.device import Device, Share, Work
 from hydro_rasda.trial import Trial
@@ -56,7 +55,6 @@ class LocalBackend:
             share.
     """
 
-    @refuses(devices="`device` takes one or a list")
     def __init__(
         self,
         device: str | torch.device | Sequence[str | torch.device] | None = None,

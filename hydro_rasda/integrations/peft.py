@@ -18,8 +18,7 @@ from torch import nn
 from fusion import pad_lora, trim_lora
 from hydro_rasda.argument_checks import check_int, check_is, is_int, require
 from hydro_rasda.config import SweepConfig
-from hydro_rasda.integrations.shared import LibraryResult
-from hydro_rasda.renames import refuse_renamed
+from hydro_rasda.integrations.shared import LibraryResult, check_options
 from hydro_rasda.sampling_and_branches import reachable
 from hydro_rasda.space import check_space, reached
 from hydro_rasda.tuner import tune
@@ -113,7 +112,7 @@ def tune_adapters(
     Raises:
         ValueError: before any work, for bad input; and as `tune`.
     """
-    refuse_renamed("tune_adapters", arguments)
+    check_options("tune_adapters", arguments)
     check_space(space)
     check_is("sweep", sweep, SweepConfig)
     left_out = sweep.surrogate in (1, SweepConfig.surrogate)

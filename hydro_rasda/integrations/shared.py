@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from hydro_rasda.argument_checks import check_is
 from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.data import Batch
 from hydro_rasda.results.result import TuneResult
+from hydro_rasda.tuner import tune
 from surrogate import shrink
 
 
@@ -22,6 +24,14 @@ def check_parts(sweep: object, race: object) -> None:
     """Refuse what `tune` does not take as `sweep` and `race`."""
     check_is("sweep", sweep, SweepConfig)
     check_is("race", race, RaceConfig)
+
+
+def check_options(called: str, options: Mapping[str, object]) -> None:
+    """Refuse arguments that `tune` does not have, before any work: TypeError."""
+    known = inspect.signature(tune).parameters
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
 
 
 def unaveraged(race: RaceConfig) -> RaceConfig:

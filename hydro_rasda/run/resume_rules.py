@@ -8,11 +8,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.renames import ARGUMENTS
 from hydro_rasda.run.files import TEMPORARY, read_file, refuse_links, sync_folder, write_atomically
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, read_units
 from hydro_rasda.run.locks_and_crashes import DOING, LOCK
-from hydro_rasda.run.run_json import SPEC
+from hydro_rasda.run.run_json import OF_RACE, OF_SWEEP, SPEC
 from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import described_secrets, hide
 
@@ -146,7 +145,17 @@ def _told(key: str, was: Any, now: Any) -> str | None:
 
 def _argument(name: str) -> str:
     """Return the argument that `run.json` has by this name."""
-    return f"sweep.{name}" if name in ("repeats", "depth") else ARGUMENTS.get(name, name)
+    return _ARGUMENTS.get(name, name)
+
+
+_ARGUMENTS = {
+    **{name: f"sweep.{name}" for name in (*OF_SWEEP, "searcher", "first", "constraints", "repeats", "depth")},
+    **{name: f"race.{name}" for name in (*OF_RACE, "refit")},
+    "sweep_rule": "sweep.rule",
+    "full_size": "race.train",
+    "rasda": "race",
+}
+"""Arguments of `tune` by their names in `run.json`, where these differ."""
 
 
 ASIDE = "before-"

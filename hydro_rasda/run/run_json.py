@@ -21,10 +21,10 @@ FORMAT = 1
 """Format of a run's folder, in its `run.json`. It grows when an earlier version of the library would misread a run."""
 
 _OWN = ("metric", "mode", "num_samples", "max_t", "full_trainings", "precision", "seed")
-_OF_SWEEP = ("surrogate", "grace_period", "reduction_factor", "fusion", "check_transfer")
-_OF_RACE = ("top_k", "keep", "patience", "ema")
+OF_SWEEP = ("surrogate", "grace_period", "reduction_factor", "fusion", "check_transfer")
+OF_RACE = ("top_k", "keep", "patience", "ema")
 _OF_RASDA = tuple(
-    field.name for field in fields(RaceConfig) if field.name not in (*_OF_RACE, "checkpoint_every", "train", "refit")
+    field.name for field in fields(RaceConfig) if field.name not in (*OF_RACE, "checkpoint_every", "train", "refit")
 )
 """Settings on which a run's decisions depend: `run.json` has the last as a dict, "rasda", and all others by name.
 
@@ -93,10 +93,10 @@ def determining(settings: TuneConfig) -> dict[str, Any]:
         **(several if settings.objectives else {}),
         **({"constraints": {name: [*pair] for name, pair in bounds.items()}} if bounds else {}),
         **({"folds": settings.folds} if settings.folds else {}),
-        **{name: getattr(settings.sweep, name) for name in _OF_SWEEP},
+        **{name: getattr(settings.sweep, name) for name in OF_SWEEP},
         **({"repeats": settings.sweep.repeats} if settings.sweep.repeats > 1 else {}),
         **({"depth": settings.sweep.depth} if settings.sweep.depth < 1 else {}),
-        **{name: getattr(settings.race, name) for name in _OF_RACE},
+        **{name: getattr(settings.race, name) for name in OF_RACE},
         **({} if settings.race.refit else {"refit": False}),
         "rasda": {name: getattr(settings.race, name) for name in _OF_RASDA},
     }
@@ -104,10 +104,10 @@ def determining(settings: TuneConfig) -> dict[str, Any]:
 
 def recorded(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Fields of `TuneConfig`, `SweepConfig` and `RaceConfig` from a `run.json`; earlier versions kept others, too."""
-    own, sweep = _among((*_OWN, "folds"), asked), _among((*_OF_SWEEP, "constraints", "repeats", "depth"), asked)
+    own, sweep = _among((*_OWN, "folds"), asked), _among((*OF_SWEEP, "constraints", "repeats", "depth"), asked)
     if isinstance(asked.get("metric"), list):
         own |= dict(zip(("metric", "mode", "objectives"), split_metrics(asked["metric"], asked["mode"]), strict=True))
-    race = _among(_OF_RACE, asked) | _among(_OF_RASDA, asked.get("rasda", {}))
+    race = _among(OF_RACE, asked) | _among(_OF_RASDA, asked.get("rasda", {}))
     race |= _among(("refit",), asked)
     return own, sweep, race
 

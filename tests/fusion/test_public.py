@@ -1,7 +1,5 @@
 """The names that the package promises."""
 
-import pytest
-
 import fusion
 
 
@@ -25,12 +23,3 @@ def test_public_names() -> None:
     ]
     assert all(hasattr(fusion, name) for name in fusion.__all__)
     assert len(fusion.__all__) == 15
-
-
-@pytest.mark.parametrize("old", fusion._MOVED)
-def test_a_name_that_has_moved_says_where(old: str) -> None:
-    with pytest.raises(ImportError, match=f"`fusion.{old}` has moved. Write: from fusion") as raised:
-        exec(f"from fusion import {old}")
-    exec(str(raised.value).rpartition("Write: ")[2])
-    with pytest.raises(AttributeError, match="module 'fusion' has no attribute 'tuna'"):
-        getattr(fusion, "tuna")  # noqa: B009

@@ -4,19 +4,16 @@ import importlib
 import inspect
 import io
 import pydoc
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
 import hydro_rasda
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, tune
-from hydro_rasda.renames import ARGUMENTS, NAMES
 
 PUBLIC = {
     *("tune", "load", "TuneResult", "SweepConfig", "RaceConfig", "RASDAScheduler", "elastic", "Worker"),
@@ -92,62 +89,9 @@ def test_unknown_names() -> None:
         getattr(hydro_rasda, "tuna")  # noqa: B009
 
 
-@pytest.mark.parametrize("old", NAMES)
-def test_a_name_that_has_moved_says_where(old: str) -> None:
-    with pytest.raises(ImportError, match=f"`hydro_rasda.{old}` has moved. Write: from ") as raised:
-        exec(f"from hydro_rasda import {old}")
-    written = str(raised.value).rpartition("Write: ")[2]
-    exec(written, found := dict[str, Any]())
-    assert NAMES[old].rpartition(".")[2] in found
-
-
-VALUES = {"surrogate": 0.5, "top_k": 2, "full_size": None, "device": "cpu", "address": "auto", "rasda": None}
-
-
-@pytest.mark.parametrize("old", ARGUMENTS)
-def test_an_old_argument_is_refused_with_its_new_spelling(old: str) -> None:
-    known: dict[str, Any] = {"train_data": (), "val_data": (), old: VALUES.get(old, 1)}
-    with pytest.raises(TypeError, match=rf"^tune\(\) has no `{old}` any more\. ") as raised:
-        tune(None, {}, **known)  # type: ignore[arg-type]
-    part, _, field = ARGUMENTS[old].partition(".")
-    kinds: dict[str, list[Any]] = {
-        "sweep": [SweepConfig],
-        "race": [RaceConfig],
-        "backend": [RayBackend if old in ("address", "resources_per_worker") else LocalBackend],
-    }
-    if not part:
-        assert "Leave `scheduler` out" in str(raised.value)
-        return
-    (kind,) = kinds[part]
-    assert f"Write {part}={kind.__name__}({f'{field}=' if field else '...'}" in str(raised.value)
-    assert not field or field in inspect.signature(kind).parameters
-
-
-def test_old_arguments_are_refused_together() -> None:
-    known: dict[str, Any] = {"surrogate": 0.5, "top_k": 2, "fusion": 4, "graph": False, "backend": "ray", "seed": 1}
-    told = (
-        "tune() has no `surrogate` and no `top_k` and no `fusion` and no `graph` any more. "
-        "Write sweep=SweepConfig(surrogate=0.5, fusion=4), race=RaceConfig(top_k=2), backend=RayBackend(graph=False)."
-    )
-    with pytest.raises(TypeError, match=f"^{re.escape(told)}$"):
-        tune(None, {}, train_data=(), val_data=(), **known)  # type: ignore[arg-type]
-
-
-def test_other_old_arguments() -> None:
-    with pytest.raises(TypeError, match=r"RayBackend\(\) has no `scheduler` any more: full-size trials are raced"):
-        RayBackend(scheduler="asha")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"LocalBackend\(\) has no `devices` any more: `device` takes one or a list"):
-        LocalBackend(devices=["cpu"])  # type: ignore[call-arg]
+def test_unknown_arguments() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'tuna'"):
         tune(None, {}, train_data=(), val_data=(), tuna=1)  # type: ignore[call-arg,arg-type]
-
-
-def test_old_arguments_were_those_of_the_parts_of_today() -> None:
-    """Each field of a part that had a name of its own in `tune` is in the table, and no other argument is."""
-    of_sweep = {new for new in ARGUMENTS.values() if new.startswith("sweep.")}
-    later = {"sweep.constraints", "sweep.depth", "sweep.repeats"}
-    assert of_sweep == {f"sweep.{field.name}" for field in fields(SweepConfig)} - later
-    assert not {*ARGUMENTS} & {*ARGUMENTS_OF_TUNE}
 
 
 SPARED = {

@@ -30,7 +30,6 @@ from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices
 from hydro_rasda.data import Shard
 from hydro_rasda.processes.die_with_parent import end_with_parent
-from hydro_rasda.renames import NO_SCHEDULER, refuses
 from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.schedulers import worker_slots
 from hydro_rasda.training.across_ranks import Store, await_ranks, listening_store, reached_store
@@ -234,7 +233,6 @@ class RayBackend:
 
     device = torch.device("cpu")
 
-    @refuses(scheduler=NO_SCHEDULER)
     def __init__(
         self,
         address: str | None = None,

@@ -29,11 +29,11 @@ from hydro_rasda.integrations.shared import (
     EvalLoader,
     LibraryResult,
     TrainLoader,
+    check_options,
     check_parts,
     narrow_or_full,
     unaveraged,
 )
-from hydro_rasda.renames import refuse_renamed
 from hydro_rasda.sampling_and_branches import reachable, with_defaults
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, sample
@@ -117,7 +117,7 @@ def tune_module(
         ValueError: before any work, for what cannot be followed, all of it listed: callbacks, hooks that are
             overridden, manual optimization, optimizers, schedulers and settings of the trainer; and as `tune`.
     """
-    refuse_renamed("tune_module", options)
+    check_options("tune_module", options)
     rule = "a function of (config) or (config, width_ratio) that makes a LightningModule"
     require(not isinstance(module_fn, LightningModule), "module_fn", type(module_fn).__name__, rule)
     check_function("module_fn", module_fn, 1, 2, rule=rule, or_class=True)

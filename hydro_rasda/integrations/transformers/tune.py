@@ -18,7 +18,14 @@ from fusion.warn import warn
 from hydro_rasda.argument_checks import check_is, require
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.config import RaceConfig, SweepConfig
-from hydro_rasda.integrations.shared import Collator, LibraryResult, check_parts, narrow_or_full, unaveraged
+from hydro_rasda.integrations.shared import (
+    Collator,
+    LibraryResult,
+    check_options,
+    check_parts,
+    narrow_or_full,
+    unaveraged,
+)
 from hydro_rasda.integrations.transformers.arguments import (
     PRECISIONS,
     metric_of,
@@ -36,7 +43,6 @@ from hydro_rasda.integrations.transformers.objective import (
     schedules_refused,
     trainer_objective,
 )
-from hydro_rasda.renames import refuse_renamed
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.sampling_and_branches import reachable
 from hydro_rasda.secret_masking import shown
@@ -108,7 +114,7 @@ def tune_trainer(
     Raises:
         ValueError: before any work, for arguments that cannot be followed, all of them listed; and as `tune`.
     """
-    refuse_renamed("tune_trainer", options)
+    check_options("tune_trainer", options)
     check_is("args", args, TrainingArguments)
     check_parts(sweep, race)
     check_space(space)
