@@ -1,4 +1,4 @@
-"""Modules and functions stay as short as one can read at once."""
+"""A module is as long as its one subject, but no longer than one can read at a time; so are functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fusion", "surrogate", "hydro_rasda", "benchmarks")
-MODULE_LINES = 350
+MODULE_LINES = 600
 FUNCTION_LINES = 60
 
 LONG_DOCSTRINGS = {"tune", "tune_trainer"}
