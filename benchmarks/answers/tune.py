@@ -12,7 +12,17 @@ from benchmarks.answers.answer import NOT_RUN, Answer, machine_of, machines_of
 from benchmarks.result_files import read
 from benchmarks.vs_asha.report import TASK_NAMES, Cells, is_of_today, lost, not_run, of_today, rows_of
 from benchmarks.vs_asha.report import read as read_cells
-from benchmarks.vs_asha.statistics import BASELINE, Cell, Row, Spread, baseline_of, overall, seed_spread, spread
+from benchmarks.vs_asha.statistics import (
+    BASELINE,
+    Cell,
+    Row,
+    Spread,
+    baseline_of,
+    is_timed,
+    overall,
+    seed_spread,
+    spread,
+)
 from benchmarks.vs_asha.statistics import row as vs_asha_row
 from benchmarks.vs_asha.words import how_often, show
 from benchmarks.vs_asha.yardsticks import by_chance
@@ -104,7 +114,7 @@ def sooner(folder: Path) -> list[Answer]:
 
 
 def _sweep(cells: Sequence[Cell]) -> str:
-    own = [cell for cell in cells if cell["method"] == "tune" and cell["environment"].get("timed", True)]
+    own = [cell for cell in cells if cell["method"] == "tune" and is_timed(cell)]
     return show(spread([cell["apart"]["sweep"] / cell["floor"]["seconds"] for cell in own])) if own else ""
 
 
@@ -229,14 +239,14 @@ def own_cost(folder: Path) -> list[Answer]:
         for name, row in scale.ROWS.items()
         if name in measured
     ]
-    digits = [cell for cell in read_cells(folder / "vs_asha").get("digits", {}).get("tune", ()) if "apart" in cell]
-    if digits and is_of_today(digits):
-        shown = f"{show(spread([_beside_training(cell) for cell in digits]))} s"
-        rows.append(("a search on digits, beside training", shown, ""))
     meaning = "The library itself takes little beside training."
     if "imports" in measured:
-        meaning = f"Importing `tune` takes {measured['imports']['number']:.2g} s of CPU beyond `import torch`"
-        meaning += f"; a search on digits spends {rows[-1][1].split()[0]} s beside training." if digits else "."
+        meaning = f"Importing `tune` takes {measured['imports']['number']:.2g} s of CPU beyond `import torch`."
+    digits = read_cells(folder / "vs_asha").get("digits", {}).get("tune", ())
+    if digits and is_of_today(digits):
+        beside = spread([_beside_training(cell) for cell in digits])
+        rows.append(("a search on digits, beside training", f"{show(beside)} s", ""))
+        meaning += f" A search on digits spends {beside.median:.2g} s beside training."
     where = machines_of({**result["environment"], **cell} for cell in measured.values())
     columns = ("of", "now", "before the work on this row")
     return [Answer("What does the library itself cost?", meaning, columns, rows, ["scale.md"], where)]

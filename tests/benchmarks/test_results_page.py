@@ -27,6 +27,18 @@ def test_the_published_page_is_drawn_from_the_published_files(monkeypatch: pytes
         assert answer.meaning.endswith(".")
 
 
+ALONE = ("bubbles", "fusion_cuda", "fusion_throughput", "packing", "peers", "rasda_live", "rasda_paper")
+
+
+@pytest.mark.parametrize("name", [*ALONE, "ray_overhead", "scale", "settled", "transfer_digits"])
+def test_a_result_file_answers_alone(name: str, tmp_path: Path) -> None:
+    """As in the short version, which has some of them."""
+    (tmp_path / f"{name}.json").write_bytes((RESULTS / f"{name}.json").read_bytes())
+    found = answers(tmp_path)
+    assert found
+    assert all(f"## {answer.question}\n" in PAGE.read_text() for answer in found)
+
+
 def test_settled_studies_are_all_asked_for() -> None:
     studies = json.loads((RESULTS / "settled.json").read_text())
     shown = {answer.question for author in results_page.AUTHORS for answer in author(RESULTS.parent / "none")}
