@@ -127,9 +127,10 @@ def _rules(folder: Path, found: Mapping[str, Mapping[str, Row]], where: str) -> 
                 (row.retrained, ("**today's rule**" if name == TODAY else name.removeprefix(f"{TODAY}, "), *of))
             )
     lines += [(float(cells[1].rstrip("%")) / 100, cells) for cells in rules_of_page(folder)]
-    today = round(mean(found[TODAY].values()).retrained, 2)
-    better = [f"{cells[0]} ({cells[3]} full trainings)" for share, cells in lines if round(share, 2) > today]
-    meaning = f"Keep the default rule: only {'; '.join(better) or 'no other one'} finds better configurations."
+    own = round(mean(found[TODAY].values()).retrained, 2)
+    better = [f"{cells[0]} ({cells[3]} full trainings)" for share, cells in lines if round(share, 2) > own]
+    only = f"only {'; '.join(better)}" if better else "no other one"
+    meaning = f"Keep the default rule: {only} finds better configurations."
     return Answer(
         "Would another rule of the search find more?",
         meaning,
@@ -138,7 +139,7 @@ def _rules(folder: Path, found: Mapping[str, Mapping[str, Row]], where: str) -> 
             "trained again, as good as ASHA",
             "handed back, as good as ASHA",
             "cost, in full trainings",
-            "today's rule there",
+            "the same of today's rule",
         ),
         [cells for _, cells in sorted(lines, key=lambda line: -line[0])],
         [REPLAY, "replay_notes.md"],
