@@ -1,10 +1,10 @@
-"""Every benchmark by one command; then `RESULTS.md` is drawn again.
+"""Every benchmark by one command, and a page of what it gave.
 
     python -m benchmarks.bench                      a short version of each, about ten minutes on 2 cores
     python -m benchmarks.bench --gpu --minutes 30   all that waits for a GPU; goes on where it was
 
-Result files of the short version go to `results/quick/`, which git ignores. Its claims go to `results/quick.json`, a
-section of `RESULTS.md`. The full results are left as they are.
+Result files of the short version go to `results/quick/`, which git ignores, and so does their page, `RESULTS.md` there.
+It has fewer seeds and shorter measurements: it shows that everything runs. The full results are left as they are.
 
 On a GPU, each piece takes 8 minutes at most and is done once a device: `results/gpu.json` says which are, when and on
 what. A call ends after its minutes, and the next one begins the piece again that it was at (`--again` forgets all).
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.result_files import DEFAULT_DATA, RESULTS, read
-from benchmarks.results_page import QUICK, claims
 from benchmarks.results_page import main as write_page
+from benchmarks.results_page import render
 
 PIECE_SECONDS = 480.0
 
@@ -177,7 +177,7 @@ def _on_gpu(data: Path, minutes: float, again: bool) -> None:
 
 
 def main() -> None:
-    """Run everything and rewrite the page."""
+    """Run everything and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
     parser.add_argument("--gpu", action="store_true", help="all that waits for a GPU")
@@ -187,17 +187,11 @@ def main() -> None:
     if given.gpu:
         _on_gpu(given.data, given.minutes, given.again)
         return
-    load, began = os.getloadavg()[0], time.perf_counter()
-    left_out = run(STEPS, given.data, RESULTS / "quick")
-    summary = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "minutes": round((time.perf_counter() - began) / 60, 1),
-        "load": round(load, 2),
-        "left_out": left_out,
-        "claims": claims(RESULTS / "quick"),
-    }
-    (RESULTS / QUICK).write_text(json.dumps(summary, indent=1) + "\n")
-    write_page()
+    out = RESULTS / "quick"
+    run(STEPS, given.data, out)
+    page = out / "RESULTS.md"
+    page.write_text(render(out, "."))
+    print(f"wrote {page}")
 
 
 if __name__ == "__main__":

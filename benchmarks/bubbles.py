@@ -39,7 +39,6 @@ from benchmarks.result_files import Row, columns, environment, options, read, sa
 FILE = "bubbles.json"
 WIDTH, TOKENS, LENGTH, EXAMPLES = 256, 64, 128, 4
 PAIRS, WARM_UP, RUN, SECONDS = 5, 12, 4, 22.0
-SLOWDOWN, USED = 0.01, 0.6
 
 
 class Stage(nn.Module):

@@ -22,7 +22,6 @@ class Case:
     batch: Callable[[torch.Generator], Any]
     loss: Callable[[Any, Any], Tensor]
     config: dict[str, Any]
-    target: float
 
     def trials(self, count: int, seed: int) -> tuple[list[nn.Module], list[dict[str, Any]]]:
         """Models with initial weights of their own, and learning rates spread over a factor of 10."""
@@ -147,7 +146,7 @@ MUON = {"optimizer": "muon", "lr": 1e-3}
 LION, ADAFACTOR = {"optimizer": "lion", "lr": 1e-4}, {"optimizer": "adafactor", "lr": 1e-2}
 PRODIGY = {"optimizer": "prodigy", "lr": 1.0}
 CASES = [
-    Case("mlp", "MLP 784-32-32-10 (64)", mlp, images(64, 784), classify, ADAMW, 5.0),
+    Case("mlp", "MLP 784-32-32-10 (64)", mlp, images(64, 784), classify, ADAMW),
     Case(
         "transformer",
         "2-layer transformer, width 32, 1000 words (8 x 32 tokens)",
@@ -155,9 +154,8 @@ CASES = [
         tokens(8, 32),
         next_token,
         ADAMW,
-        2.5,
     ),
-    Case("mlp_muon", "MLP 784-32-32-10 under Muon (64)", mlp, images(64, 784), classify, MUON, 3.0),
+    Case("mlp_muon", "MLP 784-32-32-10 under Muon (64)", mlp, images(64, 784), classify, MUON),
     Case(
         "transformer_muon",
         "2-layer transformer, width 32, under Muon (8 x 32 tokens)",
@@ -165,14 +163,13 @@ CASES = [
         tokens(8, 32),
         next_token,
         MUON,
-        3.0,
     ),
     *(
-        Case(f"mlp_{kind}", f"MLP 784-32-32-10 under {kind.title()} (64)", mlp, images(64, 784), classify, config, 3.0)
+        Case(f"mlp_{kind}", f"MLP 784-32-32-10 under {kind.title()} (64)", mlp, images(64, 784), classify, config)
         for kind, config in (("lion", LION), ("adafactor", ADAFACTOR), ("prodigy", PRODIGY))
     ),
-    Case("conv", "conv 8-16 with BatchNorm, 28 x 28 (64)", conv, images(64, 1, 28, 28), classify, SGD, 1.3),
-    Case("resnet18", "ResNet-18 of width 1/8, CIFAR (64)", resnet18, images(64, 3, 32, 32), classify, SGD, 1.2),
+    Case("conv", "conv 8-16 with BatchNorm, 28 x 28 (64)", conv, images(64, 1, 28, 28), classify, SGD),
+    Case("resnet18", "ResNet-18 of width 1/8, CIFAR (64)", resnet18, images(64, 3, 32, 32), classify, SGD),
     Case(
         "lora",
         "LoRA rank 4 on GPT-2, 4 layers, width 128 (8 x 64 tokens), base frozen",
@@ -180,6 +177,5 @@ CASES = [
         tokens(8, 64),
         next_token_gpt2,
         ADAMW,
-        1.2,
     ),
 ]

@@ -180,40 +180,31 @@ class Row(NamedTuple):
 
     Attributes:
         measure: Gives numbers; `unit` is one of them.
-        target: To reach; None where the number is only shown.
     """
 
     what: str
     measure: Callable[[], Numbers]
     unit: str
-    target: float | None
-    more: bool = False
-
-    def met(self, number: float) -> bool | None:
-        """Whether a number reaches the target; None where there is none."""
-        if self.target is None:
-            return None
-        return number >= self.target if self.more else number <= self.target
 
 
 _LARGE, _READ = partial(simulator, 12_500, 25_000, repeats=1), "examples that 4 ranks read, over those of a Dataset"
 
 ROWS = {
-    "imports": Row("`from hydro_rasda import tune`, beyond `import torch`", imports, "s of CPU", 0.3),
-    "script": Row("the first program of the guides, from `python` to its end", script, "s of CPU", None),
-    "script_torch": Row("... of which `import torch` alone", partial(of_script, "torch"), "s of CPU", None),
-    "script_own": Row("... of which the program's other imports", partial(of_script, "own imports"), "s of CPU", None),
-    "script_training": Row("... of which training and validation", partial(of_script, "training"), "s of CPU", None),
-    "script_rest": Row("... of which all else", partial(of_script, "rest"), "s of CPU", 1.5),
-    "traces": Row("`tune`, 9 trials of a model without a width argument", partial(traces, 9), "traces", 1),
-    "dispatch": Row("the next groups of a device, 2,000 trials waiting", partial(dispatch, 2000), "ms", 5),
-    "scheduler": Row("`RASDAScheduler` alone, 400 trials", partial(scheduler, 400), "s", 0.4),
-    "scheduler_large": Row("... 10,000 trials", partial(scheduler, 10_000), "s", 10),
-    "resume": Row("8 of a group of 256 go on from its checkpoint", partial(resume, 256, 8), "s", 0.5),
-    "simulator": Row("simulator, 1,250 GPUs: an event", partial(simulator, 1250, 2500), "us", 40),
-    "simulator_large": Row("... 12,500 GPUs", _LARGE, "us", 40),
-    "events": Row("... 256 GPUs: events", partial(simulator, 256, 2000), "million a minute", 3, more=True),
-    "examples_read": Row(_READ, partial(examples_read, 4, 1024), "times", 1),
+    "imports": Row("`from hydro_rasda import tune`, beyond `import torch`", imports, "s of CPU"),
+    "script": Row("the first program of the guides, from `python` to its end", script, "s of CPU"),
+    "script_torch": Row("... of which `import torch` alone", partial(of_script, "torch"), "s of CPU"),
+    "script_own": Row("... of which the program's other imports", partial(of_script, "own imports"), "s of CPU"),
+    "script_training": Row("... of which training and validation", partial(of_script, "training"), "s of CPU"),
+    "script_rest": Row("... of which all else", partial(of_script, "rest"), "s of CPU"),
+    "traces": Row("`tune`, 9 trials of a model without a width argument", partial(traces, 9), "traces"),
+    "dispatch": Row("the next groups of a device, 2,000 trials waiting", partial(dispatch, 2000), "ms"),
+    "scheduler": Row("`RASDAScheduler` alone, 400 trials", partial(scheduler, 400), "s"),
+    "scheduler_large": Row("... 10,000 trials", partial(scheduler, 10_000), "s"),
+    "resume": Row("8 of a group of 256 go on from its checkpoint", partial(resume, 256, 8), "s"),
+    "simulator": Row("simulator, 1,250 GPUs: an event", partial(simulator, 1250, 2500), "us"),
+    "simulator_large": Row("... 12,500 GPUs", _LARGE, "us"),
+    "events": Row("... 256 GPUs: events", partial(simulator, 256, 2000), "million a minute"),
+    "examples_read": Row(_READ, partial(examples_read, 4, 1024), "times"),
 }
 
 
@@ -225,17 +216,15 @@ def measured(row: Row) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The result as a table, misses included."""
+    """The result as a table."""
     machine, rows = result["environment"], []
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     where = f"{machine['cpu']}, where a row names no other, {machine['cores']} cores, Python {machine['python']}, "
     for name, row in ROWS.items():
         before, now = (result[column].get(name) for column in ("before", "now"))
-        target = "" if row.target is None else f"{row.target:g} {row.unit}"
-        verdict = {True: "met", False: "**missed**", None: ""}[row.met(now["number"]) if now else None]
         when = ", ".join(_when(cell, machine["cpu"]) for cell in (before, now) if cell)
-        rows.append([f"`{name}`", row.what, shown(before, row), shown(now, row), target, verdict, when])
-    drawn = columns(["row", "what", "before", "now", "to reach", "", "measured (load)"], rows)
+        rows.append([f"`{name}`", row.what, shown(before, row), shown(now, row), when])
+    drawn = columns(["row", "what", "before", "now", "measured (load)"], rows)
     return f"# Ten times the size\n\n{where}{versions}. {texts('scale')['head']}\n\n{drawn}\n"
 
 

@@ -1,11 +1,17 @@
-"""A check of English: no sentence begins with a headless clause, and none has more than 30 words.
+"""A check of English: sentences that begin with a headless clause or are long, paragraphs with many numbers.
 
     python -m docs.sentences            all pages and packages; exit status 1 if such a sentence is found
     python -m docs.sentences PATH ...   these files or folders
 
 A headless clause begins with What, Who, Where, Which or Whether and stands for a noun, as in "What fails is tried
-again". Questions are allowed, and so are headings. Pages are parsed as Markdown. Of code, docstrings are read, and so
-are texts that are raised, warned of or printed.
+again". Questions are allowed, and so are headings. Pages are parsed as Markdown. Docstrings are read, and so are
+texts that are raised, warned of or printed.
+
+On pages, a sentence does not begin with Of, Those, Equal or Whose either, which leave out an actor. It begins with By
+only if a comma ends that phrase, so that an actor can follow: "By default, `tune` halves". A fragment in lower case,
+as in a table's cell, is no sentence.
+
+A paragraph of a guide has at most four numbers; more belong into a table. `numbers` says what counts as one.
 """
 
 from __future__ import annotations
@@ -25,6 +31,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("*.md", "docs/**/*.md", "fusion/*.md", "surrogate/*.md", "benchmarks/**/*.md")
 PACKAGES = ("fusion", "surrogate", "hydro_rasda")
 MOST_WORDS = 30
+MOST_NUMBERS = 4
+COUNTED = ("docs/", "fusion/", "surrogate/")
+"""Folders in whose pages numbers are counted; pages of measurements elsewhere are full of them."""
 
 SPOKEN = {"warn", "warn_explicit", "say", "notify", "tell", "log", "print", "warning", "info", "error"}
 """Functions whose texts people read."""
@@ -33,6 +42,11 @@ SECTIONS = {"Args", "Arguments", "Attributes", "Returns", "Yields", "Raises", "E
 """Sections of Google's docstrings."""
 
 _HEADLESS = re.compile(r"\W*(what|who|where|which|whether|whatever|whoever|wherever)\b", re.IGNORECASE)
+_WITHOUT_ACTOR = re.compile(r"\W*(?:(?:Of|Those|Equal|Whose)\b|By\b[^,]*$)")
+_CODE, _VERSION = re.compile("`[^`]*`"), re.compile(r"\b(?:Python|torch|Ray|CUDA|Optuna|version) \d[\d.]*\d")
+_NUMBER = re.compile(
+    r"(?<![\w./-])[-+±]?(?!(?:19|20)\d\d\b)(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:/\d+)?(?![\w/]|-\w|\.\d)"
+)
 _END = re.compile(r"[.!?][\"'”’)\]]*(\s+)(?=[\"“]|['(\[]?[A-Z`0-9])")
 _ENTRY = re.compile(r"\*{0,2}\w+(?: \([^)]*\))?: ")
 _ABBREVIATED = ("e.g.", "i.e.", "et al.", "vs.", "etc.", "cf.", "Fig.", "eq.", "No.")
@@ -80,7 +94,27 @@ def broken_rule(sentence: str) -> str | None:
     return f"{len(words)} words" if len(words) > MOST_WORDS else None
 
 
-def paragraphs(markdown: str) -> Iterator[tuple[int, str]]:
+def lacks_actor(sentence: str) -> bool:
+    """Tell whether a sentence of a page begins without an actor.
+
+    >>> [lacks_actor(text) for text in ("Of 9 runs, 8 agree.", "Those that fail end.", "By default, it ends.")]
+    [True, True, False]
+    """
+    return bool(_WITHOUT_ACTOR.match(sentence)) and not sentence.rstrip("*_\"')").endswith("?")
+
+
+def numbers(text: str) -> list[str]:
+    """Return the numbers of a paragraph, in digits; a fraction such as 1/8 is one.
+
+    Not counted: code, parts of names such as ResNet-18 or 2-D, years, and versions such as torch 2.13.
+
+    >>> numbers("1/8 of 1,024, -0.3 and .5: `lr=3` of ResNet-18 under Python 3.11 (Yang et al. 2022).")
+    ['1/8', '1,024', '-0.3', '.5']
+    """
+    return _NUMBER.findall(_VERSION.sub("", _CODE.sub("", text)))
+
+
+def paragraphs(markdown: str, cells: bool = True) -> Iterator[tuple[int, str]]:
     """Yield the first line and the text of each paragraph and table cell; code stands as one word in backticks."""
     tokens = MarkdownIt("commonmark").enable("table").parse(markdown)
     line, kinds = 0, [""]
@@ -90,7 +124,7 @@ def paragraphs(markdown: str) -> Iterator[tuple[int, str]]:
             kinds.append(token.type)
         elif token.nesting == -1:
             kinds.pop()
-        elif token.type == "inline" and kinds[-1] not in ("heading_open", "th_open"):
+        elif token.type == "inline" and kinds[-1] not in ("heading_open", "th_open", *["td_open"] * (not cells)):
             text = "".join(map(_shown, token.children or []))
             if not text.startswith(":::"):  # mkdocstrings puts a name's documentation there
                 yield line + 1, text
@@ -104,8 +138,13 @@ def _shown(token: Token) -> str:
 
 def of_page(path: Path, place: str) -> Iterator[Finding]:
     """Find what a page has."""
-    for line, text in paragraphs(path.read_text(encoding="utf-8")):
+    page = path.read_text(encoding="utf-8")
+    for line, text in paragraphs(page):
         yield from _of_text(place, line, text)
+        yield from (Finding(place, line, "no actor", each) for each in sentences(text) if lacks_actor(each))
+    for line, text in paragraphs(page, cells=False) if place.startswith(COUNTED) else ():
+        if len(found := numbers(text)) > MOST_NUMBERS:
+            yield Finding(place, line, f"{len(found)} numbers", text)
 
 
 def of_code(path: Path, place: str) -> Iterator[Finding]:

@@ -44,7 +44,7 @@ def write(folder: Path = FOLDER) -> Path:
     """Draw the page and its figure beside the folder of the tables."""
     tables, path = pooled(folder), folder.parent / "replay.md"
     environments = {json.dumps(e, sort_keys=True) for table in tables.values() for e in table.about.environments}
-    parts = ["# Replay", "", f"Drawn by `python -m benchmarks.replay write`; [what to read from it]({NOTES}).", ""]
+    parts = ["# Replay", "", f"Drawn by `python -m benchmarks.replay write`; [what was tried on it]({NOTES}).", ""]
     parts += ["Recorded with:", "", *(f"- `{told}`" for told in sorted(environments)), "", overview(tables), ""]
     searches = live.setups(folder)
     found = (

@@ -125,7 +125,7 @@ def agreements(setups: Sequence[Setup]) -> str:
         both = {n: (narrow[n], full[n]) for n in finalists}
         told[agreement(stop, both, "max").verdict] += 1
     return (
-        f"Of their finalists, `TuneResult.agreement` would say after the first look: that widths agree in "
+        f"After the first look, `TuneResult.agreement` would say of their finalists: that widths agree in "
         f"{told['agree']} of {len(setups)}, disagree in {told['disagree']}, too few to tell in {told['open']}."
         if setups
         else ""

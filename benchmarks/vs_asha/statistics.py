@@ -51,13 +51,13 @@ def maximizes(cell: Cell) -> bool:
     return bool(cell["mode"] == "max")
 
 
-def reached(cell: Cell, target: float) -> float:
-    """Seconds until the validation score of a full-size model first is as good as `target`; infinity where never."""
+def reached(cell: Cell, goal: float) -> float:
+    """Seconds until the validation score of a full-size model first is as good as `goal`; infinity where never."""
     sign = 1 if maximizes(cell) else -1
     times = (
         seconds
         for seconds, _, full_size, _, score, _ in cell["events"]
-        if full_size and score is not None and sign * (score - target) >= -TOLERANCE
+        if full_size and score is not None and sign * (score - goal) >= -TOLERANCE
     )
     return next(times, math.inf)
 
@@ -152,9 +152,9 @@ class Row(NamedTuple):
         timed: How many ran on the same kind of machine as their baseline; only their times are compared.
         speedup: The baseline's wall over this method's, seed by seed; None where no times compare.
         speedup_without_start: The same without Ray's start-up, until the first trial began; None without Ray.
-        to_target: Seconds until the baseline's final validation score was reached, by a full-size model; None where
+        to_baseline: Seconds until the baseline's final validation score was reached, by a full-size model; None where
             other work shared the machine.
-        target_speedup: The baseline's time to its own final score over this method's.
+        speedup_to_baseline: The baseline's time to its own final score over this method's.
         reached: In how many of the cells that have a baseline.
         gain: By how much that is better than the baseline's, seed by seed.
         floors: Wall over one full-size training of the winner; None where other work shared the machine.
@@ -165,8 +165,8 @@ class Row(NamedTuple):
     timed: int
     speedup: Spread | None
     speedup_without_start: Spread | None
-    to_target: Spread | None
-    target_speedup: Spread | None
+    to_baseline: Spread | None
+    speedup_to_baseline: Spread | None
     reached: int
     compared: int
     test: Spread
@@ -206,8 +206,8 @@ def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
         speedup_without_start=of(
             [(base["wall"] - start_up(base)) / cell["wall"] for cell, base, _ in timed if base["method"] == BASELINE]
         ),
-        to_target=of([time for (cell, _), time in zip(pairs, times) if is_timed(cell)]),
-        target_speedup=of([reached(base, ended(base)) / time for _, base, time in timed]),
+        to_baseline=of([time for (cell, _), time in zip(pairs, times) if is_timed(cell)]),
+        speedup_to_baseline=of([reached(base, ended(base)) / time for _, base, time in timed]),
         reached=sum(math.isfinite(time) for time in times),
         compared=len(pairs),
         test=spread([cell["winner"]["test"] for cell in cells]),

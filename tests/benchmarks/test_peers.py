@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peers
-from benchmarks.claims.tune import against_peers
+from benchmarks.answers.tune import against_peers
 from benchmarks.peers import Scored, handed_back, wins
 
 PEER = "Optuna, random search"
@@ -30,7 +30,7 @@ def test_as_good_is_won_and_so_is_a_search_without_a_model(mode: str, won: int) 
     assert wins(rows, [None, 0.5, 0.4, 0.3]) == won
 
 
-def test_claims_of_peers_count_seeds(tmp_path: Path) -> None:
+def test_answers_of_peers_count_seeds(tmp_path: Path) -> None:
     given = {
         "task": "digits",
         "mode": "max",
@@ -39,11 +39,9 @@ def test_claims_of_peers_count_seeds(tmp_path: Path) -> None:
         **{name: [0.8, 0.95] for name in peers.PEERS},
     }
     write(tmp_path, peers.FILE, [{**given, "seed": 0}, {**given, "seed": 1}])
-    found = against_peers(tmp_path)
-    assert [claim.measured for claim in found] == ["as good or better in 2 of 2 runs; given four times it, in 0"] * len(
-        peers.PEERS
-    )
-    assert all(claim.met for claim in found)
+    (found,) = against_peers(tmp_path)
+    assert [row[1:] for row in found.rows] == [(name, "2 of 2", "0 of 2") for name in peers.PEERS]
+    assert f"in {2 * len(peers.PEERS)} of {2 * len(peers.PEERS)} comparisons; 0 of {len(peers.PEERS)}" in found.meaning
     assert not against_peers(tmp_path / "empty")
 
 
@@ -67,5 +65,6 @@ def test_a_wide_task_is_compared_with_what_asha_had_at_that_time(tmp_path: Path)
     run = {**own, "seconds": 12.0, "`tune`": 0.5, PEER: [0.45]}
     assert f"{PEER} | 0.45 (0 of 1) | not run |" in peers.markdown({"environment": WHERE, "rows": [run, row]})
     write(tmp_path, peers.FILE, [run, row])
-    measured = {claim.what: claim.measured for claim in against_peers(tmp_path)}
-    assert [told for text, told in measured.items() if PEER in text] == ["as good or better in 0 of 1 runs"]
+    (found,) = against_peers(tmp_path)
+    assert [row[2:] for row in found.rows if row[1] == PEER] == [("0 of 1", "not run")]
+    assert found.rows[-1][1] == PEER  # the best first

@@ -26,16 +26,16 @@ def test_ranks_share_a_data_set() -> None:
 
 
 def test_a_row_is_measured_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = scale.Row("things", lambda: {"ms": 7.0, "else": 1.0}, "ms", 5)
-    monkeypatch.setattr(scale, "ROWS", {"a": row, "b": row._replace(more=True), "c": row._replace(target=None)})
+    row = scale.Row("things", lambda: {"ms": 7.0, "else": 1.0}, "ms")
+    monkeypatch.setattr(scale, "ROWS", {"a": row, "b": row, "c": row})
     was = {"number": 8.0, "date": "2026-01-01", "load": 0.1}
     (tmp_path / "scale.json").write_text(json.dumps({"before": {"a": was}, "now": {"a": was}}))
     scale.main(["b", "--out", str(tmp_path)])
     result = json.loads((tmp_path / "scale.json").read_text())
     assert {column: list(result[column]) for column in ("before", "now")} == {"before": ["a"], "now": ["a", "b"]}
     table = (tmp_path / "scale.md").read_text()
-    assert "| `a` | things | 8 ms | 8 ms | 5 ms | **missed** |" in table
-    assert "| `b` | things | - | 7 ms | 5 ms | met |" in table
+    assert "| `a` | things | 8 ms | 8 ms | 2026-01-01" in table
+    assert "| `b` | things | - | 7 ms | " in table
     with pytest.raises(SystemExit):
         scale.main(["unknown"])
 

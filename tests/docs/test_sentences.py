@@ -47,6 +47,39 @@ def test_headings_questions_and_code_are_allowed(tmp_path: Path, text: str) -> N
     assert _page(tmp_path, text) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Of five runs, four agree.\n",
+        "It ends. Those that fail are named.\n",
+        "- Equal weights are held once.\n",
+        "| a |\n|---|\n| Whose turn it is counts. |\n",
+        "By kind of machine.\n",
+    ],
+)
+def test_a_sentence_of_a_page_begins_with_an_actor(tmp_path: Path, text: str) -> None:
+    (found,) = _page(tmp_path, text)
+    assert found.endswith("no actor")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["By default, `tune` halves.\n", "Whose turn is it?\n", "# Of all\n", "| a |\n|---|\n| of five |\n", "Often.\n"],
+)
+def test_an_actor_may_follow_a_comma(tmp_path: Path, text: str) -> None:
+    assert _page(tmp_path, text) == []
+
+
+def test_a_paragraph_of_a_guide_has_at_most_four_numbers(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    many, few = "From 1 to 2, from 3 to 4, 1/8.", "From 1 to 2, from 3 to 4, in 2026 under torch 2.13, `5`, ResNet-18."
+    page = tmp_path / "docs" / "page.md"
+    page.write_text(f"# 1 2 3 4 5\n\n{few}\n\n- {many}\n\n| a |\n|---|\n| {many} |\n", encoding="utf-8")
+    (found,) = findings([page], tmp_path)
+    assert (found.line, found.rule) == (5, "5 numbers")
+    assert _page(tmp_path, many) == []  # a page of measurements
+
+
 def test_words_are_counted_to_the_end_of_a_sentence(tmp_path: Path) -> None:
     assert _page(tmp_path, f"# A\n\nShort one. W{'ord w' * 30}ord.\n") == ["3 31 words"]
     assert _page(tmp_path, f"Ten {'word ' * 20}here. Then {'word ' * 20}again.\n") == []

@@ -81,8 +81,8 @@ def test_a_row_compares_seed_by_seed() -> None:
     assert found.speedup_without_start is not None
     assert list(found.speedup_without_start) == pytest.approx([2.4, 1.9, 2.9])
     assert (found.reached, found.compared, found.cells) == (1, 2, 3)
-    assert found.to_target is not None
-    assert found.to_target.median == math.inf
+    assert found.to_baseline is not None
+    assert found.to_baseline.median == math.inf
     assert found.gain is not None
     assert found.gain.median == pytest.approx(0.1)
     assert found.floors is not None
@@ -101,7 +101,7 @@ def test_times_on_other_machines_are_not_compared() -> None:
     assert (found.compared, found.timed, found.reached) == (2, 1, 2)
     assert found.speedup == found.speedup_without_start == (2.0, 2.0, 2.0)
     elsewhere = row([cell(events, 1)], base)
-    assert (elsewhere.speedup, elsewhere.target_speedup) == (None, None)
+    assert (elsewhere.speedup, elsewhere.speedup_to_baseline) == (None, None)
     assert elsewhere.gain is not None
 
 
@@ -111,7 +111,7 @@ def test_times_beside_other_work_do_not_count() -> None:
     beside = {"cpu": "a processor", "timed": False}
     found = row([cell(events, environment=beside)], [cell(events, wall=20.0)])
     assert (found.compared, found.timed, found.reached) == (1, 0, 1)
-    assert (found.wall, found.to_target, found.speedup, found.floors) == (None, None, None, None)
+    assert (found.wall, found.to_baseline, found.speedup, found.floors) == (None, None, None, None)
     assert found.gain == (0, 0, 0)
 
 
@@ -119,8 +119,8 @@ def test_the_baseline_takes_as_long_to_its_own_score_as_itself() -> None:
     base = cell([[1.0, 0, 1, 1, 0.4, 0.4], [2.0, 1, 1, 1, 0.7, 0.7], [3.0, 0, 1, 2, 0.9, 0.8]])
     assert ended(base) == 0.9
     found = row([base], [base])
-    assert found.to_target == (3.0, 3.0, 3.0)
-    assert found.target_speedup == found.speedup == (1.0, 1.0, 1.0)
+    assert found.to_baseline == (3.0, 3.0, 3.0)
+    assert found.speedup_to_baseline == found.speedup == (1.0, 1.0, 1.0)
 
 
 def test_two_draws_give_a_variance() -> None:
