@@ -27,8 +27,8 @@ class NotebookProgress(Progress):
 
     def conclude(self, result: RunRecord) -> None:
         """Show a full bar, the result, its cost, and the next command to type."""
-        over = {"description": "done", "total": 1.0, "completed": 1.0, "left": (0.0, time.monotonic()), "note": ""}
-        self._bars.update(self._task, **over)
+        left = 0.0, time.monotonic()
+        self._bars.update(self._task, description="done", total=1.0, completed=1.0, left=left, note="")
         self._draw()
         super().conclude(result)
 
