@@ -23,12 +23,13 @@ from docs import idea
 
 if TYPE_CHECKING:
     from hydro_rasda import TuneResult
+    from hydro_rasda.schedulers.named_rules import RuleName
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE_WIDTH = 1000
 
-REPORT = {
+REPORT: dict[str, tuple[RuleName, str, tuple[str, ...]]] = {
     "docs/report-light.png": ("halving", "light", ("Best score over time", "Learning curves")),
     "docs/report-dark.png": ("halving", "dark", ("The two most important", "Parallel coordinates", "Timeline")),
     "docs/population.png": ("pbt", "light", ("Population",)),
@@ -99,7 +100,7 @@ def draw_report(names: Sequence[str]) -> None:
                 (ROOT / name).write_bytes(photograph(browser, page, scheme, titles))
 
 
-def tune_digits(rule: str, folder: Path, num_samples: int = 128, max_t: int = 27) -> TuneResult:
+def tune_digits(rule: RuleName, folder: Path, num_samples: int = 128, max_t: int = 27) -> TuneResult:
     """Tune an MLP of 4 layers on scikit-learn's digits by a rule, with enough hyperparameters for a picture."""
     import torch
     from sklearn.datasets import load_digits
@@ -125,9 +126,17 @@ def tune_digits(rule: str, folder: Path, num_samples: int = 128, max_t: int = 27
         "activation": choice(list(activations)),
         "batch_size": choice([32, 64]),
     }
-    data = {"train_data": (x[:1200], y[:1200]), "val_data": (x[1200:1500], y[1200:1500])}
-    limits = {"num_samples": num_samples, "max_t": max_t}
-    return tune(model_fn, space, **data, **limits, sweep=SweepConfig(rule=rule), storage_path=folder, name=rule)
+    return tune(
+        model_fn,
+        space,
+        train_data=(x[:1200], y[:1200]),
+        val_data=(x[1200:1500], y[1200:1500]),
+        num_samples=num_samples,
+        max_t=max_t,
+        sweep=SweepConfig(rule=rule),
+        storage_path=folder,
+        name=rule,
+    )
 
 
 def photograph(browser: Any, url: str, scheme: str, titles: Sequence[str]) -> bytes:
