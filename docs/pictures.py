@@ -3,8 +3,8 @@
     python -m docs.pictures           all; `make pictures` does the same
     python -m docs.pictures NAME ...  these, such as docs/report-light.png
 
-Pictures of measurements are drawn from the result files. Those of the report are photographs by Chromium of runs of
-`examples/digits.py` (a minute each); without chromium and chromedriver they stay as they are, and the command says so.
+Pictures of measurements are drawn from the result files. Those of the report are photographs by Chromium of searches on
+digits (a minute each); without chromium and chromedriver they stay as they are, and the command says so.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from docs import idea
+
+if TYPE_CHECKING:
+    from hydro_rasda import TuneResult
+    from hydro_rasda.schedulers.named_rules import RuleName
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE_WIDTH = 1000
 
-REPORT = {
+REPORT: dict[str, tuple[RuleName, str, tuple[str, ...]]] = {
     "docs/report-light.png": ("halving", "light", ("Best score over time", "Learning curves")),
     "docs/report-dark.png": ("halving", "dark", ("The two most important", "Parallel coordinates", "Timeline")),
     "docs/population.png": ("pbt", "light", ("Population",)),
@@ -88,20 +89,54 @@ SETTLED = ("benchmarks/results/rasda_beyond.png",)
 
 
 def draw_report(names: Sequence[str]) -> None:
-    """Tune `examples/digits.py` once by each rule, and photograph the reports."""
-    from hydro_rasda import load
-
+    """Tune once by each rule, and photograph the reports."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         for rule in dict.fromkeys(REPORT[name][0] for name in names):
-            program = [sys.executable, str(ROOT / "examples" / "digits.py"), "--name", rule, "--rule", rule]
-            subprocess.run(program, cwd=folder, env=environment, check=True)
-            load(Path(folder) / "runs" / rule).report(Path(folder) / f"{rule}.html")
+            tune_digits(rule, Path(folder)).report(Path(folder) / f"{rule}.html")
         with _chromium(folder) as browser:
             for name in names:
                 rule, scheme, titles = REPORT[name]
                 page = (Path(folder) / f"{rule}.html").as_uri()
                 (ROOT / name).write_bytes(photograph(browser, page, scheme, titles))
+
+
+def tune_digits(rule: RuleName, folder: Path, num_samples: int = 128, max_t: int = 27) -> TuneResult:
+    """Tune an MLP of 4 layers on scikit-learn's digits by a rule, with enough hyperparameters for a picture."""
+    import torch
+    from sklearn.datasets import load_digits
+    from sklearn.utils import shuffle
+    from torch import nn
+
+    from hydro_rasda import SweepConfig, choice, loguniform, tune, uniform
+
+    images, labels = shuffle(*load_digits(return_X_y=True), random_state=0)
+    x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+    activations = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
+
+    def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
+        width, activation = int(512 * width_ratio), activations[config["activation"]]
+        hidden = [layer for _ in range(2) for layer in (nn.Linear(width, width), activation())]
+        return nn.Sequential(nn.Linear(64, width), activation(), *hidden, nn.Linear(width, 10))
+
+    space = {
+        "lr": loguniform(1e-4, 1),
+        "momentum": uniform(0.5, 0.999),
+        "weight_decay": loguniform(1e-6, 1e-2),
+        "optimizer": choice(["sgd", "adamw"]),
+        "activation": choice(list(activations)),
+        "batch_size": choice([32, 64]),
+    }
+    return tune(
+        model_fn,
+        space,
+        train_data=(x[:1200], y[:1200]),
+        val_data=(x[1200:1500], y[1200:1500]),
+        num_samples=num_samples,
+        max_t=max_t,
+        sweep=SweepConfig(rule=rule),
+        storage_path=folder,
+        name=rule,
+    )
 
 
 def photograph(browser: Any, url: str, scheme: str, titles: Sequence[str]) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import math
 import secrets
 import socket
@@ -160,13 +161,14 @@ PATIENCE_SECONDS = 20.0
 """A client that takes nothing of an answer for so many seconds, or asks for nothing, is disconnected."""
 
 
-def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470) -> None:
+def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470, as_json: bool = False) -> None:
     """Show the runs of a folder until Ctrl-C; prints the address, without whose token nobody reads them.
 
     Args:
         folder: A `storage_path` of `tune`, or a run's own folder; it may be yet to be made.
         host: Address at which to listen.
         port: 0 for any that is free.
+        as_json: Print the address as a line of JSON, `{"url": ..., "folder": ...}`.
     """
     require(0 <= port < 65536, "port", port, "a port, 0 to 65535")
     try:
@@ -178,7 +180,8 @@ def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470) -> None
         found = listening.getsockname()[1]
         threading.Thread(target=prepare, daemon=True).start()
         shown = _own_address(six) if host in EVERYWHERE else host
-        print(f"http://{f'[{shown}]' if ':' in shown else shown}:{found}/?token={token}", flush=True)
+        url = f"http://{f'[{shown}]' if ':' in shown else shown}:{found}/?token={token}"
+        print(json.dumps({"url": url, "folder": str(Path(folder).absolute())}) if as_json else url, flush=True)
         uvicorn.Server(make_config(folder, token, host, found)).run(sockets=[listening])
 
 

@@ -283,7 +283,12 @@ def _shown() -> Progress:
     # What prints takes longer to import than to print, so that only those who are shown something import it.
     from hydro_rasda.results.progress import Progress
 
-    return Progress()
+    shown = Progress()
+    if not shown.console.is_jupyter:
+        return shown
+    from hydro_rasda.results.notebook_progress import NotebookProgress
+
+    return NotebookProgress()
 
 
 def _announce(run: Run, ready: Ready) -> None:

@@ -121,7 +121,7 @@ def trials(
 def best(
     path: Run,
     style: Annotated[Style, typer.Option("--format", "-f", help="Format of what is printed.")] = "yaml",
-    json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="As --format json; with --recipe, the loop as JSON.")] = False,
     trial: Annotated[int | None, typer.Option("--trial", metavar="N", help="Another trial than the best.")] = None,
     export: Annotated[
         str | None,
@@ -135,7 +135,7 @@ def best(
     from hydro_rasda.cli.output import say
     from hydro_rasda.cli.trials import print_best
 
-    if not print_best(path, "recipe" if recipe else "json" if json else style, trial, export):
+    if not print_best(path, "json" if json else style, trial, export, recipe):
         say(f"{NAME}: no trial of the run in {path} has a score yet", error=True)
         raise typer.Exit(NOTHING)
 
@@ -161,6 +161,7 @@ def dashboard(
         str, typer.Option(help="Where to listen; wherever that is, the address that is printed holds a token.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any that is free.")] = 8470,
+    json: Annotated[bool, typer.Option("--json", help="Print the address as a line of JSON.")] = False,
 ) -> None:
     """Show all runs of a folder in a browser, live, until Ctrl-C.
 
@@ -168,7 +169,7 @@ def dashboard(
     """
     from hydro_rasda.dashboard import serve
 
-    serve(folder, host, port)
+    serve(folder, host, port, as_json=json)
 
 
 @app.command()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hydro_rasda.results.result import TuneResult
 
 
-def print_best(path: str, style: str, trial: int | None, export: str | None) -> bool:
+def print_best(path: str, style: str, trial: int | None, export: str | None, recipe: bool = False) -> bool:
     """Print the configuration of a trial (by default the best), or its recipe; return whether there is one."""
     record = read_record(path)
     if trial is None and not _scored(record):
@@ -35,8 +35,12 @@ def print_best(path: str, style: str, trial: int | None, export: str | None) -> 
     if export is not None:
         # First, so that a pipe gets nothing if this fails.
         say(f"wrote {_loaded(path).save_model(export, number)}", error=True)
-    if style == "recipe":
-        say(_loaded(path).recipe(number), end="")
+    if recipe:
+        loop = _loaded(path).recipe(number)
+        if style == "json":
+            print_json({"trial": number, "recipe": loop})
+        else:
+            say(loop, end="")
     else:
         say(written(jsonable(found.config), style, one_line(comment(record, found))), end="")
     return True

@@ -297,6 +297,18 @@ def test_the_printed_address_is_one_that_can_be_opened(
         assert shown not in dashboard.EVERYWHERE
 
 
+def test_a_program_reads_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    assert main(["dashboard", str(tmp_path), "--port", "0", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert told.keys() == {"url", "folder"}
+    assert told["folder"] == str(tmp_path)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=\S{32}", told["url"])
+
+
 def test_other_names_and_missing_tokens_are_refused(served: tuple[str, Path]) -> None:
     url, _ = served
     connection = HTTPConnection(url.split("/")[2], timeout=PATIENCE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.models import CommandInfo
 
 from hydro_rasda import SweepConfig
 from hydro_rasda.cli import main
+from hydro_rasda.cli.commands_and_exit_status import app
 from hydro_rasda.contracts import Event
 from hydro_rasda.run.events import RunEnded
 from hydro_rasda.run.run_folder import Store
@@ -24,7 +27,13 @@ from tests.hydro_rasda.results.test_load import contents
 LOOKS = ["show {}", "show {} --json", "trials {} --csv", "best {}", "compare {} {}", "runs {}", "clean {} --json"]
 """All commands that only look, `watch` aside, which has tests of its own."""
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def command_name(command: CommandInfo) -> str:
+    assert command.callback is not None
+    return str(command.callback.__name__)
 
 
 def called(command: str, path: str) -> int:
@@ -42,6 +51,34 @@ def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().out
     for command in ("runs", "show", "watch", "trials", "best", "compare", "clean", "simulate"):
         assert f"\n  {command} " in told
+
+
+def test_the_guide_names_values_of_each_commands_json(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = {
+        "runs": [str(Path(past).parent)],
+        "best": [past, "--recipe"],
+        "clean": [past, "--best-only"],
+        "compare": [past, past, "--out", f"{past}.html"],
+        "report": [past, "--out", f"{past}.html"],
+        "simulate": [past, "--gpus", "4"],
+    }
+    guide = (ROOT / "docs" / "guides" / "runs.md").read_text()
+    table = guide.partition("its JSON |\n|---|---|\n")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", table, re.MULTILINE))
+    assert rows.keys() == {command_name(each) for each in app.registered_commands}
+    for command, text in rows.items():
+        if command != "dashboard":  # it serves until it is interrupted
+            assert main([command, *more.get(command, [past]), "--json"]) == 0
+            printed = capsys.readouterr().out
+            json.loads(printed)
+            for name in re.findall(r"`([a-z_]+)`", text):
+                assert name in rows or f'"{name}":' in printed, (command, name)
+
+
+def test_each_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in map(command_name, app.registered_commands):
+        assert main([command, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out, command
 
 
 @pytest.mark.parametrize("command", ["show {}", "trials {}", "best {}", "compare {} {}", "clean {}"])

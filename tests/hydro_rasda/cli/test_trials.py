@@ -187,6 +187,8 @@ def test_the_recipe_is_printed(past: str, capsys: pytest.CaptureFixture[str]) ->
     other = next(trial.trial for trial in load(past).trials if trial.epochs and trial.trial != load(past).best_trial)
     assert main(["best", past, "--recipe", "--trial", str(other)]) == 0
     assert capsys.readouterr().out == load(past).recipe(other)
+    assert main(["best", past, "--recipe", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"trial": load(past).best_trial, "recipe": load(past).recipe()}
 
 
 def test_a_model_that_is_not_there(part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
