@@ -17,7 +17,6 @@ from torch import nn
 
 from fusion import fusion_key
 from fusion.hyperparameters import KEYS, is_read, own_arguments, read
-from fusion.padding import PADDABLE, form_of
 from fusion.part_settings import configs_of_parts, is_of_part, own_parts
 from fusion.warn import warn
 from hydro_rasda.config_access import Notes, Reads, all_of, leaves, paths
@@ -173,18 +172,14 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
 
 
 def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
-    """Return a digest of all that trials of one group share, after one of the part that they share beside widths."""
+    """Return a digest of all that trials of one group share."""
     # Fused members have optimizers of their own for the same parts.
     # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
     scales = multipliers(settings, surrogate, problem.settings.sweep.surrogate)
-    key = fusion_key(surrogate)
-    also = (trial.batch_size, read(settings.config, "accumulate"), *own_parts(settings.config))
-    # Those of optimizers whose members are never padded may depend on shapes.
-    some = {name: {kind: of for kind, of in kinds.items() if kind in PADDABLE} for name, kinds in scales.items()}
-    parts = (form_of(key), *also, repr(some)), (key, *also, repr(scales))
-    form, whole = (hashlib.sha256(repr(part).encode()).hexdigest() for part in parts)
-    return f"{form[:8]}-{whole[:12]}"
+    accumulate, parts = read(settings.config, "accumulate"), own_parts(settings.config)
+    shared = (fusion_key(surrogate), trial.batch_size, accumulate, *parts, repr(scales))
+    return hashlib.sha256(repr(shared).encode()).hexdigest()[:12]
 
 
 def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:

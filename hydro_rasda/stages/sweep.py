@@ -154,7 +154,6 @@ class _Sweep:
                     unread = line.get("unread", {})
                     self._unread |= unread
                     self._read |= {*paths(run.trials[line["trial"]].config)} - unread.keys()
-        self._dispatcher.find_wider(self._children)
         # A training function of the user's own may read any key.
         told = run.problem.full_size is None and not derived(run.space)
         if not told:
