@@ -9,8 +9,9 @@ import math
 import time
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache, partial
 from typing import Any
 
 from fusion.graph.compiled import compiling_pays
@@ -190,8 +191,9 @@ def make_copies(
     for number in {*of, *of.values()}:
         if run.epochs("surrogate", number) > state.trials[number].epoch:
             raise cannot_grow(number)
+    differs = cache(partial(_differs_in_a_structure, run, dispatcher))  # looks at all trials
     for number, copied in of.items():
-        _check_structure(run, dispatcher, number, copied, moves[number].changes)
+        _check_structure(run, dispatcher, number, copied, moves[number].changes, differs)
     sources = {number: run.sources[copied] for number, copied in of.items()}
     kinds = {number: dispatcher.kinds[copied] for number, copied in of.items()}
     for number, copied in of.items():
@@ -209,12 +211,19 @@ def make_copies(
     dispatcher.copies |= of
 
 
-def _check_structure(run: Run, dispatcher: Dispatcher, number: int, copied: int, changes: Mapping[str, Any]) -> None:
+def _check_structure(
+    run: Run,
+    dispatcher: Dispatcher,
+    number: int,
+    copied: int,
+    changes: Mapping[str, Any],
+    differs: Callable[[str], bool],
+) -> None:
     """Refuse to change a key of the user's if the copy's model would have another structure than its source's."""
     config = run.trials[copied].config
     for key, value in changes.items():
         ours = key in KEYS or is_of_part(key)
-        if ours or value == config.get(key) or _differs_in_a_structure(run, dispatcher, key):
+        if ours or value == config.get(key) or differs(key):
             continue
         copy = Trial(number, {**config, key: value})
         if find_kinds(run.problem, [copy], 0).value.get(number) != dispatcher.kinds[copied]:

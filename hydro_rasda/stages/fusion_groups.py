@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import traceback
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from torch import nn
@@ -223,7 +223,7 @@ def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
     configs = configs_of_parts(config).values()
     ours = {key for own in configs for key in (*own_arguments(own), *(name for name in KEYS if is_read(name, own)))}
     left = [path for path in unread if not (is_of_part(path) or path in ours)]
-    known = (notes.asked | KEYS.keys()) - set(paths(config)) if left else ()
+    known = frozenset((notes.asked | KEYS.keys()) - set(paths(config)) if left else ())
     return {path: ALIASES[path] if ALIASES.get(path) in known else _closest(path, known) for path in left}
 
 
@@ -243,10 +243,11 @@ def _told(key: str, meant: str | None) -> str:
     return f"`{key}`" if meant is None else f"`{key}` (did you mean `{meant}`?)"
 
 
-def _closest(name: str, known: Iterable[str]) -> str | None:
+@lru_cache(maxsize=256)
+def _closest(name: str, known: Collection[str]) -> str | None:
     """The known name that is most like another, in whatever order their words are.
 
-    >>> [_closest(name, ["weight_decay", "grad_clip"]) for name in ("weight_deacy", "clip_grad", "width")]
+    >>> [_closest(name, ("weight_decay", "grad_clip")) for name in ("weight_deacy", "clip_grad", "width")]
     ['weight_decay', 'grad_clip', None]
     """
     by_words = {_words(other): other for other in sorted(known)}

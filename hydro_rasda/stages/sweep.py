@@ -216,7 +216,8 @@ class _Sweep:
         """The scores at the first milestone, and which it is, once all trials have come to it."""
         state = self._state
         first = min(state.scores, default=0)
-        if not first or state.left or any(trial.epoch < first for trial in state.trials.values()):
+        coming = not first or state.left or state.training_to(first)  # asked often: it looks at no trial
+        if coming or any(trial.epoch < first for trial in state.trials.values()):
             return None
         if self._by_place:
             return {number: self._run.score_at("surrogate", number, first) for number in state.trials}, first
