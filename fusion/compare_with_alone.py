@@ -120,10 +120,10 @@ def _differing_in_float64(
     parts = max(1, count_samples(batch) // _SAMPLES) if can_be_split(batch) else 1
     found: dict[int, list[str]] = {}
     try:
-        copies = fuse([fused.unfuse(k)._apply(widened) for k in chosen], one_by_one=fused.one_by_one)
+        copies = fuse([fused.unfuse(k)._apply(_widened) for k in chosen], one_by_one=fused.one_by_one)
         copies.part_buffers()
         copies.written = fused.written
-        for part in split(tree_map(widened, batch), parts):
+        for part in split(tree_map(_widened, batch), parts):
             for i, what in _differing(copies, range(len(chosen)), objective, part, explain=True).items():
                 found.setdefault(chosen[i], what)
     except Exception:
@@ -132,7 +132,7 @@ def _differing_in_float64(
     return found
 
 
-def widened(value: Any) -> Any:
+def _widened(value: Any) -> Any:
     """Return a tensor of lower precision in float64 or complex128, and any other value as it is."""
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value

@@ -58,12 +58,10 @@ class Group:
     """Trials that can train as one fused model.
 
     Attributes:
-        kind: Digest of the fusion key that they share, padded or not.
+        kind: Digest of the fusion key that they share.
         fused: True if they train as one; otherwise they train one after another, which is faster for a few.
         micro_batches: Parts that each batch is split into, where a single member does not fit memory with whole ones.
         compiled: True if their step is compiled first, on a CPU.
-        widest: A trial whose model is as wide as any of theirs; narrower models are padded with zeros to its shapes.
-            None if all are of one shape.
     """
 
     kind: str
@@ -71,7 +69,6 @@ class Group:
     fused: bool
     micro_batches: int = 1
     compiled: bool = False
-    widest: Trial | None = None
 
     def of(self, members: Sequence[int]) -> Group:
         """The same group with only these of its members; that compiling pays was decided for all of them."""

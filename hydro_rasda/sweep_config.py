@@ -65,9 +65,7 @@ class SweepConfig(Part):
             leaves out are sampled.
         fusion: Most trials in one fused model. "auto" measures what is fastest, once on a machine; the measurements
             are kept below HYDRO_RASDA_CACHE, or in the user's cache folder. In short sweeps on a CPU it is 20. Random
-            numbers do not depend on it. The last digits do, since groups of another width add up in another order. With
-            "auto", models that differ only in widths train as one, the narrower ones padded with zeros, where that is
-            exact and faster.
+            numbers do not depend on it. The last digits do, since groups of another width add up in another order.
         check_transfer: True to train 6 configurations at full size to the first milestone, and compare their ranking
             with the surrogates' (`TuneResult.transfer`).
         repeats: Models that each configuration trains in the sweep, at the same time: each has its own seed, which

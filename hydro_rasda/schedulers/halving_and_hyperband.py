@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TypeVar
 
@@ -92,7 +92,7 @@ class Bracket(SweepRule):
     def admit(self, sweep: SweepState) -> int:
         """Admit all configurations that there are, once the earlier ones have passed the first rung."""
         first = self._halving.milestones[0]
-        return 0 if self._waiting_at(0, sweep) or self._training_to(first, sweep) else sweep.left
+        return 0 if self._any(sweep.waiting_at(0)) or self._any(sweep.training_to(first)) else sweep.left
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
         """Decide the lowest undecided rung, once all of its trials are there.
@@ -102,9 +102,9 @@ class Bracket(SweepRule):
         stops = self._milestones(sweep)
         if new := self._waiting_at(0, sweep):
             return {number: Continue(stops[0]) for number in new}
-        there = (stop for stop in stops if self._training_to(stop, sweep) or self._waiting_at(stop, sweep))
+        there = (at for at in stops if self._any(sweep.training_to(at)) or self._any(sweep.waiting_at(at)))
         lowest = next(there, None)
-        if lowest is not None and not sweep.left and not self._training_to(lowest, sweep):
+        if lowest is not None and not sweep.left and not self._any(sweep.training_to(lowest)):
             return self._decided(lowest, stops, sweep)
         return self._early(stops, sweep) if sweep.idle else {}
 
@@ -149,9 +149,6 @@ class Bracket(SweepRule):
     def _waiting_at(self, stop: int, sweep: SweepState) -> Mapping[int, Standing]:
         return self._own(sweep.waiting_at(stop))
 
-    def _training_to(self, stop: int, sweep: SweepState) -> Mapping[int, Standing]:
-        return self._own(sweep.training_to(stop))
-
     def _promoted(self, stop: int, sweep: SweepState, complete: bool = True) -> tuple[int, ...]:
         halving = replace(self._halving, mode=sweep.mode)
         return halving.promote(self._own(sweep.scores.get(stop, {})), complete=complete)
@@ -160,6 +157,10 @@ class Bracket(SweepRule):
         if self._holds is None:
             return by_number
         return {number: of for number, of in by_number.items() if self._holds(number)}
+
+    def _any(self, numbers: Mapping[int, Standing]) -> bool:
+        """Tell whether any of these trials is in this bracket."""
+        return bool(numbers) if self._holds is None else any(map(self._holds, numbers))
 
     def _is_last(self, stop: int, kept: Sequence[int], stops: Sequence[int]) -> bool:
         few = len(kept) <= self._halving.keep_at_least and not self._to_the_end
@@ -172,13 +173,19 @@ class Bracket(SweepRule):
     def _sizes(self, sweep: SweepState) -> list[int]:
         """Trials expected on each of these rungs."""
         keep, total = self._halving.keep_at_least, len(sweep.trials) + sweep.left
-        sizes = [total if self._holds is None else sum(map(self._holds, range(total)))]
+        sizes = [total if self._holds is None else _size(self._holds, total)]
         while len(sizes) < len(self._halving.milestones):
             following = sizes[-1] // self._halving.reduction_factor
             if following <= keep and not self._to_the_end:
                 break
             sizes.append(max(following, min(keep, sizes[-1])))
         return sizes
+
+
+@lru_cache(maxsize=64)
+def _size(holds: Callable[[int], bool], total: int) -> int:
+    """Count the trials of a bracket among the first `total`, once: a sweep asks at each decision."""
+    return sum(map(holds, range(total)))
 
 
 class Hyperband(SweepRule):

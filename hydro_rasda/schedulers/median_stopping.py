@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 from hydro_rasda.argument_checks import check_int, require
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
@@ -44,23 +45,43 @@ class MedianStopping(SweepRule):
         moves: dict[int, Move] = {}
         for epoch in sorted({trial.epoch for trial in sweep.waiting.values()} - {self.last}):
             if sweep.idle or not sweep.training_to(epoch):
+                averages = self._averages(epoch, sweep)
+                in_order = sorted(averages.values())
                 for number, trial in sweep.waiting_at(epoch).items():
-                    moves[number] = Stop() if self._is_worse(trial, sweep) else Continue(epoch + 1)
+                    worse = self._is_worse(trial, averages, in_order, sweep)
+                    moves[number] = Stop() if worse else Continue(epoch + 1)
         return moves
 
-    def _is_worse(self, trial: Standing, sweep: SweepState) -> bool:
+    def _averages(self, epoch: int, sweep: SweepState) -> dict[int, float]:
+        """Return the mean score up to an epoch of each trial that came there; none that diverged on the way."""
+        within = range(self.grace_period, epoch + 1)
+        there = {number: trial.curve for number, trial in sweep.trials.items() if trial.epoch >= epoch}
+        means = {number: fmean(score for at, score in curve.items() if at in within) for number, curve in there.items()}
+        return {number: mean for number, mean in means.items() if math.isfinite(mean)}
+
+    def _is_worse(
+        self, trial: Standing, averages: Mapping[int, float], in_order: Sequence[float], sweep: SweepState
+    ) -> bool:
         if not math.isfinite(trial.score):
             return True
-        sign = 1.0 if sweep.mode == "min" else -1.0
-        others = (other for other in sweep.trials.values() if other is not trial and other.epoch >= trial.epoch)
-        within = range(self.grace_period, trial.epoch + 1)
-        means = (fmean(score for at, score in other.curve.items() if at in within) for other in others)
-        averages = [mean for mean in means if math.isfinite(mean)]
-        if len(averages) < self.min_trials:
+        own = bisect_left(in_order, averages[trial.number]) if trial.number in averages else None
+        if len(in_order) - (own is not None) < self.min_trials:
             return False
+        sign = 1.0 if sweep.mode == "min" else -1.0
         best = min(sign * score for score in trial.curve.values() if math.isfinite(score))
-        return best > sign * median(averages)
+        return best > sign * _median_without(in_order, own)
 
     def epochs(self, sweep: SweepState) -> int:
         """Epochs that all trials together train at most: about half of them stop after each decision's median."""
         return (len(sweep.trials) + sweep.left) * self.last
+
+
+def _median_without(in_order: Sequence[float], at: int | None) -> float:
+    """Return the median of rising numbers, of which one, at a position, is left out.
+
+    >>> _median_without([1.0, 2.0, 4.0, 8.0], 1), _median_without([1.0, 2.0, 4.0], 2), _median_without([1.0, 2.0], None)
+    (4.0, 1.5, 1.5)
+    """
+    left = len(in_order) - (at is not None)
+    low, high = (in_order[i + (at is not None and i >= at)] for i in ((left - 1) // 2, left // 2))
+    return low if left % 2 else (low + high) / 2

@@ -9,14 +9,13 @@ import math
 import time
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fusion.graph.compiled import compiling_pays
 from fusion.hyperparameters import KEYS, KINDS
-from fusion.padding import keeps_zeros
 from fusion.part_settings import is_of_part, optimizer_names
 from hydro_rasda.contracts import Devices, Group, GroupTask, Span, Widths, group_key
 from hydro_rasda.run.events import TrialConfigured
@@ -26,8 +25,7 @@ from hydro_rasda.schedulers import Continue, SweepState
 from hydro_rasda.search import Search
 from hydro_rasda.secret_masking import hide
 from hydro_rasda.stages.fusion_groups import find_kinds
-from hydro_rasda.stages.next_groups_and_rounds import Waiting, joining_pays, next_groups
-from hydro_rasda.stages.wider_groups import find_wider, form
+from hydro_rasda.stages.next_groups_and_rounds import Waiting, next_groups
 from hydro_rasda.trial import Trial
 
 _Place = tuple[tuple[int, ...], int]
@@ -49,26 +47,11 @@ class Dispatcher:
         self._run, self._devices = run, devices
         self.kinds: dict[int, str] = {}
         self.copies: dict[int, int] = {}
-        # By kind, the next wider kind to whose shapes its models can be padded, and its share of the parameters.
-        self._wider: dict[str, tuple[str, float]] = {}
-        self._compared: set[str] = set()
         # By milestone and the epoch to go on from, by kind: members of one optimizer lie side by side, so that their
         # update is one slice of each fused parameter.
         self._queues: dict[Span, dict[str, list[_Place]]] = {}
         self._spans: dict[int, Span] = {}
         self._widths: dict[tuple[str, str], Widths] = {}
-
-    def find_wider(self, children: int) -> None:
-        """See which kinds differ in nothing but widths, where new ones have come; `children` as of `find_kinds`."""
-        run, before = self._run, self._compared
-        examples = {kind: run.trials[number] for number, kind in sorted(self.kinds.items(), reverse=True)}
-        sizes, new = Counter(map(form, examples)), {form(kind) for kind in examples.keys() - before}
-        several = {kind: of for kind, of in examples.items() if form(kind) in new and sizes[form(kind)] > 1}
-        self._compared = before | examples.keys()
-        if several and run.settings.sweep.fusion == "auto":
-            key = f"surrogate/wider-of-{len(self._compared)}-kinds"
-            unit = run.unit(key, partial(find_wider, run.problem, several, children))
-            self._wider |= {kind: (wider, share) for kind, (wider, share) in unit.value.items()}
 
     def add(self, number: int, stop: int) -> None:
         """Let a trial begin as soon as a device takes it: from its last checkpoint, or anew if it has none."""
@@ -115,10 +98,6 @@ class Dispatcher:
         """Wall seconds of an epoch of so many trials, of all kinds alike, on cores that each train a group; NaN where
         that was not measured."""
         widths = {kind: of for (_, kind), of in self._widths.items()}
-        for kind in self._wider:  # of a kind that joins a wider one, nothing else was measured
-            known = (widths[other] for other, _ in self._wider_than(kind) if other in widths)
-            if kind not in widths and (of_wider := next(known, None)) is not None:
-                widths[kind] = of_wider
         if not widths.keys() >= {*self.kinds.values()} or self._run.settings.sweep.fusion != "auto":
             return math.nan
         one_of = {kind: number for number, kind in self.kinds.items()}
@@ -134,7 +113,7 @@ class Dispatcher:
         span = min(self._queues, key=lambda span: (span.stop, span.start))
         kinds = self._queues[span]
         in_order = {kind: kinds[kind] for kind in sorted(kinds, key=lambda kind: kinds[kind][0])}
-        of_kind = {kind: [number for _, number in places] for kind, places in self._joined(device, in_order).items()}
+        of_kind = {kind: [number for _, number in places] for kind, places in in_order.items()}
         kind = next(iter(of_kind))
         idle = devices.idle()
         widths = {d: self._planned(d, of_kind) for d in idle}
@@ -142,7 +121,7 @@ class Dispatcher:
         speeds = measured if len(measured) == len(idle) else {d: widths[d][kind].rate for d in idle}
         waiting = {kind: Waiting(of, widths[device][kind], self._steps(of[0])) for kind, of in of_kind.items()}
         groups = [
-            replace(group, compiled=_is_compiled(group, waiting[group.kind], span), widest=self._widest(group))
+            replace(group, compiled=_is_compiled(group, waiting[group.kind], span))
             for group in next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
         ]
         members = [number for group in groups for number in group.members]
@@ -153,52 +132,6 @@ class Dispatcher:
             span=span,
             copies={n: self.copies[n] for n in members if n in self.copies} if span.start else {},
         )
-
-    def _joined(self, device: int, of_kind: Mapping[str, Sequence[_Place]]) -> dict[str, Sequence[_Place]]:
-        """Have trials join those of a wider kind where that takes less time than groups of their own.
-
-        It never does where each kind has a core to itself.
-        """
-        joined, cores = dict(of_kind), self._devices.cores(device)
-        if self._run.settings.sweep.fusion != "auto":
-            return joined
-        # The narrowest first, so that those that joined them go on with them to the next wider kind.
-        for kind in sorted(of_kind, key=lambda kind: -len([*self._wider_than(kind)])):
-            more = [place for place in joined[kind] if keeps_zeros(self._run.trials[place[1]].config)]
-            for wider, share in self._wider_than(kind) if more else ():
-                if wider not in joined or len(joined) <= cores:
-                    continue
-                there = joined[wider]
-                all_that_may = [
-                    *there,
-                    *(p for k in joined if any(wider == of for of, _ in self._wider_than(k)) for p in joined[k]),
-                ]
-                widths = self._planned(device, {wider: [number for _, number in all_that_may]})[wider]
-                if joining_pays(widths, len(there), len(more), share):
-                    joined[wider] = sorted([*there, *more])
-                    joined[kind] = sorted({*joined[kind]} - {*more})
-                    break
-            if not joined[kind]:
-                del joined[kind]
-        return joined
-
-    def _wider_than(self, kind: str) -> Iterator[tuple[str, float]]:
-        """Yield the wider kinds to whose shapes a kind's models can be padded, the next one first."""
-        share = 1.0
-        while kind in self._wider:
-            kind, of_next = self._wider[kind]
-            share *= of_next
-            yield kind, share
-
-    def _is_narrower(self, kind: str, number: int) -> bool:
-        """Tell whether a trial in a group of this kind is of another kind, whose models are padded."""
-        return self.kinds[number] != kind
-
-    def _widest(self, group: Group) -> Trial | None:
-        """Return a trial of the kind to which a group's narrower members are padded; None if it has none of these."""
-        if not any(self._is_narrower(group.kind, number) for number in group.members):
-            return None
-        return self._run.trials[min(number for number, kind in self.kinds.items() if kind == group.kind)]
 
     def _steps(self, number: int) -> float:
         """Optimizer steps of an epoch; 1 where the data have no length."""
@@ -217,9 +150,7 @@ class Dispatcher:
         """Recall from the journal how to group these kinds, or have the device measure it."""
         run, machine = self._run, self._devices.machine(device)
         names = {kind: f"surrogate/widths-of-{kind} on {machine}" for kind in of_kind}
-        # Those of the kind itself first: narrower models that join them are measured in their shapes.
-        ordered = {kind: sorted(of, key=partial(self._is_narrower, kind)) for kind, of in of_kind.items()}
-        trials = {kind: [run.trials[n] for n in of] for kind, of in ordered.items() if not run.store.done(names[kind])}
+        trials = {kind: [run.trials[n] for n in of] for kind, of in of_kind.items() if not run.store.done(names[kind])}
         if trials:
             started = time.perf_counter()
             planned = self._devices.plan(device, trials)
@@ -260,8 +191,9 @@ def make_copies(
     for number in {*of, *of.values()}:
         if run.epochs("surrogate", number) > state.trials[number].epoch:
             raise cannot_grow(number)
+    differs = cache(partial(_differs_in_a_structure, run, dispatcher))  # looks at all trials
     for number, copied in of.items():
-        _check_structure(run, dispatcher, number, copied, moves[number].changes)
+        _check_structure(run, dispatcher, number, copied, moves[number].changes, differs)
     sources = {number: run.sources[copied] for number, copied in of.items()}
     kinds = {number: dispatcher.kinds[copied] for number, copied in of.items()}
     for number, copied in of.items():
@@ -279,12 +211,19 @@ def make_copies(
     dispatcher.copies |= of
 
 
-def _check_structure(run: Run, dispatcher: Dispatcher, number: int, copied: int, changes: Mapping[str, Any]) -> None:
+def _check_structure(
+    run: Run,
+    dispatcher: Dispatcher,
+    number: int,
+    copied: int,
+    changes: Mapping[str, Any],
+    differs: Callable[[str], bool],
+) -> None:
     """Refuse to change a key of the user's if the copy's model would have another structure than its source's."""
     config = run.trials[copied].config
     for key, value in changes.items():
         ours = key in KEYS or is_of_part(key)
-        if ours or value == config.get(key) or _differs_in_a_structure(run, dispatcher, key):
+        if ours or value == config.get(key) or differs(key):
             continue
         copy = Trial(number, {**config, key: value})
         if find_kinds(run.problem, [copy], 0).value.get(number) != dispatcher.kinds[copied]:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import difflib
 import hashlib
 import traceback
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from torch import nn
 
 from fusion import fusion_key
 from fusion.hyperparameters import KEYS, is_read, own_arguments, read
-from fusion.padding import PADDABLE, form_of
 from fusion.part_settings import configs_of_parts, is_of_part, own_parts
 from fusion.warn import warn
 from hydro_rasda.config_access import Notes, Reads, all_of, leaves, paths
@@ -173,18 +172,14 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
 
 
 def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
-    """Return a digest of all that trials of one group share, after one of the part that they share beside widths."""
+    """Return a digest of all that trials of one group share."""
     # Fused members have optimizers of their own for the same parts.
     # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
     scales = multipliers(settings, surrogate, problem.settings.sweep.surrogate)
-    key = fusion_key(surrogate)
-    also = (trial.batch_size, read(settings.config, "accumulate"), *own_parts(settings.config))
-    # Those of optimizers whose members are never padded may depend on shapes.
-    some = {name: {kind: of for kind, of in kinds.items() if kind in PADDABLE} for name, kinds in scales.items()}
-    parts = (form_of(key), *also, repr(some)), (key, *also, repr(scales))
-    form, whole = (hashlib.sha256(repr(part).encode()).hexdigest() for part in parts)
-    return f"{form[:8]}-{whole[:12]}"
+    accumulate, parts = read(settings.config, "accumulate"), own_parts(settings.config)
+    shared = (fusion_key(surrogate), trial.batch_size, accumulate, *parts, repr(scales))
+    return hashlib.sha256(repr(shared).encode()).hexdigest()[:12]
 
 
 def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
@@ -228,7 +223,7 @@ def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
     configs = configs_of_parts(config).values()
     ours = {key for own in configs for key in (*own_arguments(own), *(name for name in KEYS if is_read(name, own)))}
     left = [path for path in unread if not (is_of_part(path) or path in ours)]
-    known = (notes.asked | KEYS.keys()) - set(paths(config)) if left else ()
+    known = frozenset((notes.asked | KEYS.keys()) - set(paths(config)) if left else ())
     return {path: ALIASES[path] if ALIASES.get(path) in known else _closest(path, known) for path in left}
 
 
@@ -248,10 +243,11 @@ def _told(key: str, meant: str | None) -> str:
     return f"`{key}`" if meant is None else f"`{key}` (did you mean `{meant}`?)"
 
 
-def _closest(name: str, known: Iterable[str]) -> str | None:
+@lru_cache(maxsize=256)
+def _closest(name: str, known: Collection[str]) -> str | None:
     """The known name that is most like another, in whatever order their words are.
 
-    >>> [_closest(name, ["weight_decay", "grad_clip"]) for name in ("weight_deacy", "clip_grad", "width")]
+    >>> [_closest(name, ("weight_decay", "grad_clip")) for name in ("weight_deacy", "clip_grad", "width")]
     ['weight_decay', 'grad_clip', None]
     """
     by_words = {_words(other): other for other in sorted(known)}

@@ -32,27 +32,6 @@ class Waiting:
         return self._seconds[members]
 
 
-def joining_pays(widths: Widths, own: int, more: int, share: float) -> bool:
-    """Tell whether trials of a narrower kind train faster in a group with those of a wider kind, padded to its shapes.
-
-    There they take as long as so many more of the wider kind. A group of their own takes as long as one of the wider
-    kind, without the share of the arithmetic that they save.
-
-    Args:
-        widths: Of the wider kind.
-        own: Number of its trials.
-        more: Number of trials that would join.
-        share: Parameters of their models over those of the wider kind.
-
-    >>> small = Widths(8, 2, {1: 100.0, 2: 180.0, 4: 340.0, 8: 600.0})
-    >>> large = Widths(8, 2, {1: 100.0, 2: 101.0, 4: 102.0, 8: 103.0})
-    >>> joining_pays(small, 4, 4, share=0.5), joining_pays(large, 4, 4, share=0.5)
-    (True, False)
-    """
-    longer = widths.seconds(own + more) - widths.seconds(own)
-    return longer < widths.seconds(more) - (1 - share) * longer
-
-
 Round = Mapping[str, Sequence[int]]
 """Groups that train beside each other: for each kind, the sizes of its groups, which take the first of its trials."""
 

@@ -154,7 +154,6 @@ class _Sweep:
                     unread = line.get("unread", {})
                     self._unread |= unread
                     self._read |= {*paths(run.trials[line["trial"]].config)} - unread.keys()
-        self._dispatcher.find_wider(self._children)
         # A training function of the user's own may read any key.
         told = run.problem.full_size is None and not derived(run.space)
         if not told:
@@ -217,7 +216,8 @@ class _Sweep:
         """The scores at the first milestone, and which it is, once all trials have come to it."""
         state = self._state
         first = min(state.scores, default=0)
-        if not first or state.left or any(trial.epoch < first for trial in state.trials.values()):
+        coming = not first or state.left or state.training_to(first)  # asked often: it looks at no trial
+        if coming or any(trial.epoch < first for trial in state.trials.values()):
             return None
         if self._by_place:
             return {number: self._run.score_at("surrogate", number, first) for number in state.trials}, first

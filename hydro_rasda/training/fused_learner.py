@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fusion import FusedModel, clip_grad_norm_, fuse, fused_optimizer, lr_factor
 from fusion.hyperparameters import read
-from fusion.padding import resized_state
 from fusion.skeleton_and_tensors import copied
 from fusion.streams import Streams, seed_generators
 from fusion.width.microbatch import backward
@@ -37,7 +36,6 @@ class FusedLearner:
 
     Args:
         models: Models of each trial, side by side. Each trains on a batch of its own where there are several.
-        padded: True if some of the modules are padded with zeros to the shapes of others.
 
     Attributes:
         micro_batches: Parts that each batch is split into, one after the other, to take less memory.
@@ -51,10 +49,9 @@ class FusedLearner:
         configs: Sequence[Mapping[str, Any]],
         problem: Problem,
         models: int = 1,
-        padded: bool = False,
     ) -> None:
         self.fused: FusedModel = fuse(modules)
-        self._models, self._padded = models, padded
+        self._models = models
         settings = [optimizer_settings(problem.objective, *of) for of in zip(modules, configs)]
         self._configs = [own.config for own in settings]
         self._roles = roles_of(modules[0])
@@ -195,7 +192,7 @@ class FusedLearner:
         """Weights, buffers and optimizer state of all members; in float16, their loss scales."""
         scale = {} if self._scale is None else {"loss_scale": self._scale.state_dict()}
         written = sorted(self.fused.written)
-        also = {"written": written, "padded": self._padded, **scale}
+        also = {"written": written, **scale}
         return {"model": self.fused.state_dict(), "optimizer": self.optimizer.state_dict(), **also}
 
     def load(
@@ -203,11 +200,8 @@ class FusedLearner:
     ) -> None:
         """Go on from what `state` gave: from its members at these positions, by default from all of them.
 
-        Without `hyperparameters`, members go on with those that this learner was made with. If the members were padded,
-        or are now, all that is stored of their parameters is cut or padded to the shapes of now.
+        Without `hyperparameters`, members go on with those that this learner was made with.
         """
-        if self._padded or state.get("padded"):
-            state = resized_state(state, self.fused.template)
         self.fused.load_state_dict(state["model"], members=positions)
         self.fused.written |= frozenset(state.get("written", ()))
         self.optimizer.load_state_dict(state["optimizer"], members=positions, hyperparameters=hyperparameters)

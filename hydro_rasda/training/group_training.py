@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fusion import FusionMismatch, FusionWarning, dry_run, fusion_key
 from fusion.backoff import back_off, is_out_of_memory
-from fusion.padding import padded_to
 from fusion.warn import warn
 from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.contracts import EpochMetrics, Group, GroupOutcome, GroupTask, History
@@ -83,8 +82,6 @@ class LiveGroup:
             if not _is_alike(problem, trials[number], self._trials[sources[number]])
             for i, of_model in enumerate(each)
         }
-        if group.widest is not None and modules:
-            modules = dict(zip(modules, padded_to(problem.surrogate(group.widest), list(modules.values()))))
         if any(fusion_key(module) != learner.fused.key for module in modules.values()):
             return None
         pairs = [(at[number], at[source]) for number, source in sources.items()]
@@ -189,9 +186,9 @@ def _built(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load:
     members, (group,) = task.members, task.groups
     known = False
     if task.sources:
-        learner, known = _resume(problem, trials, members, task.sources, load, task.copies, group.widest)
+        learner, known = _resume(problem, trials, members, task.sources, load, task.copies)
     else:
-        learner = _start(problem, trials, members, group.widest)
+        learner = _start(problem, trials, members)
     learner.fused.one_by_one = not group.fused
     learner.micro_batches = max(learner.micro_batches, group.micro_batches)
     if group.compiled and problem.settings.graph is not False:
@@ -222,15 +219,11 @@ def joined(outcomes: Iterable[GroupOutcome]) -> GroupOutcome:
     return whole
 
 
-def _start(
-    problem: Problem, trials: Mapping[int, Trial], members: Sequence[int], widest: Trial | None = None
-) -> FusedLearner:
+def _start(problem: Problem, trials: Mapping[int, Trial], members: Sequence[int]) -> FusedLearner:
     each = problem.each("surrogate")
     modules = [of_model.surrogate(trials[number]) for number in members for of_model in each]
-    if widest is not None:
-        modules = padded_to(problem.surrogate(widest), modules)
     configs = [trials[number].config for number in members for _ in each]
-    return FusedLearner(modules, configs, problem, len(each), padded=widest is not None)
+    return FusedLearner(modules, configs, problem, len(each))
 
 
 def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source: str, load: Load) -> list[State]:
@@ -244,8 +237,8 @@ def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source
 
 def cut_down(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load: Load) -> dict[str, Any]:
     """Return what a task goes on from as a part of a checkpoint that holds its members alone."""
-    members, (group,) = task.members, task.groups
-    learner, _ = _resume(problem, trials, members, task.sources, load, task.copies, group.widest)
+    members = task.members
+    learner, _ = _resume(problem, trials, members, task.sources, load, task.copies)
     return {"members": list(members), "state": learner.state()}
 
 
@@ -256,7 +249,6 @@ def _resume(
     sources: Sequence[str],
     load: Load,
     copies: Mapping[int, int] = MappingProxyType({}),
-    widest: Trial | None = None,
 ) -> tuple[FusedLearner, bool]:
     """The fused model of a group whose members were trained in other groups, in the group's order.
 
@@ -273,7 +265,7 @@ def _resume(
         kept = [number for trained in part["members"] for number in going_on.get(trained, ())]
         if not kept:
             continue
-        learner = _start(problem, trials, kept, widest)
+        learner = _start(problem, trials, kept)
         positions = [part["members"].index(copies.get(number, number)) for number in kept]
         copied = not copies.keys().isdisjoint(kept)
         some = copied or len(kept) < len(part["members"])

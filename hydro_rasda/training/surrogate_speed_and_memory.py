@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fusion import FusionWarning
 from fusion.backoff import is_out_of_memory
 from fusion.graph import GraphWarning
-from fusion.padding import padded_to
 from fusion.width.plan import FusionPlan
 from fusion.width.probe import compiled_speedup, plan_fusion
 from hydro_rasda.data import Batch
@@ -107,7 +106,7 @@ def _multipliers(problem: Problem, trial: Trial, surrogate: nn.Module) -> Mappin
 
 
 class _Surrogates(Sequence[nn.Module]):
-    """The trials' surrogates, each built when it is first asked for, and padded to the shapes of the first."""
+    """The trials' surrogates, each built when it is first asked for."""
 
     def __init__(self, problem: Problem, trials: Sequence[Trial]) -> None:
         self._problem, self._trials = problem, trials
@@ -126,6 +125,5 @@ class _Surrogates(Sequence[nn.Module]):
         if isinstance(at, slice):
             return [self[i] for i in range(len(self))[at]]
         if at not in self._built:
-            built = self._problem.surrogate(self._trials[at])
-            self._built[at] = padded_to(self[0], [built])[0] if at else built
+            self._built[at] = self._problem.surrogate(self._trials[at])
         return self._built[at]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import math
 import random
 from collections import Counter
@@ -16,6 +17,7 @@ import torch
 
 from hydro_rasda import RaceConfig, RunExists, SweepConfig, TuneResult, loguniform
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import OptimizerSettings, supervised
 from hydro_rasda.problem import Problem
@@ -25,7 +27,7 @@ from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.run.state import Run
-from hydro_rasda.schedulers import Continue, Stop, SweepRule, SweepState
+from hydro_rasda.schedulers import Continue, PopulationBasedTraining, Range, Stop, SweepRule, SweepState
 from hydro_rasda.schedulers.named_rules import RULES, NoStopping
 from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.trial import Trial
@@ -530,3 +532,38 @@ def test_a_rule_is_a_name_or_an_object() -> None:
             SweepConfig(rule=odd)  # type: ignore[arg-type]
     assert repr(SweepConfig()) == "SweepConfig()"
     assert repr(SweepConfig(rule="hyperband")) == "SweepConfig(rule='hyperband')"
+
+
+class InTwenties(Curves):
+    """A device that trains groups of twenty, and looks at nothing else."""
+
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+        return dict.fromkeys(kinds, Widths(20))
+
+    def _require_what_is_needed(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("rule", ["halving", "hyperband", "median", "pbt"])
+def test_a_trial_costs_no_more_among_many(tmp_path: Path, rule: str) -> None:
+    """Function calls of a whole sweep, for each of its trials: counts do not depend on load."""
+
+    def calls(count: int) -> float:
+        data = make_batches((X, Y), "data", torch.device("cpu"), 0)
+        settings = TuneConfig(sweep=SweepConfig(rule=rule, surrogate=0.5), num_samples=count, max_t=27)
+        run = Run(
+            Problem(mlp, supervised(), data, data, settings, torch.device("cpu")),
+            Store.open(tmp_path / str(count), {}, "auto"),
+        )
+        drawn = random.Random(0)
+        given = [{"lr": drawn.random(), "own": drawn.random(), "final": drawn.random()} for _ in range(count)]
+        population = PopulationBasedTraining({"lr": Range(0.0, 1.0), "own": Range(0.0, 1.0)}, 9, 3)
+        profile = cProfile.Profile()
+        with run.store:
+            profile.enable()
+            sweep(run, Given([given]), InTwenties(run), population if rule == "pbt" else None)
+            profile.disable()
+        return sum(entry.callcount for entry in profile.getstats()) / count
+
+    calls(20)  # imports
+    assert calls(640) < 1.1 * calls(160)
