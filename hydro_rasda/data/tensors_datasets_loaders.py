@@ -24,6 +24,7 @@ from hydro_rasda.argument_checks import binds, require
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, check_length, least, length_of
 from hydro_rasda.data.batches import Batch, Batches, Data, Shard, Share, batch_length, cut_off, move
 from hydro_rasda.data.can_be_pickled import can_be_pickled
+from hydro_rasda.data.open_files import OwnFiles
 from hydro_rasda.seeds import derive_seed
 
 
@@ -119,6 +120,7 @@ class DatasetBatches(IndexedBatches):
             batch_size=None,
             num_workers=workers if len(rows) > 1 else 0,
             pin_memory=workers > 0 and self._device.type == "cuda",
+            worker_init_fn=OwnFiles(),
             # It draws a number that nothing uses, which must not come from what models draw from.
             generator=torch.Generator(),
         )
@@ -237,6 +239,8 @@ class LoaderBatches:
                 f"`{self._argument}` is a function that returned a {type(loader).__name__}, but must be a function "
                 "`make_loader(batch_size)` that returns batches"
             )
+        if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, OwnFiles):
+            loader.worker_init_fn = OwnFiles(loader.worker_init_fn)
         return loader
 
     def describe(self) -> str:
