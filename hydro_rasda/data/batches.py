@@ -145,6 +145,11 @@ def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool
     return tree_map(moved, batch)
 
 
+def fresh(batch: Batch) -> Batch:
+    """The same tensors in containers of their own: code may take something out of its batch, which is used again."""
+    return tree_map(lambda leaf: leaf, batch)
+
+
 def cut_off(batch: Batch) -> Batch:
     """Cut a batch's tensors off the graph that computed them; those that need a gradient still do.
 
