@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from fusion.attributes import loose_tensors
 from fusion.hyperparameters import read
 from fusion.skeleton_and_tensors import has_samples
 from fusion.warn import warn
@@ -114,6 +115,7 @@ def _run_turn(
         metrics = scalars(metrics)
     check_metrics(metrics)
     if torch.is_grad_enabled():
+        _check_trained(model, objective, batch, metrics["loss"])
         try:
             metrics["loss"].backward()
         except (Exception, SystemExit) as error:
@@ -121,6 +123,40 @@ def _run_turn(
             told = f"the loss{of_part} of a batch {outline(batch)} of `{argument}` cannot be differentiated"
             raise misfit(f"{told}: {type(error).__name__}: {error}", error) from error
     return metrics
+
+
+def _check_trained(model: nn.Module, objective: Objective, batch: Batch, loss: Tensor) -> None:
+    """Refuse a loss that could move tensors which nothing trains, as they are no parameters of the model.
+
+    Tensors of the batch, and those that the objective makes anew in each call, need gradients for other reasons.
+    """
+    known = {id(tensor) for tensor in (*model.parameters(), *tree_leaves(batch))}
+    others = [leaf for leaf in _leaves(loss) if id(leaf) not in known]
+    if others:  # a rare case: only then is the objective called again, while the tensors of the first call are kept
+        again = {id(leaf) for leaf in _leaves(objective(model, batch)["loss"])}
+        others = [leaf for leaf in others if id(leaf) in again]
+    if others:
+        first = next((where for where, tensor in loose_tensors(model) if tensor is others[0]), "")
+        where = f"the model keeps in `{first}`" if first else "`loss_fn` (or `objective`) keeps"
+        raise ValueError(
+            f"the loss depends on a tensor {outline(others[0])} that needs a gradient, which {where}, but nothing "
+            "trains it, because it is no parameter of the model. Make it one, by `nn.Parameter`, `nn.ParameterList` or "
+            "a module in the model, which `objective` finds there; or freeze it by `requires_grad_(False)`"
+        )
+
+
+def _leaves(loss: Tensor) -> list[Tensor]:
+    """Return the tensors to which the loss's gradient flows at last."""
+    found, seen, left = list[Tensor](), set[Any](), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            found.append(node.variable)
+        left += [following for following, _ in node.next_functions]
+    return found
 
 
 def _is_of_one_tensor(batch: Batch, run: Callable[[Batch], Any], error: BaseException) -> bool:

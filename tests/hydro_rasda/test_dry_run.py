@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from hydro_rasda import SweepConfig
@@ -305,6 +307,79 @@ def test_a_model_may_take_something_out_of_its_inputs() -> None:
     batch = {"x": X[:4]}, LABELS[:4]
     supervised()(Takes(), batch)
     assert "x" in batch[0]
+
+
+class Holds(nn.Module):
+    """Its first layer's parameters lie in a plain attribute, too; others lie only there."""
+
+    def __init__(self, width_ratio: float, hold: Callable[[nn.Linear], Any]) -> None:
+        super().__init__()
+        width = int(32 * width_ratio)
+        self.first, self.head = nn.Linear(64, width), nn.Linear(width, 10)
+        self.held = hold(self.first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.first(x).relu())
+        return out
+
+
+def decayed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    held = [leaf for leaf in tree_leaves(model.held) if isinstance(leaf, Tensor)]
+    return {"loss": F.cross_entropy(model(batch[0]), batch[1]) + sum(leaf.square().mean() for leaf in held)}
+
+
+LOOSE: dict[str, Callable[[nn.Linear], Any]] = {
+    "[0]": lambda layer: [layer.weight],
+    "['a'][1]": lambda layer: {"a": (3, layer.weight)},
+    "": lambda layer: torch.ones(3, requires_grad=True),
+    "['new']": lambda layer: {"new": nn.Parameter(torch.ones(3))},
+}
+
+
+@pytest.mark.parametrize("place", LOOSE)
+@pytest.mark.parametrize("surrogate", [0.5, 1.0])
+def test_parameters_in_plain_attributes_are_named_if_the_loss_depends_on_them(place: str, surrogate: float) -> None:
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        return Holds(width_ratio, LOOSE[place])
+
+    told = re.escape(f"`held{place}`") + ".*`nn.ParameterList`"
+    with pytest.raises(ValueError, match=told):
+        dry_run(problem(model_fn, objective=as_objective(decayed, F.cross_entropy), surrogate=surrogate), trials())
+    dry_run(problem(model_fn, surrogate=surrogate), trials())
+
+
+def centred(centres: nn.Module | Tensor) -> Any:
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        output = model(batch[0])
+        own = centres(batch[1]) if isinstance(centres, nn.Module) else centres[batch[1]]
+        return {"loss": (output - own).square().mean()}
+
+    return objective
+
+
+def test_a_loss_with_parameters_of_its_own_is_refused_wherever_it_keeps_them() -> None:
+    for centres in (nn.Embedding(10, 10), torch.randn(10, 10, requires_grad=True)):
+        asked = problem(objective=as_objective(centred(centres), F.cross_entropy))
+        with pytest.raises(
+            ValueError, match=r"a tensor \[\(10, 10\) float32\] that .* nothing trains it, .* in the model"
+        ):
+            dry_run(asked, trials())
+        centres.requires_grad_(False)
+        dry_run(asked, trials())
+
+
+def test_tensors_that_need_gradients_for_other_reasons_are_let_through() -> None:
+    """Those of the batch, and those that each call makes anew, as for a penalty of gradients."""
+
+    def penalized(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        x = batch[0].detach().clone().requires_grad_()
+        with torch.enable_grad():
+            output = model(x)
+            (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        return {"loss": F.cross_entropy(model(batch[0]) + 0 * output, batch[1]) + slope.square().mean()}
+
+    given = X.clone().requires_grad_(), LABELS
+    dry_run(problem(data=given, objective=as_objective(penalized, F.cross_entropy)), trials())
 
 
 def gradients_inside(model: nn.Module, batch: tuple[Tensor]) -> dict[str, Tensor]:

@@ -476,6 +476,17 @@ SPLIT = {"race": RaceConfig(strategy="fsdp")}
 EXPLORES_RATE = PopulationBasedTraining({"rate": Range(0.1, 1.0)}, last=4)
 
 
+class Centres(nn.Module):
+    """A loss with a centre for each class, which is to be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_class = nn.Embedding(10, 10)
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(output, self.of_class(target))
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
@@ -523,6 +534,17 @@ EXPLORES_RATE = PopulationBasedTraining({"rate": Range(0.1, 1.0)}, last=4)
         ({"train_data": "digits.csv"}, ValueError, "`train_data` is a str"),
         ({"objective": lambda m, b: m(b[0]).sum(), "loss_fn": F.mse_loss}, ValueError, "`loss_fn` and `objective`"),
         ({"objective": lambda m, b: m(b[0]).sum()}, ValueError, "`objective` must return a dict of tensors"),
+        (
+            {"loss_fn": Centres()},
+            ValueError,
+            r"`loss_fn` is 'Centres', .*train, such as \['of_class.weight'\]: put the",
+        ),
+        ({"objective": Centres()}, ValueError, "`objective` is 'Centres', but must be a function without parameters"),
+        (
+            {"objective": {"0": Centres()}},
+            ValueError,
+            r"`objective\['0'\]` is 'Centres', but must be a function without",
+        ),
         ({"race": {"keep": "first"}}, ValueError, "`race.keep` is 'first', but must be one of"),
         ({"backend": "moon"}, ValueError, "`backend` is 'moon'"),
         ({"resume": "maybe"}, ValueError, "`resume` is 'maybe', but must be one of"),
