@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from fusion.objects_of_tensors import LOOKED_INTO, fields, look_into, with_fields
 from fusion.streams import Stream
 from hydro_rasda.argument_checks import binds, require
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, check_length, least, length_of
@@ -166,7 +168,23 @@ class _InBatches(Dataset[Batch]):
         rows = self._rows[number]
         with Stream(derive_seed(self._seed, number)).drawn_from():
             several = getattr(self._examples, "__getitems__", None)
-            return cut_off(default_collate(several(rows) if several else [self._examples[row] for row in rows]))
+            return cut_off(_collated(several(rows) if several else [self._examples[row] for row in rows]))
+
+
+def _collated(examples: Sequence[Any]) -> Batch:
+    """Put examples together as `default_collate` does, and objects of tensors field by field."""
+    look_into(examples[0])
+    objects = dict.fromkeys((kind for kind in LOOKED_INTO if not issubclass(kind, Mapping)), _collated_objects)
+    return collate(examples, collate_fn_map={**default_collate_fn_map, **objects})
+
+
+def _collated_objects(examples: Sequence[Any], *, collate_fn_map: Mapping[Any, Any]) -> Any:
+    each = [fields(example) for example in examples]
+    joined = {
+        name: None if value is None else collate([found[name] for found in each], collate_fn_map=collate_fn_map)
+        for name, value in each[0].items()
+    }
+    return with_fields(type(examples[0]), joined)
 
 
 class LoaderBatches:

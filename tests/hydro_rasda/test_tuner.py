@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -250,6 +251,39 @@ class Filed(Dataset[Pair]):
         self.file.seek(4 * i * self.width)
         row = torch.frombuffer(bytearray(self.file.read(4 * self.width)), dtype=torch.float32)
         return row[:-1], row[-1].long()
+
+
+@dataclass(frozen=True)
+class Example:
+    x: Tensor
+    y: Tensor
+
+
+class Examples(Dataset[Example]):
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Example:
+        return Example(self.x[i], self.y[i])
+
+
+def of_object(model: nn.Module, batch: Example) -> dict[str, Tensor]:
+    return {"loss": F.cross_entropy(model(batch.x), batch.y)}
+
+
+@pytest.mark.usefixtures("one_process")
+def test_batches_may_be_objects_of_tensors(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """Fused, at full size, in parts and in evaluation."""
+    (x, y), _ = digits
+    given: dict[str, Any] = {"num_samples": 4, "max_t": 2, "space": {**LR, "accumulate": 2}, "val_data": (x, y)}
+    plain = quick(name="plain", train_data=TensorDataset(x, y), **given)
+    given["val_data"] = Examples(x, y)
+    objects = quick(name="objects", train_data=Examples(x, y), objective=of_object, **given)
+    assert [t.surrogate_metric for t in objects.trials] == pytest.approx([t.surrogate_metric for t in plain.trials])
+    assert objects.evaluate(Examples(x, y))["loss"] == pytest.approx(objects.best_metric)
 
 
 def test_data_in_an_open_file_are_read_by_one_process(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path) -> None:
