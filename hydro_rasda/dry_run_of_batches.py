@@ -154,7 +154,7 @@ def _leaves(loss: Tensor) -> list[Tensor]:
             continue
         seen.add(node)
         if type(node).__name__ == "AccumulateGrad":
-            found.append(node.variable)
+            found.append(node.variable)  # type: ignore[attr-defined]
         left += [following for following, _ in node.next_functions]
     return found
 

@@ -174,11 +174,12 @@ class _InBatches(Dataset[Batch]):
 def _collated(examples: Sequence[Any]) -> Batch:
     """Put examples together as `default_collate` does, and objects of tensors field by field."""
     look_into(examples[0])
-    objects = dict.fromkeys((kind for kind in LOOKED_INTO if not issubclass(kind, Mapping)), _collated_objects)
-    return collate(examples, collate_fn_map={**default_collate_fn_map, **objects})
+    ways: dict[Any, Any] = {**default_collate_fn_map}
+    ways |= {kind: _collated_objects for kind in LOOKED_INTO if not issubclass(kind, Mapping)}
+    return collate(examples, collate_fn_map=ways)
 
 
-def _collated_objects(examples: Sequence[Any], *, collate_fn_map: Mapping[Any, Any]) -> Any:
+def _collated_objects(examples: Sequence[Any], *, collate_fn_map: dict[Any, Any]) -> Any:
     each = [fields(example) for example in examples]
     joined = {
         name: None if value is None else collate([found[name] for found in each], collate_fn_map=collate_fn_map)

@@ -106,7 +106,7 @@ class Nested:
 
 
 MAKERS: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    **{kind.__name__: kind for kind in (Data, Frozen, Checked, Attrs, Named, Subclass, Plain, Ordered)},  # type: ignore[dict-item]
+    **{kind.__name__: kind for kind in (Data, Frozen, Checked, Attrs, Named, Subclass, Plain, Ordered)},
     "Namespace": lambda x, y: SimpleNamespace(x=x, y=y),
     "Attributes": lambda x, y: Attributes(x=x, y=y),
     "Users": lambda x, y: Users(x=x, y=y),
@@ -153,7 +153,8 @@ def test_other_objects_stay_whole() -> None:
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
-    return (model(batch.x) - batch.y).square().mean()
+    difference: Tensor = model(batch.x) - batch.y
+    return difference.square().mean()
 
 
 class Branches(nn.Module):
