@@ -129,7 +129,7 @@ class DatasetBatches(IndexedBatches):
         return (move(batch, self._device) for batch in loader)
 
     def _default_workers(self) -> int:
-        """None for an open file, which has one position for all processes that read from it, or tensors on a GPU."""
+        """Return 0 for what processes cannot share: data that cannot be pickled, or tensors on a GPU."""
         most = default_workers(self._device)
         if most and self._can_be_sent is None:
             self._can_be_sent = can_be_pickled(self._dataset, tensors_of_gpus=False)
