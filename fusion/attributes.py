@@ -14,7 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import SUPPORTED_NODES, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import (
+    SUPPORTED_NODES,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
 from fusion.skeleton_and_tensors import copied, is_batched, named_tensors
 
@@ -40,6 +48,17 @@ def plain_attributes(module: nn.Module) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in vars(child).items() if isinstance(value, _PLAIN)} for child in module.modules()
     ]
+
+
+def loose_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors that need a gradient and lie in plain attributes, or in lists and dicts there, by their places."""
+    for path, child in module.named_modules():
+        for name, value in vars(child).items():
+            if name in _BY_TORCH or (isinstance(child, nn.RNNBase) and name == "_flat_weights"):
+                continue
+            for at, leaf in tree_flatten_with_path(value)[0]:
+                if isinstance(leaf, Tensor) and (leaf.requires_grad or isinstance(leaf, nn.Parameter)):
+                    yield f"{path}.{name}{keystr(at)}" if path else f"{name}{keystr(at)}", leaf
 
 
 def snapshot(module: nn.Module) -> dict[Place, Any]:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from fusion.assemble import fuse
-from fusion.attributes import plain_attributes, put_back, snapshot
+from fusion.attributes import loose_tensors, plain_attributes, put_back, snapshot
 from fusion.checkpointing import activations_kept
 from fusion.equal_within_rounding import JUMPS, FusionMismatch, Outcome, differences, explained
 from fusion.fused_model import FusedModel, Objective
@@ -58,17 +58,25 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
 
     An example is a function that sees a part of the module in its closure (`self.f = lambda x: self.layer(x)`). In a
     copy it goes on calling the other module's part. A model that does not do the same twice is not compared.
+
+    Raises:
+        FusionMismatch: naming what differs, or a parameter in a plain list or dict that the copy cannot compute with.
     """
 
     def outcomes() -> tuple[Outcome, Outcome] | None:
         own = build()
         fused = fuse([own])
         try:
-            return _fused(fused, [0], objective, batch)[0], _alone(own, 0, objective, batch, ())
+            copy, alone = _fused(fused, [0], objective, batch)[0], _alone(own, 0, objective, batch, ())
         except FusionMismatch:
             raise
-        except Exception:
+        except Exception as error:
+            if "meta" in str(error):  # a tensor without data, which only the copy has
+                _check_no_loose_parameters(own)
             return None  # the caller has run the model, and knows what it raises
+        if any(value.is_meta for value in copy.values.values()):
+            _check_no_loose_parameters(own)
+        return copy, alone
 
     # The same operators run on the same numbers: more than 1 % is no rounding.
     eps = 1e-4
@@ -79,6 +87,17 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
         raise FusionMismatch(
             f"a copy and the model itself differ in {', '.join(what[:3])}. A function in it may see a part of the "
             "model, such as `self.f = lambda x: self.layer(x)`: use a method"
+        )
+
+
+def _check_no_loose_parameters(module: nn.Module) -> None:
+    """Refuse parameters in plain attributes (FusionMismatch): a copy finds its own only where torch lists them."""
+    known = {id(parameter) for parameter in module.parameters()}
+    where = next((where for where, tensor in loose_tensors(module) if id(tensor) in known), None)
+    if where is not None:
+        raise FusionMismatch(
+            f"the loss depends on `{where}`, a parameter in a plain list, tuple or dict, which a copy does not follow. "
+            "Make it an `nn.ParameterList` or `nn.ParameterDict`, or use the parameter by its own name"
         )
 
 

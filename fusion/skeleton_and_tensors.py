@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fusion.objects_of_tensors import look_into
+
 HOOKS = "_hooks_on_parameters"
 """The attribute in which a module without data keeps the hooks on its parameters, by the parameters' names."""
 
@@ -269,12 +271,12 @@ def like(tensor: Tensor, data: Tensor) -> Tensor:
 
 def copied(batch: Any) -> Any:
     """Copy any nesting of tensors, so that writes into the copies do not reach the originals."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, look_into(batch))
 
 
 def count_samples(batch: Any) -> int:
     """Return the length of the first tensor of a batch that has an axis; 1 if none has."""
-    return next((leaf.shape[0] for leaf in tree_leaves(batch) if has_samples(leaf)), 1)
+    return next((leaf.shape[0] for leaf in tree_leaves(look_into(batch)) if has_samples(leaf)), 1)
 
 
 def has_samples(leaf: Any) -> bool:

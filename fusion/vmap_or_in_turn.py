@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fusion.argument_checks import require
 from fusion.differing_floats import PlainFloats, Settings
+from fusion.objects_of_tensors import look_into
 from fusion.rules import folded, functions_member_by_member, no_warnings_of_loops, readable
 from fusion.streams import Streams
 
@@ -26,7 +27,7 @@ One = Callable[[Mapping[str, Tensor], Mapping[str, Any], Sequence[Tensor]], tupl
 
 def own_rows(batch: Any, K: int) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     """Return the tensors of a batch (ValueError without a leading K) and a function that puts in one member's rows."""
-    leaves, spec = tree_flatten(batch)
+    leaves, spec = tree_flatten(look_into(batch))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     for i in places:
         told = f"tensors with {K} rows first, one for each member, with `own_data=True`"

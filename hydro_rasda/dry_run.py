@@ -31,7 +31,7 @@ from hydro_rasda.dry_run_of_batches import (
     parts_of,
     run_batch,
     survey_batches,
-    warn_of_sum,
+    warn_of_sums,
 )
 from hydro_rasda.lr_roles import by_parameter, roles_of
 from hydro_rasda.model_costs import BESIDE_A_STEP, weight_bytes
@@ -142,7 +142,7 @@ def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
 def _survey(problem: Problem, trial: Trial, target: nn.Module, metrics: Mapping[str, float]) -> None:
     for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)):
         survey_batches(problem, trial, target, data, argument)
-    warn_of_sum(problem, trial, target)
+    warn_of_sums(problem, trial, target)
     check_finite(problem, trial, target, metrics)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from fusion.attributes import loose_tensors
 from fusion.hyperparameters import read
 from fusion.skeleton_and_tensors import has_samples
 from fusion.warn import warn
@@ -22,7 +23,7 @@ from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, no
 from hydro_rasda.data.batch_splits import IndexedBatches, num_parts
 from hydro_rasda.metrics import Collected, WholeMetrics, measured
 from hydro_rasda.objective import FEW, OUTPUTS, TARGETS, Objective, Written, check_metrics, checked, scalars
-from hydro_rasda.objective_parts import joined, moving
+from hydro_rasda.objective_parts import ByPart, joined, moving
 from hydro_rasda.precision import as_given, in_precision, turns
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
@@ -33,6 +34,13 @@ SURVEYED = 32
 
 ASKED, RANDOM = 64, 3
 """So many batches, and so many models of random weights, are tried where a loss or a metric is not finite."""
+
+
+SUMMED = 4
+"""So many more batches are doubled, to find sums over the batch, while a metric is 0."""
+
+GROWTH, EXACT = 0.2, 0.02
+"""A sum over a doubled batch is larger by more than this share, and fits what is expected of a sum but for that one."""
 
 
 class Misfit(Exception):
@@ -94,7 +102,7 @@ def _run_turn(
             told = f"`loss_fn` (or `objective`) cannot take the model's output {outline(outputs[-1])} with {told}"
         else:
             told = f"the model cannot take {told}"
-        if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        if _is_of_one_tensor(batch, lambda alone: objective(model, alone), error):
             told += f"; a batch of one tensor is a {type(batch).__name__} of it: take `batch[0]`"
         raise misfit(told, error) from error
     finally:
@@ -107,6 +115,7 @@ def _run_turn(
         metrics = scalars(metrics)
     check_metrics(metrics)
     if torch.is_grad_enabled():
+        _check_trained(model, objective, batch, metrics["loss"])
         try:
             metrics["loss"].backward()
         except (Exception, SystemExit) as error:
@@ -114,6 +123,51 @@ def _run_turn(
             told = f"the loss{of_part} of a batch {outline(batch)} of `{argument}` cannot be differentiated"
             raise misfit(f"{told}: {type(error).__name__}: {error}", error) from error
     return metrics
+
+
+def _check_trained(model: nn.Module, objective: Objective, batch: Batch, loss: Tensor) -> None:
+    """Refuse a loss that could move tensors which nothing trains, as they are no parameters of the model.
+
+    Tensors of the batch, and those that the objective makes anew in each call, need gradients for other reasons.
+    """
+    known = {id(tensor) for tensor in (*model.parameters(), *tree_leaves(batch))}
+    others = [leaf for leaf in _leaves(loss) if id(leaf) not in known]
+    if others:  # a rare case: only then is the objective called again, while the tensors of the first call are kept
+        again = {id(leaf) for leaf in _leaves(objective(model, batch)["loss"])}
+        others = [leaf for leaf in others if id(leaf) in again]
+    if others:
+        first = next((where for where, tensor in loose_tensors(model) if tensor is others[0]), "")
+        where = f"the model keeps in `{first}`" if first else "`loss_fn` (or `objective`) keeps"
+        raise ValueError(
+            f"the loss depends on a tensor {outline(others[0])} that needs a gradient, which {where}, but nothing "
+            "trains it, because it is no parameter of the model. Make it one, by `nn.Parameter`, `nn.ParameterList` or "
+            "a module in the model, which `objective` finds there; or freeze it by `requires_grad_(False)`"
+        )
+
+
+def _leaves(loss: Tensor) -> list[Tensor]:
+    """Return the tensors to which the loss's gradient flows at last."""
+    found, seen, left = list[Tensor](), set[Any](), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            found.append(node.variable)  # type: ignore[attr-defined]
+        left += [following for following, _ in node.next_functions]
+    return found
+
+
+def _is_of_one_tensor(batch: Batch, run: Callable[[Batch], Any], error: BaseException) -> bool:
+    """Return whether code fails because it takes a batch of one tensor for the tensor."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 1 or not isinstance(error, (TypeError, AttributeError)):
+        return False
+    try:
+        run(batch[0])
+    except (Exception, SystemExit):  # the cause is another one
+        return False
+    return True
 
 
 def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
@@ -132,24 +186,51 @@ def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batch
                 raise ValueError(f"{name} of `{argument}` has {wrong}, for which the loss is {lost[0]}")
 
 
-def warn_of_sum(problem: Problem, trial: Trial, model: nn.Module) -> None:
-    """Warn of an objective whose loss is a sum over the batch: its scores grow with the batch size of a trial."""
-    batch = next(problem.val_data.in_order(trial.batch_size))
-    if not isinstance(as_given(problem.objective), Written) or not can_be_split(batch):
+def warn_of_sums(problem: Problem, trial: Trial, model: nn.Module) -> None:
+    """Warn of a loss, or a metric by which trials are compared, that grows with the batch, as a sum over it does.
+
+    It is evaluated for a few examples, for the same twice, and for the same four times. A mean stays the same. A value
+    that compares each example with all others may change, too, but not in this way.
+    """
+    objective, batches = as_given(problem.objective), problem.val_data.in_order(trial.batch_size)
+    first = next(batches)
+    if not isinstance(objective, (Written, ByPart)) or not can_be_split(first):
         return
-    few = split(batch, -(-batch_length(batch) // FEW))[0]
-    twice = tree_map(lambda leaf: torch.cat([leaf, leaf]) if has_samples(leaf) else leaf, few)
-    try:
-        with torch.no_grad():
-            one, two = (float(problem.objective(model.eval(), part)["loss"]) for part in (few, twice))
-    except Exception:  # one that takes batches of one size alone
-        return
-    # Of fewer examples, a loss that compares each with all others may double, too.
-    if batch_length(few) > FEW // 2 and one and abs(two - 2 * one) < abs(one) / 10:
-        told = (
-            f"`objective` returns a loss of {one:.3g} for {batch_length(few)} examples, and of {two:.3g} for the same"
-        )
-        warn(f"{told} twice, as a sum does. Return the mean: trials of other batch sizes do not compare by sums")
+    names = {"loss", *(name.partition("_")[2] for name in problem.settings.comparison.trained)}
+    names |= {f"{part}_loss" for part in objective.parts} if isinstance(objective, ByPart) else set()
+    few = split(first, -(-batch_length(first) // FEW))[0]
+    # A count may be 0 for a few examples, which doubles unseen.
+    for once in chain([few, first], islice(batches, SUMMED)):
+        if not names:
+            return
+        twice = _doubled(once)
+        try:
+            with torch.no_grad():
+                found = [problem.objective(model.eval(), part) for part in (once, twice, _doubled(twice))]
+        except Exception:  # one that takes batches of one size alone
+            return
+        names &= found[0].keys()
+        for name in sorted(names):
+            one, two, four = (float(values[name]) for values in found)
+            if not one:
+                continue
+            names.remove(name)
+            if _grows(one, two, four):
+                told = f"a loss of {one:.3g}" if name == "loss" else f"{name!r} as {one:.3g}"
+                told = f"`objective` returns {told} for {batch_length(once)} examples, and {two:.3g} for the same twice"
+                warn(f"{told}, as a sum does. Return the mean: trials of other batch sizes do not compare by sums")
+
+
+def _doubled(batch: Batch) -> Batch:
+    return tree_map(lambda leaf: torch.cat([leaf, leaf]) if has_samples(leaf) else leaf, batch)
+
+
+def _grows(one: float, two: float, four: float) -> bool:
+    """Return whether a value grows as a sum (and a constant) does, or by one factor with each doubling, as a norm."""
+    added, then, factor = two - one, four - two, two / one
+    if abs(added) < GROWTH * abs(one):
+        return False
+    return abs(then - 2 * added) < EXACT * abs(then) or (factor > 1 and abs(four - factor * two) < EXACT * abs(four))
 
 
 def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:

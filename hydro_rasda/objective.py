@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fusion.hyperparameters import KEYS, is_read
 from fusion.part_settings import is_of_part
 from fusion.width.microbatch import WEIGHT, is_weight
-from hydro_rasda.data import Batch
+from hydro_rasda.data import Batch, fresh
 from hydro_rasda.loss_weight import IGNORED, LossCalls, whole
 from hydro_rasda.objective_parts import ByPart, GivenObjective
 
@@ -129,7 +129,7 @@ class Written:
     def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         config = {"config": config_of(model)} if self.configured else {}
         with LossCalls() as calls:
-            metrics = self.objective(model, batch, **config)
+            metrics = self.objective(model, fresh(batch), **config)
         if not isinstance(metrics, Mapping):
             return metrics  # refused by whoever checks it
         metrics = dict(metrics)
@@ -180,7 +180,7 @@ class Supervised:
     collected: bool = False
 
     def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        inputs, target = _pair(batch)
+        inputs, target = _pair(fresh(batch))
         output = model(inputs)
         if not isinstance(output, Tensor):
             raise ValueError(

@@ -66,6 +66,8 @@ class Request:
             _check_objective(self.objective, race.strategy)
         if self.objective is not None and self.loss_fn is not None:
             raise ValueError("`loss_fn` and `objective` are both given, but one says all: leave one out")
+        for name, own in {"loss_fn": self.loss_fn, "objective": self.objective}.items():
+            _check_nothing_to_train(name, own)
         if self.metrics is not None:
             check_function("metrics", self.metrics, 2, rule="None, or a function (no class) of (outputs, targets)")
         check_space(self.space, self.settings.num_samples, race.strategy)
@@ -152,6 +154,18 @@ class Request:
             full_size=None if train is None else OwnLoop(train, tuple(self.data.values())),
             folds=folds,
         )
+
+
+def _check_nothing_to_train(name: str, function: object) -> None:
+    """Refuse a module with parameters that need gradients in the place of a function: nothing would train them."""
+    for part, own in function.items() if isinstance(function, Mapping) else [("", function)]:
+        trained = [n for n, p in own.named_parameters() if p.requires_grad] if isinstance(own, nn.Module) else []
+        where = f"{name}[{part!r}]" if part else name
+        rule = (
+            f"a function without parameters of its own, which nothing would train, such as {trained[:1]}: put the "
+            "module into the model, and have `objective` call it there; or freeze them by `requires_grad_(False)`"
+        )
+        require(not trained, where, type(own).__name__, rule)
 
 
 def _check_objective(objective: GivenObjective, strategy: str) -> None:

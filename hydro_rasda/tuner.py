@@ -95,9 +95,9 @@ def tune(
             each configuration trains on five folds of `train_data`, and the mean of their scores decides. Then
             `train_data` are tensors or a Dataset, and an epoch of every fold is as long as that of the shortest.
         loss_fn: Mean loss of `(output, target)`, or of `(output, target, config)`; with it, batches are `(inputs,
-            target)`. None: cross-entropy. It is told the configuration but for the library's keys. In a fused group, a
-            float there may be a tensor without dimensions; trials that differ in anything else (an integer, a word)
-            train in different groups.
+            target)`. None: cross-entropy. Parameters to train belong to the model: a loss has none. It is told the
+            configuration but for the library's keys. In a fused group, a float there may be a tensor without
+            dimensions; trials that differ in anything else (an integer, a word) train in different groups.
         objective: Takes the place of `loss_fn`: `objective(model, batch) -> {"loss": ..., ...}` for one model and any
             batch, or `objective(model, batch, config)`. Means over batches count by a scalar "weight" in the dict: the
             number of targets that count, or the sum of their weights. Without one, they count by examples, and those

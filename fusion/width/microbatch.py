@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusion.argument_checks import require
+from fusion.objects_of_tensors import look_into
 from fusion.skeleton_and_tensors import count_samples, has_samples
 
 Means = Mapping[str, Tensor]
@@ -66,8 +67,8 @@ def split(batch: Any, parts: int) -> list[Any]:
     """Split a batch into at most `parts` parts of nearly equal size.
 
     Args:
-        batch: Tensors with samples first, in any nesting of tuples, lists and dicts. Tensors without axes, and all
-            other values, go into every part.
+        batch: Tensors with samples first, in any nesting of tuples, lists, dicts and objects (`look_into`). Tensors
+            without axes, and all other values, go into every part.
         parts: At least 1, which takes any batch as it is. Fewer parts come back if there are fewer samples.
 
     Raises:
@@ -77,7 +78,7 @@ def split(batch: Any, parts: int) -> list[Any]:
     require(parts >= 1, "parts", parts, ">= 1")
     if parts == 1:
         return [batch]
-    leaves, spec = tree_flatten(batch)
+    leaves, spec = tree_flatten(look_into(batch))
     sizes = _sizes(batch)
     if len(sizes) != 1:
         raise ValueError(f"`batch` has tensors of {sorted(sizes)} samples, but must have one number of samples")
@@ -199,4 +200,4 @@ def _sizes_of(pieces: Sequence[Any]) -> list[int]:
 
 
 def _sizes(batch: Any) -> set[int]:
-    return {leaf.shape[0] for leaf in tree_flatten(batch)[0] if has_samples(leaf)}
+    return {leaf.shape[0] for leaf in tree_flatten(look_into(batch))[0] if has_samples(leaf)}

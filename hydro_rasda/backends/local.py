@@ -38,8 +38,8 @@ class LocalBackend:
         memory: Bytes of a CPU's memory for all that trains at the same time, beside what the tuner holds; None: 90 % of
             what is free, within the cgroup's limit. Trainings that were measured to fit run beside each other.
         loader_workers: Processes that load a Dataset's batches ahead for each model or group in training, as a
-            DataLoader's `num_workers`. None: up to 4 for a GPU, none for a CPU, whose cores have models to train, and
-            none for data in an open file, whose position they would share. The batches are the same, whoever loads
+            DataLoader's `num_workers`. None: up to 4 for a GPU, none for a CPU, whose cores have models to train. Data
+            that cannot be pickled, such as those with a connection, get none. The batches are the same, whoever loads
             them.
         graph: True if training steps are recorded as CUDA graphs and replayed, one launch for each batch (see
             `fusion.GraphedStep`): of fused groups, and of full-size models that train on one worker. "auto": on CUDA;

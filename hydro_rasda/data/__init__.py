@@ -16,6 +16,7 @@ from hydro_rasda.data.batches import (
     Shard,
     Share,
     batch_length,
+    fresh,
     move,
     outline,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Share",
     "Splitter",
     "batch_length",
+    "fresh",
     "is_splitter",
     "make_batches",
     "make_folds",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset
+
+from fusion.objects_of_tensors import look_into
 
 
 class Part(NamedTuple):
@@ -61,7 +63,8 @@ EVAL_BATCH_FACTOR = 4
 
 
 Batch = Any
-"""A tensor, or any nesting of tuples, lists and dicts of tensors; for supervised learning `(inputs, target)`."""
+"""A tensor, or any nesting of tuples, lists, dicts and objects of tensors, such as a dataclass; for supervised learning
+`(inputs, target)`."""
 
 
 Data = Sequence[Tensor] | Dataset[Any] | Callable[[int], Iterable[Batch]]
@@ -121,13 +124,13 @@ class Batches(Protocol):
 
 def batch_length(batch: Batch) -> int:
     """Number of examples in a batch: the first dimension of its first tensor."""
-    leaves = tree_leaves(batch)
+    leaves = tree_leaves(look_into(batch))
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.ndim:
             return len(leaf)
     told = f"a batch is {type(batch).__name__} without a tensor of one or more dimensions"
-    if isinstance(batch, Mapping) and leaves and leaves[0] is batch:
-        told += "; mappings are not looked into, except plain dicts: make it one by `dict(batch)`"
+    if len(leaves) == 1 and leaves[0] is batch and not isinstance(batch, Tensor):
+        told += " in its fields; give a tuple or a dict of tensors, from which `objective` makes what the model takes"
     raise ValueError(told)
 
 
@@ -142,7 +145,12 @@ def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool
     def moved(leaf: Any) -> Any:
         return leaf.to(device, non_blocking=not wait, copy=always) if isinstance(leaf, Tensor) else leaf
 
-    return tree_map(moved, batch)
+    return tree_map(moved, look_into(batch))
+
+
+def fresh(batch: Batch) -> Batch:
+    """The same tensors in containers of their own: code may take something out of its batch, which is used again."""
+    return tree_map(lambda leaf: leaf, batch)
 
 
 def cut_off(batch: Batch) -> Batch:
@@ -154,7 +162,7 @@ def cut_off(batch: Batch) -> Batch:
     def cut(leaf: Any) -> Any:
         return leaf.detach().requires_grad_() if isinstance(leaf, Tensor) and leaf.grad_fn is not None else leaf
 
-    return tree_map(cut, batch)
+    return tree_map(cut, look_into(batch))
 
 
 def outline(value: Any) -> str:

@@ -17,13 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from fusion.objects_of_tensors import LOOKED_INTO, fields, look_into, with_fields
 from fusion.streams import Stream
 from hydro_rasda.argument_checks import binds, require
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, check_length, least, length_of
 from hydro_rasda.data.batches import Batch, Batches, Data, Shard, Share, batch_length, cut_off, move
 from hydro_rasda.data.can_be_pickled import can_be_pickled
+from hydro_rasda.data.open_files import OwnFiles
 from hydro_rasda.seeds import derive_seed
 
 
@@ -119,13 +122,14 @@ class DatasetBatches(IndexedBatches):
             batch_size=None,
             num_workers=workers if len(rows) > 1 else 0,
             pin_memory=workers > 0 and self._device.type == "cuda",
+            worker_init_fn=OwnFiles(),
             # It draws a number that nothing uses, which must not come from what models draw from.
             generator=torch.Generator(),
         )
         return (move(batch, self._device) for batch in loader)
 
     def _default_workers(self) -> int:
-        """None for an open file, which has one position for all processes that read from it, or tensors on a GPU."""
+        """Return 0 for what processes cannot share: data that cannot be pickled, or tensors on a GPU."""
         most = default_workers(self._device)
         if most and self._can_be_sent is None:
             self._can_be_sent = can_be_pickled(self._dataset, tensors_of_gpus=False)
@@ -164,7 +168,24 @@ class _InBatches(Dataset[Batch]):
         rows = self._rows[number]
         with Stream(derive_seed(self._seed, number)).drawn_from():
             several = getattr(self._examples, "__getitems__", None)
-            return cut_off(default_collate(several(rows) if several else [self._examples[row] for row in rows]))
+            return cut_off(_collated(several(rows) if several else [self._examples[row] for row in rows]))
+
+
+def _collated(examples: Sequence[Any]) -> Batch:
+    """Put examples together as `default_collate` does, and objects of tensors field by field."""
+    look_into(examples[0])
+    ways: dict[Any, Any] = {**default_collate_fn_map}
+    ways |= {kind: _collated_objects for kind in LOOKED_INTO if not issubclass(kind, Mapping)}
+    return collate(examples, collate_fn_map=ways)
+
+
+def _collated_objects(examples: Sequence[Any], *, collate_fn_map: dict[Any, Any]) -> Any:
+    each = [fields(example) for example in examples]
+    joined = {
+        name: None if value is None else collate([found[name] for found in each], collate_fn_map=collate_fn_map)
+        for name, value in each[0].items()
+    }
+    return with_fields(type(examples[0]), joined)
 
 
 class LoaderBatches:
@@ -237,6 +258,8 @@ class LoaderBatches:
                 f"`{self._argument}` is a function that returned a {type(loader).__name__}, but must be a function "
                 "`make_loader(batch_size)` that returns batches"
             )
+        if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, OwnFiles):
+            loader.worker_init_fn = OwnFiles(loader.worker_init_fn)
         return loader
 
     def describe(self) -> str:

@@ -29,8 +29,8 @@ def usable_children(problem: Problem) -> int:
 
     As many as its device allows, if they can share its data.
 
-    An open file has one position for all forked processes, so two of them would read wrong data from it. Data that hold
-    a file or a connection are recognised because they cannot be pickled.
+    Processes cannot share a connection, such as that to a database. Data that hold one are recognised because they
+    cannot be pickled. Open files are opened again in each process, see `open_files_again`.
     """
     most = most_children(problem.device)
     return most if most and can_be_shared(problem) else 0

@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 import torch
 
 from fusion.width.memory import peak_memory
+from hydro_rasda.data.open_files import open_files_again
 from hydro_rasda.processes.die_with_parent import depend_on
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.light_optimizers import COMPILER, leave_out_compiler
@@ -281,6 +282,7 @@ def _run_child(piece: Piece, threads: int, connection: Connection, parent: int) 
     def work() -> None:
         torch.set_num_threads(threads)
         try:
+            open_files_again()
             with warnings.catch_warnings(record=True) as caught, peak_memory(torch.device("cpu")) as peak:
                 answer = _message("done", piece(lambda *content: send(connection, "notified", content)))
             send(connection, "warned", caught)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,8 +35,17 @@ _PRETRAINED = (
     "`model_fn` neither load weights nor seed itself"
 )
 
-_HIGHER = ("accuracy", "acc", "auc", "f1")
-"""Last words of the names of metrics of which more is better."""
+_HIGHER = re.compile(
+    r"\w*accuracy|b?acc|[a-z]*(auc|roc|iou|bleu)|auprc|m?ap|f1|fbeta|recall|precision|sensitivity|specificity|top|hits|"
+    r"rouge\w*|meteor|jaccard|dice|r2|psnr|ssim|ndcg|mrr|kappa|mcc|pearson|spearman|correlation|rewards?|returns?|elbo|"
+    r"likelihood|correct"
+)
+_LOWER = re.compile(
+    r"\w*(loss|error|perplexity)|err|r?mse|r?mae|s?mape|nll|ppl|bp[bcd]|[wce]er|fid|brier|ece|distance|divergence|"
+    r"deviance|regret"
+)
+_TURNED = re.compile(r"neg|negative|minus|inverse|inv")
+"""Words in the names of metrics of which more is better, of those of which less is, and of those turned around."""
 
 _NO_DECAY = (
     'hint: the learning rate never decays. A decay usually gains more than any other key. Add `"schedule": "cosine"` '
@@ -168,8 +178,20 @@ def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
 
 def _warn_of_modes(settings: TuneConfig) -> None:
     for name, mode in settings.comparison.objectives:
-        if mode == "min" and name.split("_")[-1].lower() in _HIGHER:
+        higher, lower, turned = (_has_word(name, words) for words in (_HIGHER, _LOWER, _TURNED))
+        if higher == lower or turned:
+            continue
+        if higher and mode == "min":
             warn(f"`mode` is 'min', so that the trial with the lowest {name} wins: set `mode='max'` if more is better")
+        elif lower and mode == "max":
+            warn(f"`mode` is 'max', so that the trial with the highest {name} wins: set `mode='min'` if less is better")
+
+
+def _has_word(name: str, words: re.Pattern[str]) -> bool:
+    """Return whether one of these words is in a metric's name, such as "val_f1_macro", "val_top5" or "val_macroF1"."""
+    parts = re.split(r"[^0-9A-Za-z]+", name)
+    parts += [piece for part in parts for piece in re.findall(r"[A-Z]+[a-z0-9]*|[a-z0-9]+", part)]
+    return any(words.fullmatch(text) for part in parts for text in (part.lower(), part.lower().rstrip("0123456789")))
 
 
 def _warn_of_endless(warmup: float, max_t: int) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset
 
 from hydro_rasda import SweepConfig
 from hydro_rasda import dry_run as module
@@ -206,6 +211,190 @@ def test_an_objective_that_sums_over_the_batch_is_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dry_run(problem(objective=as_objective(contrasted, F.cross_entropy)), big)
+
+
+def also(**metrics: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """Return an objective with further metrics of outputs and targets."""
+
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        output, target = model(batch[0]), batch[1]
+        return {"loss": F.cross_entropy(output, target), **{n: of(output, target) for n, of in metrics.items()}}
+
+    return objective
+
+
+def hits(output: Tensor, target: Tensor) -> Tensor:
+    return (output.argmax(1) % 2) == target % 2
+
+
+COUNTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "count": lambda output, target: hits(output, target).sum(),
+    "norm": lambda output, target: output.square().sum().sqrt(),
+    "penalized": lambda output, target: F.cross_entropy(output, target) + output.square().sum(),
+    "rare": lambda output, target: (target == 5).sum(),  # none in the first batch
+}
+MEANS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "accuracy": lambda output, target: hits(output, target).float().mean(),
+    "in_batch": lambda output, target: F.cross_entropy(output @ output.T, torch.arange(len(output))),
+    "retrieved": lambda output, target: (output @ output.T).argmax(1).eq(torch.arange(len(output))).float().mean(),
+    "spread": lambda output, target: output.std(),
+    "largest": lambda output, target: output.max(),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("compared", ["metric", "several", "constraint", "part"])
+def test_a_metric_that_grows_with_the_batch_is_named(name: str, compared: str) -> None:
+    own, seen = also(**COUNTS), f"val_{name}"
+    asked = problem(objective=as_objective({"0": own} if compared == "part" else own, F.cross_entropy))
+    if compared == "metric":
+        asked = asked.with_settings(metric=seen)
+    elif compared == "several":
+        asked = asked.with_settings(objectives=(("val_loss", "min"), (seen, "max")))
+    elif compared == "constraint":
+        asked = asked.with_settings(sweep=replace(asked.settings.sweep, constraints={seen: (None, 1e6)}))
+    else:
+        name = f"0_{name}"
+        asked = asked.with_settings(metric=f"val_{name}")
+    with pytest.warns(UserWarning, match=f"`objective` returns '{name}' as .* Return the mean") as warned:
+        dry_run(asked, trials())
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_a_metric_that_is_no_sum_is_not_named(name: str) -> None:
+    asked = problem(objective=as_objective(also(**COUNTS, **MEANS), F.cross_entropy))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dry_run(asked.with_settings(metric=f"val_{name}"), trials())
+
+
+def takes_out(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    target = batch.pop("y")
+    batch["more"] = target
+    return {"loss": F.cross_entropy(model(batch["x"]), target)}
+
+
+class Named(Dataset[dict[str, Tensor]]):
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"x": X[i], "y": LABELS[i]}
+
+
+@pytest.mark.parametrize("by_part", [False, True])
+def test_an_objective_may_take_something_out_of_its_batch(by_part: bool) -> None:
+    objective: Any = {"0": takes_out, "2": takes_out} if by_part else takes_out
+    asked = problem(data=Named(), objective=as_objective(objective, F.cross_entropy))
+    found = dry_run(asked, trials())
+    batch = next(asked.val_data.in_order(4))
+    asked.objective(asked.target(trials()[0]), batch)
+    assert math.isfinite(found.metrics["val_loss"])
+    assert batch.keys() == {"x", "y"}
+
+
+def test_a_model_may_take_something_out_of_its_inputs() -> None:
+    class Takes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+            out: Tensor = self.layer(inputs.pop("x"))
+            return out
+
+    batch = {"x": X[:4]}, LABELS[:4]
+    supervised()(Takes(), batch)
+    assert "x" in batch[0]
+
+
+class Holds(nn.Module):
+    """Its first layer's parameters lie in a plain attribute, too; others lie only there."""
+
+    def __init__(self, width_ratio: float, hold: Callable[[nn.Linear], Any]) -> None:
+        super().__init__()
+        width = int(32 * width_ratio)
+        self.first, self.head = nn.Linear(64, width), nn.Linear(width, 10)
+        self.held = hold(self.first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.first(x).relu())
+        return out
+
+
+def decayed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    held = [leaf for leaf in tree_leaves(model.held) if isinstance(leaf, Tensor)]
+    return {"loss": F.cross_entropy(model(batch[0]), batch[1]) + sum(leaf.square().mean() for leaf in held)}
+
+
+LOOSE: dict[str, Callable[[nn.Linear], Any]] = {
+    "[0]": lambda layer: [layer.weight],
+    "['a'][1]": lambda layer: {"a": (3, layer.weight)},
+    "": lambda layer: torch.ones(3, requires_grad=True),
+    "['new']": lambda layer: {"new": nn.Parameter(torch.ones(3))},
+}
+
+
+@pytest.mark.parametrize("place", LOOSE)
+@pytest.mark.parametrize("surrogate", [0.5, 1.0])
+def test_parameters_in_plain_attributes_are_named_if_the_loss_depends_on_them(place: str, surrogate: float) -> None:
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        return Holds(width_ratio, LOOSE[place])
+
+    told = re.escape(f"`held{place}`") + ".*`nn.ParameterList`"
+    with pytest.raises(ValueError, match=told):
+        dry_run(problem(model_fn, objective=as_objective(decayed, F.cross_entropy), surrogate=surrogate), trials())
+    dry_run(problem(model_fn, surrogate=surrogate), trials())
+
+
+def centred(centres: nn.Module | Tensor) -> Any:
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        output = model(batch[0])
+        own = centres(batch[1]) if isinstance(centres, nn.Module) else centres[batch[1]]
+        return {"loss": (output - own).square().mean()}
+
+    return objective
+
+
+def test_a_loss_with_parameters_of_its_own_is_refused_wherever_it_keeps_them() -> None:
+    for centres in (nn.Embedding(10, 10), torch.randn(10, 10, requires_grad=True)):
+        asked = problem(objective=as_objective(centred(centres), F.cross_entropy))
+        with pytest.raises(
+            ValueError, match=r"a tensor \[\(10, 10\) float32\] that .* nothing trains it, .* in the model"
+        ):
+            dry_run(asked, trials())
+        centres.requires_grad_(False)
+        dry_run(asked, trials())
+
+
+def test_tensors_that_need_gradients_for_other_reasons_are_let_through() -> None:
+    """Those of the batch, and those that each call makes anew, as for a penalty of gradients."""
+
+    def penalized(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        x = batch[0].detach().clone().requires_grad_()
+        with torch.enable_grad():
+            output = model(x)
+            (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        return {"loss": F.cross_entropy(model(batch[0]) + 0 * output, batch[1]) + slope.square().mean()}
+
+    given = X.clone().requires_grad_(), LABELS
+    dry_run(problem(data=given, objective=as_objective(penalized, F.cross_entropy)), trials())
+
+
+def gradients_inside(model: nn.Module, batch: tuple[Tensor]) -> dict[str, Tensor]:
+    x = batch[0].requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return {"loss": slope.square().mean()}
+
+
+def test_the_way_to_a_single_tensor_is_told_only_where_it_is_the_cause() -> None:
+    with pytest.raises(ValueError, match="does not require grad") as told:
+        dry_run(problem(data=(X,), objective=as_objective(gradients_inside, F.cross_entropy)), trials())
+    assert "batch[0]" not in str(told.value)
+    for forgets in (lambda m, b: {"loss": m(b).mean()}, lambda m, b: {"loss": m(b.flatten(1)).mean()}):
+        with pytest.raises(ValueError, match=r"take `batch\[0\]`"):
+            dry_run(problem(data=(X,), objective=as_objective(forgets, F.cross_entropy)), trials())
 
 
 def test_a_batch_is_tried_in_the_parts_that_training_takes() -> None:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -252,6 +253,39 @@ class Filed(Dataset[Pair]):
         return row[:-1], row[-1].long()
 
 
+@dataclass(frozen=True)
+class Example:
+    x: Tensor
+    y: Tensor
+
+
+class Examples(Dataset[Example]):
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Example:
+        return Example(self.x[i], self.y[i])
+
+
+def of_object(model: nn.Module, batch: Example) -> dict[str, Tensor]:
+    return {"loss": F.cross_entropy(model(batch.x), batch.y)}
+
+
+@pytest.mark.usefixtures("one_process")
+def test_batches_may_be_objects_of_tensors(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """Fused, at full size, in parts and in evaluation."""
+    (x, y), _ = digits
+    given: dict[str, Any] = {"num_samples": 4, "max_t": 2, "space": {**LR, "accumulate": 2}, "val_data": (x, y)}
+    plain = quick(name="plain", train_data=TensorDataset(x, y), **given)
+    given["val_data"] = Examples(x, y)
+    objects = quick(name="objects", train_data=Examples(x, y), objective=of_object, **given)
+    assert [t.surrogate_metric for t in objects.trials] == pytest.approx([t.surrogate_metric for t in plain.trials])
+    assert objects.evaluate(Examples(x, y))["loss"] == pytest.approx(objects.best_metric)
+
+
 def test_data_in_an_open_file_are_read_by_one_process(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path) -> None:
     (x, y), _ = digits
     one, other = TensorDataset(x, y), Filed(x, y, tmp_path / "examples")
@@ -476,6 +510,17 @@ SPLIT = {"race": RaceConfig(strategy="fsdp")}
 EXPLORES_RATE = PopulationBasedTraining({"rate": Range(0.1, 1.0)}, last=4)
 
 
+class Centres(nn.Module):
+    """A loss with a centre for each class, which is to be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_class = nn.Embedding(10, 10)
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(output, self.of_class(target))
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
@@ -523,6 +568,17 @@ EXPLORES_RATE = PopulationBasedTraining({"rate": Range(0.1, 1.0)}, last=4)
         ({"train_data": "digits.csv"}, ValueError, "`train_data` is a str"),
         ({"objective": lambda m, b: m(b[0]).sum(), "loss_fn": F.mse_loss}, ValueError, "`loss_fn` and `objective`"),
         ({"objective": lambda m, b: m(b[0]).sum()}, ValueError, "`objective` must return a dict of tensors"),
+        (
+            {"loss_fn": Centres()},
+            ValueError,
+            r"`loss_fn` is 'Centres', .*train, such as \['of_class.weight'\]: put the",
+        ),
+        ({"objective": Centres()}, ValueError, "`objective` is 'Centres', but must be a function without parameters"),
+        (
+            {"objective": {"0": Centres()}},
+            ValueError,
+            r"`objective\['0'\]` is 'Centres', but must be a function without",
+        ),
         ({"race": {"keep": "first"}}, ValueError, "`race.keep` is 'first', but must be one of"),
         ({"backend": "moon"}, ValueError, "`backend` is 'moon'"),
         ({"resume": "maybe"}, ValueError, "`resume` is 'maybe', but must be one of"),

@@ -145,7 +145,9 @@ class _ForkServer:
             os.environ.update(job.pop("environ"))
             os.chdir(job.pop("cwd"))
             from hydro_rasda.backends.ray.rank_worker import run_rank
+            from hydro_rasda.data.open_files import open_files_again
 
+            open_files_again()
             run_rank(payload, job, connection)
             code = 0
         except BaseException:

@@ -7,6 +7,7 @@ import random
 import tempfile
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -236,13 +237,60 @@ def test_descriptions_tell_data_of_different_form_apart() -> None:
     assert read((X, Y)).describe() == "tensors (11, 2) float32, (11,) int64"
 
 
+class Kept:
+    """Tensors that are no fields."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return X
+
+
+@dataclass
+class Example:
+    """As a data set returns it, and, put together, as a loader does."""
+
+    x: Tensor
+    y: Tensor
+    name: str
+    missing: None = None
+
+
+class Examples(Dataset[Example]):
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Example:
+        return Example(X[i], Y[i], str(i))
+
+
+def loads_objects(batch_size: int) -> list[Example]:
+    return [Example(X[i : i + batch_size], Y[i : i + batch_size], "") for i in range(0, N, batch_size)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_objects_of_tensors_are_put_together_moved_and_shared(workers: int) -> None:
+    loaded = make_batches(Examples(), "train_data", torch.device("cpu"), 0, loader_workers=workers)
+    for batches in (loaded, read(loads_objects)):
+        first = next(batches.in_order(4))
+        assert isinstance(first, Example)
+        assert torch.equal(first.x, X[:4])
+        assert torch.equal(first.y, Y[:4])
+        ((mine, *_),) = [tuple(batches.shares(N, None, Shard(1, 2)))]
+        assert torch.equal(mine.batch.x, X[1::2])
+        elsewhere = next(batches.on(torch.device("meta")).in_order(4))
+        assert elsewhere.x.device.type == "meta"
+    assert next(loaded.in_order(4)).name == ["0", "1", "2", "3"]
+
+
 def test_batch_length() -> None:
     assert batch_length((X, Y)) == N
     assert batch_length({"scale": torch.tensor(1.0), "x": [X]}) == N
     with pytest.raises(ValueError, match=r"without a tensor of one or more dimensions$"):
         batch_length({"scale": torch.tensor(1.0)})
-    with pytest.raises(ValueError, match=r"a batch is UserDict without .* except plain dicts: make it one by"):
-        batch_length(UserDict(x=X))  # as the tokenizers of transformers return
+    assert batch_length(UserDict(x=X)) == N, "as the tokenizers of transformers return"
+    with pytest.raises(ValueError, match=r"a batch is Kept without .* in its fields; give a tuple or a dict of"):
+        batch_length(Kept())
     assert batch_length((torch.as_tensor(np.zeros((3, 2))),)) == 3
 
 

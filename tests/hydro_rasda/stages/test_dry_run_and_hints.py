@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -152,11 +153,44 @@ def test_loaders_that_have_no_batch_when_training_asks(arguments: dict[str, Any]
     refused(quick, told, **arguments)
 
 
-def test_an_accuracy_that_is_minimized_is_said(quick: Quick) -> None:
-    told = "`mode` is 'min', so that the trial with the lowest val_accuracy wins: set `mode='max'`"
-    with pytest.warns(UserWarning, match=told):
-        get_ready(problem().with_settings(metric="val_accuracy"), LR, trials())
-    get_ready(problem().with_settings(metric="val_accuracy", mode="max"), LR, trials())
+MORE = (
+    *("acc", "acc@5", "accuracy_top1", "f1_macro", "macroF1", "auroc", "roc_auc", "recall", "recall@10", "precision"),
+    *("top5", "top_5", "bleu4", "rougeL", "mIoU", "iou_mean", "dice", "mAP50_95", "r2", "PSNR", "log_likelihood"),
+)
+LESS = ("loss", "error", "perplexity", "rmse", "mae", "wer", "brier_score", "nll", "l1Loss")
+UNSURE = (
+    "score",
+    "top1_error",
+    "negative_mse",
+    "neg_loss",
+    "one_minus_accuracy",
+    "dice_loss",
+    "params_used",
+    "laptop",
+    "tests",
+)
+
+
+def test_a_direction_that_does_not_suit_the_name_of_a_metric_is_said() -> None:
+    def objective(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        return {**dict.fromkeys((*MORE, *LESS, *UNSURE), loss), "loss": loss}
+
+    def doubted(mode: Literal["min", "max"]) -> list[str]:
+        compared = tuple((f"val_{name}", mode) for name in (*MORE, *LESS, *UNSURE))
+        asked = problem(objective=as_objective(objective, F.cross_entropy))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            get_ready(asked.with_settings(metric=compared[0][0], objectives=compared), LR, trials())
+        told = "`mode` is '{}', so that the trial with the {} val_{} wins: set `mode='{}'` if {} is better"
+        words = {"min": ("lowest", "max", "more"), "max": ("highest", "min", "less")}[mode]
+        said = {str(warning.message) for warning in caught}
+        return [
+            name for name in (*MORE, *LESS, *UNSURE) if told.format(mode, words[0], name, words[1], words[2]) in said
+        ]
+
+    assert doubted("min") == [*MORE]
+    assert doubted("max") == [*LESS]
 
 
 class Later:

@@ -1,0 +1,104 @@
+"""Batches that are objects, such as a dataclass: torch's functions on trees look into those whose fields are tensors.
+
+These functions (`tree_map` and its kin) know tuples, lists, dicts and named tuples. Any other object is a leaf to them,
+which is neither moved to a device, nor split, nor copied.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_leaves
+
+LOOKED_INTO: set[type] = set()
+"""The classes that `look_into` has met."""
+
+_CONTENT = ""
+"""The name of an object's own items among its fields, where its class is one of dicts, lists or tuples."""
+
+_MADE_IN_PYTHON = 1 << 9
+"""Python's flag of classes that are not written in C (Py_TPFLAGS_HEAPTYPE)."""
+
+Names = tuple[str, ...]
+
+
+def look_into(batch: Any) -> Any:
+    """Have torch's functions on trees look into all objects of a batch that hold tensors; return the batch.
+
+    An object may be of any class of the user's or of a library's: a dataclass, one of attrs, one with slots, a dict of
+    a class of its own. A copy is made without `__init__`, field by field. Modules, torch's own objects and objects that
+    refer weakly to others stay whole.
+    """
+    if not isinstance(batch, Tensor):
+        for leaf in tree_leaves(batch):
+            if not isinstance(leaf, Tensor) and _holds_tensors(leaf, []):
+                _register(type(leaf))
+                look_into([*fields(leaf).values()])
+    return batch
+
+
+def fields(thing: Any) -> dict[str, Any]:
+    """Return an object's fields by name."""
+    found = dict(getattr(thing, "__dict__", {}))
+    found |= {name: getattr(thing, name) for name in copyreg._slotnames(type(thing)) if hasattr(thing, name)}  # type: ignore[attr-defined]
+    for kind in (dict, list, tuple):
+        if isinstance(thing, kind):
+            found[_CONTENT] = kind(thing)
+    return found
+
+
+def with_fields(kind: type, found: Mapping[str, Any]) -> Any:
+    """Return an object of a class with these fields, without a call of `__init__`."""
+    content = found.get(_CONTENT, ())
+    base: Any = next(each for each in kind.__mro__ if each.__flags__ & _MADE_IN_PYTHON == 0)  # such as `dict`
+    thing = base.__new__(kind, content) if issubclass(kind, tuple) else base.__new__(kind)
+    if issubclass(kind, dict):
+        for key, value in content.items():
+            base.__setitem__(thing, key, value)
+    elif issubclass(kind, list):
+        list.extend(thing, content)
+    slots = {*copyreg._slotnames(kind)}  # type: ignore[attr-defined]
+    for name, value in found.items():
+        if name in slots:
+            object.__setattr__(thing, name, value)  # also where the class is frozen
+        elif name != _CONTENT:
+            vars(thing)[name] = value
+    return thing
+
+
+def _holds_tensors(thing: Any, above: Sequence[Any]) -> bool:
+    """Return whether an object that is a leaf to torch has a tensor in it; `above` are those that it is a part of."""
+    kind = type(thing)
+    if isinstance(thing, (nn.Module, type)) or kind.__module__.split(".")[0] in ("builtins", "numpy", "torch"):
+        return False
+    if any(thing is other for other in above):
+        return False
+    values = [*fields(thing).values()]
+    leaves = tree_leaves(values)
+    if any(isinstance(value, weakref.ReferenceType) for value in leaves):
+        return False
+    return any(isinstance(leaf, Tensor) or _holds_tensors(leaf, [*above, thing]) for leaf in leaves)
+
+
+def _register(kind: type) -> None:
+    LOOKED_INTO.add(kind)
+    register_pytree_node(kind, _taken_apart, partial(_put_together, kind), flatten_with_keys_fn=_with_keys)
+
+
+def _taken_apart(thing: Any) -> tuple[list[Any], Names]:
+    found = fields(thing)
+    return [*found.values()], (*found,)
+
+
+def _with_keys(thing: Any) -> tuple[list[tuple[Any, Any]], Names]:
+    values, names = _taken_apart(thing)
+    return [(GetAttrKey(name), value) for name, value in zip(names, values)], names
+
+
+def _put_together(kind: type, values: Iterable[Any], names: Names) -> Any:
+    return with_fields(kind, dict(zip(names, values, strict=True)))
