@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
 
-from fusion.hyperparameters import read
+from fusion.hyperparameters import KEYS, read
 from fusion.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
 from fusion.width.microbatch import evaluate
@@ -31,7 +31,8 @@ from hydro_rasda.results.summary import sum_up
 from hydro_rasda.results.winner import eligible
 from hydro_rasda.run.pickling import Gone, dumped, loaded
 from hydro_rasda.run.state import Run
-from hydro_rasda.secret_masking import HIDDEN, value_at, withholding
+from hydro_rasda.run.unkept_values import withholding
+from hydro_rasda.secret_masking import HIDDEN, value_at
 from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.trial import Trial
 
@@ -127,10 +128,12 @@ class TuneResult(RunRecord):
 
         Args:
             trial: Number of the finalist whose model is wanted; None: the best.
-            model_fn: The model function of the run, if the result was loaded, or unpickled without it.
+            model_fn: The model function of the run, if the result was loaded, or unpickled without it. For values that
+                JSON has no form for, such as classes, it is `lambda config: model_fn(config | {...})`.
 
         Raises:
-            ValueError: if that trial was not trained at full size, or the model function is missing.
+            ValueError: if that trial was not trained at full size, the model function is missing, or it reads a value
+                that a loaded result does not have.
             FileNotFoundError: if the run has gone on since it was loaded, and its checkpoint is another one now.
             RuntimeError: if the checkpoint is not the one that was written.
         """
@@ -139,8 +142,9 @@ class TuneResult(RunRecord):
         number, checkpoint = checkpoint_of(self, trial)
         problem = self._problem if model_fn is None else replace(self._problem, model_fn=model_fn)
         config = self.trials[number].config
-        if any(value_at(config, place) == HIDDEN for place in self._hidden):
-            problem = replace(problem, model_fn=withholding(problem.model_fn))
+        unkept = [place for place in self._unkept.get(number, ()) if place[0] not in KEYS]
+        if unkept or any(value_at(config, place) == HIDDEN for place in self._hidden):
+            problem = replace(problem, model_fn=withholding(problem.model_fn, unkept))
         models = []
         for weights in weights_of(self, checkpoint, self._problem.device)[: 1 if self._takes_first else None]:
             with preserved_generators():
