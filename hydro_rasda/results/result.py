@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
 
-from fusion.hyperparameters import KEYS, read
+from fusion.hyperparameters import read
 from fusion.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
 from fusion.width.microbatch import evaluate
@@ -142,7 +142,7 @@ class TuneResult(RunRecord):
         number, checkpoint = checkpoint_of(self, trial)
         problem = self._problem if model_fn is None else replace(self._problem, model_fn=model_fn)
         config = self.trials[number].config
-        unkept = [place for place in self._unkept.get(number, ()) if place[0] not in KEYS]
+        unkept = self._unkept.get(number, frozenset())
         if unkept or any(value_at(config, place) == HIDDEN for place in self._hidden):
             problem = replace(problem, model_fn=withholding(problem.model_fn, unkept))
         models = []

@@ -134,6 +134,10 @@ def test_a_choice_that_json_does_not_keep_never_gives_another_model(quick: Quick
         found.best_model(model_fn=chosen)
     again = found.best_model(model_fn=lambda config: chosen(config | {"act": Act.TANH}))
     assert torch.equal(again(digits[1][0]), made.best_model()(digits[1][0]))
+    del space["optimizer"]  # a loaded run has only its name, which no recipe can call
+    made = quick(model_fn=chosen, space=space, num_samples=4, name="other")
+    for text in (made.recipe(), load(made.path).recipe()):
+        assert "train(model_fn, train_data, loss_fn, *, act, device=None)" in text
 
 
 @pytest.mark.parametrize(
