@@ -247,10 +247,12 @@ _AVERAGES = [
     "# Weights that learn, and running statistics, are averaged beside training: the averages count.",
     "def tensors():",
     "    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}",
-    "    found = {**learning, **dict(model.named_buffers())}",
+    '    statistics = ("running_mean", "running_var")',
+    '    running = {name: b for name, b in model.named_buffers() if name.rpartition(".")[2] in statistics}',
+    "    found = {**learning, **running}",
     "    return {name: t for name, t in found.items() if t.is_floating_point() or t.is_complex()}",
-    "finite = {name: t.detach() for name, t in tensors().items() if t.requires_grad or t.isfinite().all()}",
-    "means = {name: t.to(torch.promote_types(t.dtype, torch.float32), copy=True) for name, t in finite.items()}",
+    "held = {name: t.detach() for name, t in tensors().items()}",
+    "means = {name: t.to(torch.promote_types(t.dtype, torch.float32), copy=True) for name, t in held.items()}",
     "averaged = 0",
 ]
 _WRITE_AVERAGES = [
