@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.hyperparameters import read
 from fusion.skeleton_and_tensors import has_samples
@@ -96,7 +96,7 @@ def _run_turn(
             told = f"the model cannot take {told}"
         if isinstance(batch, (tuple, list)) and len(batch) == 1:
             told += f"; a batch of one tensor is a {type(batch).__name__} of it: take `batch[0]`"
-        raise misfit(told, error) from error
+        raise misfit(told + _about_dtypes(model, batch), error) from error
     finally:
         handle.remove()
     if problem.metrics is not None and isinstance(metrics, Mapping):
@@ -114,6 +114,15 @@ def _run_turn(
             told = f"the loss{of_part} of a batch {outline(batch)} of `{argument}` cannot be differentiated"
             raise misfit(f"{told}: {type(error).__name__}: {error}", error) from error
     return metrics
+
+
+def _about_dtypes(model: nn.Module, batch: Batch) -> str:
+    """Say how data become float32 if they are float64 and the model is not."""
+    weights = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    wide = any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(batch))
+    if not wide or torch.float64 in weights:
+        return ""
+    return '. The data are float64 and the model is float32: give `array.astype("float32")`, or `tensor.float()`'
 
 
 def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
