@@ -522,7 +522,11 @@ EXPLORES_RATE = PopulationBasedTraining({"rate": Range(0.1, 1.0)}, last=4)
         ({"val_data": lambda batch_size: []}, ValueError, "`val_data` is empty"),
         ({"train_data": "digits.csv"}, ValueError, "`train_data` is a str"),
         ({"objective": lambda m, b: m(b[0]).sum(), "loss_fn": F.mse_loss}, ValueError, "`loss_fn` and `objective`"),
-        ({"objective": lambda m, b: m(b[0]).sum()}, ValueError, "`objective` must return a dict of tensors"),
+        (
+            {"objective": lambda m, b: m(b[0]).sum()},
+            ValueError,
+            "`objective` returned a Tensor, but must return a",
+        ),
         ({"race": {"keep": "first"}}, ValueError, "`race.keep` is 'first', but must be one of"),
         ({"backend": "moon"}, ValueError, "`backend` is 'moon'"),
         ({"resume": "maybe"}, ValueError, "`resume` is 'maybe', but must be one of"),
