@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fusion.hyperparameters import KEYS
 from hydro_rasda.argument_checks import check_path
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.results.lineage import SWEEP_DECISION
@@ -104,8 +103,7 @@ def _take_in_sweep(run: Run) -> set[int]:
         for line in configured:
             number, noted = line["trial"], line.get("literals", [])
             run.trials[number] = Trial(number, restored(hide(line["config"], run.hidden), noted))
-            lost = (tuple(place) for place, literal in noted if literal is None)
-            run.unkept[number] = frozenset(place for place in lost if place[0] not in KEYS)
+            run.unkept[number] = frozenset(tuple(place) for place, literal in noted if literal is None)
         if SWEEP_DECISION.fullmatch(key):
             before = dict(run.trials)
             for number, *plain in unit.value:

@@ -24,7 +24,7 @@ from hydro_rasda.metrics import Collected, mean_metrics, measured
 from hydro_rasda.objective import give_config, reads_config, steering
 from hydro_rasda.precision import as_given, matrix_products
 from hydro_rasda.problem import Problem
-from hydro_rasda.results.export import checkpoint_of, save_model, weights_of
+from hydro_rasda.results.export import checkpoint_of, save_model, unkept_of, weights_of
 from hydro_rasda.results.optuna_study import make_study
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
@@ -142,7 +142,7 @@ class TuneResult(RunRecord):
         number, checkpoint = checkpoint_of(self, trial)
         problem = self._problem if model_fn is None else replace(self._problem, model_fn=model_fn)
         config = self.trials[number].config
-        unkept = self._unkept.get(number, frozenset())
+        unkept = unkept_of(self, number)
         if unkept or any(value_at(config, place) == HIDDEN for place in self._hidden):
             problem = replace(problem, model_fn=withholding(problem.model_fn, unkept))
         models = []

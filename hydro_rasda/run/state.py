@@ -58,8 +58,7 @@ class Run:
         transfer: How far the surrogates' ranking can be trusted; None unless it was checked.
         space: The space of the trials' configurations: domains by name, as `tune` was given them.
         hidden: Places of secrets in configurations; no file, event or message shows them.
-        unkept: By trial of a run that was read from its folder, the places of values that JSON does not keep, without
-            those that the library reads.
+        unkept: By trial of a run that was read from its folder, the places of values that JSON does not keep.
         time_left: The estimate of the time left, from the plans and epochs of the stages.
     """
 
