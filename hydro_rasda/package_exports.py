@@ -27,6 +27,8 @@ Exports = tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]
 def lazy_exports(package: str, moved: Mapping[str, str] | None = None) -> Exports:
     """Make a package's `__all__`, `__getattr__` and `__dir__` (PEP 562) of the imports that it has for type checkers.
 
+    `__getattr__` also imports the package's modules: `hydro_rasda.plots` works after `import hydro_rasda` alone.
+
     Args:
         package: Its name. Its source has an `if TYPE_CHECKING:` with `from module import name as name`, and no other
             list of its public names.
@@ -40,6 +42,8 @@ def lazy_exports(package: str, moved: Mapping[str, str] | None = None) -> Export
             return value
         if moved and name in moved:
             refuse_name(package, name, moved[name])
+        if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+            return _imported(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return sorted(homes), get, lambda: sorted({*namespace, *homes})
