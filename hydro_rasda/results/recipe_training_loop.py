@@ -81,7 +81,9 @@ def written(recipe: Recipe) -> str:
     imports = ["from __future__ import annotations"] if classes else []
     imports += [f"import {_ALIASES.get(name, name)}" for name in modules]
     imports += [line for line in _FROM if re.search(rf"\b{line.split()[-1]}\(", body)]
-    title = "".join(f"# {one_line(line)}\n" for line in recipe.title)
+    call = ", ".join(["model_fn", "train_data", recipe.loss, *(f"{name}={name}" for name in arguments.values())])
+    usage = f"This file trains nothing by itself: import it, and call `model = train({call})`."
+    title = "".join(f"# {one_line(line)}\n" for line in (*recipe.title, usage))
     return f"{title}\n" + "\n".join(imports) + f"\n\n{body}"
 
 

@@ -29,7 +29,7 @@ from hydro_rasda.results.optuna_study import make_study
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.results.winner import eligible
-from hydro_rasda.run.pickling import Gone, dumped, loaded
+from hydro_rasda.run.pickling import Gone, check_has_functions, dumped, loaded
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.unkept_values import withholding
 from hydro_rasda.secret_masking import HIDDEN, value_at
@@ -267,9 +267,10 @@ class TuneResult(RunRecord):
                 trained that model to its end, fused with others. With folds, there is no such set.
 
         Raises:
-            ValueError: if `data` is in no such form, or `batch_size` is below 1.
+            ValueError: if `data` is in no such form, or `batch_size` is below 1. Also if the result was loaded.
         """
         check_int("batch_size", batch_size, at_least=1, optional=True)
+        check_has_functions(self._problem)
         model = self.best_model()
         batches = make_batches(data, "data", self._problem.device, self._problem.settings.seed)
         parts = 1 if batch_size else read(self.best_config, "accumulate")

@@ -70,6 +70,7 @@ def one_group(params: Any, lr: float) -> torch.optim.Optimizer:
     ("own", "rule"),
     [
         ("lbfgs", "one of sgd, .* lbfgs needs a closure"),
+        ("AdamW", 'one of sgd, .* did you mean "adamw"'),
         (torch.optim.LBFGS, "one of sgd, .* lbfgs needs a closure"),
         ("muon", "another one for a model without hidden 2-D parameters"),
         (

@@ -103,6 +103,8 @@ def test_another_process_without_data_and_model_finds_what_tune_returned(
     assert contents(made.path) == before
     with pytest.raises(ValueError, match=r"`model_fn` did not come along .* `best_model\(model_fn=...\)` takes it"):
         loaded.best_model()
+    with pytest.raises(ValueError, match=r"without `model_fn` and `objective`, which .* repeat the call of `tune`"):
+        loaded.evaluate(digits[1])
     model, again = made.best_model(), loaded.best_model(model_fn=stumbles_in_some)
     assert torch.equal(again(digits[1][0]), model(digits[1][0]))
 
@@ -138,6 +140,7 @@ def test_a_choice_that_json_does_not_keep_never_gives_another_model(quick: Quick
     made = quick(model_fn=chosen, space=space, num_samples=4, name="other")
     for text in (made.recipe(), load(made.path).recipe()):
         assert "train(model_fn, train_data, loss_fn, *, act, device=None)" in text
+        assert "call `model = train(model_fn, train_data, loss_fn, act=act)`" in text
 
 
 @pytest.mark.parametrize(
