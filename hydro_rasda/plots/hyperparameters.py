@@ -116,18 +116,25 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
     )
 
 
+LINES = 200
+"""Trials that can be told apart as lines."""
+
+
 def parallel_coordinates(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
     """Draw each trial as a line through all of its hyperparameters to its place, coloured by its place.
 
-    Lines of one category lie apart, the best on top, so that their colours show. Drag along an axis to choose some.
+    Lines of one category lie apart, the best on top, so that their colours show. Drag along an axis to choose some. Of
+    more than `LINES` trials, half of the lines are the best, and half an even sample of the others.
 
     Args:
         names: Hyperparameters, in the order of their axes; None for all that differ between trials.
     """
-    names, order = list(varied(result) if names is None else names), thinned([*enumerate(begun(result), 1)])
+    names, order = list(varied(result) if names is None else names), [*enumerate(begun(result), 1)]
     if len(order) < 2 or not names:
         return nothing(too_few(result))
     last = order[-1][0]
+    if len(order) > LINES:
+        order = [*order[: LINES // 2], *thinned(order[LINES // 2 :], LINES // 2)]
     order.reverse()  # the best are drawn last, above the others
     places, trials = [place for place, _ in order], [trial for _, trial in order]
     dimensions = [_fanned(_dimension(name, trials)) for name in names]

@@ -18,7 +18,8 @@ import pytest
 from hydro_rasda import plots
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.page.words import cost_facts
-from hydro_rasda.plots.figure_style import is_empty, score_axis, thinned
+from hydro_rasda.plots.figure_style import begun, is_empty, score_axis, thinned
+from hydro_rasda.plots.hyperparameters import LINES
 from hydro_rasda.plots.importance import importance_of
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import agreement_line, both_units, closing_lines
@@ -185,8 +186,12 @@ def test_lines_of_a_category_lie_apart_by_place(sorts: Sorts) -> None:
         order = at[here][np.argsort(places[here])]
         assert (order[0], order[-1]) == pytest.approx((tick + 0.35, tick - 0.35), abs=1e-3)
         assert (np.diff(order) < 0).all()
-    rates = [math.log10(trial.config["lr"]) for trial in sorts["large"].trials]
-    assert sorted(axes["lr"].values) == pytest.approx(sorted(rates), rel=1e-3)  # numbers stay where they are
+    ranking = begun(sorts["large"])
+    rates = [math.log10(ranking[place - 1].config["lr"]) for place in places]
+    assert [*axes["lr"].values] == pytest.approx(rates, rel=1e-3)  # numbers stay where they are
+    assert len(ranking) > LINES
+    assert len(places) == LINES
+    assert {*range(1, LINES // 2 + 1), len(ranking)} <= {*places}  # the best, and a sample to the last
 
 
 def test_the_best_over_time_only_gets_better_and_ends_with_the_result(sorts: Sorts) -> None:
