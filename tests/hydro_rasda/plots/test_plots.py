@@ -18,6 +18,7 @@ import pytest
 from hydro_rasda import plots
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.page.words import cost_facts
+from hydro_rasda.plots import hyperparameters
 from hydro_rasda.plots.figure_style import begun, is_empty, score_axis, thinned
 from hydro_rasda.plots.hyperparameters import LINES
 from hydro_rasda.plots.importance import importance_of
@@ -170,6 +171,12 @@ def test_the_surrogates_best_ends_with_the_sweep(sorts: Sorts) -> None:
     for name, stage in (("surrogates", "surrogate"), ("full size", "target")):
         last = points(plots.best_over_time(record), name)[-1]
         assert last[0] == pytest.approx(max(each.ended for each in found if each.stage == stage), rel=1e-4)
+
+
+@pytest.mark.parametrize(("told", "kind"), [("float uniform(0, 0.9)", None), ("float loguniform(0.001, 0.3)", "log")])
+def test_axes_follow_the_domain(sorts: Sorts, told: str, kind: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hyperparameters, "read_asked", lambda path: {"space": {"lr": told}})
+    assert plots.slices(sorts["large"], ["lr"]).layout.xaxis.type == kind
 
 
 def test_lines_of_a_category_lie_apart_by_place(sorts: Sorts) -> None:
