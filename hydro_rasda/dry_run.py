@@ -156,8 +156,10 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
     if not any(parameter.requires_grad for parameter in target.parameters()):
         frozen = "whose parameters are all frozen (`requires_grad=False`)" if parameters else "without parameters"
-        told = f"`model_fn` makes a model {frozen} for {shown(trial.config)!r}, but must make one that can be trained"
-        raise Misfit(ValueError(told))
+        refusal = (
+            f"`model_fn` makes a model {frozen} for {shown(trial.config)!r}, but must make one that can be trained"
+        )
+        raise Misfit(ValueError(refusal))
     other = problem.with_settings(seed=next_seed(problem.settings.seed)).target(trial)
     try:
         check_parts(as_given(problem.objective), target)
