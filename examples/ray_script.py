@@ -77,7 +77,6 @@ def main() -> None:
             num_samples=arguments.trials,
             search_alg=BasicVariantGenerator(random_state=0),
             scheduler=scheduler,
-            reuse_actors=True,
         ),
         run_config=tune.RunConfig(
             storage_path=arguments.storage,

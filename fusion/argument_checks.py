@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeGuard
 
 _shown = reprlib.Repr()
@@ -25,7 +27,20 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
 
 def refusal(name: str, value: object, rule: str) -> str:
     """Return the text of a refusal; long values are cut."""
-    return f"`{name}` is {_shown.repr(value)}, but must be {rule}{_in_python(value)}"
+    return f"`{name}` is {_shown.repr(value)}, but must be {rule}{_in_python(value)}{meant(value, rule)}"
+
+
+def meant(value: object, rule: str) -> str:
+    """Return the word of a rule's list that a text is close to, as a question; empty if there is none.
+
+    >>> meant("Adam", "one of sgd, adam, adamw"), meant("AdamW", "one of 'sgd', 'adamw'"), meant("new", "one of sgd")
+    ('; did you mean "adam"?', '; did you mean "adamw"?', '')
+    """
+    if not isinstance(value, str) or not rule.startswith("one of "):
+        return ""
+    words = [word.strip("'\"[]() ") for word in re.split(r",|;| or ", rule.removeprefix("one of "))]
+    close = get_close_matches(value.lower().replace("-", "_"), words, n=1, cutoff=0.75)
+    return f'; did you mean "{close[0]}"?' if close else ""
 
 
 def _in_python(value: object) -> str:

@@ -16,6 +16,7 @@ from fusion.attributes import loose_tensors, plain_attributes, put_back, snapsho
 from fusion.checkpointing import activations_kept
 from fusion.equal_within_rounding import JUMPS, FusionMismatch, Outcome, differences, explained
 from fusion.fused_model import FusedModel, Objective
+from fusion.rules.drawing import ChannelsFirst
 from fusion.skeleton_and_tensors import copied, count_samples
 from fusion.streams import Streams, preserved_generators, seed_generators
 
@@ -159,7 +160,7 @@ def _widened(value: Any) -> Any:
 
 
 def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any) -> dict[int, Outcome]:
-    with restored(fused):
+    with restored(fused), ChannelsFirst():
         result = fused.map(objective, copied(batch))
         values_K, counted = _values(result)
         gradients_K = _gradients(result, fused.stacked)
@@ -186,7 +187,7 @@ def _written(module: nn.Module, parameters: Iterable[str]) -> dict[str, Tensor]:
 def _alone(
     own: nn.Module, k: int, objective: Objective, batch: Any, written: Iterable[str], seen: _Precisions | None = None
 ) -> Outcome:
-    with preserved_generators(), seen or nullcontext(), activations_kept():
+    with preserved_generators(), seen or nullcontext(), activations_kept(), ChannelsFirst():
         seed_generators(k)
         result = objective(own, copied(batch))
         gradients = _gradients(result, dict(own.named_parameters()))

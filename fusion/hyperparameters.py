@@ -50,7 +50,7 @@ RULES = (*KINDS, MUON_ORIGINAL)
 
 ADJUSTMENTS = ("match_rms_adamw", "original")
 
-_UNFIT = ("lbfgs", "rprop", "sparseadam")
+_UNFIT = ("lbfgs", "rprop", "sparseadam", "torch.optim.Muon")
 """Optimizers of torch that cannot train here."""
 
 SCHEDULES = ("constant", "cosine", "step", "exponential", "linear", "wsd", "one_cycle")
@@ -98,9 +98,12 @@ def _optimizer(value: Any) -> bool:
 
 
 def _name_of(value: Any) -> Any:
-    """Return the name of one of torch's own classes if it has one here; else the value."""
+    """Return the name of one of torch's own classes if it has one here; else the value.
+
+    "muon" is no name of `torch.optim.Muon`, which has another default rate and other matrices, and no AdamW beside it.
+    """
     if isinstance(value, type) and value.__module__.startswith("torch.optim"):
-        name = value.__name__.lower()
+        name = "torch.optim.Muon" if value.__name__ == "Muon" else value.__name__.lower()
         return name if name in (*OPTIMIZERS, *_UNFIT) else value
     return value
 
@@ -120,8 +123,8 @@ KEYS: Mapping[str, Key] = {
         _name_of,
         _optimizer,
         f"one of {', '.join(OPTIMIZERS)}, or a function of (params, lr) that makes a torch optimizer; lbfgs needs a "
-        "closure, sparseadam sparse gradients, and rprop follows no learning rate; the key `optimizer.PART` gives a "
-        "part of the model its own",
+        "closure, sparseadam sparse gradients, and rprop follows no learning rate; torch.optim.Muon updates 2-D "
+        "parameters alone, and 'muon' has AdamW beside it; the key `optimizer.PART` gives a part of the model its own",
         "optimizer",
         "adamw",
     ),

@@ -8,8 +8,10 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 import reprlib
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -21,7 +23,22 @@ _shown.maxstring = _shown.maxother = 200
 def require(holds: bool, argument: str, value: object, rule: str) -> None:
     """Refuse an argument unless its rule holds: ValueError with argument, value (cut where it is long) and rule."""
     if not holds:
-        raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}{_in_python(value)}")
+        raise ValueError(
+            f"`{argument}` is {_shown.repr(value)}, but must be {rule}{_in_python(value)}{meant(value, rule)}"
+        )
+
+
+def meant(value: object, rule: str) -> str:
+    """Return the word of a rule's list that a text is close to, as a question; empty if there is none.
+
+    >>> meant("Adam", "one of sgd, adam, adamw"), meant("AdamW", "one of 'sgd', 'adamw'"), meant("new", "one of sgd")
+    ('; did you mean "adam"?', '; did you mean "adamw"?', '')
+    """
+    if not isinstance(value, str) or not rule.startswith("one of "):
+        return ""
+    words = [word.strip("'\"[]() ") for word in re.split(r",|;| or ", rule.removeprefix("one of "))]
+    close = get_close_matches(value.lower().replace("-", "_"), words, n=1, cutoff=0.75)
+    return f'; did you mean "{close[0]}"?' if close else ""
 
 
 def _in_python(value: object) -> str:

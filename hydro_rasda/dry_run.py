@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fusion.compare_with_alone import check_copy
 from fusion.optim import optimizer
 from fusion.skeleton_and_tensors import duplicate, has_samples
+from fusion.structure import hidden_by_wrapper
 from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from fusion.width.microbatch import can_be_split, is_weight, split
@@ -122,8 +123,13 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
             continue
         try:
             return _try(problem, trial, target, survey)
-        except Misfit as refused:
-            misfits.append(refused.args[0])
+        except Exception as error:
+            if (why := hidden_by_wrapper(target)) is not None:
+                told = f"`model_fn` makes a model that cannot be copied and trained here: {why}"
+                raise ValueError(told) from error
+            if not isinstance(error, Misfit):
+                raise
+            misfits.append(error.args[0])
         if len(misfits) == MISFITS:
             break
     raise (misfits or unbuilt)[0]
@@ -148,6 +154,12 @@ def _survey(problem: Problem, trial: Trial, target: nn.Module, metrics: Mapping[
 
 def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> DryRun:
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
+    if not any(parameter.requires_grad for parameter in target.parameters()):
+        frozen = "whose parameters are all frozen (`requires_grad=False`)" if parameters else "without parameters"
+        refusal = (
+            f"`model_fn` makes a model {frozen} for {shown(trial.config)!r}, but must make one that can be trained"
+        )
+        raise Misfit(ValueError(refusal))
     other = problem.with_settings(seed=next_seed(problem.settings.seed)).target(trial)
     try:
         check_parts(as_given(problem.objective), target)

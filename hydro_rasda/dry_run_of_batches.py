@@ -104,7 +104,7 @@ def _run_turn(
             told = f"the model cannot take {told}"
         if _is_of_one_tensor(batch, lambda alone: objective(model, alone), error):
             told += f"; a batch of one tensor is a {type(batch).__name__} of it: take `batch[0]`"
-        raise misfit(told, error) from error
+        raise misfit(told + _about_dtypes(model, batch), error) from error
     finally:
         handle.remove()
     if problem.metrics is not None and isinstance(metrics, Mapping):
@@ -168,6 +168,15 @@ def _is_of_one_tensor(batch: Batch, run: Callable[[Batch], Any], error: BaseExce
     except (Exception, SystemExit):  # the cause is another one
         return False
     return True
+
+
+def _about_dtypes(model: nn.Module, batch: Batch) -> str:
+    """Say how data become float32 if they are float64 and the model is not."""
+    weights = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    wide = any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(batch))
+    if not wide or torch.float64 in weights:
+        return ""
+    return '. The data are float64 and the model is float32: give `array.astype("float32")`, or `tensor.float()`'
 
 
 def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:

@@ -18,7 +18,7 @@ from fusion.part_settings import is_of_part
 from fusion.width.microbatch import WEIGHT, is_weight
 from hydro_rasda.data import Batch, fresh
 from hydro_rasda.loss_weight import IGNORED, LossCalls, whole
-from hydro_rasda.objective_parts import ByPart, GivenObjective
+from hydro_rasda.objective_parts import ByPart, GivenObjective, check_dict
 
 Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 """`objective(model, batch) -> {"loss": scalar, ...}`. `model` is a real module, `batch` whatever the data yields.
@@ -333,8 +333,8 @@ def _pair(batch: Batch) -> tuple[object, Tensor]:
 
 def check_metrics(metrics: object) -> None:
     """Check what an objective returned for one model and one batch: a dict of scalar tensors with a "loss"."""
-    if not isinstance(metrics, Mapping) or not all(isinstance(v, Tensor) for v in metrics.values()):
-        raise ValueError('`objective` must return a dict of tensors, such as {"loss": loss}')
+    check_dict("`objective`", metrics)
+    assert isinstance(metrics, Mapping)
     if "loss" not in metrics:
         raise ValueError(f'`objective` returned {sorted(metrics)}, but must return a "loss"')
     for name, value in metrics.items():

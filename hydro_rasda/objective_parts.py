@@ -40,6 +40,15 @@ class ByPart:
         return frozenset[str]().union(*(getattr(objective, "reads", ()) for objective in self.parts.values()))
 
 
+def check_dict(whose: str, returned: object) -> None:
+    """Check that an objective returned a dict of tensors."""
+    listed = [*returned.items()] if isinstance(returned, Mapping) else [("", returned)]
+    for name, value in listed:
+        if not name or not isinstance(value, Tensor):
+            told = f"{name!r} as a {type(value).__name__}" if name else f"a {type(value).__name__}"
+            raise ValueError(f'{whose} returned {told}, but must return a dict of tensors, such as {{"loss": loss}}')
+
+
 def joined(metrics: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the metrics of all parts as those of one objective: `PART_NAME`, and the sum of the losses as "loss".
 
@@ -52,8 +61,9 @@ def joined(metrics: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         return dict(metrics[""])
     found: dict[str, Tensor] = {}
     for part, own in metrics.items():
-        if not isinstance(own, Mapping) or "loss" not in own:
-            raise ValueError(f'the objective of {part!r} must return a dict of tensors, such as {{"loss": loss}}')
+        check_dict(f"the objective of {part!r}", own)
+        if "loss" not in own:
+            raise ValueError(f'the objective of {part!r} returned {sorted(own)}, but must return a "loss"')
         for name, value in own.items():
             if name in ("outputs", "targets"):
                 found[name] = value

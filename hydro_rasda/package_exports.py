@@ -25,6 +25,8 @@ Exports = tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]
 def lazy_exports(package: str) -> Exports:
     """Make a package's `__all__`, `__getattr__` and `__dir__` (PEP 562) of the imports that it has for type checkers.
 
+    `__getattr__` also imports the package's modules: `hydro_rasda.plots` works after `import hydro_rasda` alone.
+
     Args:
         package: Its name. Its source has an `if TYPE_CHECKING:` with `from module import name as name`, and no other
             list of its public names.
@@ -35,6 +37,8 @@ def lazy_exports(package: str) -> Exports:
         if name in homes:
             namespace[name] = value = getattr(_imported(homes[name]), name)
             return value
+        if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+            return _imported(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return sorted(homes), get, lambda: sorted({*namespace, *homes})

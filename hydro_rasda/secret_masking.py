@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -65,7 +64,7 @@ def _is_text(value: Any) -> bool:
 
 def hide(config: Mapping[str, Any], places: Collection[Place], by: Any = HIDDEN) -> dict[str, Any]:
     """A configuration, or a space, with something else where it has secrets."""
-    return _put(config, dict.fromkeys(places, by))
+    return put(config, dict.fromkeys(places, by))
 
 
 def shown(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,10 +74,11 @@ def shown(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def restore(config: Mapping[str, Any], places: Collection[Place], space: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with the secrets that a space has in these places."""
-    return _put(config, {place: value_at(space, place) for place in places})
+    return put(config, {place: value_at(space, place) for place in places})
 
 
-def _put(config: Mapping[str, Any], values: Mapping[Place, Any]) -> dict[str, Any]:
+def put(config: Mapping[str, Any], values: Mapping[Place, Any]) -> dict[str, Any]:
+    """Return a configuration with other values in the places that it has of these."""
     copied = dict(config)
     for (name, *rest), value in values.items():
         if name in copied:
@@ -86,7 +86,7 @@ def _put(config: Mapping[str, Any], values: Mapping[Place, Any]) -> dict[str, An
             if not rest:
                 copied[name] = value
             elif isinstance(inner, Mapping):
-                copied[name] = _put(inner, {tuple(rest): value})
+                copied[name] = put(inner, {tuple(rest): value})
     return copied
 
 
@@ -104,31 +104,3 @@ def scrubbed(text: str, places: Collection[Place], space: Mapping[str, Any]) -> 
         if isinstance(secret, str) and len(secret) >= _SHORT:
             text = text.replace(secret, HIDDEN)
     return text
-
-
-def withholding(model_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A model function for configurations of a run's folder, where secrets are not: says so where it reads one."""
-
-    def called(config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return model_fn(_Withheld(config), *args, **kwargs)
-
-    called.__signature__ = inspect.signature(model_fn)  # type: ignore[attr-defined]
-    return called
-
-
-class _Withheld(dict[str, Any]):
-    """A configuration whose secrets are not there."""
-
-    def __getitem__(self, name: str) -> Any:
-        return self._told(name, super().__getitem__(name))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._told(name, super().get(name, default))
-
-    def _told(self, name: str, value: Any) -> Any:
-        if isinstance(value, str) and value == HIDDEN:
-            raise ValueError(
-                f"`config[{name!r}]` is a secret by its name, which no run's folder keeps: give it again, as by "
-                f"`best_model(model_fn=lambda config: model_fn({{**config, {name!r}: ...}}))`"
-            )
-        return _Withheld(value) if isinstance(value, dict) else value

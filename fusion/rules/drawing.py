@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from fusion.rules.member import Member, Rule
@@ -60,6 +62,21 @@ def strides_alone(x_K: Tensor) -> tuple[int, ...]:
     if last is not None and dense.is_contiguous(memory_format=last):
         dense = dense.contiguous()
     return dense.stride()
+
+
+class ChannelsFirst(TorchFunctionMode):
+    """Has a module alone draw random numbers in the order in which fused members draw them: that of `strides_alone`.
+
+    Its activations may have channels last by themselves, as those that a transformer hands to a convolution.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DRAWING and args and isinstance(args[0], Tensor) and not _is_in_place(func, args, kwargs):
+            last = None if is_batchedtensor(args[0]) else _CHANNELS_LAST.get(args[0].dim())
+            if last is not None and args[0].is_contiguous(memory_format=last):
+                args = (args[0].contiguous(), *args[1:])
+        return func(*args, **kwargs)
 
 
 def laid_out(x_K: Tensor) -> Tensor:

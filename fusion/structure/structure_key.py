@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
+import torch
 from torch import nn
 
 from fusion.argument_checks import refusal, require
@@ -43,8 +44,12 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
 
 
 def check_module(module: object) -> None:
-    """Refuse a value that is no module."""
+    """Refuse a value that is no module, or has a part that torch.jit made: a copy would not train its parameters."""
     require(isinstance(module, nn.Module), "module", module, "an nn.Module")
+    assert isinstance(module, nn.Module)
+    scripted = (name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule))
+    if (name := next(scripted, None)) is not None:
+        raise ValueError(f"module {name or 'itself'} {_WRAPPERS['torch.jit.']}")
 
 
 def differences(key: FusionKey, other: FusionKey) -> list[str]:
@@ -109,6 +114,17 @@ def _cause(key: FusionKey, found: Sequence[str]) -> str | None:
                 module = re.split(r"\.?(?:_forward_pre_hooks|type$|_actual|_c$|_orig)", path)[0]
                 if any(line.startswith(module) for line in found):
                     return f"module {module or 'itself'} {rule}"
+    return None
+
+
+def hidden_by_wrapper(module: nn.Module) -> str | None:
+    """Return in the user's words which part of a module has a known wrapper of torch; None if none has."""
+    for name, part in module.named_modules():
+        for found in (part, *part.__dict__.get("_forward_pre_hooks", {}).values()):
+            named = f"{type(found).__module__}.{type(found).__qualname__}"
+            for wrapper, rule in _WRAPPERS.items():
+                if named.startswith(wrapper):
+                    return f"module {name or 'itself'} {rule}"
     return None
 
 

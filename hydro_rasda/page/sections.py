@@ -14,7 +14,8 @@ from hydro_rasda import plots
 from hydro_rasda.console import show
 from hydro_rasda.page import words
 from hydro_rasda.page.words import call_of
-from hydro_rasda.plots.figure_style import HEIGHT, is_empty, nothing
+from hydro_rasda.plots.figure_style import HEIGHT, begun, is_empty, nothing
+from hydro_rasda.plots.hyperparameters import LINES
 from hydro_rasda.plots.importance import importance_bars, importance_of
 from hydro_rasda.results.lineage import decided_copies
 from hydro_rasda.results.records import RunRecord
@@ -112,7 +113,10 @@ def sections(record: RunRecord) -> Iterator[Section]:
         yield Section("Front", [joined], figures=[drawing(plots.front, record)])
     yield Section("Cost", facts=words.cost_facts(record, asked.get("max_t")), figures=[drawing(plots.cost, record)])
     yield Section("Best score over time", figures=[drawing(plots.best_over_time, record)])
-    fates = "Surrogates by the epoch at which they fell (of more than 60, quantiles); finalists again below."
+    fates = (
+        "Surrogates have the colour of the epoch at which the sweep stopped them. More than 60 are shown as bands, "
+        "within which the middle 50 and 80 % of the scores lie. Finalists are drawn again below."
+    )
     rungs = "Dotted lines are rungs, and tell how many went on."
     yield Section("Learning curves", [f"{fates} {rungs}"], figures=[drawing(plots.learning_curves, record)])
     if any(decided_copies(units)):
@@ -152,6 +156,8 @@ def _of_hyperparameters(record: RunRecord) -> Iterator[Section]:
     yield Section("The two most important", figures=figures)
     drag = "Drag along an axis to choose trials; drag its name to move it."
     told = f"Axes stand by importance; a narrow screen has the first three. {drag}"
+    if (number := len(begun(record))) > LINES:
+        told += f" Of {number} trials, the best {LINES // 2} and an even sample of the others are drawn."
     figures = [drawing(lambda: plots.parallel_coordinates(record, ranked()), name="parallel-coordinates")]
     yield Section("Parallel coordinates", [told], figures=figures)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from hydro_rasda.plots.figure_style import (
 from hydro_rasda.plots.importance import FEWEST, importance_of, too_few
 from hydro_rasda.results.records import RunRecord, TrialRecord, flat
 from hydro_rasda.results.report import varied
+from hydro_rasda.run.run_json import read_asked
 
 
 def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
@@ -45,7 +46,7 @@ def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
     rows = -(-len(names) // columns)
     grid = {"rows": rows, "columns": columns, "pattern": "independent", "xgap": 0.18, "ygap": 0.35}
     figure = new_figure(height=50 + 250 * rows, showlegend=False, grid=grid)
-    scores = score_axis([score_of(trial) for trial in trials], result.mode, result.metric)
+    scores, even = score_axis([score_of(trial) for trial in trials], result.mode, result.metric), _evenly_drawn(result)
     # Those that went furthest are drawn last, above the others.
     trials = trials[::-1]
     dots = {
@@ -63,7 +64,7 @@ def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
         },
     }
     for i, name in enumerate(names, 1):
-        x, axis = _axis(name, trials)
+        x, axis = _axis(name, trials, even)
         told = f"{escaped(name)} %{{x}}<br>{escaped(result.metric)} %{{y}}<br>%{{text}}<extra></extra>"
         figure.add_trace(go.Scatter(dots, x=x, xaxis=f"x{i}", yaxis=f"y{i}", hovertemplate=told))
         figure.update_layout({f"xaxis{i}": axis, f"yaxis{i}": scores})
@@ -88,7 +89,8 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
     kept = thinned(order)
     trials = [trial for _, trial in kept]
     places = [place for place, _ in kept]
-    (across, axis_x), (up, axis_y) = _axis(x, trials), _axis(y, trials)
+    even = _evenly_drawn(result)
+    (across, axis_x), (up, axis_y) = _axis(x, trials, even), _axis(y, trials, even)
     figure = new_figure(height=460, xaxis=axis_x, yaxis=axis_y, showlegend=False)
     figure.add_trace(
         go.Heatmap(_surface(across, axis_x, up, axis_y, places), colorscale=SCALE, zmin=1, zmax=places[-1], opacity=0.5)
@@ -98,8 +100,8 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
     best = [trial.trial == result.best_trial for trial in trials]
     return figure.add_trace(
         go.Scatter(
-            x=_axis(x, trials)[0],
-            y=_axis(y, trials)[0],
+            x=_axis(x, trials, even)[0],
+            y=_axis(y, trials, even)[0],
             mode="markers",
             text=[f"place {place}<br>{describe(trial)}" for place, trial in kept],
             hovertemplate="%{text}<extra></extra>",
@@ -116,29 +118,37 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
     )
 
 
+LINES = 200
+"""Trials that can be told apart as lines."""
+
+
 def parallel_coordinates(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
     """Draw each trial as a line through all of its hyperparameters to its place, coloured by its place.
 
-    Lines of one category lie apart, the best on top, so that their colours show. Drag along an axis to choose some.
+    Lines of one category lie apart, the best on top, so that their colours show. Drag along an axis to choose some. Of
+    more than `LINES` trials, half of the lines are the best, and half an even sample of the others.
 
     Args:
         names: Hyperparameters, in the order of their axes; None for all that differ between trials.
     """
-    names, order = list(varied(result) if names is None else names), thinned([*enumerate(begun(result), 1)])
+    names, order = list(varied(result) if names is None else names), [*enumerate(begun(result), 1)]
     if len(order) < 2 or not names:
         return nothing(too_few(result))
     last = order[-1][0]
+    if len(order) > LINES:
+        order = [*order[: LINES // 2], *thinned(order[LINES // 2 :], LINES // 2)]
     order.reverse()  # the best are drawn last, above the others
     places, trials = [place for place, _ in order], [trial for _, trial in order]
-    dimensions = [_fanned(_dimension(name, trials)) for name in names]
+    even = _evenly_drawn(result)
+    dimensions = [_fanned(_dimension(name, trials, even)) for name in names]
     dimensions.append({"label": "place", "values": places, "range": [last, 1]})
     lines = {"color": places, "cmin": 1, "cmax": last, "colorscale": SCALE}
     figure = new_figure(height=420, margin={"l": 70, "r": 40, "t": 60, "b": 30})
     return figure.add_trace(graph_objects().Parcoords(line=lines, dimensions=dimensions))
 
 
-def _dimension(name: str, trials: Sequence[TrialRecord]) -> dict[str, Any]:
-    values, axis = _axis(name, trials)
+def _dimension(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> dict[str, Any]:
+    values, axis = _axis(name, trials, even)
     if axis.get("type") == "category":
         names = axis["categoryarray"]
         places = {value: i for i, value in enumerate(names)}
@@ -189,8 +199,19 @@ def _where(trial: TrialRecord) -> str:
     return f"trial {trial.trial}, {trial.surrogate_epochs} epochs on its surrogate"
 
 
-def _axis(name: str, trials: Sequence[TrialRecord]) -> tuple[list[Any], dict[str, Any]]:
+def _evenly_drawn(record: RunRecord) -> Set[str]:
+    """Return the names of hyperparameters that the run's space draws evenly, such as by `uniform`."""
+    try:
+        space = read_asked(record.path).get("space", {})
+    except ValueError:  # its folder is gone
+        return frozenset()
+    return {name for name, told in flat(space).items() if str(told).startswith(("float uniform(", "integer uniform("))}
+
+
+def _axis(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> tuple[list[Any], dict[str, Any]]:
     """Values of a hyperparameter and the axis for them: logarithmic where they span much, else names.
+
+    Those that are drawn evenly, named in `even`, have an even axis.
 
     A trial that does not have the hyperparameter has None where others have numbers, and a name of its own among names.
     """
@@ -205,7 +226,7 @@ def _axis(name: str, trials: Sequence[TrialRecord]) -> tuple[list[Any], dict[str
         # All of 2, 3, ... 9, or 2 and 5 in three decades, lie on each other where an axis is short.
         wide = LOG | {"dtick": "D2" if span < 100 else 1}
         own = [figures_of(config[name]) if name in config else None for config in configs]
-        return own, axis | (wide if span > 20 else {})
+        return own, axis | (wide if span > 20 and name not in even else {})
     named = [escaped(show(value, 4)) for value in values]
     order = sorted(set(zip(map(_sortable, values), named)))
     names = [*dict.fromkeys(text for _, text in order)]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fusion.hyperparameters import KEYS
 from hydro_rasda.argument_checks import is_int, require
 from hydro_rasda.domains import plain
 from hydro_rasda.results.records import RunRecord
@@ -13,8 +14,14 @@ from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.files import write_atomically
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.run_json import run_id
+from hydro_rasda.secret_masking import Place
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def unkept_of(record: RunRecord, number: int) -> list[Place]:
+    """Return the places of a trial's values that JSON did not keep, without those that the library reads."""
+    return [place for place in record._unkept.get(number, ()) if place[0] not in KEYS]
 
 
 def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Path]:

@@ -15,7 +15,7 @@ from hydro_rasda.objective import Supervised, Written
 from hydro_rasda.objective_parts import ByPart
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
-from hydro_rasda.results.export import checkpoint_of
+from hydro_rasda.results.export import checkpoint_of, unkept_of
 from hydro_rasda.results.recipe_data_and_seeds import Form
 from hydro_rasda.results.recipe_training_loop import Recipe, written
 from hydro_rasda.results.records import RunRecord, TrialRecord
@@ -25,6 +25,7 @@ from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.pickling import Gone
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
+from hydro_rasda.secret_masking import hide
 from hydro_rasda.surrogate_models import width_form
 from hydro_rasda.trial import Trial
 
@@ -49,7 +50,8 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
     _check_own_weights(number, swept, Store.read(record.path).units())
     workers = _workers(found)
     settings = problem.settings
-    config = _as_asked(_by_parameter(problem, number, found.config, asked.get("model", ())), number)
+    kept = hide(found.config, unkept_of(record, number))
+    config = _as_asked(_by_parameter(problem, number, kept, asked.get("model", ())), number)
     title = [f"Trains trial {number} of the run {record.path.name!r} again, as it was trained at full size."]
     title += [f"There {record.metric} was {show(found.metric, 6)} after epoch {found.kept_epoch} of {found.epochs}."]
     title += [f"{line[0].upper()}{line[1:]}." for line in chosen_line(record) if number == record.best_trial]

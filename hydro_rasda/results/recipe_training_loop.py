@@ -81,7 +81,9 @@ def written(recipe: Recipe) -> str:
     imports = ["from __future__ import annotations"] if classes else []
     imports += [f"import {_ALIASES.get(name, name)}" for name in modules]
     imports += [line for line in _FROM if re.search(rf"\b{line.split()[-1]}\(", body)]
-    title = "".join(f"# {one_line(line)}\n" for line in recipe.title)
+    call = ", ".join(["model_fn", "train_data", recipe.loss, *(f"{name}={name}" for name in arguments.values())])
+    usage = f"This file trains nothing by itself: import it, and call `model = train({call})`."
+    title = "".join(f"# {one_line(line)}\n" for line in (*recipe.title, usage))
     return f"{title}\n" + "\n".join(imports) + f"\n\n{body}"
 
 
@@ -247,10 +249,12 @@ _AVERAGES = [
     "# Weights that learn, and running statistics, are averaged beside training: the averages count.",
     "def tensors():",
     "    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}",
-    "    found = {**learning, **dict(model.named_buffers())}",
+    '    statistics = ("running_mean", "running_var")',
+    '    running = {name: b for name, b in model.named_buffers() if name.rpartition(".")[2] in statistics}',
+    "    found = {**learning, **running}",
     "    return {name: t for name, t in found.items() if t.is_floating_point() or t.is_complex()}",
-    "finite = {name: t.detach() for name, t in tensors().items() if t.requires_grad or t.isfinite().all()}",
-    "means = {name: t.to(torch.promote_types(t.dtype, torch.float32), copy=True) for name, t in finite.items()}",
+    "held = {name: t.detach() for name, t in tensors().items()}",
+    "means = {name: t.to(torch.promote_types(t.dtype, torch.float32), copy=True) for name, t in held.items()}",
     "averaged = 0",
 ]
 _WRITE_AVERAGES = [

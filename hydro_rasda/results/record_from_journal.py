@@ -18,6 +18,7 @@ from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import SPEC, read_asked, recorded
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.run.transfer_check_journal import recalled_transfer
+from hydro_rasda.run.unkept_values import changed, restored
 from hydro_rasda.schedulers.sweep_rule import Continue, Stop, move_of
 from hydro_rasda.secret_masking import described_secrets, hide
 from hydro_rasda.trial import Trial
@@ -99,7 +100,10 @@ def _take_in_sweep(run: Run) -> set[int]:
             continue
         run.recall(key)
         configured = [line for line in unit.lines if line["event"] == "trial"]
-        run.trials |= {line["trial"]: Trial(line["trial"], hide(line["config"], run.hidden)) for line in configured}
+        for line in configured:
+            number, noted = line["trial"], line.get("literals", [])
+            run.trials[number] = Trial(number, restored(hide(line["config"], run.hidden), noted))
+            run.unkept[number] = frozenset(tuple(place) for place, literal in noted if literal is None)
         if SWEEP_DECISION.fullmatch(key):
             before = dict(run.trials)
             for number, *plain in unit.value:
@@ -110,7 +114,8 @@ def _take_in_sweep(run: Run) -> set[int]:
                     dropped.discard(number)
                 if isinstance(move, Continue) and move.copy_of is not None:
                     run.failures.pop(number, None)
-                    run.trials[number] = Trial(number, {**before[move.copy_of].config, **move.changes})
+                    run.trials[number] = Trial(number, changed(before[move.copy_of].config, move.changes))
+                    run.unkept[number] = run.unkept.get(move.copy_of, frozenset())
                     run.unread[number] = run.unread.get(move.copy_of, frozenset())
                     run.costs[number] = run.costs.get(move.copy_of, {})
     return dropped

@@ -160,6 +160,7 @@ class RunRecord(Portable):
     seconds_left: float | None = field(default=None, kw_only=True)
     over: str = field(default="", kw_only=True)
     _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
+    _unkept: Mapping[int, frozenset[Place]] = field(default_factory=dict, kw_only=True)
     _comparison: Comparison | None = field(default=None, kw_only=True)
     _needed: Sequence[Path] = field(default=(), kw_only=True)  # checkpoints from which the run can go on
 

@@ -24,14 +24,15 @@ from hydro_rasda.metrics import Collected, mean_metrics, measured
 from hydro_rasda.objective import give_config, reads_config, steering
 from hydro_rasda.precision import as_given, matrix_products
 from hydro_rasda.problem import Problem
-from hydro_rasda.results.export import checkpoint_of, save_model, weights_of
+from hydro_rasda.results.export import checkpoint_of, save_model, unkept_of, weights_of
 from hydro_rasda.results.optuna_study import make_study
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.results.winner import eligible
-from hydro_rasda.run.pickling import Gone, dumped, loaded
+from hydro_rasda.run.pickling import Gone, check_has_functions, dumped, loaded
 from hydro_rasda.run.state import Run
-from hydro_rasda.secret_masking import HIDDEN, value_at, withholding
+from hydro_rasda.run.unkept_values import withholding
+from hydro_rasda.secret_masking import HIDDEN, value_at
 from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.trial import Trial
 
@@ -127,10 +128,12 @@ class TuneResult(RunRecord):
 
         Args:
             trial: Number of the finalist whose model is wanted; None: the best.
-            model_fn: The model function of the run, if the result was loaded, or unpickled without it.
+            model_fn: The model function of the run, if the result was loaded, or unpickled without it. For values that
+                JSON has no form for, such as classes, it is `lambda config: model_fn(config | {...})`.
 
         Raises:
-            ValueError: if that trial was not trained at full size, or the model function is missing.
+            ValueError: if that trial was not trained at full size, the model function is missing, or it reads a value
+                that a loaded result does not have.
             FileNotFoundError: if the run has gone on since it was loaded, and its checkpoint is another one now.
             RuntimeError: if the checkpoint is not the one that was written.
         """
@@ -139,8 +142,9 @@ class TuneResult(RunRecord):
         number, checkpoint = checkpoint_of(self, trial)
         problem = self._problem if model_fn is None else replace(self._problem, model_fn=model_fn)
         config = self.trials[number].config
-        if any(value_at(config, place) == HIDDEN for place in self._hidden):
-            problem = replace(problem, model_fn=withholding(problem.model_fn))
+        unkept = unkept_of(self, number)
+        if unkept or any(value_at(config, place) == HIDDEN for place in self._hidden):
+            problem = replace(problem, model_fn=withholding(problem.model_fn, unkept))
         models = []
         for weights in weights_of(self, checkpoint, self._problem.device)[: 1 if self._takes_first else None]:
             with preserved_generators():
@@ -263,9 +267,10 @@ class TuneResult(RunRecord):
                 trained that model to its end, fused with others. With folds, there is no such set.
 
         Raises:
-            ValueError: if `data` is in no such form, or `batch_size` is below 1.
+            ValueError: if `data` is in no such form, or `batch_size` is below 1. Also if the result was loaded.
         """
         check_int("batch_size", batch_size, at_least=1, optional=True)
+        check_has_functions(self._problem)
         model = self.best_model()
         batches = make_batches(data, "data", self._problem.device, self._problem.settings.seed)
         parts = 1 if batch_size else read(self.best_config, "accumulate")

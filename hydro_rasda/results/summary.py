@@ -55,6 +55,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         seconds_left=None if over else next((unit.left for unit in [*run.store.units().values()][-1:]), None),
         over=models_in_words(run.settings, "target"),
         _hidden=frozenset(run.hidden),
+        _unkept={number: places for number, places in run.unkept.items() if places},
         _comparison=run.settings.comparison,
         _needed=[*map(run.store.file, sorted((*run.checkpoints.values(), *run.refits.values())))],
         _checkpoints={n: run.store.file(name) for n, name in (run.checkpoints | _refit(run)).items()},

@@ -60,6 +60,14 @@ class Gone:
         )
 
 
+def check_has_functions(problem: object) -> None:
+    """Refuse to measure a model without the functions of its run, which a loaded result does not have."""
+    if gone := [name for name in ("model_fn", "objective") if isinstance(getattr(problem, name), Gone)]:
+        told = f"this result was loaded or pickled without `{'` and `'.join(gone)}`, which `evaluate` needs"
+        way = "or repeat the call of `tune`: it trains nothing again, and its result can evaluate"
+        raise ValueError(f"{told}. Measure `best_model(model_fn=...)` yourself, {way}")
+
+
 def dumped(function: Any) -> bytes | None:
     """Pickle a function; None if it holds a value that cannot be pickled."""
     try:

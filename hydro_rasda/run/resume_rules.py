@@ -39,7 +39,8 @@ def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any],
         raise RunExists(f"`resume` is 'never', but {path} holds a run; choose another `name`")
     another = f"`name` is {path.name!r}, but the run of that name in {path.parent}"
     if "digests" in asked and "digests" not in found:
-        raise RunExists(f"{another} is of an earlier version, which kept no digest of its code and data")
+        told = "is of an earlier version, which kept no digest of its code and data"
+        raise RunExists(f"{another} {told}; choose another `name`")
     deciding, changes = differences(found, asked)
     if deciding or (changes and resume != "changed"):
         told = "; ".join(deciding + changes)
@@ -47,6 +48,7 @@ def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any],
         if not deciding and scored_otherwise(found, asked):
             kept = f"{path.name}/{ASIDE}N"
             hint = f"scores do not compare, so that `resume='changed'` keeps it as {kept!r}, and begins anew"
+        hint += "" if deciding else "; another `name` begins a new run"
         raise RunExists(f"{another} is another: {told}; {hint}")
     return changes
 

@@ -26,6 +26,7 @@ from hydro_rasda.run.events import Stage as Stage
 from hydro_rasda.run.journal import JournalLine, Unit, number_of, score_in
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.time_left import TimeLeft, seconds_left
+from hydro_rasda.run.unkept_values import literals
 from hydro_rasda.secret_masking import Place, hide, scrubbed
 from hydro_rasda.trial import Trial
 
@@ -57,6 +58,7 @@ class Run:
         transfer: How far the surrogates' ranking can be trusted; None unless it was checked.
         space: The space of the trials' configurations: domains by name, as `tune` was given them.
         hidden: Places of secrets in configurations; no file, event or message shows them.
+        unkept: By trial of a run that was read from its folder, the places of values that JSON does not keep.
         time_left: The estimate of the time left, from the plans and epochs of the stages.
     """
 
@@ -75,6 +77,7 @@ class Run:
     transfer: RankComparison | None = None
     space: Mapping[str, Any] = field(default_factory=dict)
     hidden: Collection[Place] = ()
+    unkept: dict[int, frozenset[Place]] = field(default_factory=dict)
     time_left: TimeLeft = field(default_factory=TimeLeft)
     _told: set[str] = field(default_factory=set)
 
@@ -85,24 +88,26 @@ class Run:
     def unit(self, key: str, work: Callable[[], Unit]) -> Unit:
         """Do a unit of work once in the life of the run, and take in its trials' lines."""
         known = self.store.done(key)
-        unit = self._taken_in(self.store.once(key, lambda: self._without_secrets(work())))
+        unit = self._taken_in(self.store.once(key, lambda: self._as_kept(work())))
         if not known:
             self._notify_lines(unit)
         return unit
 
     def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
         """Take in a unit of work that was done elsewhere; see `Store.record`."""
-        recorded = self._taken_in(self.store.record(key, self._without_secrets(unit), again))
+        recorded = self._taken_in(self.store.record(key, self._as_kept(unit), again))
         self._notify_lines(recorded)
         return recorded
 
-    def _without_secrets(self, unit: Unit) -> Unit:
-        if not self.hidden:
-            return unit
-        lines = [
-            {**line, "config": hide(line["config"], self.hidden)} if "config" in line else line for line in unit.lines
-        ]
-        lines = [{**line, "error": self._scrubbed(line["error"])} if "error" in line else line for line in lines]
+    def _as_kept(self, unit: Unit) -> Unit:
+        """Hide a unit's secrets, and note the values of configurations that JSON does not keep."""
+        lines = []
+        for line in unit.lines:
+            if "config" in line:
+                config = hide(line["config"], self.hidden)
+                noted = literals(config)
+                line = {**line, "config": config, **({"literals": noted} if noted else {})}
+            lines.append({**line, "error": self._scrubbed(line["error"])} if "error" in line else line)
         return replace(unit, lines=lines)
 
     def _scrubbed(self, text: str) -> str:

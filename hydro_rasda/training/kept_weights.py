@@ -73,7 +73,6 @@ class Average:
 
     A step is forgotten after `horizon` steps, in the mean. The first steps are averaged evenly, so that initial weights
     count for nothing. Of 16-bit tensors averages are kept in 32 bits: a small share of a difference would be lost.
-    Buffers that begin with infinite numbers are left out, such as masks of attention: their average would be NaN.
 
     Args:
         tensors: Gives what is averaged, by name: the same names and shapes in every call.
@@ -81,8 +80,7 @@ class Average:
 
     def __init__(self, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
         self._tensors, self._steps, self._weight = tensors, 0, 1.0
-        chosen = {n: t.detach() for n, t in tensors().items() if t.requires_grad or bool(t.isfinite().all())}
-        self._means = {name: _widened(tensor).clone() for name, tensor in chosen.items()}
+        self._means = {name: _widened(tensor.detach()).clone() for name, tensor in tensors().items()}
 
     @property
     def differs(self) -> bool:
@@ -93,13 +91,13 @@ class Average:
         """Take in the tensors after a step, with a horizon in steps; up to 1, the last step is all that counts."""
         self._steps += 1
         self._weight = max(1 / self._steps, 1 / max(1.0, horizon))
-        values = [_widened(tensor.detach()) for tensor in self._averaged().values()]
+        values = [_widened(tensor.detach()) for tensor in self._tensors().values()]
         torch._foreach_lerp_(list(self._means.values()), values, self._weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Have the tensors hold their averages for a while."""
-        current = self._averaged()
+        current = self._tensors()
         kept = {name: tensor.detach().clone() for name, tensor in current.items()}
         _write(current, self._means)
         try:
@@ -107,23 +105,25 @@ class Average:
         finally:
             _write(current, kept)
 
-    def _averaged(self) -> dict[str, Tensor]:
-        current = self._tensors()
-        return {name: current[name] for name in self._means}
-
     def state(self) -> dict[str, Any]:
         """Plain values and tensors, which `load` takes."""
         return {"steps": self._steps, "weight": self._weight, "means": self._means}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._steps, self._weight = state["steps"], state["weight"]
-        _write(self._means, {**self._averaged(), **state["means"]})  # an earlier version averaged fewer
+        _write(self._means, {**self._tensors(), **state["means"]})  # an earlier version averaged fewer
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that training changes and that can be averaged: learning parameters and running statistics."""
+    """Return the tensors that training changes and whose average is one of them: weights and running statistics.
+
+    Other buffers keep their last value: the mean of spectral normalization's unit vectors is no unit vector.
+    """
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    tensors = {**learning, **dict(model.named_buffers())}
+    running = {
+        name: of for name, of in model.named_buffers() if name.rpartition(".")[2] in ("running_mean", "running_var")
+    }
+    tensors = {**learning, **running}
     return {name: t for name, t in tensors.items() if t.is_floating_point() or t.is_complex()}
 
 

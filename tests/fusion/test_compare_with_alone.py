@@ -196,6 +196,27 @@ def test_autocast_dropout_and_a_member_that_is_not_finite(one_by_one: bool) -> N
     assert dry_run(fused, objective, BATCH) is None
 
 
+class FromTokens(nn.Module):
+    """Rows of tokens, as images for a convolution: their channels are last in memory, alone, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.dropout, self.head = nn.Conv2d(4, 6, 1), nn.Dropout(0.3), nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = x.reshape(len(x), 4, 4).transpose(1, 2).reshape(len(x), 4, 2, 2)
+        out: Tensor = self.head(self.dropout(self.conv(images)).flatten(1))
+        return out
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_the_order_in_which_masks_are_drawn_is_no_fault(one_by_one: bool) -> None:
+    x = torch.randn(12, 16, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    fused = fuse([FromTokens() for _ in range(2)], one_by_one=one_by_one)
+    assert dry_run(fused, loss, (x, Y)) is None
+
+
 def test_chaos_within_rounding_is_no_fault() -> None:
     """The logistic map doubles a rounding at each of its steps."""
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
@@ -146,10 +147,36 @@ def takes_a_tensor(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     return {"loss": model(batch.flatten(1)).square().mean()}
 
 
+def weight_normed(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    width = round(32 * width_ratio)
+    return nn.Sequential(nn.utils.weight_norm(nn.Linear(64, width)), nn.ReLU(), nn.Linear(width, 10))
+
+
+def pruned(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    model = mlp(config, width_ratio)
+    prune.random_unstructured(model.get_submodule("0"), "weight", 0.5)
+    return model
+
+
+def scripted(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    model: nn.Module = torch.jit.script(mlp(config, width_ratio))
+    return model
+
+
+def scripted_in_part(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    width = round(32 * width_ratio)
+    return nn.Sequential(torch.jit.script(nn.Linear(64, width)), nn.ReLU(), nn.Linear(width, 10))
+
+
+def frozen(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    return mlp(config, width_ratio).requires_grad_(False)
+
+
 def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
     return {"nll": F.cross_entropy(model(batch[0]), batch[1])}
 
 
+@pytest.mark.filterwarnings(r"ignore:.*(weight_norm|torch\.jit).* is deprecated")
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
@@ -166,6 +193,23 @@ def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
         ({"data": (X, LABELS[:, None])}, ValueError, r"`loss_fn` .* with a batch \[\(4, 64\) .*\(4, 1\) int64\]"),
         ({"model_fn": regressor, "data": (X, X[:, 0])}, ValueError, "must have the output's shape"),
         ({"objective": detached}, ValueError, "the loss of a batch .* cannot be differentiated"),
+        ({"model_fn": frozen}, ValueError, "`model_fn` makes a model whose parameters are all frozen .*for {'lr': 0.1"),
+        ({"model_fn": lambda config: nn.Flatten()}, ValueError, "`model_fn` makes a model without parameters for"),
+        (
+            {"model_fn": weight_normed},
+            ValueError,
+            "module 0 has torch.nn.utils.weight_norm, .* use torch.nn.uti",
+        ),
+        ({"model_fn": weight_normed, "surrogate": 1}, ValueError, "module 0 has torch.nn.utils.weight_norm"),
+        ({"model_fn": pruned}, ValueError, "module 0 is pruned"),
+        ({"model_fn": scripted}, ValueError, "module itself is a program of torch.jit, .* pass the module from before"),
+        ({"model_fn": scripted, "surrogate": 1}, ValueError, "module itself is a program of torch.jit"),
+        ({"model_fn": scripted_in_part}, ValueError, "module 0 is a program of torch.jit"),
+        (
+            {"data": (X.double(), LABELS)},
+            ValueError,
+            r"cannot take a batch .*\. The data are float64 and the model is float32",
+        ),
         (
             {"objective": takes_a_tensor, "data": (X,)},
             ValueError,

@@ -240,9 +240,9 @@ def test_metrics_by_hand() -> None:
 @pytest.mark.parametrize(
     ("metrics", "kind", "message"),
     [
-        (torch.tensor(1.0), ValueError, "must return a dict of tensors"),
-        ({"loss": 1.0}, ValueError, "must return a dict of tensors"),
-        ({"loss": torch.tensor(1.0), "note": "fine"}, ValueError, "must return a dict of tensors"),
+        (torch.tensor(1.0), ValueError, "`objective` returned a Tensor, but must return a dict of tensors"),
+        ({"loss": 1.0}, ValueError, "`objective` returned 'loss' as a float, but must return a dict of tensors"),
+        ({"loss": torch.tensor(1.0), "note": "fine"}, ValueError, "returned 'note' as a str, but must return a dict"),
         ({}, ValueError, 'must return a "loss"'),
         ({"nll": torch.tensor(1.0)}, ValueError, r"returned \['nll'\], but must return a \"loss\""),
         ({"loss": torch.ones(3)}, ValueError, r"returned 'loss' of shape \(3,\), but must return scalars"),

@@ -487,7 +487,7 @@ class Settled:
             {},
             r"`objective` is 'critic', but must be .* such as \['discriminator', 'gen",
         ),
-        ({**PARTS, "generator": lambda model, batch: 3.0}, {}, "must return a dict of tensors"),
+        ({**PARTS, "generator": lambda model, batch: 3.0}, {}, "`objective` returned a float, but must return a dict"),
         ({**PARTS, "generator": nothing}, {}, "the loss of 'generator' of a batch .* cannot be differentiated"),
         ({**PARTS, "generator": Settled()}, {}, "one without `optimizer_settings`"),
         (PARTS, {"race": RaceConfig(strategy="fsdp")}, "the parts of a model that ranks split cannot take turns"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,42 @@ def imported(*folders: Path, code: str = "import hydro_rasda") -> str:
         [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+
+BLOCKS = re.compile(r"^```py(?:thon)?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+ATTRIBUTES = re.compile(r"(?<![\w./])(?:hydro_rasda|fusion|surrogate)(?:\.[a-zA-Z]\w*)+")
+EACH_ALONE = """
+import os, sys
+import hydro_rasda, fusion, surrogate
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        try:
+            eval(name)
+        except Exception as error:
+            print(f"{name}: {error!r}", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_an_attribute_that_a_page_shows_needs_no_other_import() -> None:
+    pages = [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "fusion/README.md",
+        ROOT / "surrogate/README.md",
+    ]
+    blocks = [block for page in pages for block in BLOCKS.findall(page.read_text(encoding="utf-8"))]
+    code = [line for block in blocks for line in block.splitlines() if not re.match(r" *(from|import) ", line)]
+    shown = {name for line in code for name in ATTRIBUTES.findall(line)}
+    assert {"hydro_rasda.load", "hydro_rasda.plots.learning_curves"} <= shown
+    names = sorted(shown | {"hydro_rasda.bubbles.bubbles", "fusion.optim.optimizer", "surrogate.transfer"})
+    done = subprocess.run(
+        [sys.executable, "-c", EACH_ALONE, *names], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == ""
+    assert "has no attribute 'nothing'" in imported(code="import hydro_rasda; hydro_rasda.nothing")
 
 
 def plant(folder: Path, path: str, content: str = RUNS) -> Path:

@@ -15,6 +15,7 @@ from torch import nn
 
 from hydro_rasda import RunExists, SweepConfig, TuneResult, choice, grid_search, load, loguniform, uniform
 from hydro_rasda.cli import main
+from hydro_rasda.run.unkept_values import withholding
 from hydro_rasda.secret_masking import (
     HIDDEN,
     described_secrets,
@@ -23,7 +24,6 @@ from hydro_rasda.secret_masking import (
     restore,
     scrubbed,
     secrets_of,
-    withholding,
 )
 from hydro_rasda.space import describe
 from tests.hydro_rasda.models import mlp

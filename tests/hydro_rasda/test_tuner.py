@@ -567,7 +567,11 @@ class Centres(nn.Module):
         ({"val_data": lambda batch_size: []}, ValueError, "`val_data` is empty"),
         ({"train_data": "digits.csv"}, ValueError, "`train_data` is a str"),
         ({"objective": lambda m, b: m(b[0]).sum(), "loss_fn": F.mse_loss}, ValueError, "`loss_fn` and `objective`"),
-        ({"objective": lambda m, b: m(b[0]).sum()}, ValueError, "`objective` must return a dict of tensors"),
+        (
+            {"objective": lambda m, b: m(b[0]).sum()},
+            ValueError,
+            "`objective` returned a Tensor, but must return a",
+        ),
         (
             {"loss_fn": Centres()},
             ValueError,

@@ -26,7 +26,7 @@ _OFF = ("amsgrad", "maximize", "decoupled_weight_decay")
 
 
 class Unfollowed(ValueError):
-    """An optimizer or a scheduler that cannot be followed."""
+    """Part of a module that cannot be followed."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def optimizer_settings(
         Unfollowed: if it has none of SGD, Adam and AdamW, more than one optimizer, or a scheduler that depends on
             metrics, changes momenta, or changes groups by different factors.
     """
-    with _attached(module, epochs, steps):
+    known = {"estimated_stepping_batches": steps, "max_epochs": epochs, "max_steps": -1}
+    with attached(module, "configure_optimizers", **known):
         optimizer, scheduler, interval, frequency = _parts(module.configure_optimizers())
     kind, groups = _KINDS.get(type(optimizer)), optimizer.param_groups
     if kind is None:
@@ -88,19 +89,27 @@ def _others(factors: Mapping[str, float]) -> dict[str, float]:
 
 
 class _KnownOfTrainer(SimpleNamespace):
-    """The facts of a trainer that are known before it trains."""
+    """The facts of a trainer that are known to one of a module's methods."""
+
+    global_rank = local_rank = 0
+    logger, loggers = None, ()
+
+    def __init__(self, method: str, **known: Any) -> None:
+        super().__init__(**known)
+        self._method = method
 
     def __getattr__(self, name: str) -> Any:
-        known = ", ".join(vars(self))
-        raise AttributeError(f"configure_optimizers() asks for `trainer.{name}`, but here it can only ask for {known}")
+        known = ", ".join(name for name in vars(self) if not name.startswith("_"))
+        told = f"{self._method}() asks for `trainer.{name}`, but here it can only ask for {known}"
+        # A module's property of this name would lose an AttributeError's text.
+        raise Unfollowed(told) if name in ("current_epoch", "global_step") else AttributeError(told)
 
 
 @contextmanager
-def _attached(module: LightningModule, epochs: int, steps: int) -> Iterator[None]:
-    """Give a module, for a while, what its schedulers may ask of a trainer."""
-    known = _KnownOfTrainer(estimated_stepping_batches=steps, max_epochs=epochs, max_steps=-1)
+def attached(module: LightningModule, method: str, **known: Any) -> Iterator[None]:
+    """Give a module, for a while, what its method may ask of a trainer; Unfollowed for the number of epoch or step."""
     before = vars(module)["_trainer"]
-    vars(module)["_trainer"] = known
+    vars(module)["_trainer"] = _KnownOfTrainer(method, **known)
     try:
         yield
     finally:

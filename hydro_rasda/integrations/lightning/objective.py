@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fusion.width.microbatch import WEIGHT, is_weight
 from hydro_rasda.data import Batch
-from hydro_rasda.integrations.lightning.configure_optimizers import optimizer_settings
+from hydro_rasda.integrations.lightning.configure_optimizers import attached, optimizer_settings
 from hydro_rasda.loss_weight import LOSS_WEIGHT, LossCalls
 from hydro_rasda.objective import OptimizerSettings
 
@@ -45,7 +45,8 @@ class StepObjective:
         run: Any = model.training_step if model.training else model.validation_step
         # Lightning gives no index to a step that has no argument for it.
         index = (0,) if is_param_in_hook_signature(run, "batch_idx", min_args=2) else ()
-        with _recorded(model, part) as metrics, LossCalls() as calls:
+        known = {"max_epochs": self.epochs, "training": model.training, "sanity_checking": False}
+        with attached(model, run.__name__, **known), _recorded(model, part) as metrics, LossCalls() as calls:
             returned = run(batch, *index)
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
         # In validation, Lightning monitors what is logged.
@@ -54,8 +55,7 @@ class StepObjective:
         if isinstance(returned, Mapping) and isinstance(weight := returned.get(WEIGHT), Tensor):
             metrics[WEIGHT] = weight
         if "loss" not in metrics:
-            step = "training_step" if model.training else "validation_step"
-            got = f"{step}() returns {type(returned).__name__} and logs {sorted(metrics)}"
+            got = f"{run.__name__}() returns {type(returned).__name__} and logs {sorted(metrics)}"
             raise ValueError(f"{got}, but must return the loss, or log it as '{part}_loss'")
         # `batch_size=` of `log` is often the number of examples: what the loss itself is the mean of comes first.
         logged = metrics.pop(LOSS_WEIGHT, None)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
+from torch.utils.data import Dataset
 from transformers import EvalPrediction, PretrainedConfig, Trainer, TrainingArguments
 
 from fusion.streams import preserved_generators
@@ -189,7 +190,15 @@ def _refused(
     for name, given in data.items():
         if not (isinstance(given, Sized) and hasattr(given, "__getitem__")) or isinstance(given, Mapping):
             refused.append(f"{name} is a {type(given).__name__}: one data set with a length")
+        elif isinstance(given, list | tuple) and given and all(_is_data_set(each) for each in given):
+            refused.append(f"{name} is a {type(given).__name__} of {len(given)} data sets: one data set")
     return refused
+
+
+def _is_data_set(value: Any) -> bool:
+    """Tell a data set from an example."""
+    rows = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
+    return rows or isinstance(value, Dataset) or hasattr(value, "column_names")
 
 
 def _chosen(args: TrainingArguments, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """The optimizer of one module, from a configuration."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusion.optim import optimizer
 
@@ -37,6 +38,30 @@ def test_the_other_optimizers_of_torch_and_functions_that_make_one() -> None:
     assert optimizer(module, {**own, "lr": 0.1}).param_groups[0].items() >= {"lr": 0.1, "d": 2.0}.items()
 
 
+CLASSES = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and cls is not torch.optim.Optimizer]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_a_class_of_torch_is_itself_or_refused(cls: Callable[..., torch.optim.Optimizer]) -> None:
+    def trained(make: Callable[[nn.Module], torch.optim.Optimizer]) -> Tensor:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
+        updates = make(module)
+        for _ in range(5):
+            updates.zero_grad()
+            module(torch.randn(8, 6)).square().sum().backward()
+            updates.step()
+        return nn.utils.parameters_to_vector(module.parameters())
+
+    asked = {"lr": 0.05, "optimizer": cls}
+    if cls.__name__ in ("LBFGS", "Muon", "Rprop", "SparseAdam"):
+        with pytest.raises(ValueError, match=r"`optimizer` is <class 'torch\.optim"):
+            trained(lambda module: optimizer(module, asked))
+    else:
+        expected = trained(lambda module: cls(module.parameters(), lr=0.05))
+        torch.testing.assert_close(trained(lambda module: optimizer(module, asked)), expected)
+
+
 def one_group(params: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for group in params for p in group["params"]], lr)
 
@@ -45,8 +70,13 @@ def one_group(params: Any, lr: float) -> torch.optim.Optimizer:
     ("own", "rule"),
     [
         ("lbfgs", "one of sgd, .* lbfgs needs a closure"),
+        ("AdamW", 'one of sgd, .* did you mean "adamw"'),
         (torch.optim.LBFGS, "one of sgd, .* lbfgs needs a closure"),
-        (torch.optim.Muon, "another one for a model without hidden 2-D parameters"),
+        ("muon", "another one for a model without hidden 2-D parameters"),
+        (
+            torch.optim.Muon,
+            "torch.optim.Muon updates 2-D parameters alone, and 'muon' has AdamW beside it",
+        ),
         (lambda params: None, "a function of \\(params, lr\\)"),
         (3, "a function of"),
         (lambda params, lr: torch.optim.LBFGS([p for g in params for p in g["params"]]), "needs no closure"),

@@ -8,6 +8,7 @@ import tempfile
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,16 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fusion.streams import seed_generators
-from hydro_rasda.data import Batches, Data, Shard, Share, batch_length, make_batches, move
+from hydro_rasda.data import EVAL_BATCH_FACTOR, Batches, Data, Shard, Share, batch_length, make_batches, move
 
 N = 11
 X, Y = torch.arange(2.0 * N).reshape(N, 2), torch.arange(N)
 CPU = torch.device("cpu")
+
+
+def test_the_guide_says_how_many_examples_validation_takes() -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/objective.md").read_text(encoding="utf-8")
+    assert f"validation takes {('zero', 'one', 'two', 'three', 'four')[EVAL_BATCH_FACTOR]} times `batch_size`" in guide
 
 
 def loader(batch_size: int) -> DataLoader[Any]:

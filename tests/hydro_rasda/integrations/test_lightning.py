@@ -246,6 +246,44 @@ def test_steps_without_an_index() -> None:
         torch.testing.assert_close(loss, F.cross_entropy(module(batch[0]), batch[1]))
 
 
+class Annealing(Classifier):
+    """A weight of the loss grows with the epoch, in training or in validation."""
+
+    def __init__(self, *args: Any, name: str, part: str) -> None:
+        super().__init__(*args)
+        self.name, self.part = name, part
+
+    def forward(self, x: Tensor) -> Tensor:
+        beta = min(1.0, getattr(self, self.name) / 2) if self.training is (self.part == "training") else 0.0
+        logits: Tensor = super().forward(x) + beta
+        return logits
+
+
+@pytest.mark.parametrize("part", ["training", "validation"])
+@pytest.mark.parametrize("name", ["current_epoch", "global_step"])
+def test_a_step_that_reads_the_epoch_is_refused(name: str, part: str, tmp_path: Path) -> None:
+    def module_fn(config: dict[str, Any]) -> Classifier:
+        return Annealing(config, adam, name=name, part=part).double()
+
+    told = rf"{part}_step\(\) asks for `trainer\.{name}`, but here it can only ask for max_epochs"
+    with pytest.raises(ValueError, match=told):
+        tuned(module_fn, tmp_path)
+
+
+def test_what_a_step_knows_of_its_trainer() -> None:
+    class Knowing(WithoutIndex):
+        def forward(self, x: Tensor) -> Tensor:
+            assert (self.trainer.max_epochs, self.trainer.training, self.global_rank) == (3, self.training, 0)
+            assert self.logger is None
+            return super().forward(x)
+
+    module = Knowing({"rate": 0.1}, adam).double()
+    for part in (module.train(), module.eval()):
+        StepObjective(52, 3, False)(part, (X[:8], Y[:8]))
+    assert module._trainer is None
+    assert module.current_epoch == 0
+
+
 class LogsAnother(Classifier):
     """In both steps, the loss that is logged is not the one that is returned."""
 

@@ -406,6 +406,8 @@ def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: P
     }
     with pytest.raises(ValueError, match=r"^tune_trainer\(\) cannot follow:\n") as raised:
         tune_trainer(gpt2, args, space, train_dataset=iter(TEXT), eval_dataset={"a": TEXT}, max_t=3)
+    with pytest.raises(ValueError, match="eval_dataset is a list of 2 data sets: one data set"):
+        tune_trainer(gpt2, args, space, train_dataset=TEXT, eval_dataset=[TEXT, TEXT[:4]])
     told = str(raised.value).splitlines()[1:]
     assert [line.split()[1].strip(":") for line in told] == [
         "max_steps=7",

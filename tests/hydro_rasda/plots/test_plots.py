@@ -18,7 +18,9 @@ import pytest
 from hydro_rasda import plots
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.page.words import cost_facts
-from hydro_rasda.plots.figure_style import is_empty, score_axis, thinned
+from hydro_rasda.plots import hyperparameters
+from hydro_rasda.plots.figure_style import begun, is_empty, score_axis, thinned
+from hydro_rasda.plots.hyperparameters import LINES
 from hydro_rasda.plots.importance import importance_of
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import agreement_line, both_units, closing_lines
@@ -171,6 +173,12 @@ def test_the_surrogates_best_ends_with_the_sweep(sorts: Sorts) -> None:
         assert last[0] == pytest.approx(max(each.ended for each in found if each.stage == stage), rel=1e-4)
 
 
+@pytest.mark.parametrize(("told", "kind"), [("float uniform(0, 0.9)", None), ("float loguniform(0.001, 0.3)", "log")])
+def test_axes_follow_the_domain(sorts: Sorts, told: str, kind: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hyperparameters, "read_asked", lambda path: {"space": {"lr": told}})
+    assert plots.slices(sorts["large"], ["lr"]).layout.xaxis.type == kind
+
+
 def test_lines_of_a_category_lie_apart_by_place(sorts: Sorts) -> None:
     (drawn,) = plots.parallel_coordinates(sorts["large"]).data
     axes = {axis.label: axis for axis in drawn.dimensions}
@@ -185,8 +193,12 @@ def test_lines_of_a_category_lie_apart_by_place(sorts: Sorts) -> None:
         order = at[here][np.argsort(places[here])]
         assert (order[0], order[-1]) == pytest.approx((tick + 0.35, tick - 0.35), abs=1e-3)
         assert (np.diff(order) < 0).all()
-    rates = [math.log10(trial.config["lr"]) for trial in sorts["large"].trials]
-    assert sorted(axes["lr"].values) == pytest.approx(sorted(rates), rel=1e-3)  # numbers stay where they are
+    ranking = begun(sorts["large"])
+    rates = [math.log10(ranking[place - 1].config["lr"]) for place in places]
+    assert [*axes["lr"].values] == pytest.approx(rates, rel=1e-3)  # numbers stay where they are
+    assert len(ranking) > LINES
+    assert len(places) == LINES
+    assert {*range(1, LINES // 2 + 1), len(ranking)} <= {*places}  # the best, and a sample to the last
 
 
 def test_the_best_over_time_only_gets_better_and_ends_with_the_result(sorts: Sorts) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import enum
 import io
 import json
 import math
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, uniform
 from hydro_rasda.problem import Problem
@@ -102,8 +103,44 @@ def test_another_process_without_data_and_model_finds_what_tune_returned(
     assert contents(made.path) == before
     with pytest.raises(ValueError, match=r"`model_fn` did not come along .* `best_model\(model_fn=...\)` takes it"):
         loaded.best_model()
+    with pytest.raises(ValueError, match=r"without `model_fn` and `objective`, which .* repeat the call of `tune`"):
+        loaded.evaluate(digits[1])
     model, again = made.best_model(), loaded.best_model(model_fn=stumbles_in_some)
     assert torch.equal(again(digits[1][0]), model(digits[1][0]))
+
+
+class Act(enum.Enum):
+    RELU = 1
+    TANH = 2
+
+
+def chosen(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
+    """A classifier whose activation is a member of an Enum, compared by `is`, and whose shape is a tuple."""
+    act = nn.Tanh() if config["act"] is Act.TANH else nn.ReLU()
+    width = round(16 * width_ratio) if config["shape"] == (16, 1) else 1
+    return nn.Sequential(nn.Linear(64, width), act, nn.Linear(width, 10))
+
+
+def test_a_choice_that_json_does_not_keep_never_gives_another_model(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """The class of the optimizer is read by the library alone."""
+    space = {
+        "lr": loguniform(1e-3, 1e-1),
+        "act": choice([Act.TANH]),
+        "shape": choice([(16, 1)]),
+        "optimizer": choice([torch.optim.SGD]),
+    }
+    made = quick(model_fn=chosen, space=space, num_samples=4)
+    found = load(made.path)
+    assert found.best_config["shape"] == (16, 1)
+    with pytest.raises(ValueError, match=r"`config\['act'\]` is only a text in the run's folder, '<Act.TANH: 2>'"):
+        found.best_model(model_fn=chosen)
+    again = found.best_model(model_fn=lambda config: chosen(config | {"act": Act.TANH}))
+    assert torch.equal(again(digits[1][0]), made.best_model()(digits[1][0]))
+    del space["optimizer"]  # a loaded run has only its name, which no recipe can call
+    made = quick(model_fn=chosen, space=space, num_samples=4, name="other")
+    for text in (made.recipe(), load(made.path).recipe()):
+        assert "train(model_fn, train_data, loss_fn, *, act, device=None)" in text
+        assert "call `model = train(model_fn, train_data, loss_fn, act=act)`" in text
 
 
 @pytest.mark.parametrize(

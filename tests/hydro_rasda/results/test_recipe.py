@@ -384,7 +384,7 @@ def centred(config: Config, width_ratio: float = 1.0) -> nn.Module:
     return nn.Sequential(Centred(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
 
-def test_buffers_that_are_replaced_are_averaged(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+def test_buffers_that_are_replaced_keep_their_last_value(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     space = {"lr": choice([0.5, 0.6]), "momentum": 0.9, "optimizer": "sgd", "batch_size": 16}
     result = quick(model_fn=centred, space=space, num_samples=2, race=RaceConfig(ema=0.3))
     assert result.averaged

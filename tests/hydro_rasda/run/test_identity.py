@@ -340,6 +340,7 @@ def test_another_run_is_not_taken_for_this_one(
     for resume in ("auto", "must"):
         alike = not change.keys() & {"loss_fn", "val_data"}
         way = "goes on with it" if alike else "keeps it as 'run/before-N', and begins anew"
+        way += ".*; another `name` begins a new run"
         with pytest.raises(RunExists, match=f"is another: {told}.*; .*`resume='changed'` {way}"):
             quick(**small, **changed, resume=resume)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before

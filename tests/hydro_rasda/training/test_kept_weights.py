@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -157,6 +158,23 @@ def test_what_does_not_learn_is_not_averaged() -> None:
     net.get_submodule("0").requires_grad_(False)
     names = {"1.weight", "1.bias", "1.running_mean", "1.running_var", "2.weight", "2.bias"}
     assert set(trained_tensors(net)) == names
+
+
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_buffers_that_are_no_statistics_keep_their_last_value(norm: Callable[[nn.Module], nn.Module]) -> None:
+    """Those of spectral normalization are unit vectors, and the mean of such is shorter."""
+    torch.manual_seed(0)
+    net = nn.Sequential(norm(nn.Linear(3, 5)), nn.Tanh(), nn.Linear(5, 1))
+    average = Average(lambda: trained_tensors(net))
+    for step in range(6):
+        learn(net, 1, step)
+        average.update(HORIZON)
+    last = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    assert len(last) == 2
+    with average.in_place():
+        for name, buffer in net.named_buffers():
+            assert torch.equal(buffer, last[name]), name
+            assert buffer.norm().item() == pytest.approx(1)
 
 
 def test_an_infinite_buffer_stays_as_it_is() -> None:

@@ -1,0 +1,128 @@
+"""Values of a configuration that JSON does not keep, such as tuples and classes: the journal has literals or places."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from hydro_rasda.secret_masking import HIDDEN, Place, put, value_at
+
+
+def literals(config: Mapping[str, Any]) -> list[tuple[Place, str | None]]:
+    """Return the place of each value that JSON gives back as another, and its literal; None if it has none.
+
+    >>> literals({"lr": 0.1, "net": {"size": (3, 3), "clip": float("inf")}, "act": len})
+    [(('net', 'size'), '(3, 3)'), (('net', 'clip'), 'inf'), (('act',), None)]
+    """
+    return [*_found(config, ())]
+
+
+def _found(config: Mapping[str, Any], within: Place) -> Iterator[tuple[Place, str | None]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            yield from _found(value, (*within, name))
+        elif not _is_kept(value):
+            yield (*within, name), _literal(value)
+
+
+def _is_kept(value: Any) -> bool:
+    if isinstance(value, Enum):  # models compare them by `is`
+        return False
+    if isinstance(value, list):
+        return all(map(_is_kept, value))
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_kept(each) for key, each in value.items())
+    return value is None or isinstance(value, (int, str)) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _literal(value: Any) -> str | None:
+    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # a NumPy number
+        value = value.item()
+    text = repr(value)
+    try:
+        found = _value_of(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return text if type(found) is type(value) and repr(found) == text else None
+
+
+def _value_of(literal: str) -> Any:
+    return float(literal) if literal in ("inf", "-inf", "nan") else ast.literal_eval(literal)
+
+
+def restored(config: Mapping[str, Any], noted: Sequence[tuple[Sequence[str], str | None]]) -> dict[str, Any]:
+    """Return a configuration of the journal with the values that have literals."""
+    return put(config, {tuple(place): _value_of(literal) for place, literal in noted if literal is not None})
+
+
+def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a restored configuration with changes of the journal, where a list takes the place of a tuple."""
+    tuples = {key for key, value in config.items() if isinstance(value, tuple)}
+    return {**config, **{key: tuple(value) if key in tuples else value for key, value in changes.items()}}
+
+
+def withholding(model_fn: Callable[..., Any], unkept: Collection[Place] = ()) -> Callable[..., Any]:
+    """Return a model function that raises ValueError where it reads a secret, or a value in one of these places."""
+
+    def called(config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        withheld = put(config, {place: _Unkept(value_at(config, place)) for place in unkept})
+        return model_fn((_Strict if unkept else _Withheld)(withheld), *args, **kwargs)
+
+    called.__signature__ = inspect.signature(model_fn)  # type: ignore[attr-defined]
+    return called
+
+
+class _Unkept:
+    """A value of which the run's folder has only a text."""
+
+    def __init__(self, shown: object) -> None:
+        self.shown = shown
+
+
+class _Withheld(dict[str, Any]):
+    """A configuration without its secrets and its values that JSON does not keep."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self._told(name, super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._told(name, super().get(name, default))
+
+    def pop(self, name: str, *default: Any) -> Any:
+        return self._told(name, super().pop(name, *default))
+
+    def __or__(self, other: Any) -> Any:
+        return type(self)({**dict(dict.items(self)), **other})
+
+    def _told(self, name: str, value: Any) -> Any:
+        again = f"`best_model(model_fn=lambda config: model_fn(config | {{{name!r}: ...}}))`"
+        if isinstance(value, str) and value == HIDDEN:
+            raise ValueError(
+                f"`config[{name!r}]` is a secret by its name, which no run's folder keeps: give it again, as by {again}"
+            )
+        if isinstance(value, _Unkept):
+            raise ValueError(
+                f"`config[{name!r}]` is only a text in the run's folder, {value.shown!r}: JSON cannot hold its value. "
+                f"Give the value again, as by {again}"
+            )
+        return type(self)(value) if isinstance(value, dict) else value
+
+
+class _Strict(_Withheld):
+    """One that also raises where `f(**config)` or `dict(config)` goes through all of its values."""
+
+    def items(self) -> Any:
+        return {name: self[name] for name in self.keys()}.items()
+
+    def values(self) -> Any:
+        return dict(self.items()).values()
+
+    def copy(self) -> Any:
+        return dict(self.items())
+
+    def __iter__(self) -> Iterator[str]:  # else Python copies a dict without asking it for its values
+        return super().__iter__()
