@@ -36,7 +36,7 @@ class JobRecord:
         exit: Exit status, negative for a signal; None where it has not ended by itself.
         error: Why it failed, in words; "" where it did not.
         seconds: That it ran, once it is over.
-        memory: Peak of bytes, over all of its processes.
+        memory: Peak of bytes, over all of its processes: of a GPU's memory if it ran on one, 0 if it was not measured.
         share: Of its device, on average; on CPUs, of one core.
         value: The value of a function, as JSON has it.
     """
