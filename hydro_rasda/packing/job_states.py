@@ -124,8 +124,8 @@ class Grid:
             refuse_links(store.path / folder)
             (store.path / folder).mkdir(0o700 if folder == "calls" else 0o777, exist_ok=True)
         # Functions lie there pickled.
-        for folder in (store.path, store.path / "calls"):
-            refuse_open_to_others(folder)
+        refuse_open_to_others(store.path)
+        refuse_open_to_others(store.path / "calls")
         if retry_failed:
             for record in list(self.records.values()):
                 if record.state == "failed":
