@@ -74,7 +74,7 @@ def initial_laws(build: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, L
         with torch.device("meta"), _HideMeta(), _Follow() as follow:
             model = build()
         return model, follow.laws(model)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # without laws, the weights themselves are measured
         with _Follow() as follow:
             model = build()
         return model, follow.laws(model)

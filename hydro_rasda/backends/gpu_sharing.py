@@ -29,5 +29,8 @@ class SharedGpus:
 
 
 def uuid_of(where: torch.device) -> str | None:
-    """Return the name of a GPU for NVIDIA's programs; None for another device."""
-    return f"GPU-{torch.cuda.get_device_properties(where).uuid}" if where.type == "cuda" else None
+    """Return the name of a GPU for NVIDIA's programs; None for another device, and for a part of a GPU (MIG)."""
+    if where.type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(where)
+    return None if " MIG " in found.name else f"GPU-{found.uuid}"  # a part's UUID begins otherwise

@@ -34,7 +34,7 @@ from hydro_rasda.processes.die_with_parent import depend_on
 from hydro_rasda.processes.forks import Notify, ending, receive, send
 from hydro_rasda.processes.temporary_folders import make_folder, owner, remove_left
 from hydro_rasda.run.checkpoints import load_checkpoint
-from hydro_rasda.run.files import open_to_read, refuse_open_to_others
+from hydro_rasda.run.files import open_pickled, refuse_open_to_others
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.device import Share
 from hydro_rasda.training.group_training import Load
@@ -62,7 +62,6 @@ class LocalProcesses(DoublingPool):
         self._threads = max(1, torch.get_num_threads() // len(devices))
 
     def __enter__(self) -> LocalProcesses:
-        refuse_open_to_others(self._file.parent)
         try:
             write_shared(self._file, self._run.problem)
             self.begin()
@@ -231,14 +230,19 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 
 def write_shared(path: Path, thing: Any) -> None:
-    """Write a thing to a file that processes can map: what it holds of tensors and arrays is then in memory once."""
+    """Write a thing to a file that processes can map: what it holds of tensors and arrays is then in memory once.
+
+    Unsafe if others own the folder or can write to it.
+    """
+    refuse_open_to_others(path.parent)
     buffers: list[pickle.PickleBuffer] = []
     content = io.BytesIO()
     _Pickler(content, protocol=5, buffer_callback=buffers.append).dump(thing)
     raw = [buffer.raw() for buffer in buffers]
     head = pickle.dumps((content.getvalue(), [buffer.nbytes for buffer in raw]))
     path.unlink(missing_ok=True)
-    with path.open("xb") as file:  # a link that was put there is not followed
+    # A link that was put there is not followed; whatever the umask, nobody else can change what is read as code.
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(_LENGTH.pack(len(head)))
         file.write(head)
         for part in raw:
@@ -248,7 +252,7 @@ def write_shared(path: Path, thing: Any) -> None:
 
 def read_shared(path: Path) -> Any:
     """Return the object that `write_shared` wrote. Writes into it are seen by this process alone."""
-    with open_to_read(path) as file:
+    with open_pickled(path) as file:
         whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     at = _LENGTH.size + _LENGTH.unpack(whole[: _LENGTH.size])[0]
     content, lengths = pickle.loads(whole[_LENGTH.size : at])

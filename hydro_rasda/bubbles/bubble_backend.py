@@ -27,7 +27,6 @@ from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, FullSizeTa
 from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.processes.forks import RelayedWarnings, ending, receive
 from hydro_rasda.processes.retry_policy import Deaths
-from hydro_rasda.run.files import refuse_open_to_others
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.training.device import Device
 from hydro_rasda.training.group_training import joined
@@ -75,7 +74,6 @@ class BubbleBackend:
 
     @contextlib.contextmanager
     def open(self, run: Run) -> Iterator[Devices]:
-        refuse_open_to_others(run.store.path)
         rule = "anything but a `BubbleBackend` for what holds an open file or a connection, which no other process has"
         require(can_be_shared(run.problem), "backend", self, rule)
         shared = run.store.path / PROBLEM

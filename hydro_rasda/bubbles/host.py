@@ -17,7 +17,7 @@ import torch.distributed.pipelining.schedules as torch_schedules
 from fusion.width.memory import available_memory
 from hydro_rasda.argument_checks import check_folder, check_number, require
 from hydro_rasda.bubbles.guest_handle import GuestProcess
-from hydro_rasda.run.files import refuse_open_to_others
+from hydro_rasda.run.files import make_private, refuse_open_to_others
 from hydro_rasda.schedulers.bubble_policy import Forecast, Guard
 
 LOOK_S = 1.0
@@ -64,7 +64,8 @@ def bubbles(
     Raises:
         ValueError: for an argument that cannot be.
         RuntimeError: on other systems than Linux.
-        Unsafe: if others can write to `source`: what guests are to train is unpickled from where it says.
+        Unsafe: if others own `source` or can write to it: what guests are to train is unpickled from where it says. Set
+            HYDRO_RASDA_TRUST_SHARED_FOLDERS=1 if you trust them with your account.
     """
     if sys.platform != "linux":
         raise RuntimeError("bubbles need Linux, whose kernel stops guests and ends them with their host")
@@ -74,7 +75,7 @@ def bubbles(
     check_number("leave_free", leave_free)
     check_number("patience_s", patience_s)
     require(preempt in (None, True, False), "preempt", preempt, "None, True or False")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     refuse_open_to_others(folder)
     guest = Guest(folder, device, leave_free, device.type == "cpu" if preempt is None else preempt)
     try:

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Thread
 
 from hydro_rasda.argument_checks import require
-from hydro_rasda.run.files import read_json, refuse_open_to_others, write_atomically
+from hydro_rasda.run.files import make_private, read_json, refuse_open_to_others, write_atomically
 
 MEETING = "sweep.json"
 
@@ -41,7 +41,7 @@ class Rendezvous:
     """
 
     def __init__(self, source: Path, come_in: Callable[[Connection], None]) -> None:
-        source.mkdir(parents=True, exist_ok=True)
+        make_private(source)
         refuse_open_to_others(source)
         self._file = source / MEETING
         require(

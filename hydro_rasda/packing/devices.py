@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,13 @@ _KEPT = 0.9
 _NODES = Path("/dev")
 """The folder of the files by which processes reach GPUs; a container without GPUs has none."""
 
-_CGROUP = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+_LIMITS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files of a cgroup, and its entry for pages of files that the kernel can reclaim, in both versions of cgroups."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,13 @@ class Device:
 
 
 def gpus() -> list[Device]:
-    """The GPUs of this machine that CUDA_VISIBLE_DEVICES allows, with 90 % of their memory; needs `nvidia-ml-py`."""
+    """The GPUs of this machine that CUDA_VISIBLE_DEVICES allows, with 90 % of their memory; needs `nvidia-ml-py`.
+
+    A GPU in MIG mode is as many devices as it has parts. CUDA_VISIBLE_DEVICES is read as CUDA reads it. ValueError if
+    it names none that is there, or numbers GPUs of several models without CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """
     return [
-        Device(f"gpu-{i}", _KEPT * memory, environment={"CUDA_VISIBLE_DEVICES": uuid}, gpu=uuid)
+        Device(f"gpu-{i}", _KEPT * memory, environment={nvml.VISIBLE: uuid}, gpu=uuid)
         for i, uuid, memory in nvml.gpus()
     ]
 
@@ -58,19 +68,18 @@ def cpu(cores: float | None = None, memory: float | None = None) -> Device:
 
     Args:
         cores: How many; by default those that this process may use.
-        memory: Bytes for all jobs; by default 90 % of what is free, within the cgroup's limit.
+        memory: Bytes for all jobs; by default 90 % of what is free on the machine, and within the limits of cgroups.
     """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     memory = _KEPT * _free_memory() if memory is None else memory
     # A job that takes all cores for its threads leaves none to share.
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
-    return Device("cpu", memory, cores, {**threads, "CUDA_VISIBLE_DEVICES": ""})
+    return Device("cpu", memory, cores, {**threads, nvml.VISIBLE: ""})
 
 
 def local_devices() -> list[Device]:
     """The GPUs of this machine, or its cores where it has none; ValueError if it has GPUs that cannot be measured."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")  # the last one by Slurm
-    unknown = not hidden and not nvml.available() and any(_NODES.glob("nvidia[0-9]*"))
+    unknown = not nvml.hidden() and not nvml.available() and any(_NODES.glob("nvidia[0-9]*"))
     rule = "a list such as [cpu()] where GPUs cannot be measured: `pip install 'hydro-rasda[gpu]'` to use them"
     require(not unknown, "devices", None, rule)
     return gpus() or [cpu()]
@@ -100,10 +109,26 @@ def lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
 
 
 def _free_memory() -> float:
-    free: float = psutil.virtual_memory().available
-    for file in _CGROUP:
-        try:
-            free = min(free, float(file.read_text()))
-        except (OSError, ValueError):  # no such cgroup, or "max"
+    """Return what `fusion.width.memory.available_memory` does, which needs torch."""
+    return min([float(psutil.virtual_memory().available), *_left_in_cgroups()])
+
+
+def _left_in_cgroups() -> Iterator[float]:
+    """Yield the bytes that each cgroup of this process, and each above it, may still take."""
+    try:
+        lines = [line.strip().split(":", 2) for line in _OWN.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in lines:
+        top = _CGROUPS / "memory" if controllers else _CGROUPS
+        own = top / path.lstrip("/")
+        if controllers and "memory" not in controllers.split(","):
             continue
-    return free
+        for group in (own, *(above for above in own.parents if above == top or top in above.parents)):
+            for limit, usage, files in _LIMITS:
+                try:
+                    most, used = (int((group / name).read_text()) for name in (limit, usage))
+                    parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                except (OSError, ValueError):  # no such cgroup, or "max"
+                    continue
+                yield max(0, most - used + int(parts.get(files, 0)))

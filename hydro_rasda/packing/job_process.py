@@ -31,13 +31,14 @@ class Process:
     device.
 
     `memory` is the peak of bytes so far, `now` the bytes when they were looked at last, `expected` those that it was
-    given when it began. `over` is a file that becomes readable once no process of the job is left.
+    given when it began. `untold` is True if the driver of its GPU does not tell what this job holds. `over` is a file
+    that becomes readable once no process of the job is left.
     """
 
     def __init__(self, task: Task, device: Device, grid: Grid, expected: float, shared: Mapping[str, str]) -> None:
         self.task, self.device, self.expected = task, device, expected
         self.memory = self.now = 0.0
-        self.stopped = False
+        self.stopped = self.untold = False
         self._began = monotonic()
         self._cpu = self._waited = 0.0
         self._beside: defaultdict[str, float] = defaultdict(float)
@@ -72,20 +73,27 @@ class Process:
             alone *= 1 - self._crowded / self._looked
         return max(alone, 1e-3), {kind: time / self._looked for kind, time in self._beside.items()}
 
-    def look(self) -> None:
-        """Take in what its processes take now."""
+    def look(self, beside: int) -> None:
+        """Take in what its processes take now; `beside` counts the other jobs of its device."""
         tree = _tree(self._child.pid)
         self._cpu = max(self._cpu, sum(_cpu_seconds(process) for process in tree))
         waited = max((_seconds_in_queues(process.pid) for process in tree), default=0.0)
         self._waited = max(self._waited, waited / max(monotonic() - self._began, waited, 1e-9))
         if self.device.gpu:
             pids = [process.pid for process in tree]
-            self.now = nvml.memory_of(self.device.gpu, pids)
-            busy = nvml.share_of(self.device.gpu, pids)
+            held = nvml.memory_of(self.device.gpu, pids)
+            busy = nvml.share_of(self.device.gpu, pids, 1 + beside)
             self._busy += [] if busy is None else [busy]
         else:
-            self.now = self._resident(tree)
-        self.memory = max(self.memory, self.now)
+            held = self._resident(tree)
+        self.untold = held is None
+        if held is not None:
+            self.holds(held)
+
+    def holds(self, memory: float) -> None:
+        """Take in the bytes that its processes hold now."""
+        self.now = memory
+        self.memory = max(self.memory, memory)
 
     def so_far(self) -> Estimate:
         """Return its known needs: none until it has settled, unless it has outgrown its memory."""

@@ -36,7 +36,7 @@ class JobRecord:
         exit: Exit status, negative for a signal; None where it has not ended by itself.
         error: Why it failed, in words; "" where it did not.
         seconds: That it ran, once it is over.
-        memory: Peak of bytes, over all of its processes.
+        memory: Peak of bytes, over all of its processes: of a GPU's memory if it ran on one, 0 if it was not measured.
         share: Of its device, on average; on CPUs, of one core.
         value: The value of a function, as JSON has it.
     """
@@ -98,7 +98,7 @@ class Grid:
     again.
 
     ValueError if a job is another than the one of its name so far, or a function that waits cannot be pickled. Unsafe
-    if others can write to the run's folder, or a link in it leads elsewhere.
+    if others own the run's folder or can write to it, or a link in it leads elsewhere.
     """
 
     def __init__(self, store: Store, tasks: Sequence[Task], retry_failed: bool = False) -> None:
@@ -120,11 +120,12 @@ class Grid:
                 pickled(self.tasks[name])
         if asked != before:
             store.record(_JOBS, Unit(asked), again=True)
-        # Functions lie there pickled.
-        refuse_open_to_others(store.path)
         for folder in ("ends", "logs", "calls"):
             refuse_links(store.path / folder)
-            (store.path / folder).mkdir(exist_ok=True)
+            (store.path / folder).mkdir(0o700 if folder == "calls" else 0o777, exist_ok=True)
+        # Functions lie there pickled.
+        refuse_open_to_others(store.path)
+        refuse_open_to_others(store.path / "calls")
         if retry_failed:
             for record in list(self.records.values()):
                 if record.state == "failed":

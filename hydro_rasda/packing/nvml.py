@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from hydro_rasda.argument_checks import require
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_PID_NAMESPACE, _HOSTS_INODE = Path("/proc/self/ns/pid"), 0xEFFFFFFC
+"""The namespace of this process's pids, and the inode of the host's own (PROC_PID_INIT_INO of Linux)."""
 
 
 class Gpu(NamedTuple):
-    """A GPU: its place among those of the machine, its UUID, and bytes of its memory."""
+    """A GPU, or a part of one (MIG): its place among those of the machine, its UUID, and bytes of its memory."""
 
-    number: int
+    number: str
     uuid: str
     memory: float
+
+
+class _Found(NamedTuple):
+    """A GPU of the machine, and what a process can use of it: the GPU itself, or its parts in MIG mode."""
+
+    uuid: str
+    model: str
+    parts: Sequence[Gpu]
 
 
 def available() -> bool:
@@ -20,50 +37,150 @@ def available() -> bool:
     return _library() is not None
 
 
+def hidden() -> bool:
+    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs on purpose, as CUDA reads it."""
+    first = os.environ.get(VISIBLE, "all").split(",")[0].strip()
+    return first in ("", "NoDevFiles") or first.startswith("-")  # the second one by Slurm
+
+
 def gpus() -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES allows; a GPU that fell off the bus is not among them."""
+    """Those that CUDA_VISIBLE_DEVICES allows, as CUDA reads it; a GPU that fell off the bus is not among them.
+
+    ValueError if it names GPUs of which none is there, or numbers whose order is unknown.
+    """
     library = _library()
-    if library is None:
+    if library is None or hidden():
         return []
-    found = []
+    machine = list(_machine(library))
+    visible, there = os.environ.get(VISIBLE), [part for gpu in machine if gpu is not None for part in gpu.parts]
+    if visible is None or not there:
+        return there
+    words = [word.strip() for word in visible.split(",")]
+    if re.match(r"\d", words[0]):
+        by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.model for gpu in machine if gpu}) < 2
+        rule = "UUIDs, or numbers with CUDA_DEVICE_ORDER=PCI_BUS_ID, where the GPUs are of several models"
+        require(by_bus, VISIBLE, visible, rule)
+        found = _numbered(words, machine)
+    else:
+        found = _named(words, machine)
+    rule = f"GPUs that CUDA finds, such as {there[0].uuid}, each once; or '' to use none"
+    require(bool(found), VISIBLE, visible, rule)
+    return found
+
+
+def _machine(library: Any) -> Iterator[_Found | None]:
+    """Yield the GPUs of the machine in the order of their buses; None for one that fell off."""
     for index in range(library.nvmlDeviceGetCount()):
         try:
             handle = library.nvmlDeviceGetHandleByIndex(index)
-            uuid = _text(library.nvmlDeviceGetUUID(handle))
-            found.append(Gpu(index, uuid, float(library.nvmlDeviceGetMemoryInfo(handle).total)))
+            whole = _gpu(library, str(index), handle)
+            model = _text(library.nvmlDeviceGetName(handle))
         except library.NVMLError:
+            yield None
             continue
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return found
-    wanted = [word for word in map(str.strip, visible.split(",")) if word]
-    # CUDA takes the beginning of a UUID, too.
-    return [gpu for gpu in found if str(gpu.number) in wanted or gpu.uuid.startswith(tuple(wanted))]
+        mig = _mig(library, index, handle)
+        yield _Found(whole.uuid, model, [whole] if mig is None else mig)
 
 
-def memory_of(uuid: str, pids: Collection[int]) -> float:
-    """Bytes of a GPU's memory that some processes hold; 0 where the driver does not tell."""
+def _gpu(library: Any, number: str, handle: Any) -> Gpu:
+    memory = float(library.nvmlDeviceGetMemoryInfo(handle).total)
+    return Gpu(number, _text(library.nvmlDeviceGetUUID(handle)), memory)
+
+
+def _mig(library: Any, index: int, gpu: Any) -> list[Gpu] | None:
+    """Return the parts of a GPU in MIG mode; None if it is not."""
+    try:
+        if not library.nvmlDeviceGetMigMode(gpu)[0]:
+            return None
+    except library.NVMLError:  # it has no such mode
+        return None
+    found = []
+    for part in range(library.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        try:
+            handle = library.nvmlDeviceGetMigDeviceHandleByIndex(gpu, part)
+            found.append(_gpu(library, f"{index}.{part}", handle))
+        except library.NVMLError:  # the GPU is not divided into so many
+            continue
+    return found
+
+
+def _numbered(words: Sequence[str], machine: Sequence[_Found | None]) -> list[Gpu]:
+    """Return GPUs by their numbers, up to the first that is none; none if one is there twice."""
+    taken: list[int] = []
+    for word in words:
+        digits = re.match(r"\d+", word)
+        number = int(digits[0]) if digits else -1
+        if not 0 <= number < len(machine):
+            break
+        if number in taken:
+            return []
+        taken.append(number)
+    return [part for number in taken if (gpu := machine[number]) is not None for part in gpu.parts]
+
+
+def _named(words: Sequence[str], machine: Sequence[_Found | None]) -> list[Gpu]:
+    """Return GPUs and parts by their UUIDs or the beginnings of these, up to the first that is not one GPU's."""
+    there = [gpu for gpu in machine if gpu is not None]
+    known = {part.uuid: [part] for gpu in there for part in gpu.parts} | {gpu.uuid: gpu.parts for gpu in there}
+    found: list[Gpu] = []
+    for word in words:
+        fits = [parts for uuid, parts in known.items() if word and uuid.startswith(word)]
+        if len(fits) != 1:
+            break
+        if any(part in found for part in fits[0]):
+            return []
+        found += fits[0]
+    return found
+
+
+def used_memory(uuid: str) -> float:
+    """Bytes of a GPU's memory that all processes hold; 0 if the driver does not tell."""
     library = _library()
     if library is None:
         return 0.0
     try:
-        processes = library.nvmlDeviceGetComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(uuid))
+        return float(library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByUUID(uuid)).used)
     except library.NVMLError:
         return 0.0
-    return float(sum(process.usedGpuMemory or 0 for process in processes if process.pid in pids))
 
 
-def share_of(uuid: str, pids: Collection[int]) -> float | None:
-    """Share of a GPU that some processes kept busy of late; None where the driver does not tell.
+def memory_of(uuid: str, pids: Collection[int]) -> float | None:
+    """Bytes of a GPU's memory that some processes hold; None if the driver does not tell, or not by our pids.
 
-    If it tells of the whole GPU alone, as under MPS, it is the share of all processes there.
+    The driver knows processes by the pids of the host. A container has others.
+    """
+    library = _library()
+    if library is None:
+        return None
+    try:
+        processes = library.nvmlDeviceGetComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(uuid))
+    except library.NVMLError:
+        return None
+    held = [process.usedGpuMemory for process in processes if process.pid in pids]
+    if None in held or not (held or _has_the_hosts_pids()):
+        return None
+    return float(sum(held))
+
+
+def _has_the_hosts_pids() -> bool:
+    try:
+        return _PID_NAMESPACE.stat().st_ino == _HOSTS_INODE
+    except OSError:
+        return False
+
+
+def share_of(uuid: str, pids: Collection[int], jobs: int = 1) -> float | None:
+    """Share of a GPU that the processes of a job kept busy of late; None if the driver does not tell.
+
+    If it tells of the whole GPU alone, as under MPS, or not by our pids, as in a container, each of the `jobs` there
+    has an equal part.
     """
     library = _library()
     if library is None:
         return None
     try:
         handle = library.nvmlDeviceGetHandleByUUID(uuid)
-        whole = float(library.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+        whole = float(library.nvmlDeviceGetUtilizationRates(handle).gpu) / 100 / jobs
     except library.NVMLError:
         return None
     try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
+from hydro_rasda.packing import nvml
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.job_estimates import Learnt
 from hydro_rasda.packing.job_process import Process
@@ -46,6 +47,7 @@ class Packer:
         self._estimates, self._slowdowns = self._learnt.estimates, self._learnt.slowdowns
         self.running: dict[str, Process] = {}
         self.devices: dict[str, Device] = {}
+        self._before: dict[str, float] = {}  # the bytes of a device that were in use before its first job began
         for record in grid.records.values():
             if record.state == "complete":
                 measured = Estimate(record.memory or None, record.share or None, record.seconds or None)
@@ -86,7 +88,10 @@ class Packer:
     def _look(self) -> None:
         """Measure what runs; where a device's jobs outgrow it, stop the one that outgrew its estimate most."""
         for process in self.running.values():
-            process.look()
+            process.look(len(self._on(process.device)) - 1)
+        for device in self.devices.values():
+            self._share_out(device)
+        for process in self.running.values():
             self._estimates.learn(process.task, process.so_far())
         self._meet()
         for device in self.devices.values():
@@ -95,6 +100,18 @@ class Packer:
                 most = max(there, key=lambda process: process.now / process.expected)
                 self._estimates.learn(most.task, Estimate(memory=most.memory))
                 most.stop()
+
+    def _share_out(self, device: Device) -> None:
+        """If the driver of a GPU does not tell what each job holds, divide what all took, as they were expected to."""
+        there = self._on(device)
+        untold = [process for process in there if process.untold]
+        if not untold:
+            return
+        told = sum(process.now for process in there if not process.untold)
+        rest = max(0.0, nvml.used_memory(device.gpu) - self._before[device.name] - told)
+        expected = sum(process.expected for process in untold)
+        for process in untold:
+            process.holds(rest * process.expected / expected)
 
     def _meet(self) -> None:
         """Have jobs that share a device know of each other."""
@@ -152,6 +169,8 @@ class Packer:
         self._grid.change(name, state="running", attempt=record.attempt + 1, device=device.name)
         job = self._expected(name)
         expected = job.memory if job is not None else device.memory
+        if device.gpu and not self._on(device):
+            self._before[device.name] = nvml.used_memory(device.gpu)
         # What runs to be measured is not held back.
         shared = self._shared(device, job.compute / device.compute if job is not None and not record.alone else 1.0)
         self.running[name] = Process(self._grid.tasks[name], device, self._grid, expected, shared)
@@ -185,11 +204,13 @@ class Packer:
             self._estimates.learn(task, measured)
             if process is not None and (slowed := process.slowed(end)) is not None:
                 self._slowdowns.learn(task.kind, slowed[0] / (task.estimate.seconds or 1.0), slowed[1])
+            # What its processes hold of the machine's memory says nothing of a GPU's.
+            on_cores = any(device.name == record.device and not device.gpu for device in self._listed())
             changed = {
                 "state": "complete",
                 "exit": 0,
                 "seconds": end["seconds"],
-                "memory": measured.memory or end["memory"],
+                "memory": measured.memory or (end["memory"] if on_cores else 0.0),
                 "share": measured.share or 0.0,
             }
             try:

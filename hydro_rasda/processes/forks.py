@@ -307,7 +307,7 @@ def _run_child(piece: Piece, threads: int, connection: Connection, parent: int) 
             worker.start()
             worker.join()
     finally:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # the user's code may have put anything in their place
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(0)

@@ -18,6 +18,11 @@ def owner(pid: int) -> str:
     return f"{_place()}-{pid}-{_started(pid)}"
 
 
+def lives(process: str) -> bool:
+    """Return whether a process lives that `owner` named: a zombie does not, and a later one of its number is not it."""
+    return owner(int(process.split("-")[1])) == process
+
+
 def make_folder(owned_by: str) -> str:
     """A new folder, of this user's alone, which the process `owned_by` removes (see `owner`)."""
     return tempfile.mkdtemp(prefix=f"{_PREFIX}{owned_by}-")
@@ -30,7 +35,7 @@ def remove_left() -> None:
         parts = name.removeprefix(_PREFIX).split("-")
         if not name.startswith(_PREFIX) or len(parts) != 4 or parts[0] != _place() or not parts[1].isdecimal():
             continue
-        if owner(int(parts[1])) != "-".join(parts[:3]) and _is_mine(path := os.path.join(root, name)):
+        if not lives("-".join(parts[:3])) and _is_mine(path := os.path.join(root, name)):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -104,9 +104,9 @@ def undecided_line(result: TuneResult, finalists: Collection[int]) -> list[str]:
     """Say that chance may have chosen between the two best finalists, and name the argument that would tell.
 
     The two are those that trained to the end. They differ by less than the standard error of their difference over the
-    validation examples, estimated from parts of these. No line is returned if that is not known: for metrics of the
-    whole validation set, loaders, more than `MOST` examples, and models that a function of the user's trained. Folds
-    have no such set.
+    validation examples, estimated from parts of these. If that fails, the line says so. No line is returned if nothing
+    is estimated: for metrics of the whole validation set, loaders, more than `MOST` examples, and models that a
+    function of the user's trained. Folds have no such set.
     """
     problem, trials = result._problem, result.trials
     name = result.metric.removeprefix("val_")
@@ -118,8 +118,9 @@ def undecided_line(result: TuneResult, finalists: Collection[int]) -> list[str]:
     lead = abs(trials[second].metric - trials[result.best_trial].metric)
     try:
         examples, error = _error_of_difference(result, problem, second, name)
-    except Exception:  # it may fail on a checkpoint that is gone, or a model that takes no smaller batches
-        return []
+    except Exception as failed:  # a checkpoint that is gone, or whatever a model raises for smaller batches
+        told = f"chance may have chosen between trials {result.best_trial} and {second}"
+        return [f"{told}: comparing them by parts failed with {type(failed).__name__}: {failed}"]
     if not lead < error:
         return []
     folds = isinstance(problem.train_data, IndexedBatches)

@@ -240,7 +240,7 @@ def _object(value: Any) -> tuple[str, Parts]:
     cls = type(value)
     try:
         reduced = value.__reduce_ex__(2)
-    except Exception:
+    except Exception:  # a `__reduce__` may raise any error
         reduced = (None, (), getattr(value, "__dict__", None))
     if isinstance(reduced, str):
         return f"object {reduced}", (("class", cls),)

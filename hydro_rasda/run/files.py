@@ -27,6 +27,9 @@ SPEC_BYTES = 2**26
 NESTED = 100
 """Most levels of lists and objects in JSON; deeper values are refused."""
 
+TRUST = "HYDRO_RASDA_TRUST_SHARED_FOLDERS"
+"""Set to anything in the environment, it allows pickled files in folders that other users own or can write to."""
+
 _ASIDE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -43,13 +46,36 @@ def refuse_links(*paths: Path) -> None:
 
 
 def refuse_open_to_others(folder: Path) -> None:
-    """Refuse a folder that others own or can write to (Unsafe): pickled files run code when they are read."""
-    found = folder.lstat()
-    told = f"whoever can write to {folder} can have this run execute code"
-    if os.getuid() not in (0, found.st_uid):  # root can be given any folder, as in containers
-        raise Unsafe(f"{told}, and it belongs to another user ({found.st_uid}): choose another")
-    if found.st_mode & stat.S_IWOTH:
-        raise Unsafe(f"{told}, and all users can: `chmod o-w` it")
+    """Refuse a folder that others own or can write to (Unsafe): pickled files run code when they are read.
+
+    A link to it must be of this user, too. `TRUST` allows all of them.
+    """
+    _refuse_shared(folder, folder.stat(), folder.lstat())
+
+
+def open_pickled(path: Path) -> IO[bytes]:
+    """Open a pickled file of a run to read it; Unsafe as `open_regular` has it, or if others could have written it."""
+    refuse_open_to_others(path.parent)
+    file = open_to_read(path)
+    try:
+        _refuse_shared(path, os.fstat(file.fileno()))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_shared(path: Path, found: os.stat_result, *links: os.stat_result) -> None:
+    if os.environ.get(TRUST):
+        return
+    told = f"whoever can write to {path} can have this run execute code"
+    trusting = f"set {TRUST}=1 if you trust them with your account"
+    for each in (found, *links):
+        if os.getuid() not in (0, each.st_uid):  # root can be given any folder, as in containers
+            raise Unsafe(f"{told}, and it belongs to another user ({each.st_uid}): choose another, or {trusting}")
+    for writes, others, letter in ((stat.S_IWOTH, "all users", "go"), (stat.S_IWGRP, "its group", "g")):
+        if found.st_mode & writes:
+            raise Unsafe(f"{told}, and {others} can: `chmod {letter}-w` it, or {trusting}")
 
 
 def make_private(folder: Path, exist_ok: bool = True) -> None:

@@ -29,6 +29,10 @@ A trial within it explains less than a hundredth of what the constant leaves ope
 """
 
 
+_OTHER_OUTPUTS = AttributeError, IndexError, KeyError, TypeError
+"""Errors of a loss that reads something else than one tensor of as many classes as the training data have."""
+
+
 @dataclass(frozen=True)
 class Chance:
     """The score of a constant prediction.
@@ -83,7 +87,7 @@ def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chan
 def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None:
     """Return the score of the best constant prediction: the frequencies of classes, or the mean of numbers.
 
-    None if that is not known, for example if the loss takes no such prediction.
+    None if that is not known, for example if the loss takes no such prediction. If another error is why, it is said.
     """
     if problem.folds is not None:
         found = [chance_of(of_model, batch_size, classes) for of_model in problem.each("surrogate")]
@@ -92,16 +96,26 @@ def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None
         return Chance(*both) if len(known) == len(found) else None
     part, name = problem.settings.metric.split("_", 1)
     measured = problem.val_data if part == "val" else problem.train_data
+    tried, failed = list[dict[str, float]](), list[Exception]()
     try:
-        constants = _constants(_targets(problem.train_data.epoch(batch_size, 0)), classes)
-        tried = [_measured(problem, constant, measured, EVAL_BATCH_FACTOR * batch_size) for constant in constants]
-    except Exception:
-        return None
+        for constant in _constants(_targets(problem.train_data.epoch(batch_size, 0)), classes):
+            try:
+                tried.append(_measured(problem, constant, measured, EVAL_BATCH_FACTOR * batch_size))
+            except _OTHER_OUTPUTS:
+                continue
+            except Exception as error:  # another constant may be what the loss takes
+                failed.append(error)
+    except Exception as error:  # whatever the user's data raise
+        failed.append(error)
+    if failed and not tried:
+        told = f"measuring a constant prediction failed with {type(failed[0]).__name__}: {failed[0]}"
+        warn(f"{told}. So trials may be stopped by scores that do not differ from chance")
     best = min(tried, key=lambda metrics: metrics["loss"], default={})
     if not math.isfinite(score := best.get(name, math.nan)):
         return None
-    error = math.sqrt(score * (1 - score) / best["predictions"]) if name == "accuracy" else 0.0
-    return Chance(score, 2 * error if name == "accuracy" else RELATIVE_MARGIN * abs(score))
+    if name == "accuracy":
+        return Chance(score, 2 * math.sqrt(score * (1 - score) / best["predictions"]))
+    return Chance(score, RELATIVE_MARGIN * abs(score))
 
 
 def _targets(batches: Iterator[Batch]) -> Tensor:
@@ -109,7 +123,7 @@ def _targets(batches: Iterator[Batch]) -> Tensor:
     found: list[Tensor] = []
     examples = numbers = 0
     for _, target in batches:
-        found.append(target)
+        found.append(target if target.is_floating_point() else target.flatten())  # sequences differ in length
         examples, numbers = examples + len(target), numbers + target.numel()
         if examples >= EXAMPLES or numbers >= 100 * EXAMPLES:
             break

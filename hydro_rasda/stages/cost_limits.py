@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from fusion.hyperparameters import read
+from fusion.warn import warn
 from hydro_rasda.comparison_of_trials import COSTS, Constraints, Fits, bounds_of, functions_of
 from hydro_rasda.config_access import Notes, Reads, all_of
 from hydro_rasda.model_costs import model_costs
@@ -57,7 +58,9 @@ class Costs:
     def _alone(self, trial: Trial) -> dict[str, float]:
         try:
             return model_costs(self._run.problem, trial, self._names)
-        except (Exception, SystemExit):
+        except (Exception, SystemExit) as error:  # whatever the user's model, loss or data raise
+            told = f"cannot be measured, and so breaks the bounds on {', '.join(self._names)}"
+            warn(f"a configuration {told}: {type(error).__name__}: {error}")
             return dict.fromkeys(self._names, math.nan)
 
 

@@ -143,6 +143,7 @@ def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
                 yield trial
 
         found = None
+        # The tuner's process does a dry run of its own if this one finds nothing, and raises what it raises.
         with contextlib.suppress(Exception), warnings.catch_warnings(record=True) as caught:
             found = _as_sent(dry_run(problem, each(), survey=False))
         warned = {(str(one.message), one.filename, one.lineno): plain_warning(one) for one in caught}

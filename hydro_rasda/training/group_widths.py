@@ -40,7 +40,13 @@ from hydro_rasda.run.content_digest import content, digest
 from hydro_rasda.schedulers.packing_policy import MARGIN
 from hydro_rasda.training import surrogate_speed_and_memory
 from hydro_rasda.training.recorded_steps import records
-from hydro_rasda.training.surrogate_speed_and_memory import measure_compiled, measure_widths
+from hydro_rasda.training.surrogate_speed_and_memory import (
+    AS_WRITTEN,
+    ONE_BY_ONE,
+    measure_compiled,
+    measure_widths,
+    warn_unmeasured,
+)
 from hydro_rasda.trial import Trial
 
 COMPILED_FROM = 300.0
@@ -109,7 +115,9 @@ def planned_widths(
         if asked and found[kind] is None:
             work[kind] = partial(measure_widths, problem, part, batch, room, cores)
     for kind, measured in zip(work, map_forked(list(work.values()), cores if forked else 0, _pace(problem))):
-        if measured is not None and not isinstance(measured, Died):
+        if isinstance(measured, Died):
+            warn_unmeasured(ONE_BY_ONE, measured.how)
+        elif measured is not None:
             found[kind] = measured
             remember(keys[kind], measured)
     for obstacle in dict.fromkeys(of["obstacle"] for of in found.values() if of and of["obstacle"]):
@@ -160,7 +168,9 @@ def _with_compiled(
                 work[kind] = partial(measure_compiled, problem, trials)
     for kind, measured in zip(work, map_forked(list(work.values()), children, _pace(problem))):
         found[kind] = None
-        if measured is not None and not isinstance(measured, Died):
+        if isinstance(measured, Died):
+            warn_unmeasured(AS_WRITTEN, measured.how)
+        elif measured is not None:
             found[kind] = measured
             remember(f"{keys[kind]}/compiled", measured)
     compiled = {

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fusion import FusionWarning
 from fusion.backoff import is_out_of_memory
 from fusion.graph import GraphWarning
+from fusion.warn import warn
 from fusion.width.plan import FusionPlan
 from fusion.width.probe import compiled_speedup, plan_fusion
 from hydro_rasda.data import Batch
@@ -28,9 +29,12 @@ from hydro_rasda.trial import Trial
 SECONDS_PER_WIDTH = 0.03
 """Time to measure each width, but at least a few steps: little in comparison with a sweep."""
 
+ONE_BY_ONE, AS_WRITTEN = "trials train one after another", "steps are not compiled"
+"""The consequences if groups, or their compiled steps, cannot be measured."""
+
 
 def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room: float, cores: int) -> Measured | None:
-    """Measure the trials' speed and memory at each width; None if one cannot train, whose own training will tell why.
+    """Measure the trials' speed and memory at each width; None, with a warning, if that fails.
 
     If a single trial does not fit a core's part of the room, it is measured with all of the room.
 
@@ -66,7 +70,8 @@ def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room
                     raise
             if not fits and cores > 1:
                 found = plan(1, room, further)
-    except (Exception, SystemExit):
+    except (Exception, SystemExit) as error:  # whatever the user's model, loss or data raise
+        warn_unmeasured(ONE_BY_ONE, f"{type(error).__name__}: {error}")
         return None
     throughput = {str(width): rate for width, rate in found.throughput.items()}
     sizes = {"fixed": found.fixed_bytes, "each": found.bytes_per_trial}
@@ -74,7 +79,8 @@ def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room
 
 
 def measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | None:
-    """Measure how much faster a group's compiled step is, and the time to compile it; None if it cannot train."""
+    """Measure how much faster a group's compiled step is, and the time to compile it; None, with a warning, if that
+    fails."""
     batch = next(problem.train_data.epoch(trials[0].batch_size, 0))
     try:
         with _measuring(problem):
@@ -82,9 +88,15 @@ def measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | No
             further = _multipliers(problem, trials[0], surrogates[0])
             loss = partial(_loss, problem)
             found = compiled_speedup(surrogates, configs, loss, batch, multipliers=further)
-    except (Exception, SystemExit):
+    except (Exception, SystemExit) as error:  # whatever the user's model, loss or data raise
+        warn_unmeasured(AS_WRITTEN, f"{type(error).__name__}: {error}")
         return None
     return {"speedup": found.speedup, "seconds": found.compile_seconds}
+
+
+def warn_unmeasured(what: str, why: str) -> None:
+    """Say what follows if the speed of groups is unknown."""
+    warn(f"{what}, because measuring how fast groups train failed: {why}")
 
 
 def _loss(problem: Problem, model: nn.Module, part: Batch) -> Tensor:

@@ -15,14 +15,14 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from hydro_rasda import load
+from hydro_rasda.backends.process_pool import PROBLEM, read_shared, write_shared
 from hydro_rasda.backends.ray import fork_client
-from hydro_rasda.bubbles import BubbleBackend, bubbles
+from hydro_rasda.bubbles import bubbles
 from hydro_rasda.bubbles.rendezvous import Rendezvous
 from hydro_rasda.cli import main
 from hydro_rasda.console import PrintableConsole
@@ -32,7 +32,7 @@ from hydro_rasda.results.progress import Progress
 from hydro_rasda.results.record_from_journal import read_record
 from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.events import EpochEnded, MessageSaid, RunBegan, StageBegan
-from hydro_rasda.run.files import Unsafe
+from hydro_rasda.run.files import TRUST, Unsafe, refuse_open_to_others
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, keep_message
 from hydro_rasda.run.locks_and_crashes import DOING, CrashLog
 from hydro_rasda.run.run_folder import Store
@@ -256,20 +256,73 @@ def test_jobs_write_through_no_link(planted: str, tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-def test_a_folder_of_pickles_that_all_can_write_to_is_refused(tmp_path: Path) -> None:
+CPU = Device("cpu", 1e9)
+
+
+@pytest.mark.parametrize(("mode", "who", "letter"), [(0o777, "all users", "go"), (0o770, "its group", "g")])
+def test_a_folder_of_pickles_that_others_can_write_to_is_refused(
+    mode: int, who: str, letter: str, tmp_path: Path
+) -> None:
     for folder in (tmp_path / "jobs", tmp_path / "run", tmp_path / "bubbles"):
         folder.mkdir()
-        folder.chmod(0o777)
-    with pytest.raises(Unsafe, match="`chmod o-w` it"):
-        pack([["true"]], [Device("cpu", 1e9)], storage_path=tmp_path, name="jobs", verbose=False)
-    run: Any = SimpleNamespace(store=SimpleNamespace(path=tmp_path / "run"))
-    backend = BubbleBackend(tmp_path / "elsewhere")
-    with pytest.raises(Unsafe, match="can have this run execute code"), backend.open(run):
-        pass
+        folder.chmod(mode)
+    (tmp_path / "linked").symlink_to(tmp_path / "jobs")
+    for name in ("jobs", "linked"):
+        with pytest.raises(Unsafe, match=f"and {who} can: `chmod {letter}-w` it, or set {TRUST}=1"):
+            pack([["true"]], [CPU], storage_path=tmp_path, name=name, verbose=False)
+    with pytest.raises(Unsafe, match="can have this run execute code"):
+        write_shared(tmp_path / "run" / PROBLEM, "a problem")
     with pytest.raises(Unsafe), bubbles(SimpleNamespace(), tmp_path / "bubbles"):
         pass
     with pytest.raises(Unsafe):
         Rendezvous(tmp_path / "bubbles", print)
+
+
+def test_a_file_of_pickles_that_others_can_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "problem.pickle"
+    write_shared(file, "a problem")
+    assert read_shared(file) == "a problem"
+    file.chmod(0o664)
+    with pytest.raises(Unsafe, match=r"problem\.pickle can have this run execute code, and its group can"):
+        read_shared(file)
+    monkeypatch.setenv(TRUST, "1")
+    assert read_shared(file) == "a problem"
+
+
+@as_root
+def test_a_folder_of_pickles_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.chown(tmp_path, NOBODY, NOBODY)
+    refuse_open_to_others(tmp_path)  # root can be given any folder
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    (tmp_path / "link").symlink_to(Path.home())
+    for folder, owner in ((tmp_path, NOBODY), (tmp_path / "link", 0)):
+        with pytest.raises(Unsafe, match=rf"it belongs to another user \({owner}\): .* set {TRUST}=1"):
+            refuse_open_to_others(folder)
+    monkeypatch.setenv(TRUST, "1")
+    refuse_open_to_others(tmp_path)
+
+
+@pytest.mark.parametrize("trusting", [False, True])
+def test_folders_that_were_made_here_or_are_trusted_are_taken(
+    trusting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if new files are their group's, as on systems where each user has a group of their own."""
+    if trusting:
+        monkeypatch.setenv(TRUST, "1")
+        for folder in (tmp_path / "jobs", tmp_path / "bubbles"):
+            folder.mkdir()
+            folder.chmod(0o2777)
+    before = os.umask(0o002)
+    try:
+        result = pack([lambda: 7], [CPU], storage_path=tmp_path, name="jobs", verbose=False)
+        again = pack([lambda: 7, ["true"]], [CPU], storage_path=tmp_path, name="jobs", verbose=False)
+        Rendezvous(tmp_path / "bubbles", print).close()
+        with Store.open(tmp_path / "run", {"a": 1}, "auto") as store:
+            write_shared(store.path / PROBLEM, "a problem")
+            assert read_shared(store.path / PROBLEM) == "a problem"
+    finally:
+        os.umask(before)
+    assert (result.values, again.failed) == ([7], {})
 
 
 def test_the_store_of_ranks_listens_at_its_own_address_alone() -> None:

@@ -22,7 +22,10 @@ from typing import Any
 
 from ray import cloudpickle
 
+from hydro_rasda.processes.temporary_folders import owner
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules[owner.__module__])
 
 _START_S = 120.0
 _LONGEST_PATH = 107  # of a socket, in bytes
@@ -136,7 +139,7 @@ def _start_fork_server(path: str) -> None:
     except BlockingIOError:
         os.close(lock)  # somebody else's is on its way
         return
-    command = [sys.executable, "-m", "hydro_rasda.backends.ray.fork_server", path, str(os.getppid())]
+    command = [sys.executable, "-m", "hydro_rasda.backends.ray.fork_server", path, owner(os.getppid())]
     # One thread each: numeric libraries that start a pool on import would not survive the forks.
     environ = {
         **os.environ,

@@ -5,7 +5,8 @@ its data once, and forks a fresh rank for each connection. All ranks of a node s
 inherits another's state. It runs no training, starts no thread and touches no GPU itself.
 
 The holder of the other end of a rank's connection owns the rank: when that end closes, the rank is killed, however it
-hangs. The server ends with its guardian (the node's raylet), or after `IDLE_S` seconds without ranks.
+hangs. The server ends with its guardian (the node's raylet), or after `IDLE_S` seconds without ranks. It waits for no
+client: each request is read as it comes, so that a client that is stopped in the middle halts nobody else.
 
 Linux only, as is a Ray cluster of more than one node.
 """
@@ -14,31 +15,39 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
+import pickle
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
 from collections import OrderedDict
+from collections.abc import Callable, Generator
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ray import cloudpickle
 
 from hydro_rasda.backends.ray.fork_client import check_peer
-from hydro_rasda.processes.temporary_folders import remove_left
+from hydro_rasda.processes.temporary_folders import lives, remove_left
 
 IDLE_S = 60.0
 _TICK_MS = 1000
+_SILENT_S = 5.0
+"""If the client that sends a function is silent for so long, the next client of this function sends it instead."""
 _KEPT_PAYLOADS = 2
 
 
 class _ForkServer:
-    def __init__(self, path: str, guardian: int) -> None:
+    def __init__(self, path: str, guardian: str) -> None:
         self._guardian = guardian
         self._payloads: OrderedDict[str, Any] = OrderedDict()
+        self._coming: dict[str, float] = {}  # by digest, when the client that sends it was heard last
+        self._requests: dict[int, Generator[None]] = {}  # by the file of the client
         self._ranks: dict[int, Connection] = {}  # pid -> our copy of its connection
         self._poll = select.poll()
         self._wake, waker = socket.socketpair()
@@ -48,6 +57,7 @@ class _ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.setblocking(False)
         self._path = path
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -59,63 +69,105 @@ class _ForkServer:
     def serve(self) -> None:
         """Fork ranks until the guardian is gone, or no rank has run for `IDLE_S` seconds."""
         busy_at = time.monotonic()
-        while _alive(self._guardian) and time.monotonic() - busy_at < IDLE_S:
+        while lives(self._guardian) and time.monotonic() - busy_at < IDLE_S:
             for fd, event in self._poll.poll(_TICK_MS):
                 if fd == self._listener.fileno():
                     self._accept()
                 elif fd == self._wake.fileno():
                     self._wake.recv(4096)
                 elif event & (select.POLLHUP | select.POLLERR):
-                    self._kill(fd)
+                    self._hang_up(fd)
+            # Where one has ended, another may have waited for its function.
+            while any(map(self._ends, list(self._requests))):
+                pass
             self._reap()
-            if self._ranks:
+            if self._ranks or self._requests:
                 busy_at = time.monotonic()
         os.unlink(self._path)
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
-        if not _alive(self._guardian):
+        if not lives(self._guardian):
             time.sleep(_TICK_MS / 1000)  # the trials' actors end as the guardian has
         remove_left()
 
     def _accept(self) -> None:
-        client, _ = self._listener.accept()
+        try:
+            client, _ = self._listener.accept()
+        except BlockingIOError:  # it has left again
+            return
         try:
             check_peer(client)
         except PermissionError:
             client.close()
             return
-        _, streams, _, _ = socket.recv_fds(client, 1, 2)
-        connection = Connection(client.detach())
-        pid = self._fork(connection, streams)
-        for fd in streams:
-            os.close(fd)
-        if pid is None:
-            connection.close()
-            return
-        self._ranks[pid] = connection
-        self._poll.register(connection.fileno(), 0)  # POLLHUP alone, which is always reported
+        client.setblocking(False)
+        self._poll.register(client, select.POLLIN)
+        self._requests[client.fileno()] = self._answer(client)
 
-    def _fork(self, connection: Connection, streams: list[int]) -> int | None:
-        """Return the process of a new rank; None if the connection broke or the function cannot be loaded."""
+    def _ends(self, fd: int) -> bool:
+        """Do for a client what can be done by now; say whether its request is over."""
         try:
-            digest, job = connection.recv()
-            payload = self._payload(connection, digest)
-        except (EOFError, OSError):
-            return None
-        except BaseException:
-            with contextlib.suppress(OSError):
-                connection.send(("error", traceback.format_exc()))
-            return None
-        pid = os.fork()
-        if pid == 0:
-            self._become_rank(connection, streams, payload, job)
-        return pid
+            next(self._requests[fd])
+        except StopIteration:
+            del self._requests[fd]
+            return True
+        return False
 
-    def _payload(self, connection: Connection, digest: str) -> Any:
+    def _answer(self, client: socket.socket) -> Generator[None]:
+        """Fork the rank that a client asks for, unless it leaves or its function cannot be loaded."""
+        streams, connection = list[int](), None
+        fd = client.fileno()
+        try:
+            with client:
+                while not streams:
+                    try:
+                        read, streams, _, _ = socket.recv_fds(client, 1, 2)
+                    except BlockingIOError:
+                        yield
+                    else:
+                        if not read:
+                            return
+                connection = Connection(client.detach())
+            try:
+                digest, job = pickle.loads((yield from _message(fd)))
+                payload = yield from self._payload(connection, digest)
+                os.set_blocking(fd, True)
+            except GeneratorExit:
+                raise
+            except (EOFError, OSError):
+                return
+            except BaseException:  # its owner is told whatever the user's code raises
+                with contextlib.suppress(OSError):
+                    connection.send(("error", traceback.format_exc()))
+                return
+            pid = os.fork()
+            if pid == 0:
+                self._become_rank(connection, streams, payload, job)
+            self._ranks[pid], connection = connection, None
+            self._poll.register(fd, 0)  # POLLHUP alone, which is always reported
+        finally:
+            for stream in streams:
+                os.close(stream)
+            if fd not in [owned.fileno() for owned in self._ranks.values()]:
+                self._poll.unregister(fd)
+            if connection is not None:
+                connection.close()
+
+    def _payload(self, connection: Connection, digest: str) -> Generator[None, None, Any]:
+        while digest not in self._payloads and time.monotonic() - self._coming.get(digest, -math.inf) < _SILENT_S:
+            yield
         known = digest in self._payloads
         connection.send(("known" if known else "need", None))
         if not known:
-            received = connection.recv_bytes()
+
+            def heard() -> None:
+                self._coming[digest] = time.monotonic()
+
+            heard()
+            try:
+                received = yield from _message(connection.fileno(), heard)
+            finally:
+                self._coming.pop(digest, None)
             try:
                 self._payloads[digest] = cloudpickle.loads(received)
             except (EOFError, OSError) as error:  # not of the connection
@@ -136,6 +188,9 @@ class _ForkServer:
             other.close()
         for others in self._ranks.values():
             others.close()
+        for client, request in self._requests.items():
+            if client != connection.fileno():
+                request.close()
         for target, fd in enumerate(streams, start=1):
             os.dup2(fd, target)
             os.close(fd)
@@ -154,12 +209,15 @@ class _ForkServer:
             with contextlib.suppress(OSError):
                 connection.send(("error", traceback.format_exc()))
         finally:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # the user's code may have put anything in their place
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
 
-    def _kill(self, fd: int) -> None:
+    def _hang_up(self, fd: int) -> None:
+        if fd in self._requests:
+            self._requests.pop(fd).close()
+            return
         for pid, connection in self._ranks.items():
             if connection.fileno() == fd:
                 os.kill(pid, signal.SIGKILL)
@@ -178,17 +236,33 @@ class _ForkServer:
             connection.close()
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
+def _message(fd: int, heard: Callable[[], None] = lambda: None) -> Generator[None, None, bytearray]:
+    """Read one message as it comes, as a `Connection` sends it; EOFError if its sender leaves."""
+    (length,) = struct.unpack("!i", (yield from _bytes(fd, 4, heard)))
+    if length == -1:
+        (length,) = struct.unpack("!Q", (yield from _bytes(fd, 8, heard)))
+    return (yield from _bytes(fd, length, heard))
+
+
+def _bytes(fd: int, length: int, heard: Callable[[], None]) -> Generator[None, None, bytearray]:
+    found = bytearray(length)
+    left = memoryview(found)
+    while left:
+        try:
+            read = os.readv(fd, [left])
+        except BlockingIOError:
+            yield
+            continue
+        if not read:
+            raise EOFError
+        heard()
+        left = left[read:]
+    return found
 
 
 def main() -> None:
-    """`python -m hydro_rasda.backends.ray.fork_server SOCKET GUARDIAN_PID` returns at once; the server goes on."""
-    path, guardian = sys.argv[1], int(sys.argv[2])
+    """`python -m hydro_rasda.backends.ray.fork_server SOCKET GUARDIAN` returns at once; the server goes on."""
+    path, guardian = sys.argv[1:]
     # Ray kills the children and the process group of a worker that ends; this process is in neither.
     if os.fork():
         os._exit(0)

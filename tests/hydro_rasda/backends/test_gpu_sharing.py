@@ -10,10 +10,12 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+import torch
 from torch import Tensor, nn
 
 from hydro_rasda import LocalBackend, RaceConfig, TuneResult
@@ -80,3 +82,11 @@ def test_a_daemon_ends_with_a_tuner_that_is_killed(seen: Path) -> None:
     (line,) = daemons(seen)
     while any(psutil.pid_exists(line[which]) for which in ("daemon", "server")):
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("name", "found"), [("NVIDIA H100", "GPU-7a"), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None)])
+def test_a_part_of_a_gpu_is_not_named_as_a_gpu(name: str, found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = SimpleNamespace(name=name, uuid="7a")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: told)
+    assert gpu_sharing.uuid_of(torch.device("cuda", 0)) == found
+    assert gpu_sharing.uuid_of(torch.device("cpu")) is None

@@ -71,7 +71,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     monkeypatch.setattr(nvml, "memory_of", lambda gpu, pids: 1e6)
-    monkeypatch.setattr(nvml, "share_of", lambda gpu, pids: 0.3)
+    monkeypatch.setattr(nvml, "share_of", lambda gpu, pids, jobs: 0.3)
     return tmp_path / "seen"
 
 
@@ -128,7 +128,7 @@ def test_a_daemon_that_ended_is_started_again(seen: Path, tmp_path: Path) -> Non
 def test_what_a_killed_process_left_is_ended_and_removed(seen: Path, tmp_path: Path) -> None:
     program = f"""
     from hydro_rasda.packing import nvml
-    nvml.memory_of, nvml.share_of = lambda gpu, pids: 1e6, lambda gpu, pids: 0.3
+    nvml.memory_of, nvml.share_of = lambda gpu, pids: 1e6, lambda gpu, pids, jobs: 0.3
     from hydro_rasda.packing import Device, Estimate, Task, pack
     job = Task(["sleep", "1000"], Estimate(1e6, 0.5, 1))
     pack([job], [Device("gpu", 1e9, gpu="GPU-0")], storage_path={str(tmp_path / "killed")!r}, verbose=False)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from benchmarks.replay.table import load
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice
 from hydro_rasda.problem import Problem
-from hydro_rasda.results.winner_doubts import Losses, overfits_beyond, overfitting_line
+from hydro_rasda.results.winner_doubts import Losses, overfits_beyond, overfitting_line, undecided_line
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run, Stage, metric_lines
 from tests.hydro_rasda.models import Config
@@ -130,6 +131,21 @@ def regressor(config: Config, width_ratio: float = 1.0) -> nn.Module:
     width = int(256 * width_ratio)
     hidden = nn.Sequential(nn.Linear(10, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
     return nn.Sequential(hidden, nn.Linear(width, 1))
+
+
+@pytest.mark.usefixtures("one_process")
+def test_an_error_of_the_comparison_is_said(quick: Callable[..., TuneResult]) -> None:
+    """The loss takes no batches as small as those that the two are compared by."""
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target) + 0 / max(0, len(target) - 7)
+
+    arguments = {"num_samples": 3, "max_t": 1, "race": RaceConfig(top_k=2), "full_trainings": 2}
+    result = quick(loss_fn=loss_fn, **arguments)
+    ended = [number for number, record in enumerate(result.trials) if record.status == "finished"]
+    assert len(ended) == 2
+    (line,) = undecided_line(result, ended)
+    assert re.fullmatch(r"chance may have chosen between trials \d and \d: .* failed with ZeroDivisionError: .*", line)
 
 
 @pytest.mark.usefixtures("one_process")

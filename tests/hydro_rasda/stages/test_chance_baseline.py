@@ -84,6 +84,40 @@ def test_where_it_is_not_known(problem: Problem) -> None:
     assert of(problem, labels, labels, "val_loss", lambda output, target: output[:, 7].mean()) is None
 
 
+def test_an_error_of_the_loss_is_said(problem: Problem) -> None:
+    """Not where another constant is what the loss takes: the log-odds are no probabilities."""
+    labels = torch.arange(12) % 3
+
+    def fails(output: Tensor, target: Tensor) -> Tensor:
+        raise RuntimeError("no more handles")
+
+    with pytest.warns(UserWarning, match=r"failed with RuntimeError: no more handles\. So trials may be stopped by"):
+        assert of(problem, labels, labels, "val_loss", fails) is None
+    bits = (torch.arange(10) % 5 == 0).float()
+    chance = of(problem, bits, bits, "val_loss", F.binary_cross_entropy)
+    assert chance is not None
+    assert chance.score == pytest.approx(-0.2 * math.log(0.2) - 0.8 * math.log(0.8), rel=1e-5)
+
+
+def test_an_error_of_the_data_is_said(problem: Problem) -> None:
+    def lost(batch_size: int) -> Any:
+        raise OSError("the disk is gone")
+
+    data = make_batches(lost, "train_data", problem.device, 0)
+    changed = replace(problem, train_data=data, objective=supervised()).with_settings(metric="val_loss")
+    with pytest.warns(UserWarning, match="failed with OSError: the disk is gone"):
+        assert chance_of(changed, 7, True) is None
+
+
+def test_sequences_may_differ_in_length(problem: Problem) -> None:
+    def loader(batch_size: int) -> Any:
+        return [(torch.zeros(2, 3), torch.zeros(2, length, dtype=torch.long)) for length in (4, 5)]
+
+    data = make_batches(loader, "data", problem.device, 0)
+    changed = replace(problem, train_data=data, val_data=data, objective=supervised())
+    assert chance_of(changed.with_settings(metric="val_loss"), 2, True) is not None
+
+
 def test_a_class_that_only_the_validation_has(problem: Problem) -> None:
     chance = of(problem, torch.tensor([0, 2] * 20), torch.tensor([0, 1, 2]), "val_loss")
     assert chance is not None

@@ -94,6 +94,17 @@ def entry() -> Path:
     return file
 
 
+@pytest.mark.parametrize("forked", [False, True])
+def test_trials_that_cannot_be_measured_are_said_to_train_one_after_another(problem: Problem, forked: bool) -> None:
+    def fails(model: nn.Module, batch: Any) -> Any:
+        raise OSError("no descriptor is left")
+
+    lost = replace(problem, objective=fails)
+    with pytest.warns(UserWarning, match="trials train one after another, because .* OSError: no descriptor is left"):
+        assert planned_widths(lost, {"kind": trials(8)}, forked=forked) == {"kind": Widths(1)}
+    assert not cache_folder().exists()
+
+
 def test_a_single_trial_is_not_measured(problem: Problem) -> None:
     assert planned_widths(problem, {"kind": trials(1)}) == {"kind": Widths(1)}
     assert not cache_folder().exists()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,75 @@ def test_a_folder_whose_sockets_would_have_too_long_names_is_refused(
         fork_rank("a", b"", dict(JOB)),
     ):
         pass
+
+
+STOPPED = """
+import os, pickle, signal, socket, struct, sys
+
+path, stage = sys.argv[1:]
+client = socket.socket(socket.AF_UNIX)
+client.connect(path)
+request = pickle.dumps(("new", {}))
+if stage != "connected":
+    socket.send_fds(client, [b"2"], [1, 2])
+if stage == "half a request":
+    client.sendall(struct.pack("!i", len(request)) + request[:-3])
+if stage == "half a function":
+    client.sendall(struct.pack("!i", len(request)) + request)
+    client.recv(1)
+    client.sendall(struct.pack("!i", 1000) + bytes(10))
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_client_that_is_stopped_halts_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even those that need the function of which it has sent a half."""
+    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
+    seen = [forked("a", "first")]
+    (path,) = [str(path) for path in tmp_path.iterdir() if path.is_socket()]
+    stopped = list[subprocess.Popen[bytes]]()
+    try:
+        for stage in ("half a function", "half a request", "files", "connected"):
+            stopped.append(subprocess.Popen([sys.executable, "-c", STOPPED, path, stage]))
+            os.waitid(os.P_PID, stopped[-1].pid, os.WSTOPPED)
+        for name in ("a", "new", "new"):
+            with ThreadPoolExecutor(1) as thread:
+                rank = thread.submit(forked, name, name)
+                try:
+                    seen.append(rank.result(60))
+                finally:
+                    if not rank.done():  # the thread ends once the server goes on
+                        end(stopped)
+    finally:
+        end(stopped)
+        os.kill(seen[0][0], signal.SIGTERM)
+    servers, pids, sent = zip(*seen)
+    assert (len({*servers}), len({*pids})) == (1, 4)
+    assert sent == ("first", "first", "new", "new")
+
+
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_the_server_ends_with_its_guardian_that_nobody_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the node's raylet whose parent is a container's first process: it stays a zombie."""
+    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
+    guardian = subprocess.Popen(["sleep", "1000"])
+    monkeypatch.setattr(os, "getppid", lambda: guardian.pid)
+    server, _, _ = forked("a", "1")
+    try:
+        guardian.kill()
+        os.waitid(os.P_PID, guardian.pid, os.WEXITED | os.WNOWAIT)
+        until = time.monotonic() + 30
+        while (ended := not Path(f"/proc/{server}").exists()) is False and time.monotonic() < until:
+            time.sleep(0.05)
+    finally:
+        guardian.wait()
+        if not ended:
+            os.kill(server, signal.SIGTERM)
+    assert ended
