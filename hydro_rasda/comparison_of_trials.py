@@ -150,3 +150,15 @@ class Comparison:
         points = {n: [of.get(name, math.nan) for name, _ in self.objectives] for n, of in values.items()}
         able = {n: values[n] for n, point in points.items() if all(map(math.isfinite, point))}
         return front_of({n: points[n] for n in self.best(able)}, [mode for _, mode in self.objectives])
+
+
+def few_fit(found: int, wanted: int) -> str:
+    """Say that fewer configurations than wanted meet the constraints, and what to change."""
+    told = f"{found} of {wanted} configurations are tried: no more of those drawn meet `sweep.constraints`"
+    return f"{told}. Loosen these, or narrow `space` to what they allow"
+
+
+def refuse_if_none(any_fits: bool, drawn: int) -> None:
+    """Refuse constraints that none of so many configurations meets."""
+    if drawn and not any_fits:
+        raise ValueError(f"`sweep.constraints` leaves nothing to try: none of {drawn} configurations of `space` fits")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fusion.streams import preserved_generators, seed_generators
 from fusion.warn import warn
 from hydro_rasda.argument_checks import require
-from hydro_rasda.comparison_of_trials import Fits, Objectives
+from hydro_rasda.comparison_of_trials import Fits, Objectives, few_fit, refuse_if_none
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import is_a, is_grid, plain, rounded, to_ray
 from hydro_rasda.run.journal import jsonable
@@ -39,6 +39,8 @@ SEARCHER_ROUNDS = 4
 class Search(Protocol):
     """A source of trials that learns, or not, from what became of them."""
 
+    planned: int  # trials that it gives in all, as far as is known
+
     def next_trials(self) -> list[Trial]:
         """The next batch; empty once there are no more."""
         ...
@@ -59,6 +61,7 @@ class RandomSearch:
         num_samples: See `sample`; those that come first count as samples, but for a grid, of which all is tried.
         first: Known configurations, or parts of them, which are tried first; what one leaves out is sampled.
         fits: Tells which configurations may be tried; others are drawn anew. Of a grid, they are left out.
+        enough: Tells that so many are enough, as time is up: then no more are drawn.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class RandomSearch:
         first: Sequence[Mapping[str, Any]] = (),
         strategy: str = "ddp",
         fits: Fits | None = None,
+        enough: Callable[[int], bool] = lambda found: False,
     ) -> None:
         known = [_completed(space, config, derive_seed(seed, "first", i)) for i, config in enumerate(first)]
         for i, config in enumerate(known):
@@ -76,10 +80,10 @@ class RandomSearch:
         for i, config in enumerate(known if fits is not None else ()):
             rule = "one that meets `sweep.constraints`"
             require(fits is None or fits(config), f"sweep.first[{i}]", shown(config), rule)
-        sampled, is_grid = fitting_sample(space, num_samples, seed, fits)
+        sampled, is_grid = fitting_sample(space, num_samples, seed, fits, enough)
         configs = [*known, *(sampled if is_grid else sampled[: max(0, num_samples - len(known))])]
         self.trials = [Trial(number, config) for number, config in enumerate(configs)]
-        self._given = False
+        self.planned, self._given = len(self.trials), False
         for trial in self.trials:
             check_config(trial.config, strategy)
 
@@ -98,7 +102,9 @@ class RandomSearch:
         """Random sampling does not learn."""
 
 
-def fitting_sample(space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None) -> tuple[list[Config], bool]:
+def fitting_sample(
+    space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None, enough: Callable[[int], bool]
+) -> tuple[list[Config], bool]:
     """Sample configurations that fit, in so many draws that there are as many as wanted, if that can be had.
 
     Returns:
@@ -108,20 +114,18 @@ def fitting_sample(space: Mapping[str, Any], wanted: int, seed: int, fits: Fits 
     drawn, is_grid = len(sampled), len(sampled) > wanted
     if fits is None:
         return sampled, is_grid
-    fitting = [config for config in sampled if fits(config)]
-    while len(fitting) < wanted and drawn < DRAWS * wanted and not is_grid:
+    fitting, more = list[Config](), sampled
+    while more:
+        for config in more:
+            if enough(len(fitting)):
+                break
+            fitting += [config] * fits(config)
+        over = is_grid or len(fitting) >= wanted or drawn >= DRAWS * wanted or enough(len(fitting))
         # The same seed gives the same first ones.
-        more = sample(space, min(2 * drawn, DRAWS * wanted), seed)[drawn:]
+        more = [] if over else sample(space, min(2 * drawn, DRAWS * wanted), seed)[drawn:]
         drawn += len(more)
-        fitting += [config for config in more if fits(config)]
     refuse_if_none(bool(fitting), drawn)
     return fitting if is_grid else fitting[:wanted], is_grid
-
-
-def refuse_if_none(any_fits: bool, drawn: int) -> None:
-    """Refuse constraints that none of so many configurations meets."""
-    if drawn and not any_fits:
-        raise ValueError(f"`sweep.constraints` leaves nothing to try: none of {drawn} configurations of `space` fits")
 
 
 def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> None:
@@ -238,6 +242,7 @@ class SearcherSearch:
     def __init__(self, searcher: Searcher, space: Mapping[str, Any], run: Run, fits: Fits | None = None) -> None:
         """Args: as `prepare` has made them ready."""
         num_samples, self._run, self._fits, self._refused = run.settings.num_samples, run, fits, 0
+        self.planned = num_samples
         self._ids: dict[int, str] = {}
         self._searcher, self._space, self._metric, self._store = searcher, space, run.settings.metric, run.store
         self._left, self._given, self._batch = num_samples, 0, -(-num_samples // SEARCHER_ROUNDS)
@@ -258,6 +263,8 @@ class SearcherSearch:
             seed_generators(derive_seed(self._seed, "search", first))
             while len(suggested) < wanted and (config := self._fitting(first + len(suggested))) is not None:
                 suggested.append(config)
+        if len(suggested) < wanted and self._fits is not None:
+            self._run.say(few_fit(first + len(suggested), self._run.settings.num_samples))
         if not suggested and known is None:
             return []
         recorded = self._store.once(key, lambda: [hide(config, self._hidden) for config in suggested]).value

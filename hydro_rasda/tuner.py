@@ -7,6 +7,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +16,7 @@ from torch import nn
 from fusion.streams import preserved_generators
 from hydro_rasda.argument_checks import check_choice, check_flag, check_folder, check_name, require
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.comparison_of_trials import split_metrics
+from hydro_rasda.comparison_of_trials import few_fit, split_metrics
 from hydro_rasda.config import BACKENDS, RESUME, Mode, Precision, RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Data, Splitter
@@ -27,8 +28,10 @@ from hydro_rasda.request import Request
 from hydro_rasda.results.result import TuneResult, make_result
 from hydro_rasda.results.winner_doubts import overfitting_line, undecided_line
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
+from hydro_rasda.run.claim import Claim
 from hydro_rasda.run.events import RunBegan, RunEnded
-from hydro_rasda.run.files import make_private
+from hydro_rasda.run.full_size_journal import try_dropped_again
+from hydro_rasda.run.resume_rules import RunExists
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import determining
 from hydro_rasda.run.state import Run
@@ -241,41 +244,48 @@ def _run(
     sampled = (request.space, settings.num_samples, settings.seed, settings.sweep.first, settings.race.strategy)
     constraints = settings.sweep.constraints
     candidates = RandomSearch(*sampled, all_fit(constraints))
-    where, named_rule = None if name is None else folder / name, isinstance(settings.sweep.rule, str)
-    with held_back.catching():
-        ready = get_ready(problem, request.space, candidates.trials, where, named_rule=named_rule)
-    batch_size = candidates.trials[0].batch_size
-    spec = identity.asked(ready.settings, ready.problem, ready.parameters, request.data, batch_size)
-    with Store.open(_folder(folder, name), spec, resume) as store, contextlib.ExitStack() as stack:
+    with _claim(folder, name, resume) as claim, contextlib.ExitStack() as stack:
+        if claim.found is not None:
+            claim.refuse_other(identity.known(problem.settings, claim.found))
+        named_rule, began = isinstance(settings.sweep.rule, str), time.monotonic()
+        with held_back.catching():
+            ready = get_ready(problem, request.space, candidates.trials, claim.doing, named_rule=named_rule)
+        batch_size = candidates.trials[0].batch_size
+        spec = identity.asked(ready.settings, ready.problem, ready.parameters, request.data, batch_size)
+        store = stack.enter_context(Store.claimed(claim, spec, time.monotonic() - began))
         shown = stack.enter_context(_shown()) if progress else None
         listeners = Callbacks([*([] if shown is None else [shown]), *callbacks])
         run = Run(ready.problem, store, listeners, space=request.space, hidden=secrets_of(request.space))
         _announce(run, ready)
+        if resume == "changed":
+            try_dropped_again(run)
         held_back.give()
         fits = all_fit(constraints, Costs(run))
         search: Search = candidates
         if searcher is not None:
             search = SearcherSearch(searcher, request.space, run, fits)
         elif fits is not None:
-            search = RandomSearch(*sampled, fits)
+            search = RandomSearch(*sampled, fits, partial(_enough, run))
         if isinstance(search, RandomSearch):
             search.recall(run)
+            if search.planned < settings.num_samples:
+                run.say(few_fit(search.planned, settings.num_samples))
         result = _train(run, search, settings.sweep, backend)
         if shown is not None:
             shown.conclude(result.shown())
     return result
 
 
-def _folder(folder: Path, name: str | None) -> Path:
-    """A run's folder; one without a name is made here, so that no other run that begins now gets it, too."""
+def _claim(folder: Path, name: str | None, resume: str) -> Claim:
+    """Lock a run's folder; one without a name gets one that no other run has."""
     if name is not None:
-        return folder / name
+        return Claim(folder / name, resume)
     stamp, number = time.strftime("tune-%Y%m%d-%H%M%S"), 1
     while True:
         unnamed = folder / (stamp if number == 1 else f"{stamp}-{number}")
-        with contextlib.suppress(FileExistsError):
-            make_private(unnamed, exist_ok=False)
-            return unnamed
+        if not unnamed.exists():
+            with contextlib.suppress(RunExists, RuntimeError):  # of another run that began just now
+                return Claim(unnamed, "never")
         number += 1
 
 
@@ -304,6 +314,15 @@ def _announce(run: Run, ready: Ready) -> None:
         run.say(f"resuming the run: {store.recorded} finished units of work are not repeated")
 
 
+def _enough(run: Run, found: int) -> bool:
+    """Tell whether no more configurations are looked for: time is up, and all that the run has recorded are there."""
+    if not run.out_of_time("surrogate"):
+        return False
+    lines = (line for unit in run.store.units().values() for line in unit.lines)
+    recorded = 1 + max((line["trial"] for line in lines if line["event"] == "trial"), default=0)
+    return found >= recorded
+
+
 def _train(run: Run, search: Search, asked: SweepConfig, backend: Backend) -> TuneResult:
     """Both stages of a run that is ready."""
     try:
@@ -314,7 +333,7 @@ def _train(run: Run, search: Search, asked: SweepConfig, backend: Backend) -> Tu
         for line in overfitting_line(run, tried):
             run.say(line)
         result = make_result(run, tried)
-        for line in undecided_line(result, tried):
+        for line in undecided_line(result, tried) if not run.out_of_time("target") else ():
             run.say(line)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):

@@ -167,7 +167,8 @@ class DevicePool:
 
     def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
         try:
-            found: Mapping[str, Widths] = self._in_time(self._devices[device].process.ask("plan", kinds))
+            answer = self._devices[device].process.ask("plan", kinds, self._run.seconds_left("surrogate"))
+            found: Mapping[str, Widths] = self._in_time(answer)
         except DeviceDied:
             lost = self._is_lost(device)
             self._replace(device)

@@ -154,7 +154,7 @@ class BubbleDevices:
 
     def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
         """Measured on the tuner's machine: no clock tells how fast a guest would be that is stopped and continued."""
-        return self._device.plan(kinds)
+        return self._device.plan(kinds, self._run.seconds_left("surrogate"))
 
     def start(self, device: int, task: GroupTask) -> None:
         self._forget()

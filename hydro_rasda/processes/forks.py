@@ -73,6 +73,9 @@ class Died:
     how: str
 
 
+LATE = Died("there was no time left for it")
+
+
 def imap_forked(
     pieces: Sequence[Piece],
     threads: int,
@@ -144,15 +147,24 @@ def _end(connection: Connection, pid: int) -> None:
     connection.close()
 
 
-def map_forked(pieces: Sequence[Callable[[], Any]], children: int, pace: HangDetector | None = None) -> list[Any]:
-    """Do pieces of work on one thread each, so many at the same time; with 0, in this process. Those that die give
-    `Died`."""
+def map_forked(
+    pieces: Sequence[Callable[[], Any]], children: int, pace: HangDetector | None = None, until: float = math.inf
+) -> list[Any]:
+    """Do pieces of work on one thread each, so many at the same time; with 0, in this process.
+
+    Those that die give `Died`, also those that are not done at `until`, by the monotonic clock. In this process, one
+    that has begun goes on.
+    """
     if not children:
-        return [piece() for piece in pieces]
-    results: dict[int, Any] = {}
+        return [piece() if time.monotonic() < until else LATE for piece in pieces]
+    results, pace = dict.fromkeys(range(len(pieces)), LATE), pace or HangDetector("nothing was said")
     for first in range(0, len(pieces), children):
+        pace.most = until - time.monotonic()
+        if pace.most <= 0:
+            break
         together = [partial(_without_reports, piece) for piece in pieces[first : first + children]]
-        results |= {first + i: result for i, result in imap_forked(together, 1, _ignore, pace)}
+        for i, result in imap_forked(together, 1, _ignore, pace):
+            results[first + i] = LATE if isinstance(result, Died) and time.monotonic() >= until else result
     return [results[i] for i in range(len(pieces))]
 
 

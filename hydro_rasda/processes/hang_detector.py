@@ -29,6 +29,7 @@ class HangDetector:
         self.silence, self.foreseen = silence, foreseen
         self.least = self.LEAST_S if least is None else least
         self.longest: float | None = None
+        self.most = math.inf  # seconds of silence, whatever is known
 
     def took(self, seconds: float) -> None:
         """One has reported, so long after its last report or its start."""
@@ -38,8 +39,8 @@ class HangDetector:
     def patience(self) -> float:
         """Seconds after which a silent piece is ended; infinite while nothing is known or foreseen."""
         if self.longest is None:
-            return max(self.FIRST_LEAST_S, self.TIMES * self.foreseen)
-        return max(self.least, self.TIMES * self.longest)
+            return min(self.most, max(self.FIRST_LEAST_S, self.TIMES * self.foreseen))
+        return min(self.most, max(self.least, self.TIMES * self.longest))
 
     @property
     def told(self) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 from hydro_rasda.config import averaged, unaveraged
 from hydro_rasda.console import duration, roughly, show
 from hydro_rasda.results.records import Cost, RunRecord, TrialRecord
-from hydro_rasda.run.locks_and_crashes import held
+from hydro_rasda.run.locks_and_crashes import DROPPED, TRY_AGAIN, held
 from hydro_rasda.schedulers.ranking import ranked
 
 SHOWN = 8
@@ -276,9 +276,19 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
     lines.append(f"Cost: {both_units(cost, cost.seconds, max_t)}; {swept}, {trained}.")
     if bad := failed_and_diverged(result):
         lines.append(f"{bad[0].upper()}{bad[1:]}; to see why: hydro-rasda show {path}")
+    lines += dropped_lines(result)
     if not result.finished:
         lines.append(f"The run is {explained(state_of(result))}.")
     return [*lines, f"For figures and all trials: hydro-rasda report {path}"]
+
+
+def dropped_lines(result: RunRecord) -> list[str]:
+    """Say which trials were dropped because the tuner's own process died of them, and how to try them again."""
+    numbers = [str(trial.trial) for trial in result.trials if (trial.error or "").startswith(DROPPED)]
+    if not numbers:
+        return []
+    of = f"trial {numbers[0]}, which was" if len(numbers) == 1 else f"trials {', '.join(numbers)}, which were"
+    return [f"{DROPPED[0].upper()}{DROPPED[1:]} again and again of {of} dropped; {TRY_AGAIN}."]
 
 
 def rungs(result: RunRecord) -> dict[str, dict[int, int]]:

@@ -83,6 +83,20 @@ def make_private(folder: Path, exist_ok: bool = True) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=exist_ok)
 
 
+def make_inner(folder: Path) -> None:
+    """Make a folder in a run's folder, if it is not there; Unsafe if something else is."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise Unsafe(f"{folder} is no folder, and a run's is: remove it, or choose another `name`") from None
+
+
+def refuse_irregular(path: Path) -> None:
+    """Refuse what is in the place of a run's file, but no regular one."""
+    if path.exists() and not path.is_file():
+        raise _irregular(path)
+
+
 def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
     """Open a file of a run, if it is a regular one; return its descriptor.
 
@@ -249,8 +263,14 @@ def _sync(folder: int) -> None:
         os.fsync(folder)
 
 
+WRITABLE = "make it writable, or choose another `storage_path` (`hydro_rasda.load` reads a run without writing)"
+"""The way on where a run's folder cannot be written."""
+
+_GOES_ON = "once it can be written, the same call goes on from the last finished unit of work"
+
+
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path, way: str = _GOES_ON) -> Iterator[None]:
     """Make errors of the system, such as a full disk, name the run's file and say how to go on."""
     try:
         yield
@@ -258,5 +278,6 @@ def naming(path: Path) -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__context__  # torch raises its own over a file's
         if not isinstance(cause, OSError):
             raise
-        goes_on = "once it can be written, the same call goes on from the last finished unit of work"
-        raise OSError(cause.errno, f"{cause.strerror or cause}: {goes_on}", str(path)) from error
+        if cause.errno == errno.EISDIR:
+            raise _irregular(path) from error
+        raise OSError(cause.errno, f"{cause.strerror or cause}: {way}", str(path)) from error

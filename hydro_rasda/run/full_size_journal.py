@@ -24,11 +24,13 @@ from typing import Any, Literal
 from hydro_rasda.config import Mode, averaged, unaveraged
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.journal import JournalLine, Unit
+from hydro_rasda.run.locks_and_crashes import DROPPED
 from hydro_rasda.run.state import FINALISTS, Run, decision_key, failure_line
 from hydro_rasda.schedulers import ExpectedEnd, Race, final_score, rank
 
 DONE = "target/done"
 _ENDED = "target/ended-by-"
+_WIDTHS = "surrogate/widths-of-"
 _BY_SCORE = f"{_ENDED}score-"
 
 RunEnd = Literal["finished", "out of time", "open"]
@@ -287,6 +289,23 @@ def _last_target(run: Run) -> str:
 def end_targets(run: Run, finalists: Iterable[int]) -> None:
     """Record that the stage has come to its end with these finalists."""
     run.end_by(DONE, sorted(finalists))
+
+
+def try_dropped_again(run: Run) -> None:
+    """Take back what was dropped because this library's own process died of it, and the decisions that rest on it."""
+    units = run.store.units()
+
+    def dropped(line: JournalLine) -> bool:
+        return str(line.get("error", "")).startswith(DROPPED)
+
+    keys = [key for key, unit in units.items() if any(map(dropped, unit.lines))]
+    numbers = sorted({line["trial"] for key in keys for line in units[key].lines if dropped(line)})
+    if numbers:
+        run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
+        keys += [key for key in units if key == DONE or key.startswith(f"{FINALISTS}/")]
+    # Groups of one, of structures whose measuring ended the process.
+    keys += [key for key, unit in units.items() if key.startswith(_WIDTHS) and not unit.value["throughput"]]
+    run.store.forget(keys)
 
 
 def another_chance(run: Run, finalists: Iterable[int]) -> bool:

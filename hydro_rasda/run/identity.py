@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import os
 import platform
@@ -24,6 +25,13 @@ from hydro_rasda.run.run_json import determining
 from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.space import describe
+
+_DATA = ("train_data", "val_data")
+_LATE = (*_DATA, "model", "parts", "environment", "code")
+"""Keys of `run.json` that are known after the dry run, or are no part of a run's identity."""
+
+_PIECES = 200
+"""Most pieces of code of a function that are compared before the dry run; after it, all count."""
 
 
 class Identity:
@@ -63,6 +71,33 @@ class Identity:
         self._functions = functions
         self._before = {name: content(function) for name, function in functions.items()}
 
+    def known(self, settings: TuneConfig, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the part that is known before a dry run; `found`, of the run that is there, stands for the rest.
+
+        A call may change the values that a function holds, but not its code.
+        """
+        noted, digests = found.get("code", {}), found.get("digests", {})
+        code = {name: self._code(name) for name in self._functions}
+        # Only places of code that both have: a call may have filled a cache, in this process or in that one.
+        others = {
+            name
+            for name, of in code.items()
+            if any(of.get(path, words) != words for path, words in noted.get(name, {}).items())
+        }
+        early = {**determining(settings), "python": platform.python_version()}
+        if found.get("surrogate") == 1:  # as the dry run may have found that the model is pretrained
+            early["surrogate"] = 1
+        late = {name: found[name] for name in _LATE if name in found}
+        same = {name: digests[name] for name in (*self._functions, *_DATA) if name in digests and name not in others}
+        made = {name: digest(of) for name, of in self._made.items()}
+        return {**late, **early, **self._named, "digests": {**made, **same, **dict.fromkeys(others, "another")}}
+
+    def _code(self, name: str) -> dict[str, str]:
+        """Return a short digest of each piece of code that a function consists of, by its place; not of too many."""
+        pieces = {path: words for path, words in self._before[name].items() if words.startswith("function ")}
+        shortest = sorted(pieces, key=lambda path: (path.count("/"), path))[:_PIECES]
+        return {path: hashlib.sha256(pieces[path].encode()).hexdigest()[:8] for path in shortest}
+
     def asked(
         self,
         settings: TuneConfig,
@@ -85,6 +120,7 @@ class Identity:
             **({"parts": [*objective.parts]} if isinstance(objective, ByPart) else {}),
             "python": platform.python_version(),
             "environment": environment(),
+            "code": {name: self._code(name) for name in self._functions},
             "digests": digests | {name: data_digest(given, batch_size) for name, given in data.items()},
         }
 

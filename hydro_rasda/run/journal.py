@@ -4,6 +4,10 @@ The lines of a unit are written at once, the unit's own last. Lines after the la
 never finished, and do not count. An unreadable line in between was changed by something else than a run. Nobody can
 tell which units it belonged to, nor which later units build on them, so nothing is guessed.
 
+The first line names the run. The last field of a unit's line, "sum", is a checksum of all lines up to it. So a line
+that was changed, or is missing, is noticed where its unit ends. The last units of a journal can be missing unnoticed: a
+run that was killed earlier would not have them either.
+
 A line that was written twice counts once: a copy of a run's folder can double each line, or a whole part. Messages are
 a line of JSON each, in a file of their own. Nothing depends on them.
 """
@@ -13,7 +17,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+import re
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,10 +33,15 @@ JOURNAL = "journal.jsonl"
 JournalLine = dict[str, Any]
 """One line of the journal: plain values, of which "event" names its kind."""
 
-UNIT = "unit"
+UNIT, RUN = "unit", "run"
+"""Events of the lines of finished units, and of the first line, which names the run by its `id`."""
+
+FORGOTTEN = {"forgotten": True}
+"""Value of a unit that takes back the unit of its key: that work is done again."""
 
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    UNIT: {"key": str, "value": object, "seconds": (int, float), "at": (int, float), "swept": (int, float)},
+    UNIT: {"key": str, "value": object, "seconds": (int, float), "at": (int, float), "swept": (int, float), "sum": int},
+    RUN: {"id": str},
     "metrics": {"stage": str, "trial": int, "epoch": int},
     "trial": {"trial": int, "config": dict},
     "failed": {"trial": int, "error": str},
@@ -69,7 +80,8 @@ class Unit:
 
 
 class DamagedJournal(ValueError):
-    """A line of a journal cannot be read, and finished units follow it; the message names the line and a way on."""
+    """A journal was changed, and finished units follow, or it is another run's; the message names the line and a way
+    on."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +91,41 @@ class Record:
     Attributes:
         units: The finished units by key, in the order in which they finished.
         end: Length in bytes up to the last of them.
-        damage: A message on a whole line after that which cannot be read; empty if there is none.
+        damage: A message on whole lines after that which cannot be read, or were changed; empty if there are none.
+        run: The `id` of the run that wrote the journal; empty if it names none.
+        sum: The checksum of all lines up to the last unit.
     """
 
     units: dict[str, Unit]
     end: int = 0
     damage: str = ""
+    run: str = ""
+    sum: int = 0
+
+
+_SUM = re.compile(rb', "sum": \d+\}\n$')
+
+
+def encoded(lines: Iterable[JournalLine], own: JournalLine, before: int) -> tuple[bytes, int]:
+    """Return the bytes of a unit's lines, its own last, and their checksum; `before` is that of all lines before."""
+    raws = [json.dumps(line).encode() + b"\n" for line in lines]
+    body = json.dumps(own).encode()
+    total = _sum(raws, body, before)
+    return b"".join([*raws, body[:-1], b', "sum": %d}\n' % total]), total
+
+
+def _sum(raws: Iterable[bytes], body: bytes, before: int) -> int:
+    """Return the checksum of a unit's lines, in which a repeated one counts once, as the last."""
+    for raw in dict.fromkeys(reversed([*raws])):
+        before = zlib.crc32(raw, before)
+    return zlib.crc32(body, before)
 
 
 def read_units(path: Path) -> Record:
     """Read a journal, even while a process writes to it.
 
     Raises:
-        DamagedJournal: if finished units follow a line that cannot be read, or a line is too long.
+        DamagedJournal: if finished units follow a line that cannot be read or was changed, or a line is too long.
         Unsafe: if it is no regular file.
     """
     units: dict[str, Unit] = {}
@@ -101,8 +135,8 @@ def read_units(path: Path) -> Record:
         return Record(units)
     lines: dict[bytes, JournalLine] = {}
     finished: set[bytes] = set()  # a unit's line has its time, so that no run writes the same line twice
-    end = kept = number = bad = 0
-    damage = ""
+    end = kept = number = bad = total = 0
+    first, damage, run = 1, "", ""  # the first line of the unit that is read
     with file:
         require(file.seek(0, 2) <= MOST, "path", str(path), f"a journal of at most {MOST} bytes")
         file.seek(0)
@@ -120,20 +154,30 @@ def read_units(path: Path) -> Record:
             if line["event"] != UNIT:
                 lines.pop(raw, None)
                 lines[raw] = line
+                run = run or (line["id"] if line["event"] == RUN else "")
                 continue
             if damage:
                 raise DamagedJournal(
-                    f"{damage}, and finished units of work follow it. Mend the line, or leave it and all after it out "
-                    f"(`head -n {bad - 1}` of the file in its place): the run then does that work again"
+                    f"{damage}, and finished units of work follow. Put back what was written, or leave line {bad} "
+                    f"and all after it out (`head -n {bad - 1}` of the file in its place): that work is then done again"
                 )
             if raw not in finished:
+                body = _SUM.sub(b"}", raw)
+                if line["sum"] != (now := _sum(lines, body, total)):
+                    which = f"line {number}" if first == number else f"one of lines {first} to {number}"
+                    bad, damage = first, f"{which} of {path} was changed, or a line is missing there or before"
+                    continue
+                total = now
                 finished.add(raw)
                 units.pop(line["key"], None)
-                told = [*lines.values()]
+                if line["value"] == FORGOTTEN:
+                    lines, kept, first = {}, end, number + 1
+                    continue
+                told = [line for line in lines.values() if line["event"] != RUN]
                 at = line["at"], line["swept"], line.get("left")
                 units[line["key"]] = Unit(line["value"], told, line["seconds"], *at)
-            lines, kept = {}, end
-    return Record(units, kept, damage)
+            lines, kept, first = {}, end, number + 1
+    return Record(units, kept, damage, run, total)
 
 
 def _parsed(raw: bytes) -> JournalLine:

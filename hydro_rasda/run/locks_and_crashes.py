@@ -2,7 +2,8 @@
 
 If nothing can be forked (a GPU, data in an open file), the user's code runs in the tuner's own process. A segmentation
 fault there ends the tuner, and would end it again whenever the run goes on. So the work that may end the process stands
-in a file.
+in a file. The file cannot tell a fault from a kill by the system, such as a preemption. So work at which processes died
+is done last, and is dropped only if one more dies of it then.
 """
 
 from __future__ import annotations
@@ -11,13 +12,22 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from hydro_rasda.run.files import Unsafe, open_regular, open_to_read, read_json, refuse_links, remove
+from hydro_rasda.run.files import (
+    WRITABLE,
+    Unsafe,
+    open_regular,
+    open_to_read,
+    read_json,
+    refuse_irregular,
+    refuse_links,
+    remove,
+)
 
 LOCK = ".lock"
 """File in a run's folder that is locked by the process working on the run."""
@@ -36,10 +46,11 @@ def hold(folder: Path) -> FileLock:
 
     Raises:
         RuntimeError: if another process holds it.
-        Unsafe: if a link is in the lock's place.
-        OSError: if the file system has no locks.
+        Unsafe: if a link or a folder is in the lock's place.
+        OSError: if the file system has no locks, or the folder cannot be written.
     """
     refuse_links(folder / LOCK)
+    refuse_irregular(folder / LOCK)
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(blocking=False)
@@ -47,7 +58,7 @@ def hold(folder: Path) -> FileLock:
         raise RuntimeError(f"another process is working on the run in {folder}") from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            raise
+            raise OSError(error.errno, f"{error.strerror}: {WRITABLE}", lock.lock_file) from error
         way = "choose a `storage_path` on a local disk, or mount this file system with locks (NFS: local_lock=flock)"
         raise OSError(
             error.errno,
@@ -91,7 +102,17 @@ def _name(file: Path) -> str:
 
 
 DEATHS = 2
-"""Number of deaths in a row at a piece of work after which the work is taken to be the cause."""
+"""Number of deaths in a row at a piece of work after which the work may be the cause: it is done last, or in parts."""
+
+DROPPED = "the tuner's own process died"
+"""Beginning of the error of work that was dropped: one more process died of it when nothing else was left to do."""
+
+TRY_AGAIN = "the same call with `resume='changed'` tries it again"
+
+
+def training_of(members: Sequence[int], stop: int) -> str:
+    """Name the training of a group of the sweep to a milestone, as it is noted."""
+    return f"training {[*members]} to epoch {stop}"
 
 
 class CrashLog:
@@ -99,13 +120,16 @@ class CrashLog:
 
     A kill from outside comes at any place; a fault of the work itself comes at the same place. Deaths therefore count
     only if they follow each other at the same place of the same work. Without a `file`, nothing is noted.
+
+    Args:
+        anew: True to forget what the file has noted.
     """
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: Path | None = None, anew: bool = False) -> None:
         self._file, self._handle, self._length = file, -1, 0
         self._now: tuple[str, int] | None = None
         self._deaths: dict[str, tuple[int, int]] = {}
-        if file is None:
+        if file is None or anew:
             return
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # it is only a hint
             found = read_json(file)
@@ -115,21 +139,29 @@ class CrashLog:
                 before, count = self._deaths.get(what, (at, 0))
                 self._deaths[what] = at, count + 1 if before == at else 1
 
-    def blamed(self, what: str) -> str:
-        """Say how a piece of work has ended processes, if it is to be left alone; else return an empty text."""
+    def suspected(self, what: str) -> int:
+        """Return how many processes in a row have died of a piece of work, if it is done last, or in parts; else 0."""
+        _, count = self._deaths.get(what, (0, 0))
+        return count if count >= DEATHS else 0
+
+    @property
+    def suspects(self) -> bool:
+        """Tell whether there is any such work."""
+        return any(count >= DEATHS for _, count in self._deaths.values())
+
+    def dropped(self, what: str) -> str:
+        """Say how a piece of work has ended processes, if it is not done again; else return an empty text."""
         at, count = self._deaths.get(what, (0, 0))
-        if count < DEATHS:
-            return ""
-        return f"it was the tuner's own, and ended {count} times in a row after epoch {at}"
+        return f"{DROPPED} of it {count} times in a row after epoch {at}; {TRY_AGAIN}" if count > DEATHS else ""
 
     @contextlib.contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Note a piece of work as under way within the context; an exception is no death."""
+        """Note a piece of work as under way within the context; however it ends there, the process lives."""
         self._note((what, 0))
         try:
             yield
-            self._deaths.pop(what, None)
         finally:
+            self._deaths.pop(what, None)
             self._note(None)
 
     def reached(self, epoch: int) -> None:

@@ -26,17 +26,16 @@ def refuse_new(path: Path, resume: str) -> None:
         raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
     if not path.exists():
         return
+    if not path.is_dir():
+        raise RunExists(f"{path} is a file, where the run's folder would be; choose another `name` or `storage_path`")
     # A process that was killed before its run began leaves these at most.
-    known = (LOCK, DOING, ".dry-run", "checkpoints")
-    strange = [p.name for p in path.iterdir() if p.name not in known and not p.match(TEMPORARY)]
+    strange = [p.name for p in path.iterdir() if p.name not in (LOCK, DOING, "checkpoints") and not p.match(TEMPORARY)]
     if strange or any((path / "checkpoints").glob("*")):
         raise RunExists(f"{path} is there, but holds no run; choose another `name` or `storage_path`")
 
 
 def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> list[str]:
     """Refuse a run that may not go on; else say how its code and data differ."""
-    if resume == "never":
-        raise RunExists(f"`resume` is 'never', but {path} holds a run; choose another `name`")
     another = f"`name` is {path.name!r}, but the run of that name in {path.parent}"
     if "digests" in asked and "digests" not in found:
         told = "is of an earlier version, which kept no digest of its code and data"
@@ -74,7 +73,7 @@ _WORDS = {
     "train_data": _OF_DATA,
     "val_data": _OF_DATA,
 }
-_NO_DIFFERENCE = ("digests", "environment", "python", "train_data", "val_data", "folds", "refit", "parts")
+_NO_DIFFERENCE = ("digests", "code", "environment", "python", "train_data", "val_data", "folds", "refit", "parts")
 """Keys that are compared by their digests, or that are noted without being a part of the run."""
 
 
@@ -164,7 +163,8 @@ ASIDE = "before-"
 """Beginning of the name of a folder with results that are set aside; a number from 1 follows."""
 
 # The journal moves last: a folder without it is left by a process that was killed on the way.
-_MOVED = ("checkpoints", MESSAGES, "metrics.csv", "tensorboard", JOURNAL)
+RESULTS = ("checkpoints", MESSAGES, "metrics.csv", "tensorboard", JOURNAL)
+"""Files and folders in a run's folder, but for `run.json`, the lock and notes."""
 
 
 def set_aside(path: Path) -> str:
@@ -184,7 +184,7 @@ def set_aside(path: Path) -> str:
     refuse_links(aside)
     aside.mkdir(exist_ok=True)
     write_atomically(aside / SPEC, read_file(path / SPEC))
-    for name in _MOVED:
+    for name in RESULTS:
         with contextlib.suppress(FileNotFoundError):
             (path / name).rename(aside / name)
         sync_folder(aside)

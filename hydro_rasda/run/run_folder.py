@@ -28,27 +28,38 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
-
 from hydro_rasda.argument_checks import require
 from hydro_rasda.config import RESUME
 from hydro_rasda.run.checkpoints import WRITTEN_AS, DamagedCheckpoint, load_checkpoint, save_checkpoint
+from hydro_rasda.run.claim import Claim
 from hydro_rasda.run.files import (
     TEMPORARY,
+    WRITABLE,
     append_to,
-    make_private,
     matching,
     naming,
-    refuse_links,
     remove,
     sync_folder,
     truncate,
     write_atomically,
 )
-from hydro_rasda.run.journal import JOURNAL, MESSAGES, UNIT, JournalLine, Unit, jsonable, keep_message, read_units
-from hydro_rasda.run.locks_and_crashes import DOING, LOCK, CrashLog, hold
-from hydro_rasda.run.resume_rules import refuse_growth, refuse_new, refuse_other, scored_otherwise, set_aside
-from hydro_rasda.run.run_json import FORMAT, SPEC, read_spec, run_id
+from hydro_rasda.run.journal import (
+    FORGOTTEN,
+    JOURNAL,
+    RUN,
+    UNIT,
+    DamagedJournal,
+    JournalLine,
+    Record,
+    Unit,
+    encoded,
+    jsonable,
+    keep_message,
+    read_units,
+)
+from hydro_rasda.run.locks_and_crashes import CrashLog
+from hydro_rasda.run.resume_rules import refuse_growth, refuse_other, scored_otherwise, set_aside
+from hydro_rasda.run.run_json import FORMAT, SPEC, run_id
 
 if TYPE_CHECKING:
     import torch
@@ -69,21 +80,25 @@ class Store:
 
     left: float | None = None
 
-    def __init__(
-        self, path: Path, units: dict[str, Unit], lock: FileLock | None = None, changes: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, path: Path, record: Record, claim: Claim | None = None, changes: Sequence[str] = ()) -> None:
         self.path, self.id = path, run_id(path)
+        if record.units and record.run != self.id:
+            raise DamagedJournal(
+                f"{path / JOURNAL} is the journal of another run than {path / SPEC}: put back the run's own, or remove "
+                "the journal, and the run begins anew"
+            )
         self.changes = changes
-        self._units = units
-        self._lock = lock
-        self._journal = None if lock is None else append_to(path / JOURNAL)
+        self._units, self._sum = (units := record.units), record.sum
+        self._claim, self._owns_claim = claim, False
+        with naming(path / JOURNAL, WRITABLE):
+            self._journal = None if claim is None else append_to(path / JOURNAL)
         self._spent = max((unit.at for unit in units.values()), default=0.0)
         self._swept = max((unit.swept for unit in units.values()), default=0.0)
         self._opened = monotonic()
         self._sweeps_since: float | None = None
         self.recorded = len(units)
         self._damage: dict[str, str] = {}
-        self.doing = CrashLog(None if lock is None else path / DOING)
+        self.doing = CrashLog() if claim is None else claim.doing
 
     @classmethod
     def open(cls, path: Path, asked: Mapping[str, Any], resume: str) -> Store:
@@ -97,53 +112,57 @@ class Store:
 
         Raises:
             RunExists: if the directory holds another run, or any run under resume="never".
-            DamagedJournal: if there are finished units after a line that cannot be read.
-            FileNotFoundError: if there is no run under resume="must".
-            RuntimeError: if another process holds the directory.
-            Unsafe: if a link in the directory leads elsewhere.
-            OSError: if its file system has no locks.
+            DamagedJournal: if there are finished units after a line that cannot be read, or it is another run's.
+            Others: see `Claim`.
         """
         require(resume in RESUME, "resume", resume, f"one of {RESUME}")
-        spec = path / SPEC
-        if not spec.exists():
-            refuse_new(path, resume)
-        refuse_links(path / "checkpoints", path / LOCK, path / JOURNAL, path / DOING, path / MESSAGES, spec)
-        make_private(path)
-        (path / "checkpoints").mkdir(exist_ok=True)
-        lock = hold(path)
+        claim = Claim(path, resume)
         try:
-            # Only now: before, another process may have been writing.
-            found, asked = read_spec(path) if spec.exists() else None, jsonable(asked)
-            changes = refuse_other(path, found, asked, resume) if found is not None else []
-            otherwise = found is not None and scored_otherwise(found, asked)
-            if found is not None and not otherwise:
-                refuse_growth(path, found, asked)
-            moved = set_aside(path) if otherwise else ""
-            changes += [moved] if moved else []
-            if found != asked:
-                told = {"format": FORMAT, "id": uuid.uuid4().hex if moved or found is None else run_id(path), **asked}
-                with naming(spec):
-                    write_atomically(spec, (json.dumps(told, indent=2) + "\n").encode())
-            for inside, folder in enumerate((path, path / "checkpoints")):
-                for left in matching(folder, TEMPORARY, inside):
-                    remove(left, inside + 1)
-            journal = path / JOURNAL
-            record = read_units(journal)
-            if journal.exists() and record.end < journal.stat().st_size:
-                truncate(journal, record.end)
-            if record.damage:
-                changes.append(f"{record.damage}: its work is done again")
-            store = cls(path, record.units, lock, changes)
-            sync_folder(path)
-            return store
+            store = cls.claimed(claim, asked)
         except BaseException:
-            lock.release()
+            claim.release()
             raise
+        store._owns_claim = True
+        return store
+
+    @classmethod
+    def claimed(cls, claim: Claim, asked: Mapping[str, Any], spent: float = 0.0) -> Store:
+        """Make a run in the folder that is claimed, or open the one that is there; see `open`. The claim stays.
+
+        Args:
+            spent: Seconds that this process has spent on the run before, which count as the run's.
+        """
+        path, found, asked = claim.path, claim.found, jsonable(asked)
+        spec = path / SPEC
+        changes = refuse_other(path, found, asked, claim.resume) if found is not None else []
+        otherwise = found is not None and scored_otherwise(found, asked)
+        if found is not None and not otherwise:
+            refuse_growth(path, found, asked)
+        moved = set_aside(path) if otherwise else ""
+        changes += [moved] if moved else []
+        if found != asked:
+            told = {"format": FORMAT, "id": uuid.uuid4().hex if moved or found is None else run_id(path), **asked}
+            with naming(spec):
+                write_atomically(spec, (json.dumps(told, indent=2) + "\n").encode())
+        for inside, folder in enumerate((path, path / "checkpoints")):
+            for left in matching(folder, TEMPORARY, inside):
+                remove(left, inside + 1)
+        journal = path / JOURNAL
+        record = read_units(journal)
+        if journal.exists() and record.end < journal.stat().st_size:
+            with naming(journal, WRITABLE):
+                truncate(journal, record.end)
+        if record.damage:
+            changes.append(f"{record.damage}: its work is done again")
+        store = cls(path, record, claim, changes)
+        store._opened -= spent
+        sync_folder(path)
+        return store
 
     @classmethod
     def read(cls, path: Path) -> Store:
         """Open a run directory only to read it: nothing is locked, and a run in progress is not disturbed."""
-        return cls(path, read_units(path / JOURNAL).units)
+        return cls(path, read_units(path / JOURNAL))
 
     def once(self, key: str, work: Callable[[], Unit | Any]) -> Unit:
         """Do a unit of work, or return the recorded one if it was done before.
@@ -170,10 +189,18 @@ class Store:
         unit = Unit(value, lines, seconds, _rounded_up(self.seconds), _rounded_up(self.swept), left)
         own = {"event": UNIT, "key": key, "seconds": seconds, "at": unit.at, "swept": unit.swept, "value": value}
         own |= {} if left is None else {"left": left}
-        self._append([*unit.lines, own])
+        self._append(unit.lines, own)
+        if self._claim is not None and any(line["event"] in ("metrics", "failed") for line in unit.lines):
+            self._claim.counts = True
         self._units.pop(key, None)
         self._units[key] = unit
         return unit
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Take units back: their work is done again."""
+        for key in keys:
+            self.record(key, Unit(FORGOTTEN), again=True)
+            del self._units[key]
 
     def done(self, key: str) -> bool:
         return key in self._units
@@ -203,7 +230,7 @@ class Store:
 
     def save(self, name: str, payload: Mapping[str, Any]) -> None:
         """Write a checkpoint atomically: it is whole, or not there at all."""
-        assert self._lock is not None, "this run was opened to be read"
+        assert self._claim is not None, "this run was opened to be read"
         file = self.file(name)
         with naming(file):
             save_checkpoint(file, {**payload, WRITTEN_AS: [self.id, file.name]} if self.id else payload)
@@ -228,12 +255,12 @@ class Store:
 
     def keep_message(self, text: str) -> None:
         """Keep a message of the run; nothing depends on it."""
-        if self._lock is not None:
+        if self._claim is not None:
             keep_message(self.path, self.seconds, text)
 
     def discard(self, names: Iterable[str]) -> None:
         """Remove checkpoints from which nothing will go on."""
-        assert self._lock is not None, "this run was opened to be read"
+        assert self._claim is not None, "this run was opened to be read"
         for name in names:
             remove(self.file(name), inside=2)
             self._damage.pop(name, None)
@@ -241,19 +268,22 @@ class Store:
     def file(self, name: str) -> Path:
         return self.path / "checkpoints" / f"{name.replace('/', '.')}.pt"
 
-    def _append(self, lines: Iterable[JournalLine]) -> None:
+    def _append(self, lines: Iterable[JournalLine], own: JournalLine) -> None:
         assert self._journal is not None, "this run was opened to be read"
+        first = [] if self._units or not self.id else [{"event": RUN, "id": self.id}]
+        written, total = encoded([*first, *lines], own, self._sum)
         with naming(self.path / JOURNAL):
-            self._journal.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            self._journal.write(written)
             self._journal.flush()
             os.fsync(self._journal.fileno())
+        self._sum = total
 
     def close(self) -> None:
-        self.doing.close()
-        if self._journal is not None and self._lock is not None:
+        if self._journal is not None and self._claim is not None:
             with contextlib.suppress(OSError):  # of lines that could not be written, which was reported then
                 self._journal.close()
-            self._lock.release()
+            if self._owns_claim:
+                self._claim.release()
 
     def __enter__(self) -> Store:
         return self

@@ -20,12 +20,14 @@ from fusion.part_settings import is_of_part, optimizer_names
 from hydro_rasda.contracts import Devices, Group, GroupTask, Span, Widths, group_key
 from hydro_rasda.run.events import TrialConfigured
 from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.locks_and_crashes import training_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, SweepState
 from hydro_rasda.search import Search
 from hydro_rasda.secret_masking import hide
 from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.stages.next_groups_and_rounds import Waiting, next_groups
+from hydro_rasda.training.group_widths import COMPILED_FROM
 from hydro_rasda.trial import Trial
 
 _Place = tuple[tuple[int, ...], int]
@@ -110,8 +112,9 @@ class Dispatcher:
 
     def _task(self, device: int) -> GroupTask:
         run, devices = self._run, self._devices
-        span = min(self._queues, key=lambda span: (span.stop, span.start))
-        kinds = self._queues[span]
+        queues = self._queues if not run.store.doing.suspects else self._without_suspects()
+        span = min(queues, key=lambda span: (span.stop, span.start))
+        kinds = queues[span]
         in_order = {kind: kinds[kind] for kind in sorted(kinds, key=lambda kind: kinds[kind][0])}
         of_kind = {kind: [number for _, number in places] for kind, places in in_order.items()}
         kind = next(iter(of_kind))
@@ -121,7 +124,7 @@ class Dispatcher:
         speeds = measured if len(measured) == len(idle) else {d: widths[d][kind].rate for d in idle}
         waiting = {kind: Waiting(of, widths[device][kind], self._steps(of[0])) for kind, of in of_kind.items()}
         groups = [
-            replace(group, compiled=_is_compiled(group, waiting[group.kind], span))
+            replace(group, compiled=self._is_compiled(group, waiting[group.kind], span))
             for group in next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
         ]
         members = [number for group in groups for number in group.members]
@@ -132,6 +135,32 @@ class Dispatcher:
             span=span,
             copies={n: self.copies[n] for n in members if n in self.copies} if span.start else {},
         )
+
+    def _without_suspects(self) -> Mapping[Span, Mapping[str, Sequence[_Place]]]:
+        """Return the queues without trials at which processes died; one such trial alone if there are no others."""
+        died = {
+            number: count
+            for number, span in self._spans.items()
+            if (count := self._run.store.doing.suspected(training_of([number], span.stop)))
+        }
+        left: dict[Span, dict[str, Sequence[_Place]]] = {}
+        for span, kinds in self._queues.items():
+            for kind, places in kinds.items():
+                if others := [place for place in places if place[1] not in died]:
+                    left.setdefault(span, {})[kind] = others
+        if left:
+            return left
+        last = min(died, key=lambda number: (died[number], number))
+        return {self._spans[last]: {self.kinds[last]: [self._place(last)]}}
+
+    def _is_compiled(self, group: Group, of: Waiting, span: Span) -> bool:
+        """Tell whether compiling a group's step pays by its next milestone, or by the end of the time budget.
+
+        Narrower groups win more than the measured speedup, as more of their time is not arithmetic.
+        """
+        seconds = of.seconds(len(group.members)) * (span.stop - span.start)
+        seconds = min(seconds, self._run.seconds_left("surrogate"))
+        return group.fused and compiling_pays(seconds, of.widths.compiled, of.widths.compile_seconds)
 
     def _steps(self, number: int) -> float:
         """Optimizer steps of an epoch; 1 where the data have no length."""
@@ -152,14 +181,20 @@ class Dispatcher:
         names = {kind: f"surrogate/widths-of-{kind} on {machine}" for kind in of_kind}
         trials = {kind: [run.trials[n] for n in of] for kind, of in of_kind.items() if not run.store.done(names[kind])}
         if trials:
+            if run.problem.steady_epoch_seconds * run.settings.max_t >= COMPILED_FROM and not self._widths:
+                run.say("measuring how many trials train fastest as one, and whether compiled: that can take a minute")
             started = time.perf_counter()
             planned = self._devices.plan(device, trials)
             seconds = (time.perf_counter() - started) / len(trials)
             for kind, widths in planned.items():
-                run.record(names[kind], Unit(asdict(widths), [], seconds))
+                if widths.throughput or not run.out_of_time("surrogate"):
+                    run.record(names[kind], Unit(asdict(widths), [], seconds))
+                else:  # a call with more time measures it
+                    self._widths[machine, kind] = widths
             if device not in self._devices.idle():
                 raise _Gone
-        self._widths |= {(machine, kind): _widths(run.store.units()[name].value) for kind, name in names.items()}
+        known = {kind: name for kind, name in names.items() if run.store.done(name)}
+        self._widths |= {(machine, kind): _widths(run.store.units()[name].value) for kind, name in known.items()}
 
 
 def _widths(value: Mapping[str, Any]) -> Widths:
@@ -167,15 +202,6 @@ def _widths(value: Mapping[str, Any]) -> Widths:
     throughput = {int(width): rate for width, rate in value["throughput"].items()}
     more = {name: value[name] for name in ("share", "compiled", "compile_seconds") if name in value}
     return Widths(value["most"], value["least"], throughput, **more)
-
-
-def _is_compiled(group: Group, of: Waiting, span: Span) -> bool:
-    """Tell whether compiling a group's step pays by its next milestone.
-
-    Narrower groups win more than the measured speedup, as more of their time is not arithmetic.
-    """
-    seconds = of.seconds(len(group.members)) * (span.stop - span.start)
-    return group.fused and compiling_pays(seconds, of.widths.compiled, of.widths.compile_seconds)
 
 
 def make_copies(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from fusion import lr_factor
@@ -18,6 +17,7 @@ from hydro_rasda.dry_run import DryRun
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.content_digest import spread_indices
+from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.schedulers import first_milestone
 from hydro_rasda.space import has_shares, longest_warmup, schedules, tuned
 from hydro_rasda.stages.isolated_dry_run import survived_dry_run
@@ -74,13 +74,14 @@ def get_ready(
     problem: Problem,
     space: Mapping[str, Any],
     trials: Sequence[Trial],
-    folder: Path | None = None,
+    doing: CrashLog | None = None,
     *,
     named_rule: bool = True,
 ) -> Ready:
     """Try a problem out, and warn of settings that would fail silently.
 
     Args:
+        doing: The run's crash log, if there is a run.
         named_rule: True if a rule of the library decides the sweep, not one of the user: then its end is known.
 
     Raises:
@@ -91,7 +92,7 @@ def get_ready(
     settings = problem.settings
     messages: list[str] = []
     _check_schedules(problem, space, trials)
-    found = survived_dry_run(problem, trials, folder)
+    found = survived_dry_run(problem, trials, doing or CrashLog())
     _check_largest_batches(problem, trials)
     configs = [trial.config for trial in trials]
     warmup = longest_warmup(space, configs, settings.max_t)

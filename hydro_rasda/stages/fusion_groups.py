@@ -134,15 +134,19 @@ def _kinds_of(
     """Find the kind of each trial; also return the plans of narrower models, for other processes."""
     seen: list[_Seen] = []
     found: dict[int, _Kind] = {}
-    for trial in trials:
+    # Those last at which processes died.
+    for trial in sorted(trials, key=lambda trial: doing.suspected(_building(trial))):
         notify(trial.number)
-        what = f"building trial {trial.number}"
-        if how := doing.blamed(what):
-            found[trial.number] = _Kind(error=failure(how, "built"))
+        if how := doing.dropped(_building(trial)):
+            found[trial.number] = _Kind(error=how)
             continue
-        with doing.of(what):
+        with doing.of(_building(trial)):
             found[trial.number] = _kind(problem, trial, seen)
     return found, problem.plans
+
+
+def _building(trial: Trial) -> str:
+    return f"building trial {trial.number}"
 
 
 def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:

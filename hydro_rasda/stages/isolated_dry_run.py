@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,26 +19,22 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Died, Notify, imap_forked, plain_warning
 from hydro_rasda.processes.retry_policy import DEATHS
-from hydro_rasda.run.files import make_private
 from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.trial import Trial
 
-DRY_RUN = ".dry-run"
-"""File in a run's folder that says which trial is tried, and which ones processes died of."""
 
-
-def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | None) -> DryRun:
+def survived_dry_run(problem: Problem, trials: Sequence[Trial], doing: CrashLog) -> DryRun:
     """Do a dry run that passes over trials which end their process.
 
     If the process can be forked, a forked one tries the trials, and this one only reads the data. If the forked one
     refuses all trials, or its findings cannot be sent, this one does the dry run again. If the process cannot be
-    forked, a file in the run's folder names the trial that is being tried. A later call of the same name passes over
-    that trial.
+    forked, the run's crash log names the trial that is being tried. A later call tries trials last of which processes
+    died, and drops those of which one more died then.
 
-    Args:
-        folder: The run's folder; None if no later call could have the same.
+    Raises:
+        ValueError: as `dry_run`; also if no trial is left to try.
     """
     if usable_children(problem):
         safe, scouted = _scouted(problem, trials)
@@ -53,15 +48,11 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | N
                 survey_data(problem, scouted.trial, scouted.found)
                 return scouted.found
         return dry_run(problem, safe)
-    with _noted_in(folder) as doing:
-        left = [trial for trial in trials if not doing.blamed(_name(trial))]
-        if not left:
-            raise _deadly(trials[0], doing.blamed(_name(trials[0])))
-        tried = _noting(left, doing)
-        try:
-            return dry_run(problem, tried)
-        finally:
-            tried.close()
+    left = [trial for trial in trials if not doing.dropped(_name(trial))]
+    if not left:
+        raise _deadly(trials[0], doing.dropped(_name(trials[0])))
+    with contextlib.closing(_noting(sorted(left, key=lambda trial: doing.suspected(_name(trial))), doing)) as tried:
+        return dry_run(problem, tried)
 
 
 def _name(trial: Trial) -> str:
@@ -73,24 +64,6 @@ def _noting(trials: Iterable[Trial], doing: CrashLog) -> Generator[Trial, None, 
     for trial in trials:
         with doing.of(_name(trial)):
             yield trial
-
-
-@contextlib.contextmanager
-def _noted_in(folder: Path | None) -> Iterator[CrashLog]:
-    """Notes in a run's folder, which is there only while it has any."""
-    if folder is None:
-        yield CrashLog()
-        return
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    make_private(folder)
-    doing = CrashLog(folder / DRY_RUN)
-    try:
-        yield doing
-    finally:
-        doing.close()
-        with contextlib.suppress(OSError):  # it is not empty
-            for path in made:
-                path.rmdir()
 
 
 @dataclass(frozen=True)
@@ -123,7 +96,7 @@ def _scouted(problem: Problem, trials: Sequence[Trial]) -> tuple[list[Trial], _S
         scouted = _scout(problem, [scouted.trial])  # it may have run out of memory by what ran beside it
         if not scouted.how:
             return [*safe, scouted.trial], scouted
-        first = first or _deadly(scouted.trial, scouted.how)
+        first = first or _deadly(scouted.trial, f"{DEATHS} times, {scouted.how}")
         at = left.index(scouted.trial)
         safe, left = safe + left[:at], left[at + 1 :]
         if not left:
@@ -169,5 +142,5 @@ def _as_sent(found: DryRun) -> DryRun:
 def _deadly(trial: Trial, how: str) -> ValueError:
     return ValueError(
         "`model_fn`, the model, its objective or its data end the process that tries them, for "
-        f"{shown(trial.config)!r}, {DEATHS} times: {how}"
+        f"{shown(trial.config)!r}: {how}"
     )

@@ -231,6 +231,8 @@ def _first_to_its_end(run: Run, numbers: Sequence[int], stop: int, plan: Sequenc
     search's time, that halves the regret (`benchmarks/results/replay_notes.md`).
     """
     leader, lanes, epochs = numbers[0], run.time_left.lanes, sum(piece.epochs for piece in plan)
+    if run.store.doing.suspected(_next_task(run, leader, run.settings.max_t, len(numbers)).key):
+        return None
     foreseen, left = run.time_left.foreseen(), run.seconds_left("target")
     compared = not any(_goes_on(run, n, stop) for n in numbers)
     if foreseen is None or foreseen <= left or compared or lanes >= len(numbers):
@@ -257,8 +259,11 @@ def _train_to_its_end(
 def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: FullSizeTrainer, raised: Counter[int]) -> None:
     """Train finalists to a milestone, in spans that end where a checkpoint is due, or as far as time goes."""
     while tasks := [_next_task(run, n, stop, len(numbers)) for n in numbers if _goes_on(run, n, stop)]:
+        # Those at which processes died come when all others are there, the one with the fewest deaths first.
+        died = {task.key: run.store.doing.suspected(task.key) for task in tasks}
+        next_ones = [t for t in tasks if not died[t.key]] or [min(tasks, key=lambda task: died[task.key])]
         # Those that were interrupted last time catch up first.
-        if not _train(run, sorted(tasks, key=lambda task: task.span.start), devices, raised):
+        if not _train(run, sorted(next_ones, key=lambda task: task.span.start), devices, raised):
             return
 
 

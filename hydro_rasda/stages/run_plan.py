@@ -72,7 +72,7 @@ class RunPlan:
         known = len(self._run.trials) == self._count
         of = f" of {kinds} structure{'s' * (kinds != 1)}, which each train as one model" if known else ""
         each = f", each with {told}" if (told := models_in_words(settings, "surrogate")) else ""
-        yield f"{self._count} configurations{of}{each}{f', on {where}' if where else ''}."
+        yield f"{self._count} configuration{'s' * (self._count != 1)}{of}{each}{f', on {where}' if where else ''}."
         ratio = Fraction(settings.sweep.surrogate).limit_denominator(64)
         width = f"surrogates of {ratio} of the width" if ratio < 1 else "models at full width"
         if settings.sweep.depth < 1:

@@ -75,9 +75,8 @@ class _Sweep:
         self._state = SweepState(
             "min" if self._by_place else settings.mode, settings.max_t, settings.race.top_k, settings.seed
         )
-        # A grid has more configurations than samples; a searcher gives the first of them alone.
         self._candidates = deque(search.next_trials())
-        self._state.left = max(settings.num_samples, len(self._candidates))
+        self._state.left = search.planned
         self._dispatcher, self._costs = Dispatcher(run, devices), Costs(run)
         self._plan = RunPlan(run, devices, self._dispatcher, rule, self._state)
         self._unread: Unread = {}
@@ -123,7 +122,7 @@ class _Sweep:
         if wanted and not self._candidates:
             # A searcher learns from the first milestone of each batch before it gives the next one. Earlier versions
             # did not wait: the groups that they recorded need trials of several batches.
-            learns = len(state.trials) < self._run.settings.num_samples and not self._lacks_trials()
+            learns = len(state.trials) < self._search.planned and not self._lacks_trials()
             if learns and any(not trial.epoch for trial in state.training.values()):
                 return False
             self._candidates.extend(self._search.next_trials())
@@ -134,7 +133,7 @@ class _Sweep:
             self._find_kinds(trials)
             for trial in trials:
                 state.admit(trial.number, trial.config)
-            state.left = len(self._candidates) or max(1, self._run.settings.num_samples - len(state.trials))
+            state.left = len(self._candidates) or max(1, self._search.planned - len(state.trials))
         return wanted > 0
 
     def _find_kinds(self, unseen: Sequence[Trial]) -> None:
@@ -158,7 +157,7 @@ class _Sweep:
         told = run.problem.full_size is None and not derived(run.space)
         if not told:
             run.unread.clear()
-        if len(run.trials) >= run.settings.num_samples and told:
+        if len(run.trials) >= self._search.planned and told:
             warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
 
     def _decide(self) -> bool:

@@ -215,7 +215,8 @@ def check_transfer(
     keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
     beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None
     tasks = [FullSizeTask(*key, span, None, s, beside, horizon) for key, s in zip(keys, seeds, strict=True)]
-    in_time = (task for task in tasks if not (run.store.done(task.key) or run.out_of_time("surrogate")))
+    last = sorted(tasks, key=lambda task: run.store.doing.suspected(task.key))  # those at which processes died
+    in_time = (task for task in last if not (run.store.done(task.key) or run.out_of_time("surrogate")))
     for outcome in device.train_each(in_time):
         if not _was_cut_short(run, outcome):
             run.record(outcome.task.key, _unit(run, outcome))

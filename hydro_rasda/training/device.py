@@ -23,9 +23,9 @@ from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Crowd, Died, Notify, RelayedWarnings, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
-from hydro_rasda.processes.retry_policy import Deaths, ended, failure, parted
+from hydro_rasda.processes.retry_policy import Deaths, ended, parted
 from hydro_rasda.run.events import Stage
-from hydro_rasda.run.locks_and_crashes import CrashLog
+from hydro_rasda.run.locks_and_crashes import CrashLog, training_of
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.group_training import LiveGroup, Load, joined, train_group
@@ -101,12 +101,12 @@ class Device:
     def machine(self) -> str:
         return machine(self._problem.device)
 
-    def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
-        """Choose the width of each core's groups of a kind; see `planned_widths`."""
+    def plan(self, kinds: Mapping[str, Sequence[Trial]], seconds: float = math.inf) -> dict[str, Widths]:
+        """Choose the width of each core's groups of a kind, in so many seconds; see `planned_widths`."""
         self.forget_group()
-        peaks, free = self._peaks["surrogate"], self.free
+        peaks, free, tight = self._peaks["surrogate"], self.free, self._is_tight()
         with one_thread() if self.cores > 1 else nullcontext():
-            found = planned_widths(self._problem, kinds, self.cores, self.children > 0, free, peaks, self._is_tight())
+            found = planned_widths(self._problem, kinds, self.cores, self.children > 0, free, peaks, tight, seconds)
         peaks.keep(free / self.cores)
         # In steps, so that what hardly matters is the same each time.
         steps = 100 * self.cores
@@ -142,10 +142,11 @@ class Device:
         return train_group(self._problem, work.trials, task, work.load, *told)
 
     def _train_here(self, task: GroupTask, work: Work) -> GroupOutcome:
-        """Train groups in this process; split a group at which a process died, and fail it if it cannot be split."""
-        what = f"training {list(task.members)} to epoch {task.span.stop}"
-        if how := work.doing.blamed(what):
-            following = parted(task, failure(how))
+        """Train groups in this process; split a group at which processes died, and drop a trial if one more did."""
+        what = training_of(task.members, task.span.stop)
+        alone = len(task.members) == 1
+        if how := work.doing.dropped(what) if alone else work.doing.suspected(what):
+            following = parted(task, str(how))
             if isinstance(following, GroupOutcome):
                 return following
             return joined(self._train_here(part, work) for part in following)
@@ -196,10 +197,9 @@ class Device:
             yield outcome
 
     def _train_target_here(self, task: FullSizeTask, work: Work) -> FullSizeOutcome:
-        what = f"training {task.key}"
-        if how := work.doing.blamed(what):
-            return ended(task, failure(how))
-        with work.doing.of(what):
+        if how := work.doing.dropped(task.key):
+            return ended(task, how)
+        with work.doing.of(task.key):
             return self._train_target(task, work, work.notify)
 
     def _train_target(self, task: FullSizeTask, work: Work, notify: Notify) -> FullSizeOutcome:

@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -83,6 +84,7 @@ def planned_widths(
     memory: float | None = None,
     peaks: Peaks | None = None,
     singles: bool = False,
+    seconds: float = math.inf,
 ) -> dict[str, Widths]:
     """Find, for each kind, the width at which a group trains fastest and fits memory, and the least width that pays.
 
@@ -94,7 +96,9 @@ def planned_widths(
         forked: True if forked processes measure, not this one.
         memory: Bytes for all cores together; None for all that the system has left.
         singles: If true, kinds with a single trial for each core are measured, too.
+        seconds: Time left for the sweep. Kinds that are not measured by then have the widths of single trials.
     """
+    until = time.monotonic() + seconds
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     keys = dict[str, str]()
     room = (usable_memory(problem.device) or math.inf) if memory is None else memory
@@ -114,7 +118,7 @@ def planned_widths(
         found[kind] = recall(keys[kind]) if asked else None
         if asked and found[kind] is None:
             work[kind] = partial(measure_widths, problem, part, batch, room, cores)
-    for kind, measured in zip(work, map_forked(list(work.values()), cores if forked else 0, _pace(problem))):
+    for kind, measured in zip(work, map_forked(list(work.values()), cores if forked else 0, _pace(problem), until)):
         if isinstance(measured, Died):
             warn_unmeasured(ONE_BY_ONE, measured.how)
         elif measured is not None:
@@ -129,7 +133,7 @@ def planned_widths(
                 of_width = {width: _peak(measured, models * width) for width in (1, most)}
                 peaks.estimate(kind_of_group(kind, kinds[kind]), of_width)
     widths = {kind: of_trials(_widths(measured, room / cores), models) for kind, measured in found.items()}
-    return _with_compiled(problem, kinds, widths, keys, cores if forked else 0)
+    return _with_compiled(problem, kinds, widths, keys, cores if forked else 0, until)
 
 
 def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
@@ -157,16 +161,21 @@ def _with_compiled(
     widths: Mapping[str, Widths],
     keys: Mapping[str, str],
     children: int,
+    until: float,
 ) -> dict[str, Widths]:
-    """The widths, with what compiling a step would change, where groups train for long enough that it may pay."""
+    """The widths, with what compiling a step would change, where groups train for long enough that it may pay.
+
+    By the monotonic clock, nothing trains after `until`.
+    """
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     for kind, of in widths.items():
         trials = [trial for trial in kinds[kind][: of.most] for _ in range(problem.settings.models("surrogate"))]
-        if of.most > 1 and _longest_training(problem, trials[0].batch_size) * of.seconds(of.most) >= COMPILED_FROM:
+        longest = _longest_training(problem, trials[0].batch_size) * of.seconds(of.most)
+        if of.most > 1 and min(longest, until - time.monotonic()) >= COMPILED_FROM:
             found[kind] = cache.recall(f"{keys[kind]}/compiled")
             if not _is_sound_speedup(found[kind]):
                 work[kind] = partial(measure_compiled, problem, trials)
-    for kind, measured in zip(work, map_forked(list(work.values()), children, _pace(problem))):
+    for kind, measured in zip(work, map_forked(list(work.values()), children, _pace(problem), until)):
         found[kind] = None
         if isinstance(measured, Died):
             warn_unmeasured(AS_WRITTEN, measured.how)

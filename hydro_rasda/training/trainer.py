@@ -67,8 +67,8 @@ class Trainer:
         """`Device.machine` and `Device.cores`, and the node that it is on, where a backend has several."""
         return self._device.machine, self._device.cores, ""
 
-    def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
-        return self._device.plan(kinds)
+    def plan(self, kinds: Mapping[str, Sequence[Trial]], seconds: float) -> dict[str, Widths]:
+        return self._device.plan(kinds, seconds)
 
     def train_groups(self, task: GroupTask, given: Given) -> tuple[GroupOutcome, float]:
         """Train groups; what it gave, on the CPU, and the seconds that it took."""

@@ -13,7 +13,7 @@ from hydro_rasda import RaceConfig, choice, loguniform, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.results.record_from_journal import read_record
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.run.journal import JOURNAL, JournalLine
+from hydro_rasda.run.journal import JOURNAL, JournalLine, encoded
 from hydro_rasda.run.run_json import determining
 from hydro_rasda.run.state import FINALISTS, decision_key, failure_line, metric_lines
 from hydro_rasda.space import describe
@@ -38,11 +38,24 @@ def score(config: dict[str, Any], epoch: int, narrow: bool) -> float:
     return (0.2 if narrow else 0.1) + off + 1 / epoch
 
 
+def signed(lines: Iterable[JournalLine]) -> bytes:
+    """A journal of lines that a test has made or changed, with the checksums that a run would write."""
+    written, total, unit = b"", 0, list[JournalLine]()
+    for line in lines:
+        own = {name: value for name, value in line.items() if name != "sum"}
+        if line["event"] == "unit":
+            added, total = encoded(unit, own, total)
+            written, unit = written + added, []
+        else:
+            unit.append(own)
+    return written
+
+
 class Writer:
     """Writes a run's folder, unit by unit; time passes as it is told."""
 
     def __init__(self, folder: Path, settings: TuneConfig) -> None:
-        self.folder, self.settings, self.at = folder, settings, 0.0
+        self.folder, self.settings, self.at, self._sum = folder, settings, 0.0, 0
         folder.mkdir(parents=True)
         asked = {
             **determining(settings),
@@ -68,8 +81,9 @@ class Writer:
         self.at += seconds
         own = {"event": "unit", "key": key, "seconds": seconds, "at": self.at, "swept": self.at, "value": value}
         own |= {} if left is None else {"left": left}
-        with (self.folder / JOURNAL).open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in [*lines, own])
+        written, self._sum = encoded(lines, own, self._sum)
+        with (self.folder / JOURNAL).open("ab") as file:
+            file.write(written)
 
     @property
     def record(self) -> RunRecord:

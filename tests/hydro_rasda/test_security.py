@@ -39,7 +39,7 @@ from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.simulator.past_run import read_run
 from hydro_rasda.training.across_ranks import listening_store
-from tests.hydro_rasda.journals import write_run
+from tests.hydro_rasda.journals import signed, write_run
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -353,6 +353,7 @@ def evil(tmp_path: Path) -> Path:
     for file in (run / "run.json", run / JOURNAL):
         told = json.dumps(EVIL)[1:-1]
         file.write_text(file.read_text().replace("val_loss", f"val_{told}").replace("activation", f"act{told}"))
+    (run / JOURNAL).write_bytes(signed(map(json.loads, (run / JOURNAL).read_text().splitlines())))
     keep_message(run, 1.0, f"said{EVIL}")
     return run
 

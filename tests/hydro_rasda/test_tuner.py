@@ -32,7 +32,7 @@ from hydro_rasda import (
 )
 from hydro_rasda.contracts import Event
 from hydro_rasda.schedulers import PopulationBasedTraining, Range
-from hydro_rasda.tuner import _folder
+from hydro_rasda.tuner import _claim
 from tests.hydro_rasda.models import (
     Config,
     Stumbling,
@@ -133,9 +133,11 @@ def test_a_finished_run_called_again_does_not_train(quick: Quick) -> None:
 
 def test_runs_that_begin_at_once_without_a_name_have_folders_of_their_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        folders = set(pool.map(lambda _: _folder(tmp_path, None), range(32)))
-    assert len(folders) == 32
-    assert _folder(tmp_path, "named") == tmp_path / "named"
+        claims = [*pool.map(lambda _: _claim(tmp_path, None, "auto"), range(32))]
+    assert len({claim.path for claim in claims}) == 32
+    for claim in [*claims, _claim(tmp_path, "named", "auto")]:
+        claim.release(undo=True)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.usefixtures("one_process")

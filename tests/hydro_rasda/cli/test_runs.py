@@ -15,7 +15,9 @@ from hydro_rasda import RaceConfig, load
 from hydro_rasda.cli import main
 from hydro_rasda.cli.output import print_table, size
 from hydro_rasda.results.record_from_journal import read_record
+from hydro_rasda.run.run_json import run_id
 from tests.hydro_rasda.cli.conftest import model_fn, search
+from tests.hydro_rasda.journals import signed
 
 
 def test_a_run_is_shown_as_it_ended(past: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +122,7 @@ def test_where_there_are_more_errors_it_says_what_to_type(
     lines: list[dict[str, Any]] = [{"event": "trial", "trial": n, "config": {"lr": 0.1}} for n in range(10)]
     lines += [{"event": "failed", "trial": n, "error": f"ValueError: no {n}"} for n in range(10)]
     lines += [{"event": "unit", "key": "surrogate/groups", "value": {}, "seconds": 1, "at": 1, "swept": 1}]
-    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "journal.jsonl").write_bytes(signed([{"event": "run", "id": run_id(Path(past))}, *lines]))
     assert main(["show", str(folder)]) == 0
     command = f"hydro-rasda trials '{folder}' -w status=failed --json"
     assert f"2 other errors: {command}\n" in capsys.readouterr().out

@@ -25,6 +25,7 @@ import torch
 from hydro_rasda.contracts import evenly
 from hydro_rasda.processes import forks
 from hydro_rasda.processes.forks import (
+    LATE,
     Crowd,
     Died,
     Notify,
@@ -388,3 +389,13 @@ def test_even_parts(parts: int) -> None:
     assert [n for part in found for n in part] == list(range(7))
     assert len(found) == min(parts, 7)
     assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+def test_pieces_that_are_not_done_in_time_are_ended_or_not_begun() -> None:
+    def endless() -> None:
+        time.sleep(600)
+
+    until = time.monotonic() + 0.5
+    assert map_forked([endless, endless, os.getpid], 2, until=until) == [LATE, LATE, LATE]
+    assert map_forked([os.getpid], 0, until=until) == [LATE]
+    assert map_forked([os.getpid], 0) == [os.getpid()]

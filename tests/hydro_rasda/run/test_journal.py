@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,15 @@ from hydro_rasda.run.journal import (
     MESSAGES,
     MOST_MESSAGES,
     DamagedJournal,
+    JournalLine,
+    encoded,
     keep_message,
     read_messages,
     read_units,
 )
 
 UNIT = {"event": "unit", "key": "a", "value": None, "seconds": 1, "at": 1.0, "swept": 0.0}
-WHOLE = json.dumps(UNIT).encode() + b"\n"
+WHOLE, SUM = encoded([], UNIT, 0)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_an_odd_line_is_named(tmp_path: Path, odd: bytes) -> None:
     record = read_units(path)
     assert (list(record.units), record.end) == (["a"], len(WHOLE))
     assert f"line 2 of {path} cannot be read" in record.damage
-    path.write_bytes(WHOLE + odd + b"\n" + WHOLE)
+    path.write_bytes(WHOLE + odd + b"\n" + encoded([], {**UNIT, "key": "b"}, SUM)[0])
     with pytest.raises(DamagedJournal, match=r"line 2 of .* cannot be read"):
         read_units(path)
 
@@ -70,35 +73,83 @@ def test_a_line_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
         assert (list(record.units), record.end, record.damage) == (["a"], len(WHOLE), "")
 
 
-def line(**told: object) -> bytes:
-    return json.dumps(told).encode() + b"\n"
+def epoch(trial: int, epoch: int) -> JournalLine:
+    return {"event": "metrics", "stage": "target", "trial": trial, "epoch": epoch, "val_loss": 1 / epoch}
 
 
-def epoch(trial: int, epoch: int) -> bytes:
-    return line(event="metrics", stage="target", trial=trial, epoch=epoch, val_loss=1 / epoch)
+def written(parts: Sequence[Sequence[JournalLine]], keys: Sequence[str], run: str = "") -> bytes:
+    """A journal of these units, each with the lines of its part."""
+    whole, total = b"", 0
+    for at, (lines, key) in enumerate(zip(parts, keys, strict=True)):
+        first = [{"event": "run", "id": run}] if run and not at else []
+        added, total = encoded([*first, *lines], {**UNIT, "key": key, "at": at}, total)
+        whole += added
+    return whole
+
+
+PARTS = [[epoch(0, 1), epoch(1, 1)], [epoch(0, 2)], [], [epoch(1, 2)]]
+
+
+@pytest.mark.parametrize("change", ["left out", "other digits", "other order"])
+def test_a_line_that_was_changed_or_is_missing_is_noticed(tmp_path: Path, change: str) -> None:
+    """If another unit follows, it is refused, and lines before the damage can be kept; else its work is done again."""
+    path = tmp_path / "journal.jsonl"
+    lines = written(PARTS, "abcd", "run 1").splitlines(keepends=True)
+    path.write_bytes(b"".join(lines))
+    whole = list(read_units(path).units.items())
+    assert [key for key, _ in whole] == [*"abcd"]
+    refused = 0
+    for at, raw in enumerate(lines[: -1 if change == "other order" else None]):
+        digits = raw.translate(bytes.maketrans(b"0123456789", b"1234567890"))
+        other = {"left out": [], "other digits": [digits], "other order": [lines[(at + 1) % len(lines)], raw]}[change]
+        path.write_bytes(b"".join([*lines[:at], *other, *lines[at + max(1, len(other)) :]]))
+        try:
+            record = read_units(path)
+        except DamagedJournal as damage:
+            refused += 1
+            kept = re.search(r"`head -n (\d+)`", str(damage))
+            assert kept is not None
+            assert int(kept[1]) <= at
+            path.write_bytes(b"".join(lines[: int(kept[1])]))
+            record = read_units(path)
+        else:
+            assert record.damage or at == len(lines) - 1
+        assert list(record.units.items()) == whole[: len(record.units)]
+        assert len(record.units) < len(whole)
+    assert refused >= 5
+
+
+def test_a_journal_is_as_long_as_before_and_a_little_more() -> None:
+    """Each unit is one write of its own lines; nothing before is read again."""
+    total, lengths = 0, []
+    for at in range(1000):
+        added, total = encoded([epoch(0, 1)], {**UNIT, "at": 1000 + at}, total)
+        lengths.append(len(added))
+    assert max(lengths) - min(lengths) <= 10
 
 
 def test_a_line_that_was_written_twice_counts_once(tmp_path: Path) -> None:
     """Each line doubled, each line but the units' own, and every part of the whole appended once more."""
-    unit = [line(**{**UNIT, "key": key, "at": at}) for at, key in enumerate("abacd")]
     # A unit that was done again went back by an epoch, and came to the same.
     parts = [[epoch(0, 1)], [epoch(1, 1), epoch(1, 2)], [epoch(0, 1), epoch(0, 2), epoch(0, 1)], [], [epoch(1, 3)]]
-    lines = [raw for part, own in zip(parts, unit) for raw in (*part, own)]
+    whole = written(parts, "abacd")
+    lines = whole.splitlines(keepends=True)
+    unit = [raw for raw in lines if b'"unit"' in raw]
     path = tmp_path / "journal.jsonl"
-    path.write_bytes(b"".join(lines))
+    path.write_bytes(whole)
     once = list(read_units(path).units.items())
     assert [(key, len(told.lines)) for key, told in once] == [("b", 2), ("a", 2), ("c", 0), ("d", 1)]
     doubled = [[raw for raw in lines for _ in range(2)], [raw for raw in lines for _ in range(1 + (raw not in unit))]]
     for first in range(len(lines)):
         doubled += [lines + lines[first:last] for last in range(first, len(lines) + 1)]
-    for written in doubled:
-        path.write_bytes(b"".join(written))
+    for repeated in doubled:
+        path.write_bytes(b"".join(repeated))
         assert list(read_units(path).units.items()) == once
 
 
 def test_what_is_not_known_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_bytes(b'{"event": "of a plug-in"}\n' + WHOLE)
+    path.write_bytes(encoded([{"event": "of a plug-in"}], UNIT, 0)[0])
     assert read_units(path).units["a"].lines == [{"event": "of a plug-in"}]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -62,19 +63,25 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "doing"
 
 
-def test_two_deaths_in_a_row_at_one_place_are_the_works_fault(file: Path) -> None:
-    die(file, "training 3", 1, 2)
-    assert not CrashLog(file).blamed("training 3")
-    die(file, "training 3", 1, 2)
-    assert "ended 2 times in a row after epoch 2" in CrashLog(file).blamed("training 3")
-    assert not CrashLog(file).blamed("training 4")
+def test_after_two_deaths_in_a_row_at_one_place_work_comes_last_and_is_dropped_after_a_third(file: Path) -> None:
+    for deaths in (1, 2, 3):
+        die(file, "training 3", 1, 2)
+        doing = CrashLog(file)
+        assert doing.suspected("training 3") == (deaths if deaths >= 2 else 0)
+        assert doing.suspects is (deaths >= 2)
+        assert bool(doing.dropped("training 3")) is (deaths == 3)
+        assert not doing.suspected("training 4")
+    told = "the tuner's own process died of it 3 times in a row after epoch 2; the same call with `resume='changed'`"
+    assert told in CrashLog(file).dropped("training 3")
+    CrashLog(file, anew=True).close()
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("second", [(1,), (1, 2, 3)])
 def test_whoever_is_killed_from_outside_dies_anywhere(file: Path, second: tuple[int, ...]) -> None:
     for epochs in ((1, 2), second, (1, 2), second):
         die(file, "training 3", *epochs)
-        assert not CrashLog(file).blamed("training 3")
+        assert not CrashLog(file).suspected("training 3")
 
 
 def test_what_raises_or_ends_is_no_death_and_leaves_no_file(file: Path) -> None:
@@ -84,9 +91,38 @@ def test_what_raises_or_ends_is_no_death_and_leaves_no_file(file: Path) -> None:
             raise KeyboardInterrupt
         with doing.of("training 3"):
             doing.reached(1)
-        assert not CrashLog(file).blamed("training 3")
+        assert not CrashLog(file).suspected("training 3")
     doing.close()
     assert not file.exists()
+
+
+def test_deaths_with_a_success_between_do_not_follow_each_other(file: Path) -> None:
+    """Also if a generator that is closed, or an exception, ends the work: the process lives."""
+
+    def done() -> None:
+        with doing.of("training 3"):
+            pass
+
+    def closed() -> None:
+        def work() -> Generator[None, None, None]:
+            with doing.of("training 3"):
+                yield
+
+        with closing(work()) as under_way:
+            next(under_way)
+
+    def raised() -> None:
+        with pytest.raises(KeyboardInterrupt), doing.of("training 3"):
+            raise KeyboardInterrupt
+
+    for end in (done, closed, raised):
+        for _ in range(3):
+            die(file, "training 3")
+            doing = CrashLog(file)
+            assert not doing.suspected("training 3")
+            end()
+            doing.close()
+            assert not file.exists()
 
 
 def test_work_that_is_left_alone_stays_so_for_later_processes(file: Path) -> None:
@@ -96,14 +132,14 @@ def test_work_that_is_left_alone_stays_so_for_later_processes(file: Path) -> Non
     with doing.of("training 4"):
         pass
     doing.close()
-    assert CrashLog(file).blamed("training 3")
+    assert CrashLog(file).suspected("training 3")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"now": 3, "deaths": {}}', b'{"now": null, "deaths": []}'])
 def test_a_file_that_cannot_be_read_says_nothing(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     doing = CrashLog(file)
-    assert not doing.blamed("training 3")
+    assert not doing.suspected("training 3")
     with doing.of("training 3"):
         doing.reached(1)
     doing.close()

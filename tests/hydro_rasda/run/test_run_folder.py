@@ -96,17 +96,36 @@ def test_a_journal_torn_at_any_byte_keeps_all_units_but_the_torn(path: Path) -> 
     journal = path / "journal.jsonl"
     whole = journal.read_bytes()
     ends = [i + 1 for i in range(len(whole)) if whole[i : i + 1] == b"\n"]
-    third_begins = ends[5]  # two units of two metrics and their own line
-    assert len(ends) == 9
+    third_begins = ends[6]  # the run's line, and two units of two metrics and their own line
+    assert len(ends) == 10
     for cut in range(third_begins, len(whole)):
         journal.write_bytes(whole[:cut])
         with Store.open(path, ASKED, "auto") as store:
             assert list(store.units()) == ["unit-0", "unit-1"]
             store.once("unit-2", lambda: Unit({"i": 2}, metrics(1, 2)))
         lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
-        assert [line.get("key", line.get("epoch")) for line in lines] == [
+        assert [line.get("key", line.get("epoch")) for line in lines[1:]] == [
             n for i in range(3) for n in (1, 2, f"unit-{i}")
         ]
+
+
+def test_the_journal_of_another_run_is_refused_by_name(path: Path) -> None:
+    """Its first line names the run that wrote it; one without a unit is nobody's."""
+    three_units(path)
+    three_units(path.with_name("other"))
+    own, other = ((folder / "journal.jsonl").read_bytes() for folder in (path, path.with_name("other")))
+    for content in (other, b"".join(own.splitlines(keepends=True)[1:])):
+        (path / "journal.jsonl").write_bytes(content)
+        before = contents(path)
+        for opened in (lambda: Store.open(path, ASKED, "auto"), lambda: Store.read(path)):
+            with pytest.raises(DamagedJournal, match=rf"{path}/journal.jsonl .*(another run|was changed)"):
+                opened()
+        assert contents(path) == before
+    for content in (own, b"", other.splitlines(keepends=True)[0]):
+        (path / "journal.jsonl").write_bytes(content)
+        with Store.open(path, ASKED, "auto") as store:
+            assert len(store.units()) == (3 if content == own else 0)
+        three_units(path)
 
 
 def test_garbage_after_the_last_unit_is_cut_off(path: Path) -> None:
@@ -129,7 +148,7 @@ def test_a_whole_line_that_is_lost_at_the_end_is_told(path: Path) -> None:
     with Store.open(path, ASKED, "auto") as store:
         assert list(store.units()) == ["unit-0", "unit-1"]
         (told,) = store.changes
-    assert re.match(rf"line 9 of {journal} cannot be read \(.*\): its work is done again", told)
+    assert re.match(rf"line 10 of {journal} cannot be read \(.*\): its work is done again", told)
 
 
 def test_a_damaged_journal_is_refused_and_left_as_it_is(path: Path) -> None:
@@ -138,7 +157,7 @@ def test_a_damaged_journal_is_refused_and_left_as_it_is(path: Path) -> None:
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([*lines[:4], b"\xff" + lines[4], *lines[5:]]))
     before = contents(path)
-    told = rf"line 5 of {journal} .*finished units of work follow it.*`head -n 4`"
+    told = rf"line 5 of {journal} .*finished units of work follow.*`head -n 4`"
     for opened in (lambda: Store.open(path, ASKED, "auto"), lambda: Store.read(path)):
         with pytest.raises(DamagedJournal, match=told):
             opened()

@@ -114,7 +114,7 @@ class Given:
     """A search that gives its configurations in batches, and remembers what it is told."""
 
     def __init__(self, batches: Sequence[Sequence[Config]]) -> None:
-        self.batches, self.given = list(batches), 0
+        self.batches, self.given, self.planned = list(batches), 0, sum(map(len, batches))
         self.told: dict[int, list[int]] = {}
         self.closed: list[int] = []
 

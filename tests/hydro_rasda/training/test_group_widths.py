@@ -131,6 +131,16 @@ def test_a_sweep_that_is_as_short_as_a_measurement_is_not_measured(
             planned_widths(long, {"kind": trials(8)}, memory=memory)
 
 
+def test_nothing_that_is_measured_outlasts_the_time_left(problem: Problem) -> None:
+    """A step of trainings so long would be compiled, for half a minute, to see whether that pays."""
+    long = replace(problem, steady_epoch_seconds=1e3).with_settings(max_t=10**7)
+    assert planned_widths(long, {"kind": trials(8)}, seconds=0.0) == {"kind": Widths(1)}
+    assert not cache_folder().exists()
+    found = planned_widths(long, {"kind": trials(8)}, seconds=200.0)["kind"]
+    assert found.most > 1
+    assert (found.compiled, found.compile_seconds) == (1.0, 0.0)
+
+
 SIZES = {"fixed": 0, "each": 10}
 SOUND = {"key": "k", "at": 1e9, "width": 2, "throughput": {"1": 1.0, "2": 2.0}, "obstacle": "", **SIZES}
 ODD: list[Any] = [

@@ -1,0 +1,242 @@
+"""Calls of `tune` that are killed, that come while another one works, or that are refused."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from hydro_rasda import RunExists, SweepConfig, TuneResult, load
+from hydro_rasda.contracts import Event
+from hydro_rasda.results.report import closing_lines
+from hydro_rasda.run.claim import Claim
+from hydro_rasda.run.events import EpochEnded, EpochsTrained, StageBegan
+from hydro_rasda.run.files import Unsafe
+from hydro_rasda.run.locks_and_crashes import DOING, DROPPED
+from tests.hydro_rasda.models import Config, mlp
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked")
+
+Quick = Callable[..., TuneResult]
+
+
+def forked(work: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def is_killed(work: Callable[[], object]) -> bool:
+    _, status = os.waitpid(forked(work), 0)
+    return os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+class Kills:
+    """Kills its process in the first epoch of a stage, or in the first one after other trials were through."""
+
+    def __init__(self, title: str, others: int = 0) -> None:
+        self._title, self._others, self._now = title, others, ""
+        self._done: set[int] = set()
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, StageBegan):
+            self._now, self._done = event.title, set()
+        elif isinstance(event, EpochEnded) and not event.recalled:
+            self._done.add(event.trial)
+        elif isinstance(event, EpochsTrained) and self._now == self._title and len(self._done) >= self._others:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def told(result: TuneResult) -> Any:
+    return result.best_trial, result.best_metric, [(t.status, t.metric, t.surrogate_metric) for t in result.trials]
+
+
+ALONE: dict[str, Any] = {"sweep": SweepConfig(reduction_factor=2, surrogate=1 / 2, fusion=1), "num_samples": 4}
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(("title", "others"), [("surrogates", 3), ("full size", 1)])
+def test_kills_of_the_tuner_in_one_epoch_drop_a_trial_only_when_no_other_is_left(
+    quick: Quick, title: str, others: int
+) -> None:
+    """After two, it trains last; after a third, it is dropped, until the user has it tried again."""
+    whole = told(quick(**ALONE, name="whole"))
+    for _ in range(2):
+        assert is_killed(lambda: quick(**ALONE, callbacks=[Kills(title)]))
+    assert is_killed(lambda: quick(**ALONE, name="other", callbacks=[Kills(title)]))
+    assert is_killed(lambda: quick(**ALONE, name="other", callbacks=[Kills(title)]))
+    assert told(quick(**ALONE, name="other")) == whole
+    assert is_killed(lambda: quick(**ALONE, callbacks=[Kills(title, others)]))
+    without = quick(**ALONE)
+    (dropped,) = (trial for trial in without.trials if trial.status == "failed")
+    assert (dropped.error or "").startswith(DROPPED)
+    for result in (without, quick(**ALONE), load(without.path)):
+        (line,) = (line for line in closing_lines(result, "runs/run", 4) if line.lower().startswith(DROPPED))
+        assert f"trial {dropped.trial}," in line
+        assert "the same call with `resume='changed'` tries it again" in line
+    for resume in ("changed", "auto", "must"):
+        again = told(quick(**ALONE, resume=resume))
+        # At full size, others have trained further meanwhile.
+        assert again == whole if title == "surrogates" else again[:2] == whole[:2]
+        assert not any(status == "failed" for status, *_ in again[2])
+
+
+@pytest.mark.usefixtures("one_process")
+def test_kills_in_one_epoch_of_a_group_drop_no_trial(quick: Quick) -> None:
+    """It trains in halves then: the last digits may differ, and a rung may, too."""
+    for _ in range(2):
+        assert is_killed(lambda: quick(callbacks=[Kills("surrogates")]))
+    assert {trial.status for trial in quick().trials} <= {"finished", "stopped"}
+
+
+def test_kills_in_dry_runs_with_a_success_between_are_no_crash(quick: Quick, one_process: None, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        if flag.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return mlp(config, width_ratio)
+
+    for _ in range(3):
+        flag.touch()
+        assert is_killed(lambda: quick(model_fn=model_fn, num_samples=1))
+        flag.unlink()
+        assert quick(model_fn=model_fn, num_samples=1).best_trial == 0
+    assert not (tmp_path / "run" / DOING).exists()
+
+
+def test_calls_that_come_while_another_one_works_are_told_so_and_count_nothing(
+    quick: Quick, one_process: None, tmp_path: Path
+) -> None:
+    """The first is in its dry run, which later ones take for no death."""
+    flag = tmp_path / "flag"
+    flag.touch()
+
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        while flag.exists():
+            time.sleep(0.01)
+        return mlp(config, width_ratio)
+
+    first = forked(lambda: quick(model_fn=model_fn, num_samples=1))
+    while not (tmp_path / "run" / DOING).exists():
+        time.sleep(0.01)
+    before = (tmp_path / "run" / DOING).read_bytes()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="another process is working on the run"):
+            quick(num_samples=1)
+    assert (tmp_path / "run" / DOING).read_bytes() == before
+    flag.unlink()
+    os.waitpid(first, 0)
+    assert load(tmp_path / "run").finished
+
+
+def no_dry_run(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    raise AssertionError("a dry run began")
+
+
+def test_what_must_be_refused_is_refused_before_any_dry_run(quick: Quick, tmp_path: Path) -> None:
+    quick(num_samples=2, max_t=2)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.tex").touch()
+    (tmp_path / "file").touch()
+    cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (RunExists, "`resume` is 'never'", {"resume": "never"}),
+        (RunExists, "max_t was 2, now 3", {"max_t": 3}),
+        (RunExists, "`model_fn` is another function", {}),
+        (FileNotFoundError, "`resume` is 'must'", {"resume": "must", "name": "none"}),
+        (RunExists, "holds no run", {"name": "foreign"}),
+        (RunExists, "is a file", {"name": "file"}),
+    ]
+    for error, words, arguments in cases:
+        with pytest.raises(error, match=words):
+            quick(**{"model_fn": no_dry_run, "num_samples": 2, "max_t": 2, **arguments})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "foreign", "run"]
+
+
+def test_a_refused_call_leaves_no_run_and_the_corrected_one_begins(quick: Quick, tmp_path: Path) -> None:
+    """Whatever refuses it before the first epoch: constraints, a rule, a backend, the model."""
+
+    class Raises(Kills):
+        def on_event(self, event: Event) -> None:
+            if isinstance(event, StageBegan):
+                raise KeyboardInterrupt
+
+    bounds = {"sweep": SweepConfig(constraints={"params": (None, 1)})}
+    with pytest.raises(ValueError, match="leaves nothing to try"):
+        quick(**bounds)
+    with pytest.raises(ValueError, match="a dry run began"):
+        quick(model_fn=no_dry_run)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(KeyboardInterrupt):
+        quick(num_samples=2, callbacks=[Raises("")])
+    assert quick(num_samples=2, resume="must").finished
+
+
+def test_fewer_configurations_than_asked_are_counted_and_told(quick: Quick) -> None:
+    said: list[str] = []
+    (only,) = quick(num_samples=1, max_t=1, name="one").trials
+    sweep = SweepConfig(surrogate=1 / 2, fusion=8, constraints=lambda config: config["lr"] == only.config["lr"])
+    result = quick(sweep=sweep, num_samples=3, callbacks=[lambda event: said.append(getattr(event, "text", ""))])
+    assert len(result.trials) == 1
+    assert any(line.startswith("1 of 3 configurations") and "`sweep.constraints`" in line for line in said)
+    assert any(line.startswith("1 configuration of 1 structure") for line in said)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder, with a finished run, that is mounted for reading alone."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    yield folder
+    ctypes.CDLL(None).umount2(str(folder).encode(), 2)
+
+
+def mount_read_only(folder: Path) -> bool:
+    libc, bind, remount, only = ctypes.CDLL(None), 4096, 32, 1
+    name = str(folder).encode()
+    return libc.mount(name, name, None, bind, None) == 0 == libc.mount(name, name, None, bind | remount | only, None)
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_any_dry_run(quick: Quick, read_only: Path) -> None:
+    quick(storage_path=read_only, num_samples=2, max_t=2)
+    if not mount_read_only(read_only):
+        pytest.skip("nothing can be mounted here")
+    for name in ("run", "new", None):
+        with pytest.raises(OSError, match="make it writable, or choose another `storage_path`") as caught:
+            quick(storage_path=read_only, name=name, num_samples=2, max_t=2, model_fn=no_dry_run)
+        assert str(caught.value.filename).startswith(str(read_only))
+    assert load(read_only / "run").finished
+
+
+@pytest.mark.parametrize("place", [".lock", "checkpoints"])
+def test_what_is_in_the_place_of_a_file_or_folder_of_the_run_is_named(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / place).mkdir() if place == ".lock" else (path / place).touch()
+    with pytest.raises(Unsafe, match=rf"{path / place} is no (regular file|folder).*remove it, or choose another"):
+        Claim(path, "auto")
+    assert [found.name for found in path.iterdir() if found.name != "checkpoints"] == [place] * (place == ".lock")
+
+
+def test_a_folder_in_the_place_of_a_checkpoint_is_named(quick: Quick, tmp_path: Path) -> None:
+    result = quick(num_samples=2, max_t=2)
+    for checkpoint in (result.path / "checkpoints").iterdir():
+        checkpoint.unlink()
+        checkpoint.mkdir()
+    with pytest.raises(Unsafe, match=r"checkpoints/.*\.pt is no regular file.*remove it"):
+        quick(num_samples=2, max_t=2)
+    for checkpoint in (result.path / "checkpoints").iterdir():
+        checkpoint.rmdir() if checkpoint.is_dir() else checkpoint.unlink()
+    assert quick(num_samples=2, max_t=2).best_metric == result.best_metric
