@@ -132,7 +132,7 @@ def front_lines(result: RunRecord) -> list[str]:
     """Name the full-size models on the front of several metrics, and those that break a bound; no lines for neither."""
     comparison, front = result.comparison, result.pareto
     lines = []
-    if len(comparison.objectives) > 1 and front:
+    if comparison.several and front:
         names = [name for name, _ in comparison.objectives]
         told = [f"trial {t.trial} ({', '.join(f'{n} {show(t.metrics[n], 4)}' for n in names)})" for t in front]
         lines = [f"on the front of the full-size models: {'; '.join(told)}"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
 from hydro_rasda.processes.retry_policy import RETRIES
-from hydro_rasda.results.winner import best_of, drop_lost_winner, kept_of
+from hydro_rasda.results.winner import best_of, drop_lost_winner
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.full_size_journal import (
     another_chance,
@@ -21,6 +21,7 @@ from hydro_rasda.run.full_size_journal import (
     end_targets,
     ended_early,
     found_enough,
+    kept_of,
     places_at,
     race_of,
     recall_targets,

@@ -168,6 +168,24 @@ def test_averages_that_are_far_ahead_in_the_end_win(
     assert sum_up(run, [0, 1]).best_trial == winner
 
 
+def test_with_several_metrics_the_first_chooses_on_the_front(open_race: Callable[..., Run]) -> None:
+    """Trial 1 keeps the best score, though training leaves it worst; trial 2 has as good a score for more."""
+    run = open_race(4, race=RaceConfig(grace_period=4), objectives=(("params", "min"), ("val_loss", "min")))
+    run.costs |= {0: {"params": 5.0}, 1: {"params": 20.0}, 2: {"params": 30.0}, 3: {"params": 1.0}}
+    for number, own, best in ((0, 0.5, (4, 0.4)), (1, 0.9, (3, 0.2)), (2, 0.3, (4, 0.2)), (3, 0.4, (2, 0.35))):
+        lines = curves("target", {number: [0.9, 0.6, 0.5, 0.4]}).lines
+        lines[best[0] - 1]["val_loss"] = best[1]
+        lines[-1]["val_loss_unaveraged"] = own
+        record_epochs(
+            run, number, lines, {"model": {}, "best": dict(zip(("epoch", "score"), best, strict=True)) | {"model": {}}}
+        )
+    train_finalists(run, [0, 1, 2, 3], Scripted({}))
+    found = sum_up(run, [0, 1, 2, 3])
+    assert (found.best_trial, found.best_metric) == (1, 0.2)
+    assert [each.trial for each in found.pareto] == [3, 1]
+    assert [each.chance for each in found.trials] == [0.0, 0.5, 0.5, 0.0]
+
+
 def test_the_trial_with_the_best_averages_goes_on_too(open_race: Callable[..., Run]) -> None:
     """Trial 2 is last of three at the milestone, by the weights that training left there."""
     run = open_race(3, full_trainings=1, race=RaceConfig(grace_period=2))
