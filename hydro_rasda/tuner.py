@@ -263,7 +263,13 @@ def _run(
             search = RandomSearch(*sampled, fits)
         if isinstance(search, RandomSearch):
             search.recall(run)
-        result = _train(run, search, settings.sweep, backend)
+        try:
+            result = _train(run, search, settings.sweep, backend)
+        except KeyboardInterrupt as stopped:
+            if shown is None:
+                raise
+            # The frames of the training would hide the line that says how to go on.
+            raise stopped.with_traceback(None) from None
         if shown is not None:
             shown.conclude(result.shown())
     return result

@@ -149,7 +149,7 @@ class TimeLeft:
     def news(self, seconds: float) -> float | None:
         """Return the seconds left when they can be told, once a stage; otherwise None.
 
-        What is shown from then on goes on from there.
+        `left` goes on from there.
         """
         stage, left = self._stages.get(self._now), self.foreseen()
         if stage is None or stage.told or left is None or not stage.can_be_told(self.lanes):

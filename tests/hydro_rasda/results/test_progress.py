@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,19 @@ def test_a_resumed_run_whose_sweep_is_over_says_what_is_left(quick: Callable[...
     texts = [message.text for message in quick(name="a", callbacks=[print], num_samples=4, max_t=2).messages]
     (told,) = [text for text in texts if text.startswith("The sweep is over")]
     assert told.startswith("The sweep is over: 2 finalists train at full size, for about 3 more epochs in all.")
+
+
+def test_ctrl_c_shows_how_to_go_on_and_hardly_a_frame(quick: Callable[..., TuneResult]) -> None:
+    def pressed(event: Event) -> None:
+        if isinstance(event, RungDecided):
+            raise KeyboardInterrupt
+
+    for progress, most in ((True, 5), (False, 50)):
+        with pytest.raises(KeyboardInterrupt, match=r"the same call with storage_path=.* goes on") as raised:
+            quick(progress=progress, callbacks=[pressed], num_samples=4, max_t=2, name=f"{progress}")
+        frames = traceback.extract_tb(raised.tb)
+        assert len(frames) <= most
+        assert any("stages" in frame.filename for frame in frames) != progress
 
 
 def test_failures_are_counted_in_the_last_lines() -> None:
