@@ -133,10 +133,10 @@ class Progress:
             self._said = event.seconds
         if not self.console.is_terminal and event.seconds - self._said >= LINE_SECONDS:
             share = self._bars.tasks[self._task].completed
-            done = (
-                f"{self._trained} of {self._stage.epochs} epochs" if self._left is None else f"{share:.0%} of the run"
-            )
-            left = f", about {roughly(self._left)} left" if (self._left or 0.0) >= LEAST_TOLD else ""
+            done, seconds = f"{self._trained} of {self._stage.epochs} epochs", self._left or 0.0
+            if self._left is not None:
+                done = f"{share:.0%} of the run"
+            left = f", about {roughly(seconds)} left" if seconds >= LEAST_TOLD else ""
             best = self._leader() or event.note
             note = f", {best}" if best else ""
             self._say(f"{self._stage.title}: {done} after {duration(event.seconds)}{left}{note}", event.seconds)
