@@ -118,9 +118,14 @@ class Comparison:
         return {name: bounds for name, bounds in self.bounds.items() if name not in COSTS}
 
     @property
+    def several(self) -> bool:
+        """True if trials are compared by several metrics: then a front of them is looked for."""
+        return len(self.objectives) > 1
+
+    @property
     def by_place(self) -> bool:
         """True if one score does not order trials, so that their places among each other do."""
-        return len(self.objectives) > 1 or bool(self.of_training)
+        return self.several or bool(self.of_training)
 
     def places(self, values: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
         """Return the place of each trial among these, 0 for the first; NaN where a value is missing.

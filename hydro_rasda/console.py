@@ -63,15 +63,3 @@ def duration(seconds: float) -> str:
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes // (24 * 60)} d {minutes // 60 % 24} h"
-
-
-def roughly(seconds: float) -> str:
-    """An estimated time for people, in one unit.
-
-    >>> [roughly(seconds) for seconds in (39.7, 689, 10_800, 200_000)]
-    ['40 s', '11 min', '3 h', '2 d']
-    """
-    for limit, unit, size in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"

@@ -201,6 +201,7 @@ class Widths:
         share: Of the device's memory that the largest group takes; 0 where that is little, or not known.
         compiled: How many times as fast the largest groups train once their step is compiled; 1 where that was not
             tried, or cannot be done.
+        assumed: True if nothing was measured: then `throughput` is no ground to foretell a time.
     """
 
     most: int
@@ -209,6 +210,7 @@ class Widths:
     share: float = 0.0
     compiled: float = 1.0
     compile_seconds: float = 0.0
+    assumed: bool = field(default=False, repr=False)
 
     @property
     def rate(self) -> float:

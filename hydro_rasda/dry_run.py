@@ -305,7 +305,7 @@ def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
             raise (misfit(f"{error} ({told})", error) if told else Misfit(error)) from error
         raise misfit(
             f"`sweep.surrogate` is {problem.settings.sweep.surrogate:g}, but the model cannot be made narrower by "
-            f"itself ({error}); give `model_fn` an argument `width_ratio`, or set `sweep.surrogate=1`",
+            f"itself ({error}); give `model_fn` an argument `width_ratio`, or set `sweep=SweepConfig(surrogate=1)`",
             error,
         ) from error
     return width_plan(narrow) if problem.settings.sweep.surrogate < 1 else None

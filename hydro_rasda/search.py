@@ -206,7 +206,7 @@ def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) ->
     from optuna import samplers
     from ray.tune.search.optuna import OptunaSearch
 
-    several = len(settings.comparison.objectives) > 1
+    several = settings.comparison.several
     rule = "another one where `metric` is a list: CMA-ES learns from one metric"
     require(name != "cma" or not several, "sweep.searcher", name, rule)
     seed = derive_seed(settings.seed, "searcher") % 2**32

@@ -97,7 +97,7 @@ def check_depth_argument(model_fn: Any, depth: float, surrogate: float) -> None:
     if depth == 1:
         return
     p = inspect.signature(model_fn).parameters.get(DEPTH)
-    rule = "1, as the sweep trains the model itself with `sweep.surrogate=1`"
+    rule = "1, as the sweep trains the model itself with `sweep=SweepConfig(surrogate=1)`"
     require(surrogate < 1, "sweep.depth", depth, rule)
     told = p is not None and p.default == 1.0 and width_form(model_fn) is not None
     rule = f"1, unless `model_fn` takes (config, width_ratio, {DEPTH}=1.0), with that default"

@@ -270,7 +270,13 @@ def _run(
             search.recall(run)
             if search.planned < settings.num_samples:
                 run.say(few_fit(search.planned, settings.num_samples))
-        result = _train(run, search, settings.sweep, backend)
+        try:
+            result = _train(run, search, settings.sweep, backend)
+        except KeyboardInterrupt as stopped:
+            if shown is None:
+                raise
+            # The frames of the training would hide the line that says how to go on.
+            raise stopped.with_traceback(None) from None
         if shown is not None:
             shown.conclude(result.shown())
     return result

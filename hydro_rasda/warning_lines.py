@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @contextlib.contextmanager
@@ -20,6 +25,17 @@ def warnings_in_one_line() -> Iterator[None]:
     finally:
         if warnings.formatwarning is _in_one_line:
             warnings.formatwarning = before
+
+
+def warns_in_one_line(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function that passes `progress` on to `tune` print its own warnings as `tune` does."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        with warnings_in_one_line() if kwargs.get("progress", True) else contextlib.nullcontext():
+            return function(*args, **kwargs)
+
+    return called
 
 
 def _in_one_line(

@@ -16,7 +16,7 @@ from hydro_rasda.console import duration, make_console, show
 from hydro_rasda.results.comparison_of_runs import compared, names_of, verdict
 from hydro_rasda.results.record_from_journal import Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import best_score, explained, failure_lines, progress_of, state_of
+from hydro_rasda.results.report import best_score, explained, failure_lines, progress_of, sampling_line, state_of
 from hydro_rasda.run.run_json import read_asked
 
 _BAD = "not readable"
@@ -121,7 +121,8 @@ def show_run(path: str, json: bool) -> None:
     if len(lines) > FAILED:
         others = f"hydro-rasda trials {shlex.quote(path)} -w status=failed --json"
         console.print(f"{len(lines) - FAILED} other errors: {others}", markup=False)
-    for message in record.messages[-SAID:]:
+    said = sampling_line(record)  # which the table's last lines have already
+    for message in [message for message in record.messages if message.text not in said][-SAID:]:
         console.print(f"{duration(message.seconds)}: {message.text}", markup=False, highlight=False)
     if not record.finished:
         console.print(f"{explained(state_of(record))}; this is what there is so far", markup=False)

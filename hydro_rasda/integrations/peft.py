@@ -22,6 +22,7 @@ from hydro_rasda.integrations.shared import LibraryResult, check_options
 from hydro_rasda.sampling_and_branches import reachable
 from hydro_rasda.space import check_space, reached
 from hydro_rasda.tuner import tune
+from hydro_rasda.warning_lines import warns_in_one_line
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class AdapterResult(LibraryResult):
         return trim_lora(self.best_model())
 
 
+@warns_in_one_line
 def tune_adapters(
     base: nn.Module, lora: LoraConfig, space: Mapping[str, Any], *, sweep: SweepConfig = SweepConfig(), **arguments: Any
 ) -> AdapterResult:

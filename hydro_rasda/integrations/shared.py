@@ -51,7 +51,7 @@ def narrow_or_full(sweep: SweepConfig, model: nn.Module, example: Callable[[], A
         shrink(model, width, example())
     except Exception as error:
         told = (str(error) or type(error).__name__).splitlines()[0]
-        warn(f"the model is swept at its full width (`sweep.surrogate=1`), not at {width:g}: {told}")
+        warn(f"the model is swept at its full width (`sweep=SweepConfig(surrogate=1)`), not at {width:g}: {told}")
         return replace(sweep, surrogate=1)
     return sweep
 

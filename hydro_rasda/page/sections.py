@@ -108,7 +108,7 @@ def sections(record: RunRecord) -> Iterator[Section]:
     asked, units = asked_of(record), journal_of(record)
     best = words.configuration(record)
     yield Section("Answer", words.answer(record), best)
-    if len(record.comparison.objectives) > 1:
+    if record.comparison.several:
         joined = "Full-size models. No other one is better in each metric than those on the line."
         yield Section("Front", [joined], figures=[drawing(plots.front, record)])
     yield Section("Cost", facts=words.cost_facts(record, asked.get("max_t")), figures=[drawing(plots.cost, record)])

@@ -62,7 +62,7 @@ def save_model(record: RunRecord, path: str | Path, trial: int | None = None, ta
     weights, *others = weights_of(record, checkpoint)
     if others and not takes_first:
         told = f"trial {number} is {1 + len(others)} models, whose mean counts, but one model is written"
-        raise ValueError(f"{told}: `best_model().models` are all of them, and `race.refit` makes one")
+        raise ValueError(f"{told}: `best_model().models` are all of them, and `race=RaceConfig(refit=True)` makes one")
     strange = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
     if strange:
         raise ValueError(f"the model's state has {strange}, but safetensors hold tensors alone: {checkpoint} has all")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import math
 import re
@@ -45,7 +46,8 @@ def make_study(record: RunRecord) -> Study:
     distributions = {name: _distribution({*laws[varied[name]]}, [*of.values()]) for name, of in values.items() if of}
     modes = [mode for _, mode in record.comparison.objectives]
     directions: list[Any] = ["minimize" if mode == "min" else "maximize" for mode in modes]
-    study = optuna.create_study(study_name=record.path.name, directions=directions)
+    with _without_log(optuna.logging):
+        study = optuna.create_study(study_name=record.path.name, directions=directions)
     for name, value in {"metric": record.metric, "run": str(record.path), "finished": record.finished}.items():
         study.set_user_attr(name, value)
     # As in `winner.eligible`: last weights count only in trials that came furthest, best ones in all.
@@ -59,6 +61,17 @@ def make_study(record: RunRecord) -> Study:
             known = {name: distributions[name] for name in params}
             study.add_trial(_trial(record, trial, params, known, enough))
     return study
+
+
+@contextlib.contextmanager
+def _without_log(logging: Any) -> Iterator[None]:
+    """Leave out what Optuna logs of a study that is made here: nobody asked for it."""
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def _trial(

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_console, roughly, show
+from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_console, show
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.events import (
@@ -28,6 +28,7 @@ from hydro_rasda.run.events import (
     StageEnded,
 )
 from hydro_rasda.run.journal import score_in
+from hydro_rasda.run.time_left import LEAST_TOLD, roughly
 
 
 class _Unread(PrintableConsole):
@@ -42,14 +43,14 @@ class _Unread(PrintableConsole):
 
 
 class _TimeLeft(ProgressColumn):
-    """Counts down between two estimates."""
+    """Counts down between two estimates; empty before the first one."""
 
     max_refresh = 0.5
 
     def render(self, task: Task) -> Text:
         left, at = task.fields["left"]
         if left is None:
-            return Text("-:--:-- left", style="progress.remaining")
+            return Text("")
         seconds = max(0, math.ceil(left - (task.get_time() - at)))
         return Text(f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left", style="progress.remaining")
 
@@ -58,8 +59,9 @@ class Progress:
     """The callback that shows a run on a console.
 
     On a terminal there is one bar for the whole run. Elsewhere, as in the logs of batch systems, a line reports
-    progress if none has been printed for a minute. The leader is the trial that is best after its latest epoch, among
-    those that may still train. At full size, it is the one that came first at the last decision.
+    progress if none has been printed for a minute. Both say which share of the run's time has passed, or count epochs
+    while no time left is known. The leader is the trial of the stage that is best after its latest epoch, among those
+    that may still train. At full size, it is the one that came first at the last decision.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -83,7 +85,7 @@ class Progress:
         self._stage: StageBegan | None = None
         self._trained = 0
         self._left: float | None = None
-        self._scores: dict[str, dict[int, float]] = {"surrogate": {}, "target": {}}
+        self._scores: dict[str, dict[int, tuple[float, int]]] = {"surrogate": {}, "target": {}}
         self._first: int | None = None
 
     def on_event(self, event: Event) -> None:
@@ -130,11 +132,14 @@ class Progress:
         if self._said is None:
             self._said = event.seconds
         if not self.console.is_terminal and event.seconds - self._said >= LINE_SECONDS:
-            done = f"{self._trained} of {self._stage.epochs} epochs after {duration(event.seconds)}"
-            left = "" if self._left is None else f", about {roughly(self._left)} left"
+            share = self._bars.tasks[self._task].completed
+            done, seconds = f"{self._trained} of {self._stage.epochs} epochs", self._left or 0.0
+            if self._left is not None:
+                done = f"{share:.0%} of the run"
+            left = f", about {roughly(seconds)} left" if seconds >= LEAST_TOLD else ""
             best = self._leader() or event.note
             note = f", {best}" if best else ""
-            self._say(f"{self._stage.title}: {done}{left}{note}", event.seconds)
+            self._say(f"{self._stage.title}: {done} after {duration(event.seconds)}{left}{note}", event.seconds)
 
     def _compare(self, event: EpochEnded) -> None:
         """Take in a trial's score after an epoch, if it has one."""
@@ -144,27 +149,29 @@ class Progress:
         if value is None:
             scores.pop(event.trial, None)
         else:
-            scores[event.trial] = value
+            scores[event.trial] = value, event.epoch
         self._show()
 
     def _show(self, note: str = "") -> None:
         if self._stage is None:
             return
-        title = f"{self._stage.title} {self._trained}/{self._stage.epochs}"
-        words = title if self._narrow else f"{title} epochs"
-        self._bars.update(self._task, description=words, note=self._leader() or note, visible=True)
+        epochs = f" {self._trained}/{self._stage.epochs} epochs" if self._left is None else ""
+        self._bars.update(
+            self._task, description=f"{self._stage.title}{epochs}", note=self._leader() or note, visible=True
+        )
 
     def _leader(self) -> str:
-        """Name the trial that leads, and its latest score; at full size, once a trial has a score there."""
-        scores = self._scores["target"] or self._scores["surrogate"]
+        """Name the trial that leads, with its latest score and epoch in the stage; empty before the first score."""
+        scores = self._scores["target" if self._stage is not None and self._stage.title == "full size" else "surrogate"]
         if self._asked is None or not scores:
             return ""
         sign = 1 if self._asked.mode == "min" else -1
-        best = min(scores, key=lambda number: sign * scores[number])
+        best = min(scores, key=lambda number: sign * scores[number][0])
         best = self._first if self._first is not None and self._first in scores else best
         # A bar's line has little room.
         what = ": " if self._narrow and self.console.is_terminal else f" with {self._asked.metric} "
-        return f"trial {best} leads{what}{show(scores[best], 4)}"
+        score, epoch = scores[best]
+        return f"trial {best} leads{what}{show(score, 4)} (epoch {epoch})"
 
     def _say(self, text: str, seconds: float) -> None:
         """Print a line that stays, as it is: paths are not broken, and brackets are no markup."""

@@ -44,7 +44,9 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
         raise _cannot(number, "its objective says by itself how parameters are updated (`optimizer_settings`)")
     models = problem.settings.models("target")
     if models > 1 and not (once_more or (problem.settings.race.refit and not problem.settings.folds)):
-        raise _cannot(number, f"it is {models} models, whose mean counts; `race.refit` makes one of the winner")
+        raise _cannot(
+            number, f"it is {models} models, whose mean counts; `race=RaceConfig(refit=True)` makes one of the winner"
+        )
     # With folds, the winner trains once more from its initial weights, on all examples.
     swept = 0 if once_more else swept_epochs(found, problem.settings.sweep.surrogate)
     _check_own_weights(number, swept, Store.read(record.path).units())

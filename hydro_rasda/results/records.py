@@ -283,6 +283,9 @@ class RunRecord(Portable):
         return frame.astype({"value": float})
 
 
+DIFFER = "trials {} and {} differ by "
+"""Beginning of a run's message about the sampling error of its two best trials."""
+
 METRICS = ("train_", "val_")
 """Beginnings of the names of metrics in a history."""
 

@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hydro_rasda.config import averaged, unaveraged
-from hydro_rasda.console import duration, roughly, show
-from hydro_rasda.results.records import Cost, RunRecord, TrialRecord
+from hydro_rasda.console import duration, show
+from hydro_rasda.results.records import DIFFER, Cost, RunRecord, TrialRecord
 from hydro_rasda.run.locks_and_crashes import DROPPED, TRY_AGAIN, held
+from hydro_rasda.run.time_left import LEAST_TOLD, roughly
 from hydro_rasda.schedulers.ranking import ranked
 
 SHOWN = 8
@@ -132,12 +133,12 @@ def front_lines(result: RunRecord) -> list[str]:
     """Name the full-size models on the front of several metrics, and those that break a bound; no lines for neither."""
     comparison, front = result.comparison, result.pareto
     lines = []
-    if len(comparison.objectives) > 1 and front:
+    if comparison.several and front:
         names = [name for name, _ in comparison.objectives]
         told = [f"trial {t.trial} ({', '.join(f'{n} {show(t.metrics[n], 4)}' for n in names)})" for t in front]
         lines = [f"on the front of the full-size models: {'; '.join(told)}"]
     if front and comparison.bounds and any(comparison.violations({t.trial: t.metrics for t in front}).values()):
-        lines.append("no full-size model keeps all bounds of `sweep.constraints`: these break them least")
+        lines.append("no full-size model keeps all bounds of `constraints`: these break them least")
     return lines
 
 
@@ -147,32 +148,49 @@ def doubt_line(result: RunRecord) -> list[str]:
     winner = trained.get(result.best_trial)
     if winner is None or len(trained) < 2:
         return []
-    line = f"trial {winner.trial} won among {len(trained)} at full size (confidence {winner.chance:.0%})"
-    if math.isfinite(result.expected_gain):
+    told = sampling_line(result)
+    line = f"trial {winner.trial} won among {len(trained)} at full size (confidence {winner.chance:.0%}"
+    line += " on these validation examples)" if told else ")"
+    if result.expected_gain > _NOTHING * abs(result.best_metric):
         change = "lower" if result.mode == "min" else "raise"
         line += f"; one more full training should {change} {result.metric} by at most {show(result.expected_gain)}"
+    elif math.isfinite(result.expected_gain):
+        line += "; no gain is expected from one more full training"
     other = max(trained.values(), key=lambda record: record.chance)
-    if other.status == "stopped" and round(other.chance, 2) > round(winner.chance, 2):
-        doubt = f"trial {other.trial} was stopped after epoch {other.epochs} and may have become better"
-        return [line, f"{doubt} ({other.chance:.0%}): raise `full_trainings` to find out"]
-    return [line, *_better_line(result, winner), *_without_averages_line(result, winner)]
+    likelier = other.status == "stopped" and round(other.chance, 2) > round(winner.chance, 2)
+    doubt = f"trial {other.trial} was stopped after epoch {other.epochs} and may have become better"
+    doubts = [f"{doubt} ({other.chance:.0%}): raise `full_trainings` to find out"] if likelier else []
+    without = [] if likelier else _without_averages_line(result, winner)
+    return [line, *told, *doubts, *better_line(result), *without]
 
 
-def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
-    """Say why a trial with a better score than the winner's did not win: it was stopped, or ended worse."""
+_NOTHING = 1e-3
+"""Share of the best score below which a gain is as good as none."""
+
+
+def sampling_line(result: RunRecord) -> list[str]:
+    """Return what the run said of the sampling error of its winner and the second; no line if it said nothing."""
+    begins = re.compile(DIFFER.format(result.best_trial, r"\d+"))
+    return [message.text for message in result.messages if begins.match(message.text)][-1:]
+
+
+def better_line(result: RunRecord) -> list[str]:
+    """Name a trial with a better score than the winner's, and say why it did not win; no line if there is none."""
+    winner = next((record for record in result.trials if record.trial == result.best_trial), None)
+    if winner is None or not (result.ended and math.isfinite(winner.metric)):
+        return []
     sign = 1.0 if result.mode == "min" else -1.0
     broken = result.comparison.violations({record.trial: record.metrics for record in result.trials})
-    scored = [r for r in result.trials if r.status in ("stopped", "finished") and math.isfinite(r.metric)]
-    able = [record for record in scored if broken[record.trial] <= broken[winner.trial]]
-    best = min(able, key=lambda record: sign * record.metric, default=winner)
+    able = [r for r in result.trials if math.isfinite(r.metric) and broken[r.trial] <= broken[winner.trial]]
+    best = min(able, key=lambda record: sign * record.metric)
     if not sign * best.metric < sign * winner.metric:
         return []
-    score = f"trial {best.trial} had {result.metric} {show(best.metric)} after epoch {best.kept_epoch}"
-    if best.status == "finished":
-        worse = "but as training left it in the end, it is worse than the winner"
-        return [f"{score}, {worse}: `best_model({best.trial})` has the weights of that epoch"]
-    behind = f"it was stopped after epoch {best.epochs}, behind others by its latest weights"
-    return [f"{score}; {behind}: raise `full_trainings` to train more trials to the end"]
+    why = {
+        "finished": "but training left it worse than the winner in the end",
+        "stopped": f"but it was behind others by its latest weights, and was stopped after epoch {best.epochs}",
+    }.get(best.status, f"but it {best.status} later")
+    score = f"{show(best.metric, 4)} after epoch {best.kept_epoch}"
+    return [f"trial {best.trial} had a better {result.metric}, {score} (`result.best_model({best.trial})`), {why}"]
 
 
 def _without_averages_line(result: RunRecord, winner: TrialRecord) -> list[str]:
@@ -198,12 +216,11 @@ def agreement_line(result: RunRecord) -> list[str]:
     found = result.agreement
     if found is None or len(found.scores) < 2:
         return []
+    if found.verdict == "open":
+        return [f"{len(found.scores)} finalists are too few to tell whether surrogates rank them as full size does"]
     line = f"surrogates and full size on {len(found.scores)} finalists after epoch {found.epoch}: "
-    if math.isnan(found.rho):
-        return [f"{line}no rank correlation"]
-    told = {"agree": "they agree", "disagree": "they disagree", "open": "too few to tell"}[found.verdict]
-    line += f"rank correlation {found.rho:.2f}, {told} (chance alone: {found.by_chance:.0%})"
-    return [line + "; `sweep.check_transfer=True` compares more" * (found.verdict == "disagree")]
+    line += f"rank correlation {found.rho:.2f}, they {found.verdict} (chance alone: {found.by_chance:.0%})"
+    return [line + "; `sweep=SweepConfig(check_transfer=True)` compares more" * (found.verdict == "disagree")]
 
 
 def state_of(record: RunRecord) -> str:
@@ -221,7 +238,8 @@ def progress_of(record: RunRecord, idle: float) -> str:
     if left is None:
         return ""
     share = f"{record.cost.seconds / max(record.cost.seconds + left, 1e-9):.0%}".replace("%", " %")
-    return f"{share}, about {roughly(max(0.0, left - idle))} left" if held(record.path) else share
+    more = f", about {roughly(left - idle)} left" if left - idle >= LEAST_TOLD else ""
+    return f"{share}{more}" if held(record.path) else share
 
 
 def explained(state: str) -> str:
@@ -269,7 +287,7 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
     else:
         score = f"Its {result.metric} {data} is {show(winner.surrogate_metric, 4)}, on its surrogate"
         lines.append(f"{score}: no full-size model has a score yet.")
-    lines += [f"{line[0].upper()}{line[1:]}." for line in front_lines(result)]
+    lines += [f"{line[0].upper()}{line[1:]}." for line in [*front_lines(result), *better_line(result)]]
     cost = result.cost
     swept = f"{cost.surrogate_epochs} epochs of surrogates in {duration(cost.surrogate_seconds)}"
     trained = f"{cost.target_epochs} epochs at full size in {duration(cost.target_seconds)}"

@@ -87,8 +87,11 @@ class TuneResult(RunRecord):
         name = type(self).__name__
         indent = " " * (len(name) + 1)
         kept = f"{indent}kept={by!r},\n" if (by := kept_weights(self)) else ""
+        best = next((t for t in self.shown().trials if t.trial == self.best_trial and t.unread), None)
+        config = self.shown().best_config if best is None else best.used
+        unread = "" if best is None else f" (nothing reads {', '.join(best.unread)})"
         return (
-            f"{name}(best_config={self.shown().best_config!r},\n"
+            f"{name}(best_config={config!r}{unread},\n"
             f"{indent}{one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), "
             f"{len(self.trials)} trials: {counts},\n"
             f"{kept}"

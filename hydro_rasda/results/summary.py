@@ -11,8 +11,8 @@ from typing import Any
 
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
-from hydro_rasda.results.winner import best_of, eligible, kept_of, scored
-from hydro_rasda.run.full_size_journal import averages_lost, done_early, expected_ends, refit_key, run_end
+from hydro_rasda.results.winner import best_of, eligible, scored
+from hydro_rasda.run.full_size_journal import averages_lost, done_early, expected_ends, kept_of, refit_key, run_end
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.schedulers import Agreement, ExpectedEnd, agreement, chances, expected_gain
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from hydro_rasda.run.full_size_journal import (
     at_the_end,
-    deciding_curve,
+    end_score,
     found_enough,
+    kept_of,
     refit_key,
     source_of,
     tried_targets,
@@ -20,20 +21,26 @@ from hydro_rasda.schedulers.ranking import ranked
 def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
     """Return the winner and its metric at full size; if no trial has one, the best surrogate, and NaN.
 
-    The winner is the best at its end (`deciding_curve`). If no training came to an end, or a score was as good as
-    `stop_at` asks, it is the trial whose kept weights are best. Trials that break a bound of a metric more than others
-    do cannot win.
+    The winner is the best at its end (`end_score`). If no training came to an end, or a score was as good as `stop_at`
+    asks, it is the trial whose kept weights are best. Trials that break a bound of a metric more than others do cannot
+    win. With several metrics, the winner is on the front of the trials that came to their end.
     """
     if able := eligible(run, finalists):
         comparison = run.settings.comparison
         if comparison.of_training:
-            able = comparison.best({n: run.values_at("target", n, kept_of(run, n)[0]) for n in able})
+            able = comparison.best(_kept_values(run, able))
         ended = [] if found_enough(run) else [n for n in able if at_the_end(run, n)]
-        ends = {n: [*deciding_curve(run, n).values()][-1] for n in ended}
+        if comparison.several:
+            ended = comparison.front(_kept_values(run, ended)) or ended
+        ends = {n: end_score(run, n) for n in ended}
         winner = ranked(ends or {n: kept_of(run, n)[1] for n in able}, run.settings.mode)[0]
         return winner, kept_of(run, winner)[1]
     swept = _longest_trained(run, sorted(run.trials), "surrogate") or [0]
     return ranked({n: run.score("surrogate", n) for n in swept}, run.settings.mode)[0], math.nan
+
+
+def _kept_values(run: Run, numbers: Sequence[int]) -> dict[int, dict[str, float]]:
+    return {n: run.values_at("target", n, kept_of(run, n)[0]) for n in numbers}
 
 
 def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
@@ -72,13 +79,3 @@ def _longest_trained(run: Run, numbers: Sequence[int], stage: Stage = "target") 
 def scored(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
     """Return the trials with a finite score in a stage."""
     return [n for n in numbers if math.isfinite(run.score(stage, n))]
-
-
-def kept_of(run: Run, number: int) -> tuple[int, float]:
-    """Return the full-size epoch whose weights count, and the metric after it.
-
-    A trial's best epoch counts even if it diverged or raised later.
-    """
-    score = run.score("target", number)
-    last = run.epochs("target", number), score
-    return run.best.get(number, last) if run.settings.race.keep == "best" or math.isfinite(score) else last

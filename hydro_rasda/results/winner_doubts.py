@@ -15,6 +15,7 @@ from hydro_rasda.data import batch_length
 from hydro_rasda.data.batch_splits import IndexedBatches
 from hydro_rasda.dry_run_of_batches import one_thread
 from hydro_rasda.problem import Problem
+from hydro_rasda.results.records import DIFFER
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.results.winner import best_of
 from hydro_rasda.run.journal import number_of
@@ -80,8 +81,8 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
     epochs = f"{max(narrow)} epoch{'s' * (max(narrow) > 1)}"
     told = f"trial {winner} overfits at full size, which its surrogate of {epochs} did not show: val_loss "
     told += f"rises from {full[epoch].val:.3g} after epoch {epoch} to {end.val:.3g}, and train_loss ends at "
-    early = "" if run.settings.race.patience else ", or end such trainings early (`race.patience`)"
-    return [f"{told}{end.train:.3g}. Sweep the model itself (`sweep.surrogate=1`){early}"]
+    early = "" if run.settings.race.patience else ", or end such trainings early (`race=RaceConfig(patience=3)`)"
+    return [f"{told}{end.train:.3g}. Sweep the model itself (`sweep=SweepConfig(surrogate=1)`){early}"]
 
 
 def _losses(run: Run, stage: Stage, number: int) -> dict[int, Losses]:
@@ -124,9 +125,9 @@ def undecided_line(result: TuneResult, finalists: Collection[int]) -> list[str]:
     if not lead < error:
         return []
     folds = isinstance(problem.train_data, IndexedBatches)
-    more = "`val_data=KFold(5)`" if folds or problem.settings.sweep.repeats > 1 else "`SweepConfig(repeats=3)`"
-    told = f"trials {result.best_trial} and {second} differ by {lead:.2g} in {result.metric}, less than the sampling"
-    return [f"{told} error of {examples} validation examples ({error:.2g}). To choose by more, use {more}"]
+    more = "`val_data=KFold(5)`" if folds or problem.settings.sweep.repeats > 1 else "`sweep=SweepConfig(repeats=3)`"
+    told = f"{DIFFER.format(result.best_trial, second)}{lead:.2g} in {result.metric}, less than the sampling error of"
+    return [f"{told} {examples} validation examples ({error:.2g}). To choose by more, use {more}"]
 
 
 def _error_of_difference(result: TuneResult, problem: Problem, second: int, name: str) -> tuple[int, float]:

@@ -74,6 +74,25 @@ def deciding_curve(run: Run, number: int, *, with_averages: bool = True) -> dict
     return found or curve
 
 
+def end_score(run: Run, number: int) -> float:
+    """Return the score by which a full-size trial that came to its end is compared with others there.
+
+    It is the last of `deciding_curve`. With several metrics, it is that of the kept weights, as in the front.
+    """
+    several = run.settings.comparison.several
+    return kept_of(run, number)[1] if several else [*deciding_curve(run, number).values()][-1]
+
+
+def kept_of(run: Run, number: int) -> tuple[int, float]:
+    """Return the full-size epoch whose weights count, and the metric after it.
+
+    A trial's best epoch counts even if it diverged or raised later.
+    """
+    score = run.score("target", number)
+    last = run.epochs("target", number), score
+    return run.best.get(number, last) if run.settings.race.keep == "best" or math.isfinite(score) else last
+
+
 def averages_at(run: Run, stop: int, numbers: Iterable[int]) -> dict[int, float]:
     """Return the scores of averaged weights after an epoch, of trials that have some and are compared by others."""
     lines = {n: line for n in numbers for line in run.metrics.get(("target", n), ()) if line["epoch"] == stop}
@@ -99,7 +118,7 @@ def expected_ends(run: Run, numbers: Iterable[int]) -> dict[int, ExpectedEnd]:
     """Estimate how trials that began at full size will end, those that failed included."""
     began = [n for n in numbers if run.epochs("target", n)]
     full = {n: {} if n in run.failures else deciding_curve(run, n, with_averages=False) for n in began}
-    ends = {n: [*deciding_curve(run, n).values()][-1] for n in began if at_the_end(run, n)}
+    ends = {n: end_score(run, n) for n in began if at_the_end(run, n)}
     found = race_of(run).expected_ends(full, [n for n in began if done_early(run, n)], ends)
     none_ended = not any(at_the_end(run, n) for n in began)
     for n in began if run.settings.race.keep == "best" and none_ended else ():

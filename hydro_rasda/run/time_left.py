@@ -9,14 +9,17 @@ from typing import NamedTuple
 
 from hydro_rasda.run.events import Stage
 
-PRIOR = 0.1
+PRIOR = 0.03
 """Share of a stage after which its measured times weigh as much as the foreseen ones."""
+
+ENOUGH = 0.1
+"""Share of a stage of which nothing was foreseen, after which its measured times are told."""
 
 OVERHEAD = 1.5
 """Ratio of measured to foreseen time before any measurement: validation, updates and checkpoints are not foreseen.
 
-Of full-size models on digits, measured ratios are 1.2 to 1.6. A sweep's ratio says little of that: it is 0.6 for groups
-whose speed was assumed, and 2.2 to 2.7 for small measured groups, as each waits for a process.
+Of full-size models on digits, measured ratios are 1.2 to 1.6. A sweep's ratio says little of that: it is 2.2 to 2.7 for
+small measured groups, as each waits for a process.
 """
 
 SMOOTHING = 0.1
@@ -24,6 +27,21 @@ SMOOTHING = 0.1
 
 LEAST_SMOOTHING = 1.0
 """Least number of seconds within which the estimate comes to a new value."""
+
+LEAST_TOLD = 2.0
+"""Seconds below which nobody is told how many are left."""
+
+
+def roughly(seconds: float) -> str:
+    """Write an estimated time for people, in one unit.
+
+    >>> [roughly(seconds) for seconds in (39.7, 689, 10_800, 200_000)]
+    ['40 s', '11 min', '3 h', '2 d']
+    """
+    for limit, unit, size in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
 
 
 class Piece(NamedTuple):
@@ -44,10 +62,13 @@ class _Stage:
     foreseen: float = 0.0
     spent: float = 0.0
     trained: float = 0.0
+    reports: int = 0
+    told: bool = False
 
     def take(self, epochs: float) -> None:
         """Count epochs as trained, from the first pieces."""
         self.trained += epochs
+        self.reports += 1
         while epochs > 0 and self.pieces:
             count, seconds = self.pieces[0]
             now = min(count, epochs)
@@ -68,12 +89,28 @@ class _Stage:
         prior = PRIOR * (self.ahead + self.foreseen)
         return (prior * OVERHEAD + self.spent) / (prior + self.foreseen) if prior > 0 else OVERHEAD
 
-    def left(self) -> float:
-        """Return the seconds that the stage's pieces take; NaN if nothing was foreseen or measured."""
-        if math.isfinite(self.ahead + self.foreseen):
+    @property
+    def is_foreseen(self) -> bool:
+        """Tell whether a time is known of all its epochs before they are trained."""
+        return math.isfinite(self.ahead + self.foreseen)
+
+    @property
+    def epochs(self) -> float:
+        """Epochs that are left."""
+        return sum(count for count, _ in self.pieces)
+
+    def left(self, lanes: int) -> float:
+        """Return the seconds that the stage's pieces take; NaN if nothing was foreseen, or measured in each lane."""
+        if not self.pieces:
+            return 0.0
+        if self.is_foreseen:
             return self.ahead * self.factor
-        count = sum(count for count, _ in self.pieces)
-        return count * self.spent / self.trained if self.trained else math.nan
+        return self.epochs * self.spent / self.trained if self.reports >= lanes else math.nan
+
+    def can_be_told(self, lanes: int) -> bool:
+        """Tell whether enough of the stage was measured to tell a user how long it takes."""
+        enough = self.is_foreseen or self.trained >= ENOUGH * (self.trained + self.epochs)
+        return enough and self.reports >= lanes
 
 
 class TimeLeft:
@@ -106,8 +143,19 @@ class TimeLeft:
 
     def foreseen(self) -> float | None:
         """Return the seconds that all stages still take; None if that is not known of one of them."""
-        left = sum(stage.left() for stage in self._stages.values())
+        left = sum(stage.left(self.lanes) for stage in self._stages.values())
         return left if self._stages and math.isfinite(left) else None
+
+    def news(self, seconds: float) -> float | None:
+        """Return the seconds left when they can be told, once a stage; otherwise None.
+
+        `left` goes on from there.
+        """
+        stage, left = self._stages.get(self._now), self.foreseen()
+        if stage is None or stage.told or left is None or not stage.can_be_told(self.lanes):
+            return None
+        stage.told, self._shown = True, (left, seconds)
+        return left
 
     def left(self, seconds: float) -> float | None:
         """Return the seconds left at a wall time of the run, smoothed: they change little by little."""

@@ -63,8 +63,8 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
     best = min(finite) if run.settings.mode == "min" else max(finite)
     told = (
         f"no trial's {run.settings.metric} differs from chance at the first rung (epoch {epoch}): the best is "
-        f"{best:.4g}, a constant prediction has {chance.score:.4g}. So noise decides who goes on; give trials time to "
-        "learn (a larger `sweep.grace_period`), or look at the range of `lr`"
+        f"{best:.4g}, a constant prediction has {chance.score:.4g}. So noise decides who goes on. Give trials time to "
+        f"learn (`sweep=SweepConfig(grace_period={min(2 * epoch, run.settings.max_t)})`), or look at the range of `lr`"
     )
     run.store.keep_message(told)  # without an event: who is shown events is shown warnings, too
     warn(told)

@@ -102,6 +102,8 @@ class Dispatcher:
         widths = {kind: of for (_, kind), of in self._widths.items()}
         if not widths.keys() >= {*self.kinds.values()} or self._run.settings.sweep.fusion != "auto":
             return math.nan
+        if any(of.assumed for of in widths.values()):
+            return math.nan
         one_of = {kind: number for number, kind in self.kinds.items()}
         seconds = 0.0
         for kind, size in Counter(self.kinds.values()).items():
@@ -200,7 +202,7 @@ class Dispatcher:
 def _widths(value: Mapping[str, Any]) -> Widths:
     """From the journal, whose keys are strings."""
     throughput = {int(width): rate for width, rate in value["throughput"].items()}
-    more = {name: value[name] for name in ("share", "compiled", "compile_seconds") if name in value}
+    more = {name: value[name] for name in ("share", "compiled", "compile_seconds", "assumed") if name in value}
     return Widths(value["most"], value["least"], throughput, **more)
 
 

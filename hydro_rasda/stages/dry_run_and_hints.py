@@ -31,8 +31,8 @@ ASKED_STEPS = 64
 
 _PRETRAINED = (
     "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
-    "width would lose them, so the model itself is swept (`sweep.surrogate=1`). If it should start at random, have "
-    "`model_fn` neither load weights nor seed itself"
+    "width would lose them, so the model itself is swept (`sweep=SweepConfig(surrogate=1)`). If it should start at "
+    "random, have `model_fn` neither load weights nor seed itself"
 )
 
 _HIGHER = re.compile(
@@ -113,11 +113,15 @@ def get_ready(
     count = max(settings.num_samples, len(trials))  # a grid has more, a searcher gives the first ones alone
     if settings.sweep.surrogate < 1 and count <= settings.race.top_k:
         few = f"all {count} configurations can become finalists, whatever their surrogates say"
-        messages.append(f"{few}: `sweep.surrogate=1` trains them at full size from the start")
+        messages.append(f"{few}: `sweep=SweepConfig(surrogate=1)` trains them at full size from the start")
     if named_rule and settings.sweep.surrogate < 1 and has_shares(space, configs):
         *_, before, last = (0, *later.sweep_milestones)
         problem = replace(problem, horizon=last, unhurried=before)
-        messages.append(f"between epochs {before} and {last} of the sweep, schedules decay to their ends")
+        if last < settings.max_t:
+            told = (
+                f"the sweep trains for {last} of {settings.max_t} epochs: schedules run faster from epoch {before} on"
+            )
+            messages.append(f"{told}, and end with it")
     elif not _has_decay(problem, space, configs):
         messages.append(_NO_DECAY)
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
@@ -159,13 +163,15 @@ def _check_largest_batches(problem: Problem, trials: Sequence[Trial]) -> None:
 
 
 def _of_surrogates(problem: Problem, found: DryRun, ratio: float) -> list[str]:
-    """Return the line about the surrogates' width, and warn of surrogates that are hardly narrower."""
+    """Return a line if the surrogates' width may be another than is meant, and warn if they are hardly narrower."""
     if not found.narrowed:
         return []
     told = about_width_argument(problem.model_fn)
     if found.mostly_wide:
         warn(f"only {found.narrowed}: surrogates save little. Give `model_fn` an argument `width_ratio`")
-    return [f"surrogates have {ratio:g} of the width: {found.narrowed}" + (f"; {told}" if told else "")]
+    elif "(" in found.narrowed:  # which sizes stay as they are
+        told = "; ".join(filter(None, [f"surrogates have {ratio:g} of the width: {found.narrowed}", told]))
+    return [told] if told else []
 
 
 def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
@@ -173,7 +179,8 @@ def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
     if doubtful:
         warn(
             f"the best {', '.join(doubtful)} at {ratio:g} of the width may not suit the full model, because narrow "
-            "models overfit less. To make sure, set `sweep.check_transfer=True` or a wider `sweep.surrogate=1/4`"
+            "models overfit less. To find out, set `sweep=SweepConfig(check_transfer=True)`. Wider surrogates, such as "
+            "`sweep=SweepConfig(surrogate=1/4)`, overfit more like the full model"
         )
 
 

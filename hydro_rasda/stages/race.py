@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
 from hydro_rasda.processes.retry_policy import RETRIES
-from hydro_rasda.results.winner import best_of, drop_lost_winner, kept_of
+from hydro_rasda.results.winner import best_of, drop_lost_winner
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.full_size_journal import (
     another_chance,
@@ -21,6 +21,7 @@ from hydro_rasda.run.full_size_journal import (
     end_targets,
     ended_early,
     found_enough,
+    kept_of,
     places_at,
     race_of,
     recall_targets,
@@ -96,7 +97,7 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
         if not left:
             break
         reached = stop
-        if racing > 1 or stop == stops[-1]:
+        if len(left) < racing or stop == stops[-1]:
             _tell(run, finalists, left, racing, stop)
     _refit(run, finalists, devices)
     end_targets(run, finalists)
@@ -118,10 +119,12 @@ def _tell(run: Run, finalists: Sequence[int], left: Sequence[int], racing: int, 
     epoch, score = run.best.get(leader, (stop, run.score_at("target", leader, stop)))
     if epoch > stop:  # a run that goes on repeats its decisions
         curve = {at: value for at, value in run.curve("target", leader).items() if at <= stop}
-        score = curve.get(kept_epoch(curve, run.settings.mode), math.nan)
+        epoch = kept_epoch(curve, run.settings.mode)
+        score = curve.get(epoch, math.nan)
     if ends:  # perhaps one that ended early, or a finalist of an earlier call
-        leader, score = best_of(run, tried_targets(run, finalists))
-    leads = f"; trial {leader} {'wins' if ends else 'leads'} with {metric} {score:.4g}"
+        leader, _ = best_of(run, tried_targets(run, finalists))
+        epoch, score = kept_of(run, leader)
+    leads = f"; trial {leader} {'wins' if ends else 'leads'} with {metric} {score:.4g} (epoch {epoch})"
     run.say(f"full size at epoch {stop}: {kept}{'' if run.settings.comparison.by_place else leads}")
 
 

@@ -1,4 +1,4 @@
-"""The plan of a run: how much each stage trains and about how long that takes, for the user and for the time left."""
+"""The plan of a run: how much each stage trains, for the user and for the time left."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from hydro_rasda.stages.transfer_of_finalists import CHECKED
 
 SURROGATES, CHECK, FULL_SIZE = "surrogates", "transfer check", "full size"
 """Names of the stages."""
-
-EITHER_WAY = 2.0
-"""Factor by which the time of a run may differ from what is foreseen, on a machine that does nothing else."""
 
 _VERSIONS = re.compile(r"(, \d+ threads)?, torch [^,]*$")
 
@@ -70,9 +67,10 @@ class RunPlan:
         where = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in self._machines.items())
         # A searcher has told only of the first ones yet.
         known = len(self._run.trials) == self._count
-        of = f" of {kinds} structure{'s' * (kinds != 1)}, which each train as one model" if known else ""
         each = f", each with {told}" if (told := models_in_words(settings, "surrogate")) else ""
-        yield f"{self._count} configuration{'s' * (self._count != 1)}{of}{each}{f', on {where}' if where else ''}."
+        shared = settings.sweep.fusion != 1 and known and kinds < self._count
+        of = f" Models of one structure train together; there {_are(kinds)}." if shared else ""
+        yield f"{self._count} configuration{'s' * (self._count != 1)}{each}{f', on {where}' if where else ''}.{of}"
         ratio = Fraction(settings.sweep.surrogate).limit_denominator(64)
         width = f"surrogates of {ratio} of the width" if ratio < 1 else "models at full width"
         if settings.sweep.depth < 1:
@@ -84,7 +82,7 @@ class RunPlan:
         best = f"the best {finalists} train" if finalists > 1 else "the best one trains"
         raced *= settings.models("target")
         each = f", each with {told}" if (told := models_in_words(settings, "target")) else ""
-        yield f"Then {best} at full size{each}, for about {raced:.0f} epochs in all.{_expected(self._run)}"
+        yield f"Then {best} at full size{each}, for about {raced:.0f} epochs in all."
         if self._finds_schedules:
             yield "They train by the schedules that the population found, smoothed, and beside them by a linear decay."
 
@@ -94,18 +92,11 @@ def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
     if run.callbacks:
         trains = f"{finalists} finalists train" if finalists > 1 else "one finalist trains"
         epochs = run.settings.models("target") * sum(piece.epochs for piece in pieces)
-        run.say(f"The sweep is over: {trains} at full size, for about {epochs:.0f} epochs in all.{_expected(run)}")
+        run.say(f"The sweep is over: {trains} at full size, for about {epochs:.0f} more epochs in all.")
 
 
-def _expected(run: Run) -> str:
-    """Say in which range the time left lies, if it is known: nobody knows yet what else the machine will do."""
-    from hydro_rasda.console import roughly
-
-    left = run.time_left.foreseen()
-    if left is None:
-        return ""
-    low, high = (roughly(float(f"{factor * left:.1g}")) for factor in (1 / EITHER_WAY, EITHER_WAY))
-    return f" Expect {low} to {high}; the time left is measured as it trains."
+def _are(kinds: int) -> str:
+    return "is one" if kinds == 1 else f"are {kinds}"
 
 
 def race_pieces(run: Run, finalists: int, first: int | None = None, start: int = 0, trained: int = 0) -> list[Piece]:

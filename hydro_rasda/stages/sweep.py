@@ -242,21 +242,21 @@ class _Sweep:
 
     def _tell(self, stop: int, recalled: bool) -> None:
         """Tell the user how many go on from a milestone, once, when nobody is on the way to it any more."""
-        state, run = self._state, self._run
-        scores = state.scores.get(stop, {})
+        state, run, scores = self._state, self._run, self._state.scores.get(stop, {})
         if stop <= self._told_of or any(state.training_to(earlier) for earlier in state.scores if earlier <= stop):
             return
         self._told_of = stop
-        left = {n: scores[n] for n in sorted(scores) if not state.trials[n].dropped and math.isfinite(scores[n])}
-        kept = ranked(left, state.mode)
-        over = {"candidates": tuple(sorted(scores)), "kept": tuple(kept), "recalled": recalled}
-        run.notify(RungDecided, stage="surrogate", epoch=stop, **over)
+        alive = (n for n in sorted(scores) if not state.trials[n].dropped and math.isfinite(scores[n]))
+        kept = ranked({n: scores[n] for n in alive}, state.mode)
+        over = {"stage": "surrogate", "epoch": stop, "candidates": tuple(sorted(scores)), "kept": tuple(kept)}
+        run.notify(RungDecided, **over, recalled=recalled)
         if kept:
             told = f"trial {kept[0]} leads with {run.settings.metric} {scores[kept[0]]:.4g}"
             if self._by_place:
                 front = run.settings.comparison.front({n: run.values_at("surrogate", n, stop) for n in scores})
-                told = f"{len({*front} & {*kept})} of them are on the front of all"
-            run.say(f"surrogates at epoch {stop}: {len(kept)} of {len(scores)} go on; {told}")
+                told = f"the front of all has {len({*front} & {*kept})} of them"
+            going = f"{len(kept)} of {len(scores)} go on; " * (len(kept) < len(scores) or self._by_place)
+            run.say(f"surrogates at epoch {stop}: {going}{told}")
 
     def _dispatch(self) -> bool:
         """Have idle devices begin what waits; where nothing does, whether the rule now has anyone go on."""

@@ -148,7 +148,7 @@ def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
         return None
     if problem.device.type != "cpu" or most * models * problem.peak > room:
         return None
-    return Widths(most, throughput={most: GAIN * steps / seconds, 1: steps / seconds})
+    return Widths(most, throughput={most: GAIN * steps / seconds, 1: steps / seconds}, assumed=True)
 
 
 def _pace(problem: Problem) -> HangDetector:

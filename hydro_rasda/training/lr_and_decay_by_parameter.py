@@ -52,7 +52,7 @@ def check_rule(config: Mapping[str, Any]) -> None:
     for part, own in configs_of_parts(config).items():
         if optimizer_name(own) == OWN and Hyperparameters.from_config(own).kind == OWN:
             rule = "of a class of torch.optim that has a name here: for others nobody knows how learning rates of "
-            rule += "narrow surrogates transfer; or set `sweep.surrogate=1`"
+            rule += "narrow surrogates transfer; or set `sweep=SweepConfig(surrogate=1)`"
             require(False, f"optimizer.{part}" if part else "optimizer", own["optimizer"], rule)
 
 

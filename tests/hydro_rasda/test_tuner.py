@@ -498,7 +498,7 @@ class Nobodys(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "rule"), [(closing, "needs no closure"), (Nobodys, "or set `sweep.surrogate=1`")]
+    ("optimizer", "rule"), [(closing, "needs no closure"), (Nobodys, "or set `sweep=SweepConfig(surrogate=1)`")]
 )
 def test_optimizers_that_cannot_work_are_refused_before_any_training(optimizer: Any, rule: str, quick: Quick) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
+from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line, warns_in_one_line
 
 
 def test_a_warning_is_one_line_without_source_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +21,14 @@ def test_a_warning_is_one_line_without_source_code(monkeypatch: pytest.MonkeyPat
         assert warnings.formatwarning("look out", UserWarning, "script.py", 3, "x = 1") == "warning: look out\n"
         told = warnings.formatwarning("old", DeprecationWarning, "script.py", 3, "x = 1")
         assert told == "warning: old (DeprecationWarning, script.py:3)\n"
+    assert warnings.formatwarning is before
+
+    @warns_in_one_line
+    def of_another_library(**_: object) -> str:
+        return warnings.formatwarning("look out", UserWarning, "script.py", 3, "x = 1")
+
+    assert of_another_library() == of_another_library(progress=True) == "warning: look out\n"
+    assert of_another_library(progress=False) == "with source code"
     assert warnings.formatwarning is before
 
 

@@ -39,6 +39,7 @@ from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.surrogate_models import WidthForm, call_model_fn, check_width_argument, width_form
 from hydro_rasda.tuner import tune
+from hydro_rasda.warning_lines import warns_in_one_line
 
 
 def train_loader(loader: DataLoader[Any]) -> TrainLoader:
@@ -76,6 +77,7 @@ class LightningResult(LibraryResult):
         return module
 
 
+@warns_in_one_line
 def tune_module(
     module_fn: Callable[..., LightningModule],
     space: Mapping[str, Any],
@@ -128,12 +130,11 @@ def tune_module(
     require(not given, given[0] if given else "", "given", "left out: trainer, module and loaders decide it")
     if datamodule is not None:
         train_dataloaders, val_dataloaders = _loaders_of(datamodule, train_dataloaders, val_dataloaders)
+    loaders, transfers = (train_dataloaders, val_dataloaders), unfollowed_transfers(datamodule)
     made = with_defaults(space, _constants(trainer, train_dataloaders))
-    loaders = train_dataloaders, val_dataloaders
-    asked = _asked(module_fn, made, trainer, *loaders, sweep, unfollowed_transfers(datamodule))
-    own = reachable(space)
+    asked = _asked(module_fn, made, trainer, *loaders, sweep, transfers)
+    own, metric = reachable(space), f"val_{metric_name(monitor, 'val')}"
     _warn_of_replaced(module_fn, sample(made, 1, 0)[0], [*own], asked["objective"])
-    metric = f"val_{metric_name(monitor, 'val')}"
     tuned = tune(module_fn, made, metric=metric, race=unaveraged(race), **asked, **options)
     return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
 

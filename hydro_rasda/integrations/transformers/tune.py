@@ -49,6 +49,7 @@ from hydro_rasda.sampling_and_branches import reachable
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, reached, sample
 from hydro_rasda.tuner import tune
+from hydro_rasda.warning_lines import warns_in_one_line
 
 DECIDED = (
     *("train_data", "val_data", "loss_fn", "objective", "metrics", "metric", "mode", "max_t"),
@@ -57,6 +58,7 @@ DECIDED = (
 """Arguments of `tune` that the training arguments decide."""
 
 
+@warns_in_one_line
 def tune_trainer(
     model: Callable[..., nn.Module] | PretrainedConfig,
     args: TrainingArguments,

@@ -43,7 +43,9 @@ def test_a_model_that_cannot_be_narrow_is_swept_at_full_width() -> None:
 
     asked = SweepConfig(surrogate=0.5, fusion=4)
     assert narrow_or_full(asked, nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), example) is asked
-    with pytest.warns(UserWarning, match=r"swept at its full width \(`sweep.surrogate=1`\), not at 0.5: "):
+    with pytest.warns(
+        UserWarning, match=r"swept at its full width \(`sweep=SweepConfig\(surrogate=1\)`\), not at 0.5: "
+    ):
         assert narrow_or_full(asked, OfOneWidth(), example) == SweepConfig(surrogate=1, fusion=4)
 
 

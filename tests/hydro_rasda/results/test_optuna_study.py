@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable
@@ -45,10 +46,14 @@ def told(study: Study) -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_importances_of_all_trials_and_our_best(quick: Quick, mode: str) -> None:
+def test_importances_of_all_trials_and_our_best(quick: Quick, mode: str, caplog: pytest.LogCaptureFixture) -> None:
     metric = {"min": "val_loss", "max": "val_accuracy"}[mode]
     result = quick(num_samples=16, mode=mode, metric=metric)
+    monitored = logging.getLogger("optuna")
+    monitored.addHandler(caplog.handler)
     study = result.to_optuna()
+    monitored.removeHandler(caplog.handler)
+    assert caplog.text == ""
     assert told(load(result.path).to_optuna()) == told(study)
     assert study.direction.name == {"min": "MINIMIZE", "max": "MAXIMIZE"}[mode]
     best = study.best_trial

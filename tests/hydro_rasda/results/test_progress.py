@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +38,9 @@ def test_progress_tells_of_each_decision(capsys: pytest.CaptureFixture[str], qui
     quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"surrogates at epoch 1: 2 of 4 go on; trial \d leads with val_loss", said)
-    assert "full size at epoch 1: 1 of 2 go on" in said
+    assert re.search(r"full size at epoch 1: 1 of 2 go on; trial \d leads with val_loss \S+ \(epoch 1\)", said)
     assert "full size at epoch 2: done" in said
-    assert "4 configurations of 1 structure, which each train as one model, on " in said
+    assert re.search(r"4 configurations, on .+\. Models of one structure train together; there is one\.", said)
     quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
     assert "resuming the run: " in capsys.readouterr().out
     quick(progress=False, name="silent", space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
@@ -53,9 +54,9 @@ def test_the_best_score_told_is_that_of_the_epoch_that_is_kept(
     """Here more is better, and losses fall: the first epoch is kept."""
     result = quick(progress=True, mode="max", space={"lr": loguniform(1e-3, 0.3)}, num_samples=1, max_t=4)
     (record,) = result.trials
-    assert record.kept_epoch < record.epochs == 4
+    assert (record.kept_epoch, record.epochs) == (1, 4)
     said = " ".join(capsys.readouterr().out.split())
-    assert f"full size at epoch 4: done; trial 0 wins with val_loss {result.best_metric:.4g}" in said
+    assert f"full size at epoch 4: done; trial 0 wins with val_loss {result.best_metric:.4g} (epoch 1)" in said
 
 
 def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
@@ -68,11 +69,9 @@ def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
     lines = shown.splitlines()
     assert lines[0] == f"Run folder: {result.path}"
     assert lines[1] == f"Follow it from another terminal: hydro-rasda watch {result.path}"
-    assert lines[2] == "surrogates have 0.5 of the width: 5 of 6 parameters are narrower"
-    assert lines[3].startswith("4 configurations of 1 structure")
-    assert lines[4] == "First, surrogates of 1/2 of the width train for 4 epochs in all."
-    assert lines[5].startswith("Then the best 2 train at full size, for about 3 epochs in all. Expect ")
-    assert lines[5].endswith(" s; the time left is measured as it trains.")
+    assert lines[2].startswith("4 configurations, on ")
+    assert lines[3] == "First, surrogates of 1/2 of the width train for 4 epochs in all."
+    assert lines[4] == "Then the best 2 train at full size, for about 3 epochs in all."
     used = result.trials[result.best_trial].used
     assert [*used] == ["lr", "optimizer", "schedule"]
     settings = " ".join(f"{name}={show(value)}" for name, value in used.items())
@@ -96,14 +95,27 @@ def test_a_resumed_run_whose_sweep_is_over_says_what_is_left(quick: Callable[...
         quick(name="a", callbacks=[killed], num_samples=4, max_t=2)
     texts = [message.text for message in quick(name="a", callbacks=[print], num_samples=4, max_t=2).messages]
     (told,) = [text for text in texts if text.startswith("The sweep is over")]
-    assert told.startswith("The sweep is over: 2 finalists train at full size, for about 3 epochs in all. Expect ")
+    assert told.startswith("The sweep is over: 2 finalists train at full size, for about 3 more epochs in all.")
+
+
+def test_ctrl_c_shows_how_to_go_on_and_hardly_a_frame(quick: Callable[..., TuneResult]) -> None:
+    def pressed(event: Event) -> None:
+        if isinstance(event, RungDecided):
+            raise KeyboardInterrupt
+
+    for progress, most in ((True, 5), (False, 50)):
+        with pytest.raises(KeyboardInterrupt, match=r"the same call with storage_path=.* goes on") as raised:
+            quick(progress=progress, callbacks=[pressed], num_samples=4, max_t=2, name=f"{progress}")
+        frames = traceback.extract_tb(raised.tb)
+        assert len(frames) <= most
+        assert any("stages" in frame.filename for frame in frames) != progress
 
 
 def test_failures_are_counted_in_the_last_lines() -> None:
     record = replace(RECORD, trials=(*RECORD.trials, replace(RECORD.trials[0], trial=6, status="failed", error="E: x")))
     lines = closing_lines(record, "runs/a", 4)
     assert lines[-2] == "Of 7 trials, 1 failed and 1 diverged; to see why: hydro-rasda show runs/a"
-    assert lines[2].startswith("Cost: 20 s (2.5 full trainings); ")  # 6 epochs of 4, and 8 s of 4 times 2 s
+    assert lines[3].startswith("Cost: 20 s (2.5 full trainings); ")  # 6 epochs of 4, and 8 s of 4 times 2 s
     unfinished = replace(record, best_metric=math.nan, finished=False)
     lines = closing_lines(unfinished, "runs/a", 4)
     assert lines[1].startswith("Its val_loss on the validation data is 0.6, on its surrogate: no full-size model")
@@ -135,7 +147,7 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -
         assert lines == ["7 of 9 go on"]
         return
     assert lines[:4] == [
-        "surrogates: 61 of 500 epochs after 17 min 41 s, about 7 min left, val_loss 0.5",
+        "surrogates: 71% of the run after 17 min 41 s, about 7 min left, val_loss 0.5",
         "7 of 9 go on",
         "surrogates: 161 of 500 epochs after 19 min 21 s, val_loss 0.5",
         "surrogates: 221 of 500 epochs after 20 min 21 s",
@@ -188,8 +200,8 @@ def test_it_tells_which_trial_leads(
     assert file.getvalue().splitlines() == [
         "Run folder: run",
         "Follow it from another terminal: hydro-rasda watch run",
-        "surrogates: 2 of 9 epochs after 1 min 10 s, trial {} leads with val_loss {}".format(*surrogate),
-        "full size: 2 of 9 epochs after 2 min 50 s, trial {} leads with val_loss {}".format(*target),
+        "surrogates: 2 of 9 epochs after 1 min 10 s, trial {} leads with val_loss {} (epoch 1)".format(*surrogate),
+        "full size: 2 of 9 epochs after 2 min 50 s, trial {} leads with val_loss {} (epoch 1)".format(*target),
     ]
 
 
@@ -201,7 +213,7 @@ def test_a_training_of_the_users_that_reports_no_training_loss_leads_too() -> No
     progress.on_event(EpochEnded(seconds=1.0, stage="target", trial=3, epoch=1, metrics={"val_loss": 0.25}))
     for seconds in (1.0, 62.0):
         progress.on_event(EpochsTrained(seconds=seconds, epochs=1))
-    assert file.getvalue().splitlines()[-1].endswith("trial 3 leads with val_loss 0.25")
+    assert file.getvalue().splitlines()[-1].endswith("trial 3 leads with val_loss 0.25 (epoch 1)")
 
 
 def test_a_trial_that_was_stopped_leads_no_more() -> None:
@@ -219,8 +231,8 @@ def test_a_trial_that_was_stopped_leads_no_more() -> None:
     progress.on_event(RungDecided(seconds=63.0, stage="surrogate", epoch=1, candidates=(0, 1, 2), kept=(2,)))
     progress.on_event(EpochsTrained(seconds=124.0, epochs=1))
     later, last = file.getvalue().splitlines()[-2:]
-    assert later.endswith("trial 1 leads with val_loss 0.2")
-    assert last.endswith("trial 2 leads with val_loss 0.3")
+    assert later.endswith("trial 1 leads with val_loss 0.2 (epoch 1)")
+    assert last.endswith("trial 2 leads with val_loss 0.3 (epoch 1)")
 
 
 def test_one_bar_goes_on_through_all_stages() -> None:
@@ -237,18 +249,40 @@ def test_one_bar_goes_on_through_all_stages() -> None:
     assert (shares[0], shares[-1]) == (8, 100)
 
 
-def test_in_80_columns_nothing_of_the_bar_is_cut_short_and_it_tells_what_is_best_at_once() -> None:
+@pytest.mark.parametrize(("left", "share"), [(None, "128/384"), (3.0, "25%")])
+def test_in_80_columns_nothing_of_the_bar_is_cut_short_and_it_tells_what_is_best_at_once(
+    left: float | None, share: str
+) -> None:
+    """One measure of how far it is: the share of the run's time, once that is known."""
     file = io.StringIO()
     with Progress(Console(file=file, width=80, force_terminal=True, color_system=None)) as progress:
         progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
         progress.on_event(StageBegan(seconds=0.0, title="surrogates", epochs=384))
-        progress.on_event(EpochsTrained(seconds=1.0, epochs=128))
+        progress.on_event(EpochsTrained(seconds=1.0, epochs=128, seconds_left=left))
         metrics = {"train_loss": 1.0, "val_loss": 0.0123456}
         progress.on_event(EpochEnded(seconds=1.0, stage="surrogate", trial=100, epoch=1, metrics=metrics))
     bar = file.getvalue().rstrip().rsplit("surrogates", 1)[-1]
-    assert "128/384" in bar
-    assert "trial 100 leads: 0.01235" in bar
+    assert share in bar
+    assert "trial 100 leads: 0.01235 (epoch 1)" in bar
     assert "…" not in bar
+
+
+def test_at_full_size_no_surrogate_leads() -> None:
+    """Nor in a run that is resumed there."""
+    file = io.StringIO()
+    with Progress(Console(file=file, width=80, force_terminal=True, color_system=None)) as progress:
+        progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
+        metrics = {"train_loss": 1.0, "val_loss": 0.125}
+        recalled = EpochEnded(seconds=1.0, stage="surrogate", trial=7, epoch=9, metrics=metrics, recalled=True)
+        progress.on_event(recalled)
+        progress.on_event(StageBegan(seconds=2.0, title="full size", epochs=9))
+        progress.on_event(EpochsTrained(seconds=3.0, epochs=1))
+        progress._bars.refresh()
+        before = file.getvalue()
+        progress.on_event(replace(recalled, stage="target", trial=4, epoch=1))
+        progress._bars.refresh()
+    assert "leads" not in before
+    assert "trial 4 leads: 0.125 (epoch 1)" in file.getvalue()
 
 
 SPEAKING = """

@@ -5,13 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 from torch import nn
 
 from hydro_rasda.comparison_of_trials import Comparison
 from hydro_rasda.console import duration, show
-from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
-from hydro_rasda.results.report import best_first, render, rungs
+from hydro_rasda.page.words import answer
+from hydro_rasda.results.records import DIFFER, Cost, RunRecord, Status, TrialRecord
+from hydro_rasda.results.report import best_first, closing_lines, render, rungs
+from hydro_rasda.run.journal import keep_message
 from hydro_rasda.schedulers import agreement
 
 
@@ -50,6 +53,8 @@ RECORD = RunRecord(
     _checkpoints={},
 )
 
+DOUBTFUL = tuple(replace(each, chance={2: 0.2, 1: 0.8}.get(each.trial, math.nan)) for each in RECORD.trials)
+
 
 def printed(record: RunRecord) -> str:
     console = Console(width=200)
@@ -79,22 +84,46 @@ def test_a_line_says_how_sure_the_choice_is() -> None:
     assert f"{told}; one more full training should lower val_loss by at most 0.0125\n" in printed(RECORD)
     assert "should raise val_loss by" in printed(replace(RECORD, mode="max"))
     assert f"{told}\n" in printed(replace(RECORD, expected_gain=math.nan))
-    doubtful = tuple(replace(each, chance={2: 0.2, 1: 0.8}.get(each.trial, math.nan)) for each in RECORD.trials)
+    nothing = f"{told}; no gain is expected from one more full training\n"
+    assert nothing in printed(replace(RECORD, expected_gain=2e-11))
     other = "trial 1 was stopped after epoch 2 and may have become better (80%): raise `full_trainings` to find out\n"
-    assert other in printed(replace(RECORD, trials=doubtful))
-    assert "behind others" not in printed(replace(RECORD, trials=doubtful))
+    assert other in printed(replace(RECORD, trials=DOUBTFUL))
     alone = replace(RECORD, trials=tuple(replace(each, chance=math.nan) for each in RECORD.trials[:2]))
     assert "confidence" not in printed(alone)
 
 
-def test_a_line_says_why_a_trial_with_a_better_score_did_not_win() -> None:
-    told = "trial 1 had val_loss 0.1 after epoch 2; it was stopped after epoch 2, behind others by its latest weights"
-    assert f"{told}: raise `full_trainings` to train more trials to the end\n" in printed(RECORD)
-    assert "behind others" not in printed(replace(RECORD, mode="max"))
-    assert "behind others" not in printed(replace(RECORD, trials=RECORD.trials[2:]))
-    ended = [replace(each, status="finished") if each.trial == 1 else each for each in RECORD.trials]
-    told = "trial 1 had val_loss 0.1 after epoch 2, but as training left it in the end, it is worse than the winner"
-    assert f"{told}: `best_model(1)` has the weights of that epoch\n" in printed(replace(RECORD, trials=tuple(ended)))
+def test_the_sampling_error_stands_beside_the_confidence(tmp_path: Path) -> None:
+    """That of another winner, before samples were added, says nothing of this one."""
+    record, differ = replace(RECORD, path=tmp_path), f"{DIFFER.format(2, 5)}0.01 in val_loss, less than it"
+    assert "(confidence 90%);" in printed(record)
+    for text in (DIFFER.format(1, 2), DIFFER.format(2, 1), differ, "the sweep is over"):
+        keep_message(tmp_path, 1.0, text)
+    assert "(confidence 90% on these validation examples); one more" in printed(record)
+    assert printed(record).count(f"\n{differ}") == 1
+    assert f"T{differ[1:]}." in answer(record)
+    assert DIFFER.format(2, 1) not in printed(record)
+
+
+BETTER = "trial 1 had a better val_loss, 0.1 after epoch 2 (`result.best_model(1)`), but "
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ("stopped", "it was behind others by its latest weights, and was stopped after epoch 2"),
+        ("finished", "training left it worse than the winner in the end"),
+        ("diverged", "it diverged later"),
+    ],
+)
+def test_a_line_says_why_a_trial_with_a_better_score_did_not_win(status: Status, why: str) -> None:
+    """In the table, in the last lines and on the page, also where a stopped trial is the likelier one."""
+    for trials in (RECORD.trials, DOUBTFUL):
+        record = replace(RECORD, trials=tuple(replace(t, status=status) if t.trial == 1 else t for t in trials))
+        assert f"\n{BETTER}{why}" in printed(record)
+        assert f"T{BETTER[1:]}{why}." in closing_lines(record, "runs/a", 4)
+        assert f"T{BETTER[1:]}{why}." in answer(record)
+    for other in (replace(RECORD, mode="max"), replace(RECORD, trials=RECORD.trials[2:], best_trial=2)):
+        assert "had a better" not in printed(other)
 
 
 def test_a_line_names_the_configuration_to_train_again_without_averages() -> None:
@@ -138,10 +167,14 @@ def test_a_line_says_whether_surrogates_and_full_size_agree() -> None:
 
     line = "surrogates and full size on 4 finalists after epoch 3: "
     assert f"{line}rank correlation 1.00, they agree (chance alone: 4%)\n" in told(5, 6, 7, 8)
-    assert f"{line}rank correlation 0.80, too few to tell (chance alone: 17%)\n" in told(5, 6, 8, 7)
-    assert f"{line}rank correlation -1.00, they disagree (chance alone: 4%); `sweep.check_tr" in told(8, 7, 6, 5)
-    assert f"{line}no rank correlation\n" in told(5, 5, 5, 5)
+    disagree = f"{line}rank correlation -1.00, they disagree (chance alone: 4%)"
+    assert f"{disagree}; `sweep=SweepConfig(check_transfer=True)` compares more\n" in told(8, 7, 6, 5)
+    few = "4 finalists are too few to tell whether surrogates rank them as full size does\n"
+    for full in ((5, 6, 8, 7), (5, 5, 5, 5)):
+        assert few in told(*full)
+        assert "rank correlation" not in told(*full)
     assert "surrogates and full size" not in told(5)
+    assert "too few to tell" not in told(5)
 
 
 def test_the_table_leaves_out_what_all_trials_share() -> None:

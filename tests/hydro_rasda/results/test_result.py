@@ -142,7 +142,10 @@ def test_records_tell_each_trials_story(result: TuneResult) -> None:
 def test_its_repr_is_a_few_lines(result: TuneResult) -> None:
     lines = repr(result).splitlines()
     assert len(lines) == 4
-    assert repr(result.best_config) in lines[0]
+    used = {name: value for name, value in result.best_config.items() if name != "extra"}
+    assert lines[0].endswith(f"(best_config={used!r} (nothing reads extra.depth),")
+    read = tuple(replace(trial, unread=()) for trial in result.trials)
+    assert f"(best_config={result.best_config!r},\n" in repr(replace(result, trials=read))
     assert f"val_loss={result.best_metric:.6g} (min), 8 trials: " in lines[1]
     assert "2 finished" in lines[1]
     kept = result.trials[result.best_trial].kept_epoch

@@ -118,9 +118,11 @@ def opened(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
 def test_it_is_told_of_the_winner(opened: Callable[..., Run]) -> None:
     told = (
         "trial 0 overfits at full size, which its surrogate of 2 epochs did not show: val_loss rises from 0.6 after "
-        "epoch 2 to 0.85, and train_loss ends at 0. Sweep the model itself (`sweep.surrogate=1`)"
+        "epoch 2 to 0.85, and train_loss ends at 0. Sweep the model itself (`sweep=SweepConfig(surrogate=1)`)"
     )
-    assert overfitting_line(opened(), [0, 1]) == [f"{told}, or end such trainings early (`race.patience`)"]
+    assert overfitting_line(opened(), [0, 1]) == [
+        f"{told}, or end such trainings early (`race=RaceConfig(patience=3)`)"
+    ]
     assert overfitting_line(opened(race=RaceConfig(patience=2)), [0, 1]) == [told]
     assert overfitting_line(opened(sweep=SweepConfig(surrogate=1)), [0, 1]) == []
     assert overfitting_line(opened(), [1]) == []
@@ -165,7 +167,8 @@ def test_tune_says_so_once_and_not_of_digits(quick: Callable[..., TuneResult], d
         result = quick(model_fn=regressor, space=space, **few, **asked)
         (told,) = [text for _, text in result.messages if "overfits at full size" in text]
         assert told.endswith(
-            "Sweep the model itself (`sweep.surrogate=1`), or end such trainings early (`race.patience`)"
+            "Sweep the model itself (`sweep=SweepConfig(surrogate=1)`), "
+            "or end such trainings early (`race=RaceConfig(patience=3)`)"
         )
     plain = quick(name="digits")
     assert not any("overfits" in text for _, text in plain.messages)

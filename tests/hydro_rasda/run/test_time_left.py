@@ -47,6 +47,25 @@ def test_without_foreseen_times_measured_ones_tell() -> None:
     assert left.foreseen() == pytest.approx(50 * 0.5 + OVERHEAD * 20)
 
 
+def test_it_is_told_once_a_stage_as_soon_as_it_is_measured() -> None:
+    """With two lanes, both have to report; of what nothing was foreseen, a tenth has to be trained as well."""
+    left, told = planned(sweep=math.nan, full=1.0), list[float | None]()
+    left.lanes = 2
+    for at in range(1, 11):
+        left.advance(1, float(at))
+        assert (left.foreseen() is None) == (at < 2)
+        told.append(left.news(float(at)))
+    assert told == [*[None] * 9, 90 * 1.0 + OVERHEAD * 20]
+    assert left.left(10.0) == told[-1]
+    left.begin("full size", 10.0)
+    left.plan("surrogates", [])
+    told = []
+    for at in range(3):
+        left.advance(1, 11.0 + at)
+        told.append(left.news(11.0 + at))
+    assert [each is None for each in told] == [True, False, True]
+
+
 def test_the_estimate_does_not_jump() -> None:
     """The first full-size epochs turn out to take five times as long."""
     left, at, shown = planned(), 0.0, []

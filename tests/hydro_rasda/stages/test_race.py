@@ -168,6 +168,24 @@ def test_averages_that_are_far_ahead_in_the_end_win(
     assert sum_up(run, [0, 1]).best_trial == winner
 
 
+def test_with_several_metrics_the_first_chooses_on_the_front(open_race: Callable[..., Run]) -> None:
+    """Trial 1 keeps the best score, though training leaves it worst; trial 2 has as good a score for more."""
+    run = open_race(4, race=RaceConfig(grace_period=4), objectives=(("params", "min"), ("val_loss", "min")))
+    run.costs |= {0: {"params": 5.0}, 1: {"params": 20.0}, 2: {"params": 30.0}, 3: {"params": 1.0}}
+    for number, own, best in ((0, 0.5, (4, 0.4)), (1, 0.9, (3, 0.2)), (2, 0.3, (4, 0.2)), (3, 0.4, (2, 0.35))):
+        lines = curves("target", {number: [0.9, 0.6, 0.5, 0.4]}).lines
+        lines[best[0] - 1]["val_loss"] = best[1]
+        lines[-1]["val_loss_unaveraged"] = own
+        record_epochs(
+            run, number, lines, {"model": {}, "best": dict(zip(("epoch", "score"), best, strict=True)) | {"model": {}}}
+        )
+    train_finalists(run, [0, 1, 2, 3], Scripted({}))
+    found = sum_up(run, [0, 1, 2, 3])
+    assert (found.best_trial, found.best_metric) == (1, 0.2)
+    assert [each.trial for each in found.pareto] == [3, 1]
+    assert [each.chance for each in found.trials] == [0.0, 0.5, 0.5, 0.0]
+
+
 def test_the_trial_with_the_best_averages_goes_on_too(open_race: Callable[..., Run]) -> None:
     """Trial 2 is last of three at the milestone, by the weights that training left there."""
     run = open_race(3, full_trainings=1, race=RaceConfig(grace_period=2))
@@ -457,18 +475,18 @@ def test_the_winner_that_is_told_may_have_ended_early_or_be_of_an_earlier_call(o
         run.callbacks = Callbacks([lambda event: said.append(getattr(event, "text", ""))])
         train_finalists(run, finalists, Ending(scores))
         *_, line = [text for text in said if text.startswith("full size at epoch")]
-        assert line == "full size at epoch 4: done; trial 3 wins with val_loss 0.2"
+        assert line == "full size at epoch 4: done; trial 3 wins with val_loss 0.2 (epoch 2)"
         assert sum_up(run, [0, 1, 2, 3]).best_trial == 3
 
 
 def test_a_race_that_goes_on_repeats_its_decisions_with_the_scores_of_then(open_race: Callable[..., Run]) -> None:
     said: list[str] = []
-    for part in (11, math.inf):  # the first process ends within the last epochs
-        run = open_race(full_trainings=4)
+    for part in (8, math.inf):  # the first process ends within the last epochs
+        run = open_race(full_trainings=2.5)
         run.callbacks = Callbacks([lambda event: said.append(getattr(event, "text", ""))])
         train_finalists(run, [0, 1, 2, 3], Scripted(SCORES, part, keep="best"))
-    told = [f"full size at epoch {epoch}: 4 of 4 go on; trial 3 leads with val_loss 0.{7 - epoch}" for epoch in (1, 2)]
-    assert [text for text in said if "leads" in text] == 2 * told
+    told = ["full size at epoch 1: 2 of 4 go on; trial 3 leads with val_loss 0.6 (epoch 1)"]
+    assert [text for text in said if text.startswith("full size at epoch") and "done" not in text] == 2 * told
 
 
 class MetricComesLate(Scripted):

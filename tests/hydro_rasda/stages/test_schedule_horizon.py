@@ -21,7 +21,7 @@ Quick = Callable[..., TuneResult]
 SPACE: dict[str, Any] = {"lr": choice([0.3]), "optimizer": "sgd", "batch_size": 32}
 DECAYS = {**SPACE, "schedule": "linear"}
 NONE = "hint: the learning rate never decays"
-TOLD = "between epochs 1 and 2 of the sweep, schedules decay to their ends"
+TOLD = "the sweep trains for 2 of 4 epochs: schedules run faster from epoch 1 on, and end with it"
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

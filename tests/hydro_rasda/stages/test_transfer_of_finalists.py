@@ -146,11 +146,11 @@ def test_it_is_said_where_surrogates_decide_nothing(quick: Quick) -> None:
     def told(**settings: Any) -> list[str]:
         said: list[str] = []
         quick(callbacks=[lambda event: said.append(getattr(event, "text", ""))], max_t=1, **settings)
-        return [text for text in said if "`sweep.surrogate=1`" in text]
+        return [text for text in said if "`sweep=SweepConfig(surrogate=1)`" in text]
 
     (few,) = told(num_samples=2, name="few")
     assert few.startswith(
-        "all 2 configurations can become finalists, whatever their surrogates say: `sweep.surrogate=1`"
+        "all 2 configurations can become finalists, whatever their surrogates say: `sweep=SweepConfig(surrogate=1)`"
     )
     assert not told(num_samples=2, sweep=SweepConfig(surrogate=1), name="wide")
     assert not told(num_samples=3, name="more")
