@@ -121,8 +121,8 @@ def show_run(path: str, json: bool) -> None:
     if len(lines) > FAILED:
         others = f"hydro-rasda trials {shlex.quote(path)} -w status=failed --json"
         console.print(f"{len(lines) - FAILED} other errors: {others}", markup=False)
-    said = sampling_line(record)  # which the table's last lines have already
-    for message in [message for message in record.messages if message.text not in said][-SAID:]:
+    shown = sampling_line(record)  # which the table's last lines have already
+    for message in [message for message in record.messages if message.text not in shown][-SAID:]:
         console.print(f"{duration(message.seconds)}: {message.text}", markup=False, highlight=False)
     if not record.finished:
         console.print(f"{explained(state_of(record))}; this is what there is so far", markup=False)

@@ -206,7 +206,8 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 def mount_read_only(folder: Path) -> bool:
     libc, bind, remount, only = ctypes.CDLL(None), 4096, 32, 1
     name = str(folder).encode()
-    return libc.mount(name, name, None, bind, None) == 0 == libc.mount(name, name, None, bind | remount | only, None)
+    mounted = libc.mount(name, name, None, bind, None) == 0
+    return bool(mounted and libc.mount(name, name, None, bind | remount | only, None) == 0)
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_any_dry_run(quick: Quick, read_only: Path) -> None:

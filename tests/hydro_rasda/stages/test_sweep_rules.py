@@ -28,7 +28,7 @@ from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, PopulationBasedTraining, Range, Stop, SweepRule, SweepState
-from hydro_rasda.schedulers.named_rules import RULES, NoStopping
+from hydro_rasda.schedulers.named_rules import RULES, NoStopping, RuleName
 from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
@@ -545,7 +545,7 @@ class InTwenties(Curves):
 
 
 @pytest.mark.parametrize("rule", ["halving", "hyperband", "median", "pbt"])
-def test_a_trial_costs_no_more_among_many(tmp_path: Path, rule: str) -> None:
+def test_a_trial_costs_no_more_among_many(tmp_path: Path, rule: RuleName) -> None:
     """Function calls of a whole sweep, for each of its trials: counts do not depend on load."""
 
     def calls(count: int) -> float:
