@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from hydro_rasda import Worker
     from hydro_rasda.contracts import Event
 
-os.environ |= {"HYDRO_RASDA_ONE_PROCESS": "1", "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
+ALONE = {"HYDRO_RASDA_ONE_PROCESS": "1", "OMP_NUM_THREADS": "1"}
+"""The environment of a run."""
 
 PLACE = {"stage", "trial", "epoch"}
 TIMED = ("seconds", "seconds_left", "efficiency")
@@ -208,7 +209,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             part = Path(folder, "run.json")
             again = [sys.executable, "-m", "tests.recorded_runs", str(part), "--here", name]
-            subprocess.run(again, check=True, env={**os.environ, "HYDRO_RASDA_CACHE": folder})
+            subprocess.run(again, check=True, env={**os.environ, **ALONE, "HYDRO_RASDA_CACHE": folder})
             done[name] = json.loads(part.read_text())
         print(f"{name}: trial {done[name]['best_trial']} wins with {done[name]['best_metric']}", flush=True)
     asked.out.write_text(json.dumps(done, indent=1) + "\n")
