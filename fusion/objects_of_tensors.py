@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copyreg
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,9 @@ _CONTENT = ""
 _MADE_IN_PYTHON = 1 << 9
 """Python's flag of classes that are not written in C (Py_TPFLAGS_HEAPTYPE)."""
 
+_DEEPEST = 32
+"""Objects within each other: torch's functions call themselves for each, and Python allows about 1000 calls."""
+
 Names = tuple[str, ...]
 
 
@@ -31,12 +35,13 @@ def look_into(batch: Any) -> Any:
     """Have torch's functions on trees look into all objects of a batch that hold tensors; return the batch.
 
     An object may be of any class of the user's or of a library's: a dataclass, one of attrs, one with slots, a dict of
-    a class of its own. A copy is made without `__init__`, field by field. Modules, torch's own objects and objects that
-    refer weakly to others stay whole.
+    a class of its own. A copy is made without `__init__`, field by field. These stay whole: modules, torch's own
+    objects, objects that refer weakly to others or are a part of themselves, and chains of more than `_DEEPEST`.
     """
     if not isinstance(batch, Tensor):
-        for leaf in tree_leaves(batch):
-            if not isinstance(leaf, Tensor) and _holds_tensors(leaf, []):
+        search = _Search()
+        for leaf in [leaf for leaf in tree_leaves(batch) if not isinstance(leaf, Tensor) and search.finds_in(leaf)]:
+            if type(leaf) not in search.endless:
                 _register(type(leaf))
                 look_into([*fields(leaf).values()])
     return batch
@@ -71,18 +76,41 @@ def with_fields(kind: type, found: Mapping[str, Any]) -> Any:
     return thing
 
 
-def _holds_tensors(thing: Any, above: Sequence[Any]) -> bool:
-    """Return whether an object that is a leaf to torch has a tensor in it; `above` are those that it is a part of."""
-    kind = type(thing)
-    if isinstance(thing, (nn.Module, type)) or kind.__module__.split(".")[0] in ("builtins", "numpy", "torch"):
-        return False
-    if any(thing is other for other in above):
-        return False
-    values = [*fields(thing).values()]
-    leaves = tree_leaves(values)
-    if any(isinstance(value, weakref.ReferenceType) for value in leaves):
-        return False
-    return any(isinstance(leaf, Tensor) or _holds_tensors(leaf, [*above, thing]) for leaf in leaves)
+class _Search:
+    """A search for tensors in the objects of a batch that are leaves to torch.
+
+    Attributes:
+        endless: Classes of objects that are parts of themselves, or form too long a chain.
+    """
+
+    def __init__(self) -> None:
+        self.endless: set[type] = set()
+        self._above: list[Any] = []
+        self._known: dict[int, tuple[Any, bool]] = {}  # by id, with the object, so that no other gets its id
+
+    def finds_in(self, thing: Any) -> bool:
+        """Return whether an object has a tensor in it."""
+        kind = type(thing)
+        if isinstance(thing, (nn.Module, type)) or kind.__module__.split(".")[0] in ("builtins", "numpy", "torch"):
+            return False
+        for place, other in enumerate(self._above):
+            if other is thing:
+                self.endless.update(map(type, self._above[place:]))
+                return False
+        if len(self._above) == _DEEPEST:
+            times = Counter(map(type, [*self._above, thing]))
+            self.endless.update(each for each, count in times.items() if count > 1)
+            return False
+        if id(thing) not in self._known:
+            leaves = tree_leaves([*fields(thing).values()])
+            if any(isinstance(leaf, weakref.ReferenceType) for leaf in leaves):
+                leaves = []
+            self._above.append(thing)
+            # All of them: a chain may go on behind the first tensor.
+            there = [isinstance(leaf, Tensor) or self.finds_in(leaf) for leaf in leaves]
+            self._above.pop()
+            self._known[id(thing)] = thing, any(there)
+        return self._known[id(thing)][1]
 
 
 def _register(kind: type) -> None:

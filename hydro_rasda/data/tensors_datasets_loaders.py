@@ -181,10 +181,11 @@ def _collated(examples: Sequence[Any]) -> Batch:
 
 def _collated_objects(examples: Sequence[Any], *, collate_fn_map: dict[Any, Any]) -> Any:
     each = [fields(example) for example in examples]
-    joined = {
-        name: None if value is None else collate([found[name] for found in each], collate_fn_map=collate_fn_map)
-        for name, value in each[0].items()
-    }
+    joined = {}
+    for name in each[0]:
+        values = [found[name] for found in each]
+        missing = all(value is None for value in values)  # torch refuses those of which only some are None
+        joined[name] = None if missing else collate(values, collate_fn_map=collate_fn_map)
     return with_fields(type(examples[0]), joined)
 
 

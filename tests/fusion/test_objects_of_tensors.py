@@ -152,6 +152,61 @@ def test_other_objects_stay_whole() -> None:
         assert leaf is thing
 
 
+@dataclass
+class Link:
+    x: Tensor | None
+    next: Any
+
+
+@pytest.mark.parametrize("x", [X, None])
+def test_a_long_chain_stays_whole_in_an_object_that_is_looked_into(x: Tensor | None) -> None:
+    chain: Any = None
+    for _ in range(2000):
+        chain = Link(x, chain)
+    assert [leaf is chain for leaf in tree_leaves(look_into([chain]))] == [True]
+    batch = SimpleNamespace(x=X, y=Y, chain=chain)
+    first, second = split(batch, 2)
+    assert torch.equal(torch.cat([first.x, second.x]), X)
+    assert first.chain is second.chain is chain
+
+
+def test_objects_that_are_parts_of_each_other_stay_whole() -> None:
+    @dataclass
+    class One:
+        x: Tensor
+        other: Any = None
+
+    @dataclass
+    class Other:
+        x: Tensor
+        one: One
+
+    one = One(X)
+    one.other = Other(X, one)
+    assert [leaf is one for leaf in tree_leaves(look_into([one]))] == [True]
+    assert split(SimpleNamespace(x=X, y=Y, meta=one), 2)[0].meta is one
+
+
+def test_shared_parts_are_searched_once() -> None:
+    asked = list[int]()
+
+    class Pair:
+        __slots__ = ("left", "right")
+
+        def __init__(self, part: Any) -> None:
+            self.left = self.right = part
+
+        def __getattribute__(self, name: str) -> Any:
+            asked.append(1)
+            return super().__getattribute__(name)
+
+    thing: Any = None
+    for _ in range(10):
+        thing = Pair(thing)
+    look_into([thing])
+    assert len(asked) < 500
+
+
 def loss(model: nn.Module, batch: Any) -> Tensor:
     difference: Tensor = model(batch.x) - batch.y
     return difference.square().mean()

@@ -115,7 +115,7 @@ class _ForkServer:
 
     def _answer(self, client: socket.socket) -> Generator[None]:
         """Fork the rank that a client asks for, unless it leaves or its function cannot be loaded."""
-        streams, connection = list[int](), None
+        streams, connection, of_rank = list[int](), None, False
         fd = client.fileno()
         try:
             with client:
@@ -143,12 +143,12 @@ class _ForkServer:
             pid = os.fork()
             if pid == 0:
                 self._become_rank(connection, streams, payload, job)
-            self._ranks[pid], connection = connection, None
+            self._ranks[pid], connection, of_rank = connection, None, True
             self._poll.register(fd, 0)  # POLLHUP alone, which is always reported
         finally:
             for stream in streams:
                 os.close(stream)
-            if fd not in [owned.fileno() for owned in self._ranks.values()]:
+            if not of_rank:
                 self._poll.unregister(fd)
             if connection is not None:
                 connection.close()
@@ -182,20 +182,20 @@ class _ForkServer:
         return self._payloads[digest]
 
     def _become_rank(self, connection: Connection, streams: list[int], payload: Any, job: dict[str, Any]) -> None:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for other in (self._listener, self._wake, self._waker):
-            other.close()
-        for others in self._ranks.values():
-            others.close()
-        for client, request in self._requests.items():
-            if client != connection.fileno():
-                request.close()
-        for target, fd in enumerate(streams, start=1):
-            os.dup2(fd, target)
-            os.close(fd)
         code = 1
         try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for other in (self._listener, self._wake, self._waker):
+                other.close()
+            for others in self._ranks.values():
+                others.close()
+            for client, request in self._requests.items():
+                if client != connection.fileno():
+                    request.close()
+            for target, fd in enumerate(streams, start=1):
+                os.dup2(fd, target)
+                os.close(fd)
             os.environ.clear()
             os.environ.update(job.pop("environ"))
             os.chdir(job.pop("cwd"))

@@ -259,7 +259,7 @@ class Example:
     x: Tensor
     y: Tensor
     name: str
-    missing: None = None
+    missing: Tensor | None = None
 
 
 class Examples(Dataset[Example]):
@@ -287,6 +287,18 @@ def test_objects_of_tensors_are_put_together_moved_and_shared(workers: int) -> N
         elsewhere = next(batches.on(torch.device("meta")).in_order(4))
         assert elsewhere.x.device.type == "meta"
     assert next(loaded.in_order(4)).name == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_field_that_only_some_examples_have_is_refused(absent: int) -> None:
+    """Rather than left out of their batch."""
+
+    class Some(Examples):
+        def __getitem__(self, i: int) -> Example:
+            return Example(X[i], Y[i], str(i), None if i == absent else X[i])
+
+    with pytest.raises(TypeError, match="NoneType"):
+        next(make_batches(Some(), "train_data", torch.device("cpu"), 0).in_order(4))
 
 
 def test_batch_length() -> None:

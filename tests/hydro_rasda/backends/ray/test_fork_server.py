@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -208,6 +209,31 @@ def test_a_client_that_is_stopped_halts_nobody_else(tmp_path: Path, monkeypatch:
     servers, pids, sent = zip(*seen)
     assert (len({*servers}), len({*pids})) == (1, 4)
     assert sent == ("first", "first", "new", "new")
+
+
+def test_a_rank_is_forked_beside_another_while_a_client_has_asked_for_nothing_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(worker: Any) -> None:
+        time.sleep(600)  # it is killed before
+
+    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
+    seen = [forked("a", "first")]
+    (path,) = [str(path) for path in tmp_path.iterdir() if path.is_socket()]
+    try:
+        with (
+            fork_rank("b", cloudpickle.dumps((train, None)), dict(JOB)) as running,
+            socket.socket(socket.AF_UNIX) as silent,
+        ):
+            assert receive(running)[0] == "hello"
+            silent.connect(path)
+            seen += [forked("a", "second"), forked("c", "third")]
+            assert not running.poll(0)
+    finally:
+        os.kill(seen[0][0], signal.SIGTERM)
+    servers, pids, sent = zip(*seen)
+    assert (len({*servers}), len({*pids})) == (1, 3)
+    assert sent == ("first", "first", "third")
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
