@@ -322,8 +322,8 @@ def try_dropped_again(run: Run) -> None:
     if numbers:
         run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
         keys += [key for key in units if key == DONE or key.startswith(f"{FINALISTS}/")]
-    # Groups of one, of structures whose measuring ended the process.
-    keys += [key for key, unit in units.items() if key.startswith(_WIDTHS) and not unit.value["throughput"]]
+    # Processes may have died of measuring these.
+    keys += [key for key, unit in units.items() if key.startswith(_WIDTHS) and unit.value.get("assumed")]
     run.store.forget(keys)
 
 

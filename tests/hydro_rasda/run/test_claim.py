@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from torch import nn
 
-from hydro_rasda import RunExists, SweepConfig, TuneResult, load
+from hydro_rasda import RunExists, SweepConfig, TuneResult, load, loguniform
 from hydro_rasda.contracts import Event
 from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.claim import Claim
 from hydro_rasda.run.events import EpochEnded, EpochsTrained, StageBegan
 from hydro_rasda.run.files import Unsafe
 from hydro_rasda.run.locks_and_crashes import DOING, DROPPED
+from hydro_rasda.training import group_widths
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked")
@@ -99,6 +100,34 @@ def test_kills_in_one_epoch_of_a_group_drop_no_trial(quick: Quick) -> None:
     for _ in range(2):
         assert is_killed(lambda: quick(callbacks=[Kills("surrogates")]))
     assert {trial.status for trial in quick().trials} <= {"finished", "stopped"}
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_measurement_that_ended_processes_is_left_out_until_the_user_has_it_tried_again(
+    quick: Quick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def measures(*arguments: Any) -> Any:
+        measured.append(arguments)
+        return measure(*arguments)
+
+    measure, measured, said = group_widths.measure_widths, list[Any](), list[str]()
+    asked: dict[str, Any] = {"sweep": {"fusion": "auto"}, "space": {"lr": loguniform(1e-3, 0.1)}, "num_samples": 4}
+    asked |= {"max_t": 2, "callbacks": [lambda event: said.append(getattr(event, "text", ""))]}
+    monkeypatch.setattr(group_widths, "MEASURED_FROM", 0)
+    monkeypatch.setattr(group_widths, "measure_widths", dies)
+    for _ in range(2):
+        assert is_killed(lambda: quick(**asked))
+    quick(**asked)
+    told = "2 processes in a row died while they measured how many trials train fastest as one"
+    assert any(line.startswith(told) and "`resume='changed'` measures again" in line for line in said)
+    monkeypatch.setattr(group_widths, "measure_widths", measures)
+    quick(**asked | {"num_samples": 6})
+    assert not measured
+    quick(**asked | {"num_samples": 8}, resume="changed")
+    assert len(measured) == 1
 
 
 def test_kills_in_dry_runs_with_a_success_between_are_no_crash(quick: Quick, one_process: None, tmp_path: Path) -> None:
