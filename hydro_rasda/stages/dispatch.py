@@ -145,6 +145,8 @@ class Dispatcher:
             for number, span in self._spans.items()
             if (count := self._run.store.doing.suspected(training_of([number], span.stop)))
         }
+        if not died:
+            return self._queues
         left: dict[Span, dict[str, Sequence[_Place]]] = {}
         for span, kinds in self._queues.items():
             for kind, places in kinds.items():

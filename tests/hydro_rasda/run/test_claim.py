@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import json
 import os
 import signal
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from torch import nn
 
 from hydro_rasda import RunExists, SweepConfig, TuneResult, load, loguniform
@@ -169,6 +172,31 @@ def test_calls_that_come_while_another_one_works_are_told_so_and_count_nothing(
     flag.unlink()
     os.waitpid(first, 0)
     assert load(tmp_path / "run").finished
+
+
+def test_a_call_without_locks_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(lock: FileLock, **_: Any) -> None:
+        Path(lock.lock_file).touch()
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    (tmp_path / "there").mkdir()
+    for name in ("there", "deep/new"):
+        with pytest.raises(OSError, match="No locks available"):
+            Claim(tmp_path / name, "auto")
+    assert [*tmp_path.rglob("*")] == [tmp_path / "there"]
+
+
+def test_a_refused_call_to_try_again_forgets_no_death(quick: Quick, tmp_path: Path) -> None:
+    quick(num_samples=2, max_t=2)
+    note = tmp_path / "run" / DOING
+    note.write_text(json.dumps({"now": None, "deaths": {"training [1] to epoch 2": [1, 3]}}))
+    noted = note.read_bytes()
+    with pytest.raises(RunExists, match="max_t was 2, now 3"):
+        quick(num_samples=2, max_t=3, resume="changed")
+    assert note.read_bytes() == noted
+    quick(num_samples=2, max_t=2, resume="changed")
+    assert not note.exists()
 
 
 def no_dry_run(config: Config, width_ratio: float = 1.0) -> nn.Module:
