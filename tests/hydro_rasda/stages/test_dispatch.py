@@ -20,7 +20,9 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of, smoothed
+from hydro_rasda.results.record_from_journal import _take_in_sweep
 from hydro_rasda.run.events import RungDecided
+from hydro_rasda.run.full_size_journal import try_dropped_again
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
@@ -218,6 +220,30 @@ def test_a_call_with_more_time_measures_what_time_left_unmeasured(run: Run) -> N
     sweep(more, Given([configs()]), backend)
     assert max(len(group.members) for task in backend.tasks for group in task.groups) == 4
     more.store.close()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_trial_that_was_dropped_while_it_was_built_is_tried_again_and_no_other_one_changes(run: Run) -> None:
+    """The configurations that the run has recorded stay where they are in its journal."""
+    run.store.doing._deaths["building trial 2"] = 0, 3
+    sweep(run, Given([configs()]), Curves(run))
+    assert run.failures.keys() == {2}
+    recorded = run.store.units()["surrogate/kinds-from-0"]
+    for deaths in (3, 0):
+        later = again(run)
+        later.store.doing._deaths["building trial 2"] = 0, deaths
+        try_dropped_again(later)
+        sweep(later, Given([configs()]), Curves(later))
+        assert later.failures.keys() == ({2} if deaths else set())
+        assert next(iter(later.store.units().items())) == ("surrogate/kinds-from-0", recorded)
+        assert (2 in epochs(later)) == (not deaths)
+        run = later
+    for read in (again(run), Run(run.problem, Store.read(run.store.path))):
+        _take_in_sweep(read)
+        assert not read.failures
+    lines = [line for unit in run.store.units().values() for line in unit.lines]
+    assert len([line for line in lines if line["event"] == "trial" and line["trial"] == 2]) == 1
+    run.store.close()
 
 
 class Unmeasured(Curves):
