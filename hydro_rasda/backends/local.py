@@ -15,7 +15,6 @@ from hydro_rasda.argument_checks import check_number, require
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices, EpochMetrics, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths
 from hydro_rasda.processes.child_count import can_be_shared
-from hydro_rasda.run.locks_and_crashes import DEATHS, DROPPED
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.training.device import Device, Share, Work
 from hydro_rasda.trial import Trial
@@ -127,11 +126,11 @@ class LocalDevice:
         what, seconds = f"measuring {', '.join(sorted(kinds))}", self._run.seconds_left("surrogate")
         if self._device.children:
             return self._device.plan(kinds, seconds)
-        if self._run.store.doing.suspected(what):
-            told = f"{DROPPED} {DEATHS} times in a row while it measured how many trials train fastest as one"
+        if deaths := self._run.store.doing.suspected(what):
+            told = f"{deaths} processes in a row died while they measured how many trials train fastest as one"
             again = "the same call with `resume='changed'` measures again"
             self._run.say(f"{told}: those of {len(kinds)} structures train one after another; {again}")
-            return dict.fromkeys(kinds, Widths(1))
+            return dict.fromkeys(kinds, Widths(1, assumed=True))
         with self._run.store.doing.of(what):
             return self._device.plan(kinds, seconds)
 

@@ -173,7 +173,7 @@ class DevicePool:
             lost = self._is_lost(device)
             self._replace(device)
             # If the process died of measuring groups, trials train one by one.
-            return {} if lost else dict.fromkeys(kinds, Widths(1))
+            return {} if lost else dict.fromkeys(kinds, Widths(1, assumed=True))
         return found
 
     def _in_time(self, answer: Answer) -> Any:

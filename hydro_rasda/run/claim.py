@@ -42,23 +42,29 @@ class Claim:
         if not spec.exists():
             refuse_new(path, resume)
         refuse_links(path / "checkpoints", *(path / name for name in (LOCK, JOURNAL, DOING, MESSAGES)), spec)
-        self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        self._made = [made for made in (path / LOCK, path, *path.parents) if not made.exists()]
         try:
             with naming(path, WRITABLE):
                 make_private(path)
-                make_inner(path / "checkpoints")
             self._lock = hold(path)
-        except BaseException:
-            self._unmake()
+        except BaseException as error:
+            if isinstance(error, RuntimeError):  # the lock is of the process that holds it
+                self._made = [made for made in self._made if made.name != LOCK]
+            self._undo()
             raise
+        # Only now: before, another process may have been writing.
+        self.counts = spec.exists()
+        self._made[:0] = [made for name in (SPEC, *RESULTS) if not (made := path / name).exists()]
         try:
-            # Only now: before, another process may have been writing.
-            self.found = read_spec(path) if spec.exists() else None
+            self.found = read_spec(path) if self.counts else None
             if self.found is not None and resume == "never":
                 raise RunExists(f"`resume` is 'never', but {path} holds a run; choose another `name`")
-            self.counts = self.found is not None
             self.doing = CrashLog(path / DOING, anew=resume == "changed")
+            with naming(path, WRITABLE):
+                make_inner(path / "checkpoints")
         except BaseException:
+            if not self.counts:
+                self._undo()
             self._lock.release()
             raise
 
@@ -71,17 +77,19 @@ class Claim:
         """Let go of the folder; `undo` removes what this call made of it, unless it counts."""
         self.doing.close()
         if undo and not self.counts:
-            for name in (SPEC, *RESULTS, LOCK):
-                with contextlib.suppress(OSError):
-                    shutil.rmtree(of) if (of := self.path / name).is_dir() else of.unlink()
-            self._unmake()
+            self._undo()
         self._lock.release()
 
-    def _unmake(self) -> None:
-        """Remove the folders that were made, as far as they are empty."""
-        with contextlib.suppress(OSError):
-            for folder in self._made:
-                folder.rmdir()
+    def _undo(self) -> None:
+        """Remove what this call made: files, the checkpoints, and folders as far as they are empty."""
+        for made in self._made:
+            with contextlib.suppress(OSError):
+                if not made.is_dir():
+                    made.unlink()
+                elif made.parent == self.path:
+                    shutil.rmtree(made)
+                else:
+                    made.rmdir()
 
     def __enter__(self) -> Claim:
         return self

@@ -25,12 +25,12 @@ from hydro_rasda.config import Mode, averaged, unaveraged
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.locks_and_crashes import DROPPED
-from hydro_rasda.run.state import FINALISTS, Run, decision_key, failure_line
+from hydro_rasda.run.state import FINALISTS, Run, decision_key, failure_line, retry_key
 from hydro_rasda.schedulers import ExpectedEnd, Race, final_score, rank
 
 DONE = "target/done"
 _ENDED = "target/ended-by-"
-_WIDTHS = "surrogate/widths-of-"
+_KINDS, _WIDTHS = "surrogate/kinds-from-", "surrogate/widths-of-"
 _BY_SCORE = f"{_ENDED}score-"
 
 RunEnd = Literal["finished", "out of time", "open"]
@@ -317,14 +317,18 @@ def try_dropped_again(run: Run) -> None:
     def dropped(line: JournalLine) -> bool:
         return str(line.get("error", "")).startswith(DROPPED)
 
-    keys = [key for key, unit in units.items() if any(map(dropped, unit.lines))]
-    numbers = sorted({line["trial"] for key in keys for line in units[key].lines if dropped(line)})
-    if numbers:
+    found = {key: of for key, unit in units.items() if (of := [line["trial"] for line in unit.lines if dropped(line)])}
+    # These units hold the configurations of all trials, which stay as they are.
+    built = [n for key, of in found.items() if key.startswith(_KINDS) for n in of if retry_key(n) not in units]
+    keys = [key for key in found if not key.startswith(_KINDS)]
+    if numbers := sorted({*built, *(n for key in keys for n in found[key])}):
         run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
         keys += [key for key in units if key == DONE or key.startswith(f"{FINALISTS}/")]
-    # Groups of one, of structures whose measuring ended the process.
-    keys += [key for key, unit in units.items() if key.startswith(_WIDTHS) and not unit.value["throughput"]]
+    # Processes may have died of measuring these.
+    keys += [key for key, unit in units.items() if key.startswith(_WIDTHS) and unit.value.get("assumed")]
     run.store.forget(keys)
+    for number in built:
+        run.store.record(retry_key(number), Unit(None, [{"event": "retried", "trial": number}]))
 
 
 def another_chance(run: Run, finalists: Iterable[int]) -> bool:

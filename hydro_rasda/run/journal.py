@@ -45,6 +45,7 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "metrics": {"stage": str, "trial": int, "epoch": int},
     "trial": {"trial": int, "config": dict},
     "failed": {"trial": int, "error": str},
+    "retried": {"trial": int},
 }
 """Fields that lines of an event must have."""
 

@@ -122,14 +122,16 @@ class CrashLog:
     only if they follow each other at the same place of the same work. Without a `file`, nothing is noted.
 
     Args:
-        anew: True to forget what the file has noted.
+        anew: True to set the deaths aside that the file has noted: they do not count, but stay in it until
+            `forget_aside`.
     """
 
     def __init__(self, file: Path | None = None, anew: bool = False) -> None:
         self._file, self._handle, self._length = file, -1, 0
         self._now: tuple[str, int] | None = None
         self._deaths: dict[str, tuple[int, int]] = {}
-        if file is None or anew:
+        self._aside: dict[str, tuple[int, int]] = {}
+        if file is None:
             return
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # it is only a hint
             found = read_json(file)
@@ -138,6 +140,8 @@ class CrashLog:
                 what, at = str(found["now"][0]), int(found["now"][1])
                 before, count = self._deaths.get(what, (at, 0))
                 self._deaths[what] = at, count + 1 if before == at else 1
+        if anew:
+            self._aside, self._deaths = self._deaths, {}
 
     def suspected(self, what: str) -> int:
         """Return how many processes in a row have died of a piece of work, if it is done last, or in parts; else 0."""
@@ -156,7 +160,7 @@ class CrashLog:
 
     @contextlib.contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Note a piece of work as under way within the context; however it ends there, the process lives."""
+        """Note a piece of work as under way within the context; leaving it, also by an exception, is no death."""
         self._note((what, 0))
         try:
             yield
@@ -172,11 +176,22 @@ class CrashLog:
                 del self._deaths[what]
             self._note((what, epoch))
 
+    def forget(self, what: str) -> None:
+        """Forget the deaths at a piece of work, which was done in parts."""
+        self._deaths.pop(what, None)
+        self._note(self._now)
+
+    def forget_aside(self) -> None:
+        """Forget for good the deaths that were set aside."""
+        if self._aside:
+            self._aside = {}
+            self._note(self._now)
+
     def _note(self, now: tuple[str, int] | None) -> None:
         self._now = now
         if self._file is None:
             return
-        told: dict[str, Any] = {"now": now, "deaths": self._deaths}
+        told: dict[str, Any] = {"now": now, "deaths": {**self._aside, **self._deaths}}
         content = json.dumps(told).encode()
         # A full disk must not fail the trial that trains: it is only a hint.
         with contextlib.suppress(OSError):
@@ -191,6 +206,6 @@ class CrashLog:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle, self._length = -1, 0
-        if self._file is not None and not self._deaths:
+        if self._file is not None and not self._deaths and not self._aside:
             with contextlib.suppress(OSError):
                 remove(self._file)

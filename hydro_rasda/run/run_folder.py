@@ -138,6 +138,7 @@ class Store:
         otherwise = found is not None and scored_otherwise(found, asked)
         if found is not None and not otherwise:
             refuse_growth(path, found, asked)
+        claim.doing.forget_aside()
         moved = set_aside(path) if otherwise else ""
         changes += [moved] if moved else []
         if found != asked:

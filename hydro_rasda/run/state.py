@@ -131,6 +131,8 @@ class Run:
                 self.costs[line["trial"]] = {name: math.nan if of is None else of for name, of in costs.items()}
             elif line["event"] == "failed":
                 self.failures[line["trial"]] = line["error"]
+            elif line["event"] == "retried":
+                self.failures.pop(line["trial"], None)
         return unit
 
     def decide(self, key: str, candidates: Iterable[int], decision: Callable[[], Iterable[int]]) -> list[int]:
@@ -323,6 +325,11 @@ def metric_lines(stage: Stage, number: int, history: Iterable[tuple[int, Mapping
     return [
         {"event": "metrics", "stage": stage, "trial": number, "epoch": epoch, **metrics} for epoch, metrics in history
     ]
+
+
+def retry_key(number: int) -> str:
+    """Return the name of the unit that takes back a failure of building a trial's model, which is then built again."""
+    return f"surrogate/retry-of-{number}"
 
 
 ERROR_CHARS = 20_000

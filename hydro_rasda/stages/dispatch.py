@@ -27,7 +27,7 @@ from hydro_rasda.search import Search
 from hydro_rasda.secret_masking import hide
 from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.stages.next_groups_and_rounds import Waiting, next_groups
-from hydro_rasda.training.group_widths import COMPILED_FROM
+from hydro_rasda.training.group_widths import COMPILED_FROM, MEASURING
 from hydro_rasda.trial import Trial
 
 _Place = tuple[tuple[int, ...], int]
@@ -145,6 +145,8 @@ class Dispatcher:
             for number, span in self._spans.items()
             if (count := self._run.store.doing.suspected(training_of([number], span.stop)))
         }
+        if not died:
+            return self._queues
         left: dict[Span, dict[str, Sequence[_Place]]] = {}
         for span, kinds in self._queues.items():
             for kind, places in kinds.items():
@@ -184,14 +186,14 @@ class Dispatcher:
         trials = {kind: [run.trials[n] for n in of] for kind, of in of_kind.items() if not run.store.done(names[kind])}
         if trials:
             if run.problem.steady_epoch_seconds * run.settings.max_t >= COMPILED_FROM and not self._widths:
-                run.say("measuring how many trials train fastest as one, and whether compiled: that can take a minute")
-            started = time.perf_counter()
+                run.say("measuring the best group size, and whether compiling pays: this can take a minute")
+            started, left = time.perf_counter(), run.seconds_left("surrogate")
             planned = self._devices.plan(device, trials)
-            seconds = (time.perf_counter() - started) / len(trials)
+            seconds = time.perf_counter() - started
             for kind, widths in planned.items():
-                if widths.throughput or not run.out_of_time("surrogate"):
-                    run.record(names[kind], Unit(asdict(widths), [], seconds))
-                else:  # a call with more time measures it
+                if not widths.assumed or seconds < MEASURING * left:
+                    run.record(names[kind], Unit(asdict(widths), [], seconds / len(trials)))
+                else:  # time may have ended the measuring: the next call of the run goes on with it
                     self._widths[machine, kind] = widths
             if device not in self._devices.idle():
                 raise _Gone

@@ -22,7 +22,7 @@ from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
-from hydro_rasda.run.state import Run, failure_line, metric_lines
+from hydro_rasda.run.state import Run, failure_line, metric_lines, retry_key
 from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule
 from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.schedulers.ranking import ranked
@@ -149,6 +149,9 @@ class _Sweep:
                 raise DamagedJournal(f"the unit {key!r} of {run.store.path / JOURNAL} tells of no trial: begin anew")
             unseen = [trial for trial in unseen if trial.number not in seen]
             for line in unit.lines:
+                if line["event"] == "failed" and run.store.done(retry_key(line["trial"])):
+                    self._build_again(line["trial"])
+            for line in unit.lines:
                 if line["event"] == "trial":
                     unread = line.get("unread", {})
                     self._unread |= unread
@@ -159,6 +162,18 @@ class _Sweep:
             run.unread.clear()
         if len(run.trials) >= self._search.planned and told:
             warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
+
+    def _build_again(self, number: int) -> None:
+        """See with which trials one can train whose model failed to be built before; its configuration is recorded."""
+
+        def built() -> Unit:
+            unit = find_kinds(run.problem, [run.trials[number]], self._children, run.store.doing)
+            return replace(unit, lines=[line for line in unit.lines if line["event"] == "failed"])
+
+        run = self._run
+        run.recall(retry_key(number))
+        kinds = run.unit(f"surrogate/kind-of-{number}", built).value
+        self._dispatcher.kinds |= {int(trial): kind for trial, kind in kinds.items()}
 
     def _decide(self) -> bool:
         """Have the rule decide, or the journal where it was decided before; whether any trial goes on or is dropped."""

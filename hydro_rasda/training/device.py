@@ -23,7 +23,7 @@ from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Crowd, Died, Notify, RelayedWarnings, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
-from hydro_rasda.processes.retry_policy import Deaths, ended, parted
+from hydro_rasda.processes.retry_policy import Deaths, ended
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.locks_and_crashes import CrashLog, training_of
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
@@ -144,12 +144,12 @@ class Device:
     def _train_here(self, task: GroupTask, work: Work) -> GroupOutcome:
         """Train groups in this process; split a group at which processes died, and drop a trial if one more did."""
         what = training_of(task.members, task.span.stop)
-        alone = len(task.members) == 1
-        if how := work.doing.dropped(what) if alone else work.doing.suspected(what):
-            following = parted(task, str(how))
-            if isinstance(following, GroupOutcome):
-                return following
-            return joined(self._train_here(part, work) for part in following)
+        if len(task.members) > 1 and work.doing.suspected(what):
+            outcome = joined(self._train_here(part, work) for part in task.smaller())
+            work.doing.forget(what)
+            return outcome
+        if len(task.members) == 1 and (how := work.doing.dropped(what)):
+            return GroupOutcome([], {task.members[0]: []}, {task.members[0]: how})
         with work.doing.of(what):
             return self._train_part(task, work, work.notify)
 

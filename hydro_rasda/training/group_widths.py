@@ -75,6 +75,9 @@ In `benchmarks/results/fusion_throughput.md`, groups of 16 have at least 74 % of
 GAIN = 2.0
 """How many times as fast as single trials such groups are taken to train."""
 
+MEASURING = 1 / 4
+"""Largest share of the sweep's time left that measuring takes: the rest is for training."""
+
 
 def planned_widths(
     problem: Problem,
@@ -96,9 +99,11 @@ def planned_widths(
         forked: True if forked processes measure, not this one.
         memory: Bytes for all cores together; None for all that the system has left.
         singles: If true, kinds with a single trial for each core are measured, too.
-        seconds: Time left for the sweep. Kinds that are not measured by then have the widths of single trials.
+        seconds: Time left for the sweep. Kinds that are not measured within `MEASURING` of it have the widths of single
+            trials, and those are `assumed`.
     """
-    until = time.monotonic() + seconds
+    began = time.monotonic()
+    until, end = began + MEASURING * seconds, began + seconds
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     keys = dict[str, str]()
     room = (usable_memory(problem.device) or math.inf) if memory is None else memory
@@ -133,7 +138,7 @@ def planned_widths(
                 of_width = {width: _peak(measured, models * width) for width in (1, most)}
                 peaks.estimate(kind_of_group(kind, kinds[kind]), of_width)
     widths = {kind: of_trials(_widths(measured, room / cores), models) for kind, measured in found.items()}
-    return _with_compiled(problem, kinds, widths, keys, cores if forked else 0, until)
+    return _with_compiled(problem, kinds, widths, keys, cores if forked else 0, until, end)
 
 
 def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
@@ -162,16 +167,17 @@ def _with_compiled(
     keys: Mapping[str, str],
     children: int,
     until: float,
+    end: float,
 ) -> dict[str, Widths]:
     """The widths, with what compiling a step would change, where groups train for long enough that it may pay.
 
-    By the monotonic clock, nothing trains after `until`.
+    By the monotonic clock, nothing is measured after `until`, and nothing trains after `end`.
     """
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     for kind, of in widths.items():
         trials = [trial for trial in kinds[kind][: of.most] for _ in range(problem.settings.models("surrogate"))]
         longest = _longest_training(problem, trials[0].batch_size) * of.seconds(of.most)
-        if of.most > 1 and min(longest, until - time.monotonic()) >= COMPILED_FROM:
+        if of.most > 1 and min(longest, end - time.monotonic()) >= COMPILED_FROM:
             found[kind] = cache.recall(f"{keys[kind]}/compiled")
             if not _is_sound_speedup(found[kind]):
                 work[kind] = partial(measure_compiled, problem, trials)
@@ -219,7 +225,7 @@ def _widths(measured: Measured | None, room: float) -> Widths:
     The best width may not fit `room`, the bytes of a core's part, if there was more memory when it was measured.
     """
     if measured is None:
-        return Widths(1)
+        return Widths(1, assumed=True)
     throughput = {int(k): rate for k, rate in measured["throughput"].items()}
     most = measured["width"]
     if _peak(measured, most) > room:
@@ -249,7 +255,7 @@ def of_trials(widths: Widths, models: int) -> Widths:
     if models == 1:
         return widths
     if widths.most < models:
-        return Widths(1, 2, {1: widths.throughput[1] / models})
+        return replace(widths, most=1, least=2, throughput={1: widths.throughput[1] / models})
     most = widths.most // models
     sizes = sorted({1, most, *(2**i for i in range(most.bit_length()))})
     throughput = {size: size / widths.seconds(size * models) for size in sizes}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import json
 import os
 import signal
 import sys
@@ -12,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from torch import nn
 
-from hydro_rasda import RunExists, SweepConfig, TuneResult, load
+from hydro_rasda import RunExists, SweepConfig, TuneResult, load, loguniform
 from hydro_rasda.contracts import Event
 from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.claim import Claim
 from hydro_rasda.run.events import EpochEnded, EpochsTrained, StageBegan
 from hydro_rasda.run.files import Unsafe
 from hydro_rasda.run.locks_and_crashes import DOING, DROPPED
+from hydro_rasda.training import group_widths
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked")
@@ -101,6 +105,34 @@ def test_kills_in_one_epoch_of_a_group_drop_no_trial(quick: Quick) -> None:
     assert {trial.status for trial in quick().trials} <= {"finished", "stopped"}
 
 
+@pytest.mark.usefixtures("one_process")
+def test_a_measurement_that_ended_processes_is_left_out_until_the_user_has_it_tried_again(
+    quick: Quick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def measures(*arguments: Any) -> Any:
+        measured.append(arguments)
+        return measure(*arguments)
+
+    measure, measured, said = group_widths.measure_widths, list[Any](), list[str]()
+    asked: dict[str, Any] = {"sweep": {"fusion": "auto"}, "space": {"lr": loguniform(1e-3, 0.1)}, "num_samples": 4}
+    asked |= {"max_t": 2, "callbacks": [lambda event: said.append(getattr(event, "text", ""))]}
+    monkeypatch.setattr(group_widths, "MEASURED_FROM", 0)
+    monkeypatch.setattr(group_widths, "measure_widths", dies)
+    for _ in range(2):
+        assert is_killed(lambda: quick(**asked))
+    quick(**asked)
+    told = "2 processes in a row died while they measured how many trials train fastest as one"
+    assert any(line.startswith(told) and "`resume='changed'` measures again" in line for line in said)
+    monkeypatch.setattr(group_widths, "measure_widths", measures)
+    quick(**asked | {"num_samples": 6})
+    assert not measured
+    quick(**asked | {"num_samples": 8}, resume="changed")
+    assert len(measured) == 1
+
+
 def test_kills_in_dry_runs_with_a_success_between_are_no_crash(quick: Quick, one_process: None, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
 
@@ -140,6 +172,31 @@ def test_calls_that_come_while_another_one_works_are_told_so_and_count_nothing(
     flag.unlink()
     os.waitpid(first, 0)
     assert load(tmp_path / "run").finished
+
+
+def test_a_call_without_locks_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(lock: FileLock, **_: Any) -> None:
+        Path(lock.lock_file).touch()
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    (tmp_path / "there").mkdir()
+    for name in ("there", "deep/new"):
+        with pytest.raises(OSError, match="No locks available"):
+            Claim(tmp_path / name, "auto")
+    assert [*tmp_path.rglob("*")] == [tmp_path / "there"]
+
+
+def test_a_refused_call_to_try_again_forgets_no_death(quick: Quick, tmp_path: Path) -> None:
+    quick(num_samples=2, max_t=2)
+    note = tmp_path / "run" / DOING
+    note.write_text(json.dumps({"now": None, "deaths": {"training [1] to epoch 2": [1, 3]}}))
+    noted = note.read_bytes()
+    with pytest.raises(RunExists, match="max_t was 2, now 3"):
+        quick(num_samples=2, max_t=3, resume="changed")
+    assert note.read_bytes() == noted
+    quick(num_samples=2, max_t=2, resume="changed")
+    assert not note.exists()
 
 
 def no_dry_run(config: Config, width_ratio: float = 1.0) -> nn.Module:

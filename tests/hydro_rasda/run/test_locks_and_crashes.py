@@ -73,7 +73,12 @@ def test_after_two_deaths_in_a_row_at_one_place_work_comes_last_and_is_dropped_a
         assert not doing.suspected("training 4")
     told = "the tuner's own process died of it 3 times in a row after epoch 2; the same call with `resume='changed'`"
     assert told in CrashLog(file).dropped("training 3")
-    CrashLog(file, anew=True).close()
+    CrashLog(file, anew=True).close()  # its call was refused
+    assert CrashLog(file).dropped("training 3")
+    doing = CrashLog(file, anew=True)
+    assert not doing.suspected("training 3")
+    doing.forget_aside()
+    doing.close()
     assert not file.exists()
 
 

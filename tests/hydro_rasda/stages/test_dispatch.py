@@ -20,13 +20,16 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of, smoothed
+from hydro_rasda.results.record_from_journal import _take_in_sweep
 from hydro_rasda.run.events import RungDecided
+from hydro_rasda.run.full_size_journal import try_dropped_again
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import PopulationBasedBandits, PopulationBasedTraining, Range
 from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.space import explored
+from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.stages.transfer_of_finalists import LINEAR
 from hydro_rasda.trial import Trial
@@ -198,6 +201,65 @@ def test_another_device_measures_where_one_is_lost(run: Run) -> None:
     widths = [unit.value["most"] for key, unit in auto.store.units().items() if "widths-of" in key]
     assert {*widths} == {4}
     assert max(len(group.members) for task in backend.tasks for group in task.groups) == 4
+
+
+class MeasuresInTime(Curves):
+    """Measures only if the sweep has time left."""
+
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+        return dict.fromkeys(kinds, Widths(1, assumed=True) if self.run.out_of_time("surrogate") else Widths(4))
+
+
+def test_a_call_with_more_time_measures_what_time_left_unmeasured(run: Run) -> None:
+    auto = again(run, time_budget_s=1e-9, sweep=replace(run.settings.sweep, fusion="auto"))
+    sweep(auto, Given([configs()]), MeasuresInTime(auto))
+    assert auto.metrics
+    assert not any("widths-of" in key for key in auto.store.units())
+    more = again(auto, time_budget_s=None)
+    backend = MeasuresInTime(more)
+    sweep(more, Given([configs()]), backend)
+    assert max(len(group.members) for task in backend.tasks for group in task.groups) == 4
+    more.store.close()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_trial_that_was_dropped_while_it_was_built_is_tried_again_and_no_other_one_changes(run: Run) -> None:
+    """The configurations that the run has recorded stay where they are in its journal."""
+    run.store.doing._deaths["building trial 2"] = 0, 3
+    sweep(run, Given([configs()]), Curves(run))
+    assert run.failures.keys() == {2}
+    recorded = run.store.units()["surrogate/kinds-from-0"]
+    for deaths in (3, 0):
+        later = again(run)
+        later.store.doing._deaths["building trial 2"] = 0, deaths
+        try_dropped_again(later)
+        sweep(later, Given([configs()]), Curves(later))
+        assert later.failures.keys() == ({2} if deaths else set())
+        assert next(iter(later.store.units().items())) == ("surrogate/kinds-from-0", recorded)
+        assert (2 in epochs(later)) == (not deaths)
+        run = later
+    for read in (again(run), Run(run.problem, Store.read(run.store.path))):
+        _take_in_sweep(read)
+        assert not read.failures
+    lines = [line for unit in run.store.units().values() for line in unit.lines]
+    assert len([line for line in lines if line["event"] == "trial" and line["trial"] == 2]) == 1
+    run.store.close()
+
+
+class Unmeasured(Curves):
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+        return dict.fromkeys(kinds, Widths(1, assumed=True))
+
+
+def test_no_time_is_foreseen_from_widths_that_were_not_measured(run: Run) -> None:
+    auto = again(run, sweep=replace(run.settings.sweep, fusion="auto"))
+    for measured in (False, True):
+        backend = Curves(auto) if measured else Unmeasured(auto)
+        auto.trials, dispatcher = {0: Trial(0, configs()[0])}, Dispatcher(auto, backend)
+        dispatcher.kinds[0] = f"a kind, {measured}"
+        dispatcher.add(0, 3)
+        dispatcher.start_next()
+        assert math.isfinite(dispatcher.foreseen(1, 1)) == measured
 
 
 def test_a_key_that_makes_another_structure_is_refused(run: Run) -> None:

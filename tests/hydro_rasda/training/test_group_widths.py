@@ -101,12 +101,12 @@ def test_trials_that_cannot_be_measured_are_said_to_train_one_after_another(prob
 
     lost = replace(problem, objective=fails)
     with pytest.warns(UserWarning, match="trials train one after another, because .* OSError: no descriptor is left"):
-        assert planned_widths(lost, {"kind": trials(8)}, forked=forked) == {"kind": Widths(1)}
+        assert planned_widths(lost, {"kind": trials(8)}, forked=forked) == {"kind": Widths(1, assumed=True)}
     assert not cache_folder().exists()
 
 
 def test_a_single_trial_is_not_measured(problem: Problem) -> None:
-    assert planned_widths(problem, {"kind": trials(1)}) == {"kind": Widths(1)}
+    assert planned_widths(problem, {"kind": trials(1)}) == {"kind": Widths(1, assumed=True)}
     assert not cache_folder().exists()
 
 
@@ -119,7 +119,7 @@ def test_a_sweep_that_is_as_short_as_a_measurement_is_not_measured(
     steps = problem.train_data.steps(32)
     assert steps is not None
     rate = steps / 0.5
-    assert planned_widths(tried, {"kind": trials(8)}) == {"kind": Widths(20, 2, {1: rate, 20: 2 * rate})}
+    assert planned_widths(tried, {"kind": trials(8)}) == {"kind": Widths(20, 2, {1: rate, 20: 2 * rate}, assumed=True)}
     assert not cache_folder().exists()
     for long, memory in (
         (tried.with_settings(max_t=3**9), None),
@@ -134,7 +134,8 @@ def test_a_sweep_that_is_as_short_as_a_measurement_is_not_measured(
 def test_nothing_that_is_measured_outlasts_the_time_left(problem: Problem) -> None:
     """A step of trainings so long would be compiled, for half a minute, to see whether that pays."""
     long = replace(problem, steady_epoch_seconds=1e3).with_settings(max_t=10**7)
-    assert planned_widths(long, {"kind": trials(8)}, seconds=0.0) == {"kind": Widths(1)}
+    with pytest.warns(UserWarning, match="there was no time left for it"):
+        assert planned_widths(long, {"kind": trials(8)}, seconds=0.0) == {"kind": Widths(1, assumed=True)}
     assert not cache_folder().exists()
     found = planned_widths(long, {"kind": trials(8)}, seconds=200.0)["kind"]
     assert found.most > 1
@@ -273,9 +274,10 @@ def test_kinds_are_measured_beside_each_other(problem: Problem) -> None:
     here = os.getpid()
     deadly = trials(9, deadly=True)
     asked = replace(problem, model_fn=model_fn)
-    widths = planned_widths(asked, {"kind": trials(9), "deadly": deadly}, cores=2, forked=True)
+    with pytest.warns(UserWarning, match="measuring how fast groups train failed: SIGKILL"):
+        widths = planned_widths(asked, {"kind": trials(9), "deadly": deadly}, cores=2, forked=True)
     assert max(widths["kind"].throughput) <= 5
-    assert widths["deadly"] == Widths(1)
+    assert widths["deadly"] == Widths(1, assumed=True)
     assert entry().exists()
 
 
