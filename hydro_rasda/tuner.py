@@ -339,7 +339,7 @@ def _train(run: Run, search: Search, asked: SweepConfig, backend: Backend) -> Tu
         for line in overfitting_line(run, tried):
             run.say(line)
         result = make_result(run, tried)
-        for line in undecided_line(result, tried) if not run.out_of_time("target") else ():
+        for line in undecided_line(result) if not run.out_of_time("target") else ():
             run.say(line)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):

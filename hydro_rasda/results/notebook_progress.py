@@ -20,6 +20,10 @@ class NotebookProgress(Progress):
     _handle: Any = None
     _drawn = -math.inf
 
+    @property
+    def _has_bar(self) -> bool:
+        return True
+
     def on_event(self, event: Event) -> None:
         super().on_event(event)
         if time.monotonic() - self._drawn >= DRAW_SECONDS:

@@ -18,6 +18,7 @@ from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_c
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.events import (
+    FULL_SIZE,
     EpochEnded,
     EpochsTrained,
     Event,
@@ -88,6 +89,10 @@ class Progress:
         self._scores: dict[str, dict[int, tuple[float, int]]] = {"surrogate": {}, "target": {}}
         self._first: int | None = None
 
+    @property
+    def _has_bar(self) -> bool:
+        return self.console.is_terminal
+
     def on_event(self, event: Event) -> None:
         if isinstance(event, MessageSaid):
             self._say(event.text, event.seconds)
@@ -131,7 +136,7 @@ class Progress:
         self._show(event.note)
         if self._said is None:
             self._said = event.seconds
-        if not self.console.is_terminal and event.seconds - self._said >= LINE_SECONDS:
+        if not self._has_bar and event.seconds - self._said >= LINE_SECONDS:
             share = self._bars.tasks[self._task].completed
             done, seconds = f"{self._trained} of {self._stage.epochs} epochs", self._left or 0.0
             if self._left is not None:
@@ -162,14 +167,14 @@ class Progress:
 
     def _leader(self) -> str:
         """Name the trial that leads, with its latest score and epoch in the stage; empty before the first score."""
-        scores = self._scores["target" if self._stage is not None and self._stage.title == "full size" else "surrogate"]
+        scores = self._scores["target" if self._stage is not None and self._stage.title == FULL_SIZE else "surrogate"]
         if self._asked is None or not scores:
             return ""
         sign = 1 if self._asked.mode == "min" else -1
         best = min(scores, key=lambda number: sign * scores[number][0])
         best = self._first if self._first is not None and self._first in scores else best
         # A bar's line has little room.
-        what = ": " if self._narrow and self.console.is_terminal else f" with {self._asked.metric} "
+        what = ": " if self._narrow and self._has_bar else f" with {self._asked.metric} "
         score, epoch = scores[best]
         return f"trial {best} leads{what}{show(score, 4)} (epoch {epoch})"
 

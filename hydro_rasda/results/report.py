@@ -108,7 +108,7 @@ def cost_line(result: RunRecord) -> str:
 def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
     """Say a time as such and in full trainings of `max_t` epochs, if the run has trained at full size."""
     full = spent.full_trainings(seconds, max_t) if max_t else math.nan
-    return duration(seconds) + (f" ({full:.2g} full trainings)" if math.isfinite(full) else "")
+    return duration(seconds) + (f" ({show(full, 2)} full trainings)" if math.isfinite(full) else "")
 
 
 def kept_weights(result: RunRecord) -> str:
@@ -138,7 +138,7 @@ def front_lines(result: RunRecord) -> list[str]:
         told = [f"trial {t.trial} ({', '.join(f'{n} {show(t.metrics[n], 4)}' for n in names)})" for t in front]
         lines = [f"on the front of the full-size models: {'; '.join(told)}"]
     if front and comparison.bounds and any(comparison.violations({t.trial: t.metrics for t in front}).values()):
-        lines.append("no full-size model keeps all bounds of `constraints`: these break them least")
+        lines.append("no full-size model keeps all bounds of `sweep.constraints`: these break them least")
     return lines
 
 
@@ -169,9 +169,19 @@ _NOTHING = 1e-3
 
 
 def sampling_line(result: RunRecord) -> list[str]:
-    """Return what the run said of the sampling error of its winner and the second; no line if it said nothing."""
-    begins = re.compile(DIFFER.format(result.best_trial, r"\d+"))
-    return [message.text for message in result.messages if begins.match(message.text)][-1:]
+    """Return the run's message about the sampling error of its two best trials; no line if it said nothing of them.
+
+    It may have said it of a second that another trial has beaten since.
+    """
+    begins = DIFFER.format(result.best_trial, second_of(result))
+    return [message.text for message in result.messages if message.text.startswith(begins)][-1:]
+
+
+def second_of(result: RunRecord) -> int | None:
+    """Return the best trial, but for the winner, of those that trained to the end at full size; None without one."""
+    ends = {r.trial: r.metric for r in result.trials if r.status == "finished" and math.isfinite(r.metric)}
+    ends.pop(result.best_trial, None)
+    return next(iter(ranked(ends, result.mode)), None)
 
 
 def better_line(result: RunRecord) -> list[str]:
@@ -251,9 +261,10 @@ def explained(state: str) -> str:
 
 def failed_and_diverged(record: RunRecord) -> str:
     """Count the trials that raised, and those without a finite score; empty if all went well."""
-    found = Counter(trial.status for trial in record.trials)
-    counts = [f"{found[status]} {status}" for status in ("failed", "diverged") if found[status]]
-    return f"of {len(record.trials)} trials, {' and '.join(counts)}" if counts else ""
+    found, trials = Counter(trial.status for trial in record.trials), len(record.trials)
+    counts = [(found[status], status) for status in ("failed", "diverged") if found[status]]
+    told = [f"{count} of {trials} trial{'s' * (trials != 1)} {status}" for count, status in counts[:1]]
+    return " and ".join([*told, *(f"{count} {status}" for count, status in counts[1:])])
 
 
 def failure_lines(record: RunRecord) -> list[str]:
@@ -293,7 +304,7 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
     trained = f"{cost.target_epochs} epochs at full size in {duration(cost.target_seconds)}"
     lines.append(f"Cost: {both_units(cost, cost.seconds, max_t)}; {swept}, {trained}.")
     if bad := failed_and_diverged(result):
-        lines.append(f"{bad[0].upper()}{bad[1:]}; to see why: hydro-rasda show {path}")
+        lines.append(f"{bad}; to see why: hydro-rasda show {path}")
     lines += dropped_lines(result)
     if not result.finished:
         lines.append(f"The run is {explained(state_of(result))}.")

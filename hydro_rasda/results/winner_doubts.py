@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 from fusion.streams import preserved_generators
+from hydro_rasda.console import show
 from hydro_rasda.data import batch_length
 from hydro_rasda.data.batch_splits import IndexedBatches
 from hydro_rasda.dry_run_of_batches import one_thread
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.records import DIFFER
+from hydro_rasda.results.report import second_of
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.results.winner import best_of
 from hydro_rasda.run.journal import number_of
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.schedulers.ranking import ranked
 
 LOST = 0.25
 """Validation must have lost this share of the final gap between training and validation since its best epoch. Measured
@@ -80,9 +81,9 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
     end = full[max(full)]
     epochs = f"{max(narrow)} epoch{'s' * (max(narrow) > 1)}"
     told = f"trial {winner} overfits at full size, which its surrogate of {epochs} did not show: val_loss "
-    told += f"rises from {full[epoch].val:.3g} after epoch {epoch} to {end.val:.3g}, and train_loss ends at "
+    told += f"rises from {show(full[epoch].val)} after epoch {epoch} to {show(end.val)}, and train_loss ends at "
     early = "" if run.settings.race.patience else ", or end such trainings early (`race=RaceConfig(patience=3)`)"
-    return [f"{told}{end.train:.3g}. Sweep the model itself (`sweep=SweepConfig(surrogate=1)`){early}"]
+    return [f"{told}{show(end.train)}. Sweep the model itself (`sweep=SweepConfig(surrogate=1)`){early}"]
 
 
 def _losses(run: Run, stage: Stage, number: int) -> dict[int, Losses]:
@@ -101,7 +102,7 @@ PARTS = 50
 """The examples are measured in about so many parts, whose differences tell how far chance moves their mean."""
 
 
-def undecided_line(result: TuneResult, finalists: Collection[int]) -> list[str]:
+def undecided_line(result: TuneResult) -> list[str]:
     """Say that chance may have chosen between the two best finalists, and name the argument that would tell.
 
     The two are those that trained to the end. They differ by less than the standard error of their difference over the
@@ -111,11 +112,10 @@ def undecided_line(result: TuneResult, finalists: Collection[int]) -> list[str]:
     """
     problem, trials = result._problem, result.trials
     name = result.metric.removeprefix("val_")
-    ended = [n for n in finalists if trials[n].status == "finished" and math.isfinite(trials[n].metric)]
+    second, ended = second_of(result), trials[result.best_trial].status == "finished"
     known = name != result.metric and problem.full_size is None and not problem.settings.folds
-    if not known or len(ended) < 2 or result.best_trial not in ended or name in problem.whole_names:
+    if not known or second is None or not ended or name in problem.whole_names:
         return []
-    second = ranked({n: trials[n].metric for n in ended if n != result.best_trial}, result.mode)[0]
     lead = abs(trials[second].metric - trials[result.best_trial].metric)
     try:
         examples, error = _error_of_difference(result, problem, second, name)
@@ -126,8 +126,8 @@ def undecided_line(result: TuneResult, finalists: Collection[int]) -> list[str]:
         return []
     folds = isinstance(problem.train_data, IndexedBatches)
     more = "`val_data=KFold(5)`" if folds or problem.settings.sweep.repeats > 1 else "`sweep=SweepConfig(repeats=3)`"
-    told = f"{DIFFER.format(result.best_trial, second)}{lead:.2g} in {result.metric}, less than the sampling error of"
-    return [f"{told} {examples} validation examples ({error:.2g}). To choose by more, use {more}"]
+    told = f"{DIFFER.format(result.best_trial, second)}{show(lead, 2)} in {result.metric}, less than the sampling"
+    return [f"{told} error of {examples} validation examples ({show(error, 2)}). To choose by more, use {more}"]
 
 
 def _error_of_difference(result: TuneResult, problem: Problem, second: int, name: str) -> tuple[int, float]:

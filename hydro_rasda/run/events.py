@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 Stage = Literal["surrogate", "target"]
 
+SURROGATES, CHECK, FULL_SIZE = "surrogates", "transfer check", "full size"
+"""Titles of the parts of a run."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Event:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.console import show
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import (
     CheckpointSaved,
@@ -25,7 +26,7 @@ from hydro_rasda.run.events import (
 from hydro_rasda.run.events import Stage as Stage
 from hydro_rasda.run.journal import JournalLine, Unit, number_of, score_in
 from hydro_rasda.run.run_folder import Store
-from hydro_rasda.run.time_left import LEAST_TOLD, TimeLeft, roughly, seconds_left
+from hydro_rasda.run.time_left import TimeLeft, roughly, seconds_left
 from hydro_rasda.run.unkept_values import literals
 from hydro_rasda.secret_masking import Place, hide, scrubbed
 from hydro_rasda.trial import Trial
@@ -194,8 +195,8 @@ class Run:
         """Announce epochs that were trained just now, before the journal has them."""
         seconds = self.store.seconds
         self.time_left.advance(epochs, seconds)
-        if (news := self.time_left.news(seconds)) is not None and news >= LEAST_TOLD:
-            self.say(f"About {roughly(news)} left.")
+        if (news := self.time_left.news(seconds)) is not None:  # not kept: soon it is not true any more
+            self.notify(MessageSaid, text=f"About {roughly(news)} left.")
         self.store.left = left = self.time_left.left(seconds)
         self.notify(EpochsTrained, seconds=seconds, epochs=epochs, note=note, seconds_left=left)
 
@@ -307,7 +308,7 @@ class Run:
         if not finite:
             return ""
         best = min(finite) if self.settings.mode == "min" else max(finite)
-        return f"{self.settings.metric} {best:.4g}"
+        return f"{self.settings.metric} {show(best, 4)}"
 
 
 def decision_key(key: str, candidates: Iterable[int]) -> str:

@@ -31,6 +31,13 @@ LEAST_SMOOTHING = 1.0
 LEAST_TOLD = 2.0
 """Seconds below which nobody is told how many are left."""
 
+LEAST_NEWS = 60.0
+"""Seconds below which a stage begins without a line on the time left.
+
+A dry run foresees batches alone. Processes, validation and checkpoints take some tenths of a second for each group and
+full-size model. They can be most of a run of seconds, but are a small share of minutes.
+"""
+
 
 def roughly(seconds: float) -> str:
     """Write an estimated time for people, in one unit.
@@ -147,12 +154,12 @@ class TimeLeft:
         return left if self._stages and math.isfinite(left) else None
 
     def news(self, seconds: float) -> float | None:
-        """Return the seconds left when they can be told, once a stage; otherwise None.
+        """Return the seconds left when they can be told, once a stage, if they are `LEAST_NEWS` or more; else None.
 
         `left` goes on from there.
         """
         stage, left = self._stages.get(self._now), self.foreseen()
-        if stage is None or stage.told or left is None or not stage.can_be_told(self.lanes):
+        if stage is None or stage.told or not stage.can_be_told(self.lanes) or left is None or left < LEAST_NEWS:
             return None
         stage.told, self._shown = True, (left, seconds)
         return left

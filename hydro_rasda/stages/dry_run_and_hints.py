@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from fusion import lr_factor
@@ -49,7 +50,7 @@ _TURNED = re.compile(r"neg|negative|minus|inverse|inv")
 
 _NO_DECAY = (
     'hint: the learning rate never decays. A decay usually gains more than any other key. Add `"schedule": "cosine"` '
-    'to the space, or `"linear"` with `"decay_start": uniform(0, 0.9)` to search where it begins'
+    'to the space. To search where the decay begins, add `"schedule": "linear", "decay_start": uniform(0, 0.9)`'
 )
 
 
@@ -118,10 +119,8 @@ def get_ready(
         *_, before, last = (0, *later.sweep_milestones)
         problem = replace(problem, horizon=last, unhurried=before)
         if last < settings.max_t:
-            told = (
-                f"the sweep trains for {last} of {settings.max_t} epochs: schedules run faster from epoch {before} on"
-            )
-            messages.append(f"{told}, and end with it")
+            faster = f"From epoch {before} on, its schedules run faster, so that they end with it."
+            messages.append(f"The sweep trains {last} of {settings.max_t} epochs. {faster}")
     elif not _has_decay(problem, space, configs):
         messages.append(_NO_DECAY)
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
@@ -177,8 +176,9 @@ def _of_surrogates(problem: Problem, found: DryRun, ratio: float) -> list[str]:
 def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
     doubtful = doubtful_hyperparameters(tuned(space), ratio)
     if doubtful:
+        width = Fraction(ratio).limit_denominator(64)
         warn(
-            f"the best {', '.join(doubtful)} at {ratio:g} of the width may not suit the full model, because narrow "
+            f"the best {', '.join(doubtful)} at {width} of the width may not suit the full model, because narrow "
             "models overfit less. To find out, set `sweep=SweepConfig(check_transfer=True)`. Wider surrogates, such as "
             "`sweep=SweepConfig(surrogate=1/4)`, overfit more like the full model"
         )

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from hydro_rasda.console import show
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
 from hydro_rasda.processes.retry_policy import RETRIES
 from hydro_rasda.results.winner import best_of, drop_lost_winner
-from hydro_rasda.run.events import RungDecided
+from hydro_rasda.run.events import CHECK, FULL_SIZE, SURROGATES, RungDecided
 from hydro_rasda.run.full_size_journal import (
     another_chance,
     averages_at,
@@ -37,7 +38,7 @@ from hydro_rasda.run.full_size_journal import (
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
-from hydro_rasda.stages.run_plan import CHECK, FULL_SIZE, SURROGATES, race_pieces, tell_race
+from hydro_rasda.stages.run_plan import race_pieces, tell_race
 from hydro_rasda.training.kept_weights import kept_epoch
 
 
@@ -124,7 +125,7 @@ def _tell(run: Run, finalists: Sequence[int], left: Sequence[int], racing: int, 
     if ends:  # perhaps one that ended early, or a finalist of an earlier call
         leader, _ = best_of(run, tried_targets(run, finalists))
         epoch, score = kept_of(run, leader)
-    leads = f"; trial {leader} {'wins' if ends else 'leads'} with {metric} {score:.4g} (epoch {epoch})"
+    leads = f"; trial {leader} {'wins' if ends else 'leads'} with {metric} {show(score, 4)} (epoch {epoch})"
     run.say(f"full size at epoch {stop}: {kept}{'' if run.settings.comparison.by_place else leads}")
 
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from hydro_rasda.contracts import Devices
 from hydro_rasda.results.summary import models_in_words
+from hydro_rasda.run.events import CHECK, FULL_SIZE, SURROGATES
 from hydro_rasda.run.full_size_journal import race_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
@@ -16,9 +17,6 @@ from hydro_rasda.schedulers import Bracket, PopulationBasedTraining, SweepRule, 
 from hydro_rasda.schedulers.sweep_rule import checked_epochs
 from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.transfer_of_finalists import CHECKED
-
-SURROGATES, CHECK, FULL_SIZE = "surrogates", "transfer check", "full size"
-"""Names of the stages."""
 
 _VERSIONS = re.compile(r"(, \d+ threads)?, torch [^,]*$")
 
@@ -68,8 +66,8 @@ class RunPlan:
         # A searcher has told only of the first ones yet.
         known = len(self._run.trials) == self._count
         each = f", each with {told}" if (told := models_in_words(settings, "surrogate")) else ""
-        shared = settings.sweep.fusion != 1 and known and kinds < self._count
-        of = f" Models of one structure train together; there {_are(kinds)}." if shared else ""
+        shared = settings.sweep.fusion != 1 and known and 1 < kinds < self._count
+        of = f" Models of one structure train together; these have {kinds} structures." if shared else ""
         yield f"{self._count} configuration{'s' * (self._count != 1)}{each}{f', on {where}' if where else ''}.{of}"
         ratio = Fraction(settings.sweep.surrogate).limit_denominator(64)
         width = f"surrogates of {ratio} of the width" if ratio < 1 else "models at full width"
@@ -93,10 +91,6 @@ def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
         trains = f"{finalists} finalists train" if finalists > 1 else "one finalist trains"
         epochs = run.settings.models("target") * sum(piece.epochs for piece in pieces)
         run.say(f"The sweep is over: {trains} at full size, for about {epochs:.0f} more epochs in all.")
-
-
-def _are(kinds: int) -> str:
-    return "is one" if kinds == 1 else f"are {kinds}"
 
 
 def race_pieces(run: Run, finalists: int, first: int | None = None, start: int = 0, trained: int = 0) -> list[Piece]:

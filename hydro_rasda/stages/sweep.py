@@ -18,9 +18,10 @@ from functools import partial
 
 from fusion.part_settings import check_settings
 from hydro_rasda.config_access import paths
+from hydro_rasda.console import show
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.processes.child_count import usable_children
-from hydro_rasda.run.events import RungDecided
+from hydro_rasda.run.events import SURROGATES, RungDecided
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
 from hydro_rasda.run.state import Run, failure_line, metric_lines, retry_key
 from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule
@@ -33,7 +34,7 @@ from hydro_rasda.stages.chance_baseline import warn_of_chance
 from hydro_rasda.stages.cost_limits import Costs, all_fit
 from hydro_rasda.stages.dispatch import Dispatcher, cannot_grow, make_copies
 from hydro_rasda.stages.fusion_groups import Unread, find_kinds, warn_of_unread
-from hydro_rasda.stages.run_plan import SURROGATES, RunPlan
+from hydro_rasda.stages.run_plan import RunPlan
 from hydro_rasda.stages.transfer_of_finalists import check_transfer, finalists_in_time, finalists_of_rule
 from hydro_rasda.trial import Trial
 
@@ -266,7 +267,7 @@ class _Sweep:
         over = {"stage": "surrogate", "epoch": stop, "candidates": tuple(sorted(scores)), "kept": tuple(kept)}
         run.notify(RungDecided, **over, recalled=recalled)
         if kept:
-            told = f"trial {kept[0]} leads with {run.settings.metric} {scores[kept[0]]:.4g}"
+            told = f"trial {kept[0]} leads with {run.settings.metric} {show(scores[kept[0]], 4)}"
             if self._by_place:
                 front = run.settings.comparison.front({n: run.values_at("surrogate", n, stop) for n in scores})
                 told = f"the front of all has {len({*front} & {*kept})} of them"

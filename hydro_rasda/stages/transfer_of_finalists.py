@@ -20,7 +20,7 @@ from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer
 from hydro_rasda.precision import as_given
 from hydro_rasda.results.lineage import SCHEDULES, Ancestor, lineages, may_decay, schedule_of, smoothed
 from hydro_rasda.results.result import AllTrialsFailed
-from hydro_rasda.run.events import FinalistsChosen
+from hydro_rasda.run.events import CHECK, FinalistsChosen
 from hydro_rasda.run.full_size_journal import record_swept, recorded_epochs
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key, shortened
@@ -210,7 +210,7 @@ def check_transfer(
     chosen = choose_checked(run, epochs, scores, lambda: _spread(scores, run.settings.mode))
     if len(chosen) < FEWEST:
         return None
-    run.begin_stage("transfer check", epochs * (len(chosen) + 1))
+    run.begin_stage(CHECK, epochs * (len(chosen) + 1))
     seed, span = run.settings.seed, Span(0, epochs)
     keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
     beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None

@@ -84,7 +84,7 @@ def test_the_first_line_on_the_screen_is_no_warning(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == f"Run folder: {tmp_path / 'run'}"
     assert any(
-        line.startswith("warning: the best weight_decay at 0.125 of the width may not suit the full model")
+        line.startswith("warning: the best weight_decay at 1/8 of the width may not suit the full model")
         for line in lines
     )
     assert not any("tune(" in line for line in lines)

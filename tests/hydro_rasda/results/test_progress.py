@@ -14,8 +14,9 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from hydro_rasda import TuneResult, loguniform, uniform
+from hydro_rasda import TuneResult, choice, loguniform, uniform
 from hydro_rasda.console import show
+from hydro_rasda.results.notebook_progress import NotebookProgress
 from hydro_rasda.results.progress import Progress
 from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.events import (
@@ -40,7 +41,7 @@ def test_progress_tells_of_each_decision(capsys: pytest.CaptureFixture[str], qui
     assert re.search(r"surrogates at epoch 1: 2 of 4 go on; trial \d leads with val_loss", said)
     assert re.search(r"full size at epoch 1: 1 of 2 go on; trial \d leads with val_loss \S+ \(epoch 1\)", said)
     assert "full size at epoch 2: done" in said
-    assert re.search(r"4 configurations, on .+\. Models of one structure train together; there is one\.", said)
+    assert "structure" not in said  # all have one
     quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
     assert "resuming the run: " in capsys.readouterr().out
     quick(progress=False, name="silent", space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
@@ -114,7 +115,7 @@ def test_ctrl_c_shows_how_to_go_on_and_hardly_a_frame(quick: Callable[..., TuneR
 def test_failures_are_counted_in_the_last_lines() -> None:
     record = replace(RECORD, trials=(*RECORD.trials, replace(RECORD.trials[0], trial=6, status="failed", error="E: x")))
     lines = closing_lines(record, "runs/a", 4)
-    assert lines[-2] == "Of 7 trials, 1 failed and 1 diverged; to see why: hydro-rasda show runs/a"
+    assert lines[-2] == "1 of 7 trials failed and 1 diverged; to see why: hydro-rasda show runs/a"
     assert lines[3].startswith("Cost: 20 s (2.5 full trainings); ")  # 6 epochs of 4, and 8 s of 4 times 2 s
     unfinished = replace(record, best_metric=math.nan, finished=False)
     lines = closing_lines(unfinished, "runs/a", 4)
@@ -153,6 +154,25 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -
         "surrogates: 221 of 500 epochs after 20 min 21 s",
     ]
     assert len(lines) == 2 + (500 - 101) // 60
+
+
+def test_a_notebook_has_a_bar_and_no_line_a_minute() -> None:
+    file = io.StringIO()
+    progress = NotebookProgress(Console(file=file, highlight=False))
+    progress._drawn = math.inf  # there is no notebook to draw in
+    progress.on_event(StageBegan(seconds=0.0, title="surrogates", epochs=500))
+    for i in range(500):
+        progress.on_event(EpochsTrained(seconds=1.0 + i, epochs=1, seconds_left=500.0 - i))
+    progress.on_event(MessageSaid(seconds=501.0, text="7 of 9 go on"))
+    assert file.getvalue() == "7 of 9 go on\n"
+
+
+def test_the_plan_counts_structures_if_there_are_several(
+    capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]
+) -> None:
+    space = {"lr": loguniform(1e-3, 0.3), "activation": choice(["relu", "tanh"])}
+    quick(progress=True, space=space, num_samples=8, max_t=1)
+    assert "Models of one structure train together; these have 2 structures." in capsys.readouterr().out
 
 
 def test_a_log_has_neither_broken_lines_nor_boxes_nor_padding(

@@ -13,7 +13,7 @@ from hydro_rasda.comparison_of_trials import Comparison
 from hydro_rasda.console import duration, show
 from hydro_rasda.page.words import answer
 from hydro_rasda.results.records import DIFFER, Cost, RunRecord, Status, TrialRecord
-from hydro_rasda.results.report import best_first, closing_lines, render, rungs
+from hydro_rasda.results.report import best_first, both_units, closing_lines, render, rungs
 from hydro_rasda.run.journal import keep_message
 from hydro_rasda.schedulers import agreement
 
@@ -93,15 +93,31 @@ def test_a_line_says_how_sure_the_choice_is() -> None:
 
 
 def test_the_sampling_error_stands_beside_the_confidence(tmp_path: Path) -> None:
-    """That of another winner, before samples were added, says nothing of this one."""
-    record, differ = replace(RECORD, path=tmp_path), f"{DIFFER.format(2, 5)}0.01 in val_loss, less than it"
+    """That of another winner, or of a second that another trial has beaten since, says nothing of these two."""
+
+    def finished(*numbers: int, **scores: float) -> RunRecord:
+        trials = [replace(t, status="finished") if t.trial in numbers else t for t in RECORD.trials]
+        trials = [replace(t, metric=scores.get(f"of_{t.trial}", t.metric)) for t in trials]
+        return replace(RECORD, path=tmp_path, trials=tuple(trials))
+
+    record, differ = finished(5, of_5=0.3), f"{DIFFER.format(2, 5)}0.01 in val_loss, less than it"
     assert "(confidence 90%);" in printed(record)
-    for text in (DIFFER.format(1, 2), DIFFER.format(2, 1), differ, "the sweep is over"):
+    for text in (DIFFER.format(1, 2), DIFFER.format(2, 1), differ, DIFFER.format(2, 51), "the sweep is over"):
         keep_message(tmp_path, 1.0, text)
     assert "(confidence 90% on these validation examples); one more" in printed(record)
     assert printed(record).count(f"\n{differ}") == 1
     assert f"T{differ[1:]}." in answer(record)
     assert DIFFER.format(2, 1) not in printed(record)
+    beaten = finished(4, 5, of_5=0.3, of_4=0.29)
+    assert "(confidence 90%);" in printed(beaten)
+    assert DIFFER.format(2, 5) not in printed(beaten)
+    assert differ in printed(finished(4, 5, of_5=0.3, of_4=0.31))
+
+
+def test_numbers_are_written_as_a_person_would() -> None:
+    """3 full trainings of 4 epochs, each of 2 s."""
+    told = [both_units(RECORD.cost, seconds, 4) for seconds in (2.8, 33.6, 1136.0)]
+    assert [each.partition("(")[2] for each in told] == [f"{n} full trainings)" for n in ("0.35", "4.2", "140")]
 
 
 BETTER = "trial 1 had a better val_loss, 0.1 after epoch 2 (`result.best_model(1)`), but "

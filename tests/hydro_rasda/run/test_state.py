@@ -3,8 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from hydro_rasda.problem import Problem
+from hydro_rasda.run.callbacks import Callbacks
+from hydro_rasda.run.events import SURROGATES, MessageSaid
+from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import ERROR_CHARS, Run, failure_line
+from hydro_rasda.run.time_left import Piece
 
 
 def test_a_decision_is_taken_once_over_the_same_candidates_and_anew_over_others(
@@ -20,6 +24,19 @@ def test_a_decision_is_taken_once_over_the_same_candidates_and_anew_over_others(
     assert decided([0, 1, 2, 3], [3]) == [3]
     assert decided([0, 1, 4], [4]) == [4]
     assert decided([0, 1, 2], [1]) == [2]
+
+
+def test_the_time_left_is_said_but_not_kept(problem: Problem, tmp_path: Path) -> None:
+    said: list[str] = []
+    with Store.open(tmp_path / "run", {}, "auto") as store:
+        run = Run(problem, store)
+        run.callbacks = Callbacks([lambda event: said.append(event.text) if isinstance(event, MessageSaid) else None])
+        run.time_left.plan(SURROGATES, [Piece(100, 400.0)])
+        run.begin_stage(SURROGATES, 100)
+        run.advance(1)
+        run.say("surrogates at epoch 1: 2 of 4 go on")
+    assert [text for text in said if text.startswith("About ") and text.endswith(" left.")] == said[:1]
+    assert [message.text for message in read_messages(tmp_path / "run")] == said[1:] != []
 
 
 def test_a_traceback_is_kept_as_far_as_a_person_would_read_it() -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from hydro_rasda.run.time_left import OVERHEAD, Piece, TimeLeft
+from hydro_rasda.run.time_left import LEAST_NEWS, OVERHEAD, Piece, TimeLeft
 
 
 def planned(sweep: float = 0.1, full: float = 2.0) -> TimeLeft:
@@ -49,21 +49,36 @@ def test_without_foreseen_times_measured_ones_tell() -> None:
 
 def test_it_is_told_once_a_stage_as_soon_as_it_is_measured() -> None:
     """With two lanes, both have to report; of what nothing was foreseen, a tenth has to be trained as well."""
-    left, told = planned(sweep=math.nan, full=1.0), list[float | None]()
+    left, told = planned(sweep=math.nan, full=6.0), list[float | None]()
     left.lanes = 2
     for at in range(1, 11):
         left.advance(1, float(at))
         assert (left.foreseen() is None) == (at < 2)
         told.append(left.news(float(at)))
-    assert told == [*[None] * 9, 90 * 1.0 + OVERHEAD * 20]
+    assert told == [*[None] * 9, 90 * 1.0 + OVERHEAD * 20 * 6.0]
     assert left.left(10.0) == told[-1]
     left.begin("full size", 10.0)
     left.plan("surrogates", [])
     told = []
     for at in range(3):
-        left.advance(1, 11.0 + at)
-        told.append(left.news(11.0 + at))
+        left.advance(1, 16.0 + 6 * at)
+        told.append(left.news(16.0 + 6 * at))
     assert [each is None for each in told] == [True, False, True]
+
+
+def test_a_short_time_is_not_told_until_measurements_say_that_it_is_long() -> None:
+    """Batches of some tenths of a millisecond foresee 4 s; each epoch then takes a second, most of it for processes."""
+    left, told = planned(sweep=0.02, full=0.05), list[float | None]()
+    for at in range(1, 101):
+        left.advance(1, float(at))
+        told.append(left.news(float(at)))
+    (first,) = [each for each in told if each is not None]
+    assert told[0] is None
+    assert first >= LEAST_NEWS
+    short = planned(sweep=0.02, full=0.05)
+    for at in range(1, 101):
+        short.advance(1, 0.2 * at)
+        assert short.news(0.2 * at) is None
 
 
 def test_the_estimate_does_not_jump() -> None:

@@ -13,7 +13,7 @@ from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import MessageSaid
+from hydro_rasda.run.events import CHECK, SURROGATES, MessageSaid
 from hydro_rasda.run.full_size_journal import (
     decided_targets,
     deciding_curve,
@@ -28,7 +28,6 @@ from hydro_rasda.run.state import Run, failure_line, metric_lines
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.stages.chance_baseline import chance_of
 from hydro_rasda.stages.race import train_finalists
-from hydro_rasda.stages.run_plan import CHECK, SURROGATES
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
 
 # A race of up to four trials over milestones 1, 2 and 4, of which half goes on.

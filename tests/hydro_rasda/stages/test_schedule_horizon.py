@@ -21,7 +21,7 @@ Quick = Callable[..., TuneResult]
 SPACE: dict[str, Any] = {"lr": choice([0.3]), "optimizer": "sgd", "batch_size": 32}
 DECAYS = {**SPACE, "schedule": "linear"}
 NONE = "hint: the learning rate never decays"
-TOLD = "the sweep trains for 2 of 4 epochs: schedules run faster from epoch 1 on, and end with it"
+TOLD = "The sweep trains 2 of 4 epochs. From epoch 1 on, its schedules run faster, so that they end with it."
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

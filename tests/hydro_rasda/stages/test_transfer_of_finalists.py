@@ -160,7 +160,7 @@ def test_it_is_said_where_surrogates_decide_nothing(quick: Quick) -> None:
 def test_regularizers_tuned_on_a_narrow_surrogate_are_warned_of(quick: Quick) -> None:
     space = {"lr": loguniform(1e-3, 0.3), "weight_decay": loguniform(1e-6, 1e-2), "dropout": 0.1}
     with pytest.warns(
-        UserWarning, match="the best weight_decay at 0.125 of the width may not suit the full model"
+        UserWarning, match="the best weight_decay at 1/8 of the width may not suit the full model"
     ) as told:
         quick(space=space, sweep={"surrogate": 1 / 8})
     assert Path(told[0].filename) == ROOM / "conftest.py", "it names the call of `tune`"
