@@ -12,7 +12,7 @@ from benchmarks.replay.anytime import AHEAD as AHEAD_OF_ASHA
 from benchmarks.replay.anytime import IN_TIME, SHARES
 from benchmarks.replay.live import agreement_with_live
 from benchmarks.replay.table import Table, pooled
-from benchmarks.replay.yardsticks import AGAIN, RESAMPLES, RULES, TODAY, Row, halves, mean, races, rows
+from benchmarks.replay.yardsticks import AGAIN, HEAT, RESAMPLES, RULES, TODAY, Row, halves, mean, races, rows
 from benchmarks.vs_asha.report import of_today, read
 from benchmarks.vs_asha.statistics import BASELINE, overall
 from benchmarks.vs_asha.yardsticks import by_chance
@@ -29,6 +29,7 @@ ABLATIONS = (
     "best epochs decide",
     "first look after a third",
     "no last look",
+    HEAT,
     f'{TODAY}, `keep="last"`',
 )
 

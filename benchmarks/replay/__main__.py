@@ -3,6 +3,7 @@
     python -m benchmarks.replay record digits --widths 0.125 1 --seeds 0 1   # goes on where it was stopped
     python -m benchmarks.replay record digits --widths 0.125 1 --sample 3    # what the live search with seed 3 trains
     python -m benchmarks.replay write                                        # results/replay.md and replay.png
+    python -m benchmarks.replay ladder                                       # results/replay_ladder.md
 
     from benchmarks.replay.table import load
     table = load("digits")
@@ -19,7 +20,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.replay import anytime, live, yardsticks
+from benchmarks.replay import anytime, ladder, live, yardsticks
 from benchmarks.replay.table import FOLDER, Table, pooled, sample_folder
 from benchmarks.result_files import DEFAULT_DATA, texts
 from benchmarks.tasks.load import ON_GPU, TASKS, load_task
@@ -71,11 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recording.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     recording.add_argument("--sample", type=int, help="the live searches' configurations and weights of this seed")
     recording.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    for command in (recording, commands.add_parser("write", help="what they say, to a page and a figure beside them")):
+    writing = commands.add_parser("write", help="what they say, to a page and a figure beside them")
+    climbing = commands.add_parser("ladder", help="what a middle heat would find and cost, to a page beside them")
+    for command in (recording, writing, climbing):
         command.add_argument("--folder", type=Path, default=FOLDER, help="of the tables")
     given = parser.parse_args(arguments)
     if given.command == "write":
         print(write(given.folder))
+        return
+    if given.command == "ladder":
+        print(ladder.write(given.folder))
         return
     from benchmarks.replay.record import record
 

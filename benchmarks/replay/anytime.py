@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, at_random, one_epoch, swept, today
 from benchmarks.replay.table import Floats, Ints, Table, complete_seeds, seed_spread
-from benchmarks.replay.yardsticks import RESAMPLES, draws, halves
+from benchmarks.replay.yardsticks import MOST, RESAMPLES, draws, halves
 from benchmarks.result_files import columns
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 GRID = np.geomspace(0.25, 14, 300)
 """Costs at which curves are drawn, in full trainings."""
-MOST = 10.0
-"""Standard deviations that a run counts as behind at most: what diverges is infinitely behind."""
 LAST = 4.0
 """Full trainings up to which today's rule is compared with ASHA at every cost."""
 AHEAD = "`tune` has less regret than ASHA from "
@@ -99,9 +97,13 @@ class InHand:
         return self.regret[np.searchsorted(self.spent, costs * (1 + 1e-9), side="right")]
 
 
-def in_hand(table: Table, policies: Sequence[Policy], resamples: int) -> Iterator[list[InHand]]:
-    """Of each search of one task, where best epochs are kept: what each of the policies had in hand."""
-    tables = Tables(table)
+def in_hand(table: Table, policies: Sequence[Policy], resamples: int, by_width: bool = False) -> Iterator[list[InHand]]:
+    """Of each search of one task, where best epochs are kept: what each of the policies had in hand.
+
+    Args:
+        by_width: See `Tables`.
+    """
+    tables = Tables(table, by_width)
     spread = seed_spread(table, complete_seeds(table, 1.0), keep="best")
     for draw in draws(table, resamples, "best"):
         found = list[InHand]()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from statistics import fmean
+from typing import Literal, NamedTuple
 
 from benchmarks.replay.table import Floats, Table, after_cooldown, goodness
 from hydro_rasda.schedulers import (
@@ -41,9 +42,11 @@ class Tables:
         kept: Goodness of what is handed back at full width, as far as each is trained, likewise: [seed, config, epoch].
         cooled: Goodness after a cooldown, by width, epoch and share: [seed, config].
         costs: Of an epoch by width, in full trainings.
+        by_width: True to price epochs by `price_by_width`, False by the table's CPU seconds.
     """
 
     table: Table
+    by_width: bool = False
     scores: dict[tuple[float, Weights], Floats] = field(init=False)
     kept: Floats = field(init=False)
     cooled: dict[tuple[float, int, float], Floats] = field(init=False)
@@ -57,7 +60,17 @@ class Tables:
         self.kept = goodness(self.table, 1.0, keep="best")
         branches = [(width, *branch) for width in widths for branch in about.branches]
         self.cooled = {of: after_cooldown(self.table, *of) for of in branches}
-        self.costs = {width: self.table.cost(width) / about.max_t for width in widths}
+        price = price_by_width if self.by_width else self.table.cost
+        self.costs = {width: price(width) / about.max_t for width in widths}
+
+
+def price_by_width(width: float) -> float:
+    """Return what a training costs on a wide model, in full trainings: its multiplications, and a little for the rest.
+
+    >>> price_by_width(1.0), price_by_width(1 / 4)
+    (1.0, 0.0825)
+    """
+    return 1.0 if width == 1 else width**2 + 0.02
 
 
 @dataclass
@@ -108,6 +121,10 @@ class Search:
     def reached(self, number: int, width: float = 1.0) -> int:
         """Epochs that a configuration has trained at a width."""
         return self._paid.get((width, number), 0)
+
+    def spent_by_width(self) -> float:
+        """Return the cost of all epochs in full trainings by `price_by_width`. Cooldowns do not count."""
+        return sum(price_by_width(width) * epochs for (width, _), epochs in self._paid.items()) / self.max_t
 
 
 Policy = Callable[[Search], int]
@@ -187,6 +204,11 @@ class Tune:
     by: Literal["both", "last weights", "best epochs"] = "both"
     rule: RuleName = HALVING
 
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """All widths below the full one at which it trains."""
+        return (self.width,)
+
     def __call__(self, search: Search) -> int:
         """The winner's number."""
         finalists = left = self.sweep(search)
@@ -253,6 +275,88 @@ class Tune:
             first = search.look(1.0, number, 1, "averaged")
             return final_score(own, max(own, averaged), first, "max")  # the better ones are handed back
         return averaged if self.by == "best epochs" else own
+
+
+class Heat(NamedTuple):
+    """Trainings on narrow models, between the sweep and full size.
+
+    Attributes:
+        trials: The best so many take part.
+        length: Share of a training after which they are compared.
+    """
+
+    trials: int
+    width: float = 1 / 4
+    length: float = 1.0
+
+
+@dataclass(frozen=True)
+class Ladder(Tune):
+    """The sweep, heats on narrow models, and a race of those few that are left. `tune` has no such heats.
+
+    Attributes:
+        heats: One after another; each compares narrow models by `heats_by`.
+        full_size: The best so many of the last heat train at full size.
+        look: Share of a training after which those behind the leader are stopped if they are not worth the rest of
+            their training; None to train all to the end, "race" to compare as often as today's race.
+        margin: Only those train at full size that are behind the best of the last heat by no more than this times the
+            usual change of its scores in the second half of the heat.
+        forecast: True to expect, at the look, that scores change as those of the narrow models did from there on.
+    """
+
+    heats: tuple[Heat, ...] = (Heat(8),)
+    full_size: int = 2
+    look: float | Literal["race"] | None = 3 / 4
+    heats_by: Weights = "own"
+    margin: float = math.inf
+    forecast: bool = False
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """All widths below the full one at which it trains."""
+        return (self.width, *(heat.width for heat in self.heats))
+
+    def sweep(self, search: Search) -> list[int]:
+        """Sweep and train the heats: those that train at full size, best first."""
+        counts = [*(heat.trials for heat in self.heats), self.full_size]
+        left = Tune(finalists=counts[0], width=self.width).sweep(search)
+        for heat, count in zip(self.heats, counts[1:]):
+            scores = {n: search.look(heat.width, n, self._end_of(heat, search), self.heats_by) for n in left}
+            left = best_of(scores, count)
+        return self._near(search, left) if self.margin < math.inf else left
+
+    def stops_of(self, search: Search) -> tuple[int, ...]:
+        """The epochs at which the race compares."""
+        if self.look == "race":
+            return super().stops_of(search)
+        look = self._last_look_of(search)
+        return (search.max_t,) if look is None else (look, search.max_t)
+
+    def compared(self, search: Search, number: int, stop: int) -> float:
+        """The goodness by which the race compares after an epoch; trains as far."""
+        score, width = super().compared(search, number, stop), self.widths[-1]
+        if not self.forecast or stop == search.max_t:
+            return score
+        change = search.look(width, number, search.max_t) - search.look(width, number, stop)
+        return score + change if math.isfinite(change) else score
+
+    def _last_look_of(self, search: Search) -> int | None:
+        if self.look == "race":
+            return super()._last_look_of(search)
+        return None if self.look is None else math.ceil(self.look * search.max_t)
+
+    @staticmethod
+    def _end_of(heat: Heat, search: Search) -> int:
+        return math.ceil(heat.length * search.max_t)
+
+    def _near(self, search: Search, left: list[int]) -> list[int]:
+        """The best of the last heat, and those that are behind it by no more than the margin."""
+        width, end = self.heats[-1].width, self._end_of(self.heats[-1], search)
+        there = [n for n in search.numbers if search.reached(n, width) >= end]
+        changes = [search.look(width, n, end) - search.look(width, n, math.ceil(end / 2)) for n in there]
+        usual = math.sqrt(fmean([change**2 for change in changes if math.isfinite(change)] or [0.0]))
+        least = search.look(width, left[0], end) - self.margin * usual
+        return [left[0], *(n for n in left[1:] if search.look(width, n, end) >= least)]
 
 
 def played(rule: SweepRule, search: Search, width: float, finalists: int) -> list[int]:

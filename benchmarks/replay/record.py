@@ -248,9 +248,23 @@ def opened(task: Task, widths: Sequence[float], of: Sequence[int], folder: Path,
     except FileNotFoundError:
         branches = branches_of(task.max_t)
         table = empty(About(task.name, task.mode, task.max_t, configs, [], [], branches=branches))
-    if (table.about.configs, table.about.max_t) != (configs, task.max_t):
+    if table.about.max_t != task.max_t or not _alike(table.about.configs, configs):
         raise ValueError(f"the table of {task.name} in {folder} is of other configurations; record into another folder")
     return widened(table, widths, of, environment("torch", threads=1, load=None))
+
+
+def _alike(recorded: Sequence[Config], sampled: Sequence[Config]) -> bool:
+    """Whether configurations are the same up to the last digits of a float, which differ between machines."""
+    return len(recorded) == len(sampled) and all(
+        ours.keys() == theirs.keys() and all(_same(ours[key], theirs[key]) for key in ours)
+        for ours, theirs in zip(recorded, sampled)
+    )
+
+
+def _same(ours: object, theirs: object) -> bool:
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-9)
+    return ours == theirs
 
 
 def _extend(task: Task, table: Table, widths: Sequence[float], of: Sequence[int], folder: Path) -> None:

@@ -13,25 +13,29 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.replay.policies import RACE_FACTOR, Policy, Search, Tables, Tune, asha, swept, today
-from benchmarks.replay.table import Ints, Keep, Table, complete_seeds, goodness, halvings, seed_spread, truth
+from benchmarks.replay.policies import RACE_FACTOR, Ladder, Policy, Search, Tables, Tune, asha, swept, today
+from benchmarks.replay.table import Floats, Ints, Keep, Table, complete_seeds, goodness, halvings, seed_spread, truth
 from hydro_rasda.schedulers import Race, chances
 
 RESAMPLES = 100
 AGAIN = "ASHA, another sample"
 TODAY = "today's rule"
 TODAY_LAST = f'{TODAY}, `keep="last"`'
+HEAT = "eight at 1/4 of the width to the end, two at full size"
 FIRST = ("breast_cancer", "diabetes", "digits", "recurrent", "residual", "warm_up")
 """The tasks that all rules before were chosen on."""
 NOT_TO_CHOOSE = ("spoken_digits",)
 """Tasks that judge only."""
 MOST_TRAININGS = 4.0
 """A half chooses no rule that costs more in the mean over its tasks; on some, a sweep is as dear as a race."""
+MOST = 10.0
+"""Standard deviations between seeds that a winner counts as behind at most: what diverges is infinitely behind."""
 RULES: dict[str, Policy] = {
     TODAY: today,
     "Hyperband sweeps": Tune(rule="hyperband"),
@@ -54,6 +58,7 @@ RULES: dict[str, Policy] = {
     "three finalists, all to the end": swept(3),
     "four finalists, all to the end": swept(4),
     "six finalists": Tune(finalists=6),
+    HEAT: Ladder(),
     "the best surrogate's alone (Hydro)": swept(1),
 }
 
@@ -106,12 +111,17 @@ class Judged:
     Attributes:
         cost: In full trainings.
         retrained: The mean test score of its configuration, trained again with the other seeds.
+        regret: What that lacks in validation on the best configuration of the search, in standard deviations between
+            seeds, `MOST` at most; here lower is better.
+        cost_by_width: In full trainings, by `price_by_width` rather than by seconds.
     """
 
-    cost: np.ndarray
-    validation: np.ndarray
-    handed: np.ndarray
-    retrained: np.ndarray
+    cost: Floats
+    validation: Floats
+    handed: Floats
+    retrained: Floats
+    regret: Floats
+    cost_by_width: Floats
 
 
 @dataclass(frozen=True)
@@ -123,12 +133,15 @@ class Row:
         reaches: By the validation score of the model handed back.
         handed: By its test score, up to a seed's spread.
         retrained: By the test score of its configuration trained again, likewise.
+        regret: Its mean; see `Judged`, and for `cost_by_width`, a median.
     """
 
     cost: float
     reaches: float
     handed: float
     retrained: float
+    regret: float = math.nan
+    cost_by_width: float = math.nan
 
     @property
     def quality(self) -> float:
@@ -138,7 +151,7 @@ class Row:
 
 def mean(rows: Iterable[Row]) -> Row:
     """The mean over tasks."""
-    return Row(*np.mean([[row.cost, row.reaches, row.handed, row.retrained] for row in rows], 0).tolist())
+    return Row(*np.mean([astuple(row) for row in rows], 0).tolist())
 
 
 class Judge:
@@ -156,18 +169,23 @@ class Judge:
         self._tests = {keep: goodness(table, 1.0, "test", keep=keep) for keep in keeps}
         self._validation = {"last": self._tables.scores[1.0, "own"], "best": self._tables.kept}
         self._spread = seed_spread(table, complete_seeds(table, 1.0), "test")
+        self._unit = max(seed_spread(table, complete_seeds(table, 1.0)), 1e-12)  # 0 where seeds change nothing
         self._baseline = self._judged(asha, "last", self._draws)
 
     def row(self, policy: Policy, keep: Keep = "best") -> Row:
         """A policy against ASHA; it hands back the best epoch or the last."""
-        return self._against(self._judged(policy, keep, self._draws))
+        return self.against(self.judged(policy, keep))
+
+    def judged(self, policy: Policy, keep: Keep = "best") -> Judged:
+        """What its winners are worth, in each of the searches."""
+        return self._judged(policy, keep, self._draws)
 
     def again(self) -> Row:
         """ASHA's own winners with another sample of configurations.
 
         Of the same seed, as a policy has ASHA's: what all trainings with one seed have in common makes none better.
         """
-        return self._against(self._judged(asha, "last", [replace(draw, subset=draw.rest) for draw in self._draws]))
+        return self.against(self._judged(asha, "last", [replace(draw, subset=draw.rest) for draw in self._draws]))
 
     def _judged(self, policy: Policy, keep: Keep, of: Iterable[Draw]) -> Judged:
         rows = []
@@ -176,17 +194,27 @@ class Judge:
             winner = policy(search)
             at = np.s_[draw.seed, winner, search.reached(winner) - 1]
             again = self._tests["last"][draw.others, winner, -1].mean()
-            rows.append((search.spent, self._validation[keep][at], self._tests[keep][at], again))
+            behind = (draw.best - self._validation["last"][draw.others, winner, -1].mean()) / self._unit
+            row = search.spent, self._validation[keep][at], self._tests[keep][at], again
+            rows.append((*row, min(behind, MOST), search.spent_by_width()))
         return Judged(*np.array(rows).T)
 
-    def _against(self, found: Judged) -> Row:
-        base = self._baseline
+    def against(self, found: Judged) -> Row:
+        """Shares and means over the searches."""
+        handed, retrained = self.no_worse(found)
         return Row(
             cost=float(np.median(found.cost)),
-            reaches=float((found.validation >= base.validation).mean()),
-            handed=float((found.handed >= base.handed - self._spread).mean()),
-            retrained=float((found.retrained >= base.retrained - self._spread).mean()),
+            reaches=float((found.validation >= self._baseline.validation).mean()),
+            handed=float(handed.mean()),
+            retrained=float(retrained.mean()),
+            regret=float(found.regret.mean()),
+            cost_by_width=float(np.median(found.cost_by_width)),
         )
+
+    def no_worse(self, found: Judged) -> NDArray[np.bool_]:
+        """Whether each winner is no worse than ASHA's: handed back, and trained again, a row each."""
+        least = self._baseline.handed - self._spread, self._baseline.retrained - self._spread
+        return np.stack([found.handed >= least[0], found.retrained >= least[1]])
 
 
 Rows = dict[str, dict[str, Row]]
@@ -200,16 +228,17 @@ def rows(tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES, resam
         judge = Judge(table, resamples)
         found[AGAIN][task] = judge.again()
         for name, rule in rules.items():
-            if isinstance(rule, Tune) and not _applies(rule, table):
+            if isinstance(rule, Tune) and not applies(rule, table):
                 continue
             found[name][task] = judge.row(rule)
         found[TODAY_LAST][task] = judge.row(replace(today, by="last weights"), "last")
     return {name: of_task for name, of_task in found.items() if of_task}
 
 
-def _applies(rule: Tune, table: Table) -> bool:
+def applies(rule: Tune, table: Table) -> bool:
+    """Whether a table has the cooldowns and widths that a rule looks at."""
     has_cooldowns = bool(table.about.branches) or not (rule.cooldown or rule.race_cooldown)
-    return has_cooldowns and complete_seeds(table, rule.width, 1.0) == complete_seeds(table, 1 / 8, 1.0)
+    return has_cooldowns and complete_seeds(table, *rule.widths, 1.0) == complete_seeds(table, 1 / 8, 1.0)
 
 
 def chosen(found: Rows, names: Iterable[str] = RULES) -> str:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from benchmarks.replay.anytime import GRID, LAST, MOST, Curve, ahead_from, in_time, incumbents, regrets
+from benchmarks.replay.anytime import GRID, LAST, Curve, ahead_from, in_time, incumbents, regrets
 from benchmarks.replay.policies import Search, Tables, Tune, asha, swept
 from benchmarks.replay.table import Table, goodness, seed_spread
-from benchmarks.replay.yardsticks import draws
+from benchmarks.replay.yardsticks import MOST, draws
 from tests.benchmarks.replay.tables import parallel, search, table_of
 
 

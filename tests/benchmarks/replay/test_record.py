@@ -98,6 +98,14 @@ def test_a_table_of_other_configurations_is_refused(tmp_path: Path) -> None:
         opened(digits(), [1.0], [0], tmp_path)
 
 
+def test_a_table_goes_on_where_a_machine_rounds_another_way(tmp_path: Path) -> None:
+    task = digits()
+    table = opened(task, [1.0], [0], tmp_path)
+    others = [{**config, "lr": np.nextafter(config["lr"], 1.0).item()} for config in table.about.configs]
+    save(replace(table, about=replace(table.about, configs=others)), tmp_path)
+    assert opened(task, [1.0], [0], tmp_path).about.configs == others != table.about.configs
+
+
 def test_a_diverged_training_has_no_scores_from_there_on() -> None:
     """Beside one that goes on, its member is lost alone."""
     task = digits(max_t=3)

@@ -63,7 +63,7 @@ def test_each_half_chooses_what_is_best_by_both_and_affordable() -> None:
     assert chosen(found, ["dear", "handed", "both"]) == "both"
     found[AGAIN]["spoken_digits"] = Row(8, 1, 1, 1)
     assert chosen(found, ["dear", "handed", "both"]) == "both"
-    assert mean([Row(1, 0, 0, 1), Row(3, 1, 0, 0)]) == Row(2, 0.5, 0, 0.5)
+    assert mean([Row(1, 0, 0, 1, 2, 4), Row(3, 1, 0, 0, 4, 5)]) == Row(2, 0.5, 0, 0.5, 3, 4.5)
 
 
 def test_halves_are_those_that_chose_and_those_that_did_not() -> None:
