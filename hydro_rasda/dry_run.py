@@ -126,7 +126,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
         except Exception as error:
             if (why := hidden_by_wrapper(target)) is not None:
                 told = f"`model_fn` makes a model that cannot be copied and trained here: {why}"
-                raise ValueError(told) from error
+                error = misfit(told, error)
             if not isinstance(error, Misfit):
                 raise
             misfits.append(error.args[0])

@@ -4,5 +4,14 @@ from fusion.structure.float_slots import FloatSlot
 from fusion.structure.signature import HOOK, UNKNOWN, describe
 from fusion.structure.structure_key import FusionKey, check_module, check_same, fusion_key, hidden_by_wrapper
 
-__all__ = ["HOOK", "UNKNOWN", "FloatSlot", "FusionKey", "check_module", "check_same", "describe", "fusion_key"]
-__all__ += ["hidden_by_wrapper"]
+__all__ = [
+    "HOOK",
+    "UNKNOWN",
+    "FloatSlot",
+    "FusionKey",
+    "check_module",
+    "check_same",
+    "describe",
+    "fusion_key",
+    "hidden_by_wrapper",
+]

@@ -24,7 +24,7 @@ def open_files_again() -> None:
     written at their end, stay shared, because each process adds to what the others wrote. So do files that are locked
     to be written, since the lock belongs to the file as it was opened.
 
-    Files that are open to be both read and written ("r+", "w+") get their own positions, too: nothing tells a data set
+    Files that are open to be both read and written ("r+", "w+") get their own positions, too. Nothing tells a data set
     from a log among them, and wrong rows are worse than lost lines. If several processes write to such a log, their
     lines overwrite each other. Open a log with "a".
 

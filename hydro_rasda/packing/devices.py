@@ -109,7 +109,7 @@ def lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
 
 
 def _free_memory() -> float:
-    """Return what `fusion.width.memory.available_memory` does, which needs torch."""
+    """Return what `fusion.width.memory.available_memory` does. This is a copy, because packing imports no torch."""
     return min([float(psutil.virtual_memory().available), *_left_in_cgroups()])
 
 
@@ -119,7 +119,7 @@ def _left_in_cgroups() -> Iterator[float]:
         lines = [line.strip().split(":", 2) for line in _OWN.read_text().splitlines()]
     except OSError:
         return
-    for _, controllers, path in lines:
+    for _, controllers, path in (line for line in lines if len(line) == 3):
         top = _CGROUPS / "memory" if controllers else _CGROUPS
         own = top / path.lstrip("/")
         if controllers and "memory" not in controllers.split(","):

@@ -209,9 +209,10 @@ def _evenly_drawn(record: RunRecord) -> Set[str]:
 
 
 def _axis(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> tuple[list[Any], dict[str, Any]]:
-    """Values of a hyperparameter and the axis for them: logarithmic where they span much, else names.
+    """Return the values of a hyperparameter and the axis for them.
 
-    Those that are drawn evenly, named in `even`, have an even axis.
+    The axis of numbers is logarithmic where they span much and are not drawn evenly (`even`); else it is linear. All
+    other values, and few integers, are names.
 
     A trial that does not have the hyperparameter has None where others have numbers, and a name of its own among names.
     """

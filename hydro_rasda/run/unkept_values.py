@@ -40,7 +40,7 @@ def _is_kept(value: Any) -> bool:
 
 
 def _literal(value: Any) -> str | None:
-    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # a NumPy number
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy number
         value = value.item()
     text = repr(value)
     try:
@@ -84,7 +84,11 @@ class _Unkept:
 
 
 class _Withheld(dict[str, Any]):
-    """A configuration without its secrets and its values that JSON does not keep."""
+    """A configuration without its secrets and its values that JSON does not keep, or a dict in this place of one."""
+
+    def __init__(self, values: Mapping[str, Any], within: Place = ()) -> None:
+        super().__init__(values)
+        self._within = within
 
     def __getitem__(self, name: str) -> Any:
         return self._told(name, super().__getitem__(name))
@@ -96,20 +100,37 @@ class _Withheld(dict[str, Any]):
         return self._told(name, super().pop(name, *default))
 
     def __or__(self, other: Any) -> Any:
-        return type(self)({**dict(dict.items(self)), **other})
+        return type(self)({**dict(dict.items(self)), **other}, self._within)
 
     def _told(self, name: str, value: Any) -> Any:
-        again = f"`best_model(model_fn=lambda config: model_fn(config | {{{name!r}: ...}}))`"
+        place = (*self._within, name)
+        read, again = _read(place), f"`best_model(model_fn=lambda config: model_fn({_with_another(place)}))`"
         if isinstance(value, str) and value == HIDDEN:
             raise ValueError(
-                f"`config[{name!r}]` is a secret by its name, which no run's folder keeps: give it again, as by {again}"
+                f"`{read}` is a secret by its name, which no run's folder keeps: give it again, as by {again}"
             )
         if isinstance(value, _Unkept):
             raise ValueError(
-                f"`config[{name!r}]` is only a text in the run's folder, {value.shown!r}: JSON cannot hold its value. "
+                f"`{read}` is only a text in the run's folder, {value.shown!r}: JSON cannot hold its value. "
                 f"Give the value again, as by {again}"
             )
-        return type(self)(value) if isinstance(value, dict) else value
+        return type(self)(dict(dict.items(value)), place) if isinstance(value, dict) else value
+
+
+def _read(place: Place) -> str:
+    return "config" + "".join(f"[{name!r}]" for name in place)
+
+
+def _with_another(place: Place) -> str:
+    """Return code for a configuration with another value in a place.
+
+    >>> _with_another(("net", "act"))
+    "config | {'net': config['net'] | {'act': ...}}"
+    """
+    code = "..."
+    for depth in reversed(range(len(place))):
+        code = f"{_read(place[:depth])} | {{{place[depth]!r}: {code}}}"
+    return code
 
 
 class _Strict(_Withheld):

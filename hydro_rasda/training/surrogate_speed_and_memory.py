@@ -39,7 +39,7 @@ def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room
     If a single trial does not fit a core's part of the room, it is measured with all of the room.
 
     Args:
-        trials: Trials of one kind, for one core. Narrower models than the first trial's are measured as wide as that.
+        trials: Trials of one kind, for one core.
         room: Bytes for all cores.
         cores: Number of cores that share the room.
     """

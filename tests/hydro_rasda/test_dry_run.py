@@ -223,6 +223,13 @@ def test_bad_input(arguments: dict[str, Any], kind: type[Exception], message: st
         dry_run(problem(**arguments), trials())
 
 
+@pytest.mark.filterwarnings(r"ignore:.*weight_norm.* is deprecated")
+def test_a_configuration_whose_model_has_a_wrapper_fails_alone() -> None:
+    made = problem(lambda config, width_ratio=1.0: (weight_normed if config["old"] else mlp)(config, width_ratio))
+    found = dry_run(made, trials({"old": True}, {"old": False}))
+    assert "0.weight" in found.parameters
+
+
 def widens_its_output(config: Config, width_ratio: float = 1.0) -> nn.Module:
     width = int(32 * width_ratio)
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width))

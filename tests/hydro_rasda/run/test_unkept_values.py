@@ -44,7 +44,18 @@ def test_numbers_of_numpy_come_back_as_those_of_python() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [Act.TANH, Text.TANH, Count.TWO, [Act.TANH], (Text.TANH,), torch.nn.ReLU, len, torch.zeros(2), np.zeros(2)],
+    [
+        Act.TANH,
+        Text.TANH,
+        Count.TWO,
+        [Act.TANH],
+        (Text.TANH,),
+        torch.nn.ReLU,
+        len,
+        torch.zeros(2),
+        np.zeros(2),
+        np.zeros(1),
+    ],
     ids=str,
 )
 def test_a_value_without_a_literal_is_noted_by_its_place(value: Any) -> None:
@@ -67,7 +78,6 @@ READS: dict[str, Callable[[Any], Any]] = {
     "values": lambda config: [*config.values()],
     "copy": lambda config: config.copy(),
     "deepcopy": deepcopy,
-    "nested": lambda config: config["net"]["act"],
 }
 
 
@@ -76,6 +86,24 @@ def test_a_model_function_cannot_take_a_name_for_a_value(read: Callable[[Any], A
     config = {"lr": 0.1, "act": "TANH", "net": {"act": "TANH"}}
     with pytest.raises(ValueError, match=r"`config\['act'\]` is only a text .* model_fn\(config \| {'act': \.\.\.}\)"):
         withholding(read, [("act",), ("net", "act")])(config)
+
+
+def test_a_value_in_a_dict_of_the_configuration_is_named_whole_and_given_again() -> None:
+    config = {"net": {"act": "TANH", "norm": "NONE"}}
+
+    def withheld(model_fn: Callable[[Any], Any]) -> Any:
+        return withholding(model_fn, [("net", "act"), ("net", "norm")])(config)
+
+    with pytest.raises(ValueError, match=r"`config\['net'\]\['act'\]` is only a text ") as caught:
+        withheld(lambda config: config["net"]["act"])
+    assert "model_fn(config | {'net': config['net'] | {'act': ...}})" in str(caught.value)
+
+    def given(config: Any) -> Any:
+        return config | {"net": config["net"] | {"act": Act.TANH}}
+
+    assert withheld(lambda config: given(config)["net"]["act"]) is Act.TANH
+    with pytest.raises(ValueError, match=r"`config\['net'\]\['norm'\]` is only"):
+        withheld(lambda config: given(config)["net"]["norm"])
 
 
 def test_it_is_given_the_value_again() -> None:
