@@ -163,6 +163,12 @@ def few_fit(found: int, wanted: int) -> str:
     return f"{told}. Loosen these, or narrow `space` to what they allow"
 
 
+def few_in_time(found: int, wanted: int) -> str:
+    """Say that fewer configurations than wanted are tried, as time was up before more were drawn."""
+    told = f"{found} of {wanted} configurations are tried: the sweep's time was up before more were drawn"
+    return f"{told}. The same call with a larger `time_budget_s` draws the others"
+
+
 def refuse_if_none(any_fits: bool, drawn: int) -> None:
     """Refuse constraints that none of so many configurations meets."""
     if drawn and not any_fits:

@@ -62,6 +62,9 @@ class RandomSearch:
         first: Known configurations, or parts of them, which are tried first; what one leaves out is sampled.
         fits: Tells which configurations may be tried; others are drawn anew. Of a grid, they are left out.
         enough: Tells that so many are enough, as time is up: then no more are drawn.
+
+    Attributes:
+        late: True if fewer than wanted were drawn, as time was up.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class RandomSearch:
         for i, config in enumerate(known if fits is not None else ()):
             rule = "one that meets `sweep.constraints`"
             require(fits is None or fits(config), f"sweep.first[{i}]", shown(config), rule)
-        sampled, is_grid = fitting_sample(space, num_samples, seed, fits, enough)
+        sampled, is_grid, self.late = fitting_sample(space, num_samples, seed, fits, enough)
         configs = [*known, *(sampled if is_grid else sampled[: max(0, num_samples - len(known))])]
         self.trials = [Trial(number, config) for number, config in enumerate(configs)]
         self.planned, self._given = len(self.trials), False
@@ -104,28 +107,29 @@ class RandomSearch:
 
 def fitting_sample(
     space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None, enough: Callable[[int], bool]
-) -> tuple[list[Config], bool]:
+) -> tuple[list[Config], bool, bool]:
     """Sample configurations that fit, in so many draws that there are as many as wanted, if that can be had.
 
     Returns:
-        The configurations, and whether they are those of a grid that fit, be they fewer than wanted or more.
+        The configurations; whether they are those of a grid that fit, be they fewer than wanted or more; and whether
+        time was up before all were drawn.
     """
     sampled = sample(space, wanted, seed)
     drawn, is_grid = len(sampled), len(sampled) > wanted
     if fits is None:
-        return sampled, is_grid
-    fitting, more = list[Config](), sampled
+        return sampled, is_grid, False
+    fitting, more, late = list[Config](), sampled, False
     while more:
         for config in more:
-            if enough(len(fitting)):
+            if late := enough(len(fitting)):
                 break
             fitting += [config] * fits(config)
-        over = is_grid or len(fitting) >= wanted or drawn >= DRAWS * wanted or enough(len(fitting))
+        over = late or is_grid or len(fitting) >= wanted or drawn >= DRAWS * wanted
         # The same seed gives the same first ones.
         more = [] if over else sample(space, min(2 * drawn, DRAWS * wanted), seed)[drawn:]
         drawn += len(more)
     refuse_if_none(bool(fitting), drawn)
-    return fitting if is_grid else fitting[:wanted], is_grid
+    return fitting if is_grid else fitting[:wanted], is_grid, late
 
 
 def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> None:
@@ -242,6 +246,7 @@ class SearcherSearch:
     def __init__(self, searcher: Searcher, space: Mapping[str, Any], run: Run, fits: Fits | None = None) -> None:
         """Args: as `prepare` has made them ready."""
         num_samples, self._run, self._fits, self._refused = run.settings.num_samples, run, fits, 0
+        self._told_of_few = False
         self.planned = num_samples
         self._ids: dict[int, str] = {}
         self._searcher, self._space, self._metric, self._store = searcher, space, run.settings.metric, run.store
@@ -263,8 +268,6 @@ class SearcherSearch:
             seed_generators(derive_seed(self._seed, "search", first))
             while len(suggested) < wanted and (config := self._fitting(first + len(suggested))) is not None:
                 suggested.append(config)
-        if len(suggested) < wanted and self._fits is not None:
-            self._run.say(few_fit(first + len(suggested), self._run.settings.num_samples))
         if not suggested and known is None:
             return []
         recorded = self._store.once(key, lambda: [hide(config, self._hidden) for config in suggested]).value
@@ -282,6 +285,9 @@ class SearcherSearch:
             self._refused += 1
             self._ids[number] = f"{_id(number)}-{self._refused}"  # a searcher gives one suggestion by each name
         refuse_if_none(number > 0, self._refused)
+        if not self._told_of_few:
+            self._told_of_few = True
+            self._run.say(few_fit(number, self._run.settings.num_samples))
         return None
 
     def _suggest(self, number: int) -> Config | None:

@@ -7,7 +7,6 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +15,7 @@ from torch import nn
 from fusion.streams import preserved_generators
 from hydro_rasda.argument_checks import check_choice, check_flag, check_folder, check_name, require
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.comparison_of_trials import few_fit, split_metrics
+from hydro_rasda.comparison_of_trials import few_fit, few_in_time, split_metrics
 from hydro_rasda.config import BACKENDS, RESUME, Mode, Precision, RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Data, Splitter
@@ -265,11 +264,11 @@ def _run(
         if searcher is not None:
             search = SearcherSearch(searcher, request.space, run, fits)
         elif fits is not None:
-            search = RandomSearch(*sampled, fits, partial(_enough, run))
+            search = RandomSearch(*sampled, fits, _enough(run))
         if isinstance(search, RandomSearch):
             search.recall(run)
             if search.planned < settings.num_samples:
-                run.say(few_fit(search.planned, settings.num_samples))
+                run.say((few_in_time if search.late else few_fit)(search.planned, settings.num_samples))
         try:
             result = _train(run, search, settings.sweep, backend)
         except KeyboardInterrupt as stopped:
@@ -320,13 +319,12 @@ def _announce(run: Run, ready: Ready) -> None:
         run.say(f"resuming the run: {store.recorded} finished units of work are not repeated")
 
 
-def _enough(run: Run, found: int) -> bool:
-    """Tell whether no more configurations are looked for: time is up, and all that the run has recorded are there."""
-    if not run.out_of_time("surrogate"):
-        return False
+def _enough(run: Run) -> Callable[[int], bool]:
+    """Return whether no more configurations are drawn: time is up, and all that the run has recorded are there."""
     lines = (line for unit in run.store.units().values() for line in unit.lines)
     recorded = 1 + max((line["trial"] for line in lines if line["event"] == "trial"), default=0)
-    return found >= recorded
+    drawn = max(1, recorded - len(run.settings.sweep.first))
+    return lambda found: found >= drawn and run.out_of_time("surrogate")
 
 
 def _train(run: Run, search: Search, asked: SweepConfig, backend: Backend) -> TuneResult:

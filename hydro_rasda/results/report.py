@@ -316,8 +316,10 @@ def dropped_lines(result: RunRecord) -> list[str]:
     numbers = [str(trial.trial) for trial in result.trials if (trial.error or "").startswith(DROPPED)]
     if not numbers:
         return []
-    of = f"trial {numbers[0]}, which was" if len(numbers) == 1 else f"trials {', '.join(numbers)}, which were"
-    return [f"{DROPPED[0].upper()}{DROPPED[1:]} again and again of {of} dropped; {TRY_AGAIN}."]
+    one = len(numbers) == 1
+    of, it = (f"Trial {numbers[0]} was", "it") if one else (f"Trials {', '.join(numbers)} were", "each")
+    again = TRY_AGAIN if one else TRY_AGAIN.replace("tries it", "tries them")
+    return [f"{of} dropped: {DROPPED} of {it} three times; {again}."]
 
 
 def rungs(result: RunRecord) -> dict[str, dict[int, int]]:

@@ -270,7 +270,7 @@ _GOES_ON = "once it can be written, the same call goes on from the last finished
 
 
 @contextlib.contextmanager
-def naming(path: Path, way: str = _GOES_ON) -> Iterator[None]:
+def naming(path: Path, hint: str = _GOES_ON) -> Iterator[None]:
     """Make errors of the system, such as a full disk, name the run's file and say how to go on."""
     try:
         yield
@@ -280,4 +280,4 @@ def naming(path: Path, way: str = _GOES_ON) -> Iterator[None]:
             raise
         if cause.errno == errno.EISDIR:
             raise _irregular(path) from error
-        raise OSError(cause.errno, f"{cause.strerror or cause}: {way}", str(path)) from error
+        raise OSError(cause.errno, f"{cause.strerror or cause}: {hint}", str(path)) from error

@@ -29,6 +29,7 @@ from hydro_rasda import (
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import to_ray
 from hydro_rasda.problem import Problem
+from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.search import SEARCHER_ROUNDS, RandomSearch, SearcherSearch, check_searcher, named_searcher, prepare
@@ -116,6 +117,40 @@ def test_more_samples_begin_with_the_same(more: dict[str, Any]) -> None:
     few, many = (RandomSearch({**SPACE, **more}, count, seed=1).trials for count in (3, 7))
     assert few == many[: len(few)]
     assert len({trial.config["lr"] for trial in many}) == len(many)
+
+
+def test_random_search_says_whether_time_or_constraints_left_it_with_few() -> None:
+    space, rarely = {"lr": uniform(0.0, 1.0)}, lambda config: config["lr"] < 0.001
+    in_time = RandomSearch(space, 20, 0, fits=lambda config: config["lr"] < 0.5)
+    late = RandomSearch(space, 20, 0, fits=lambda config: config["lr"] < 0.5, enough=lambda found: found >= 7)
+    few = RandomSearch(space, 20, 0, fits=rarely)
+    assert (in_time.planned, in_time.late) == (20, False)
+    assert (late.planned, late.late) == (7, True)
+    assert (few.planned < 20, few.late) == (True, False)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_searcher_with_few_suggestions_names_constraints_once_and_only_if_they_are_the_reason(
+    problem: Problem, tmp_path: Path, finished: bool
+) -> None:
+    space, asked, first = {"lr": loguniform(1e-4, 1.0)}, problem.with_settings(num_samples=8), list[float]()
+    searcher = named_searcher("tpe", space, asked.settings)
+    assert searcher is not None
+    suggest: Any = searcher.suggest
+
+    def few(trial: str) -> Any:
+        if finished and len(first) == 3:
+            return Searcher.FINISHED
+        found = suggest(trial)
+        first.extend([found["lr"]] * (len(first) < 3))
+        return found
+
+    searcher.suggest = few
+    with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+        search = SearcherSearch(searcher, space, Run(asked, store), lambda config: config["lr"] in first)
+        assert len([trial for _ in range(8) for trial in search.next_trials()]) == 3
+        told = [message.text for message in read_messages(store.path)]
+        assert [line.partition(":")[0] for line in told] == ["3 of 8 configurations are tried"] * (not finished)
 
 
 def test_a_searcher_is_asked_for_more(open_search: Open) -> None:
