@@ -53,7 +53,8 @@ def test_the_best_score_told_is_that_of_the_epoch_that_is_kept(
     capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]
 ) -> None:
     """Here more is better, and losses fall: the first epoch is kept."""
-    result = quick(progress=True, mode="max", space={"lr": loguniform(1e-3, 0.3)}, num_samples=1, max_t=4)
+    with pytest.warns(UserWarning, match="`mode` is 'max'"):
+        result = quick(progress=True, mode="max", space={"lr": loguniform(1e-3, 0.3)}, num_samples=1, max_t=4)
     (record,) = result.trials
     assert (record.kept_epoch, record.epochs) == (1, 4)
     said = " ".join(capsys.readouterr().out.split())
