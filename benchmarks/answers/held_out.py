@@ -143,7 +143,7 @@ def _rules(folder: Path, found: Mapping[str, Mapping[str, Row]], where: str) -> 
             "the same of today's rule",
         ),
         [cells for _, cells in sorted(lines, key=lambda line: -line[0])],
-        [REPLAY, "replay_notes.md"],
+        [REPLAY, "replay_ladder.md", "replay_notes.md"],
         where,
     )
 
