@@ -25,6 +25,7 @@ from hydro_rasda.run.events import EpochEnded, EpochsTrained, StageBegan
 from hydro_rasda.run.files import Unsafe
 from hydro_rasda.run.locks_and_crashes import DOING, DROPPED
 from hydro_rasda.training import group_widths
+from hydro_rasda.training.surrogate_speed_and_memory import measure_widths
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked")
@@ -114,9 +115,9 @@ def test_a_measurement_that_ended_processes_is_left_out_until_the_user_has_it_tr
 
     def measures(*arguments: Any) -> Any:
         measured.append(arguments)
-        return measure(*arguments)
+        return measure_widths(*arguments)
 
-    measure, measured, said = group_widths.measure_widths, list[Any](), list[str]()
+    measured, said = list[Any](), list[str]()
     asked: dict[str, Any] = {"sweep": {"fusion": "auto"}, "space": {"lr": loguniform(1e-3, 0.1)}, "num_samples": 4}
     asked |= {"max_t": 2, "callbacks": [lambda event: said.append(getattr(event, "text", ""))]}
     monkeypatch.setattr(group_widths, "MEASURED_FROM", 0)
