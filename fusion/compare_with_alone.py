@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -160,7 +160,7 @@ def _widened(value: Any) -> Any:
 
 
 def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any) -> dict[int, Outcome]:
-    with restored(fused), ChannelsFirst():
+    with restored(fused), _drawing_alike(fused.template):
         result = fused.map(objective, copied(batch))
         values_K, counted = _values(result)
         gradients_K = _gradients(result, fused.stacked)
@@ -184,10 +184,18 @@ def _written(module: nn.Module, parameters: Iterable[str]) -> dict[str, Tensor]:
     return found | {f"parameter {name}": module.get_parameter(name).detach() for name in parameters}
 
 
+def _drawing_alike(module: nn.Module) -> AbstractContextManager[Any]:
+    """Have a module that trains draw in the order of fused members.
+
+    One that is evaluated draws nothing, and torch takes other paths through it while functions are intercepted.
+    """
+    return ChannelsFirst() if module.training else nullcontext()
+
+
 def _alone(
     own: nn.Module, k: int, objective: Objective, batch: Any, written: Iterable[str], seen: _Precisions | None = None
 ) -> Outcome:
-    with preserved_generators(), seen or nullcontext(), activations_kept(), ChannelsFirst():
+    with preserved_generators(), seen or nullcontext(), activations_kept(), _drawing_alike(own):
         seed_generators(k)
         result = objective(own, copied(batch))
         gradients = _gradients(result, dict(own.named_parameters()))
