@@ -289,8 +289,8 @@ def _claim(folder: Path, name: str | None, resume: str) -> Claim:
     while True:
         unnamed = folder / (stamp if number == 1 else f"{stamp}-{number}")
         if not unnamed.exists():
-            with contextlib.suppress(RunExists, RuntimeError):  # of another run that began just now
-                return Claim(unnamed, "never")
+            with contextlib.suppress(RunExists, FileExistsError):  # of another run that began just now
+                return Claim(unnamed, "never", exclusive=True)
         number += 1
 
 

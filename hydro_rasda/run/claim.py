@@ -23,6 +23,9 @@ from hydro_rasda.run.run_json import SPEC, read_spec
 class Claim:
     """Hold a run's folder; make it if there is none.
 
+    Args:
+        exclusive: True if only a folder that this call makes will do.
+
     Attributes:
         found: The content of the `run.json` that is there; None if there is none.
         doing: The work that this process does itself, and the work at which earlier processes died.
@@ -33,10 +36,10 @@ class Claim:
         FileNotFoundError: if there is no run under resume="must".
         RuntimeError: if another process holds the folder.
         Unsafe: if a link or another irregular file is in the place of one of the run's.
-        OSError: if the folder cannot be written, or has no locks.
+        OSError: if the folder cannot be written, or has no locks; FileExistsError if it is there, but must not be.
     """
 
-    def __init__(self, path: Path, resume: str) -> None:
+    def __init__(self, path: Path, resume: str, exclusive: bool = False) -> None:
         self.path, self.resume = path, resume
         spec = path / SPEC
         if not spec.exists():
@@ -45,8 +48,10 @@ class Claim:
         self._made = [made for made in (path / LOCK, path, *path.parents) if not made.exists()]
         try:
             with naming(path, WRITABLE):
-                make_private(path)
+                make_private(path, exist_ok=not exclusive)
             self._lock = hold(path)
+        except FileExistsError:  # another call has made the folder just now
+            raise
         except BaseException as error:
             if isinstance(error, RuntimeError):  # the lock is of the process that holds it
                 self._made = [made for made in self._made if made.name != LOCK]

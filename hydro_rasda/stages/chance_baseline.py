@@ -29,7 +29,7 @@ A trial within it explains less than a hundredth of what the constant leaves ope
 """
 
 
-_OTHER_OUTPUTS = AttributeError, IndexError, KeyError, TypeError
+_OTHER_OUTPUTS = AttributeError, IndexError, KeyError, TypeError, ValueError
 """Errors of a loss that reads something else than one tensor of as many classes as the training data have."""
 
 

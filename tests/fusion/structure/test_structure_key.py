@@ -218,7 +218,9 @@ WRAPPED: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("rule", WRAPPED)
 def test_wrappers_of_torch_are_named_without_hashes(rule: str) -> None:
     build = WRAPPED[rule]
-    with pytest.raises(ValueError, match=rf"modules\[1\] cannot be fused with modules\[0\]: module 0 {rule}") as raised:
+    with pytest.raises(
+        ValueError, match=rf"^(modules\[1\] cannot be fused with modules\[0\]: )?module 0 {rule}"
+    ) as raised:
         fuse([nn.Sequential(build(), nn.Linear(4, 3)) for _ in range(2)])
     assert not re.search("[0-9a-f]{32}", str(raised.value))
 
