@@ -128,7 +128,9 @@ def test_tune_over_folds(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.best_model().state_dict().items())
     # The recipe trains the same model; of one that was not trained on all examples, it trains none.
     without = dict.fromkeys(result._checkpoints, result._checkpoints[other])
-    with pytest.raises(ValueError, match=r"it is 3 models, whose mean counts; `race\.refit` makes one"):
+    with pytest.raises(
+        ValueError, match=r"it is 3 models, whose mean counts; `race=RaceConfig\(refit=True\)` makes one"
+    ):
         replace(result, _checkpoints=without).recipe()
     made: dict[str, Any] = {}
     exec(result.recipe(), made)
@@ -366,7 +368,7 @@ def test_the_argument_that_tells_more_is_named_where_chance_chose(quick: Quick, 
     assert line.endswith("To choose by more, use `val_data=KFold(5)`")
     of_loaders = asked | {"train_data": partial(loader, x, y)}
     (line,) = _undecided(quick(**of_loaders, name="loaders", seed=SEED_OF_LIKES))
-    assert line.endswith("To choose by more, use `SweepConfig(repeats=3)`")
+    assert line.endswith("To choose by more, use `sweep=SweepConfig(repeats=3)`")
     apart = asked | {"sweep": SweepConfig(first=[{"lr": 1e-6}, {"lr": 0.03}])}
     assert _undecided(quick(**apart, name="apart")) == []
     few = asked | {"val_data": (x[:60], y[:60])}

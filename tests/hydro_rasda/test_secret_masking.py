@@ -26,6 +26,7 @@ from hydro_rasda.secret_masking import (
     secrets_of,
 )
 from hydro_rasda.space import describe
+from tests.hydro_rasda.journals import signed
 from tests.hydro_rasda.models import mlp
 
 Quick = Callable[..., TuneResult]
@@ -140,6 +141,7 @@ def test_a_run_that_kept_them_goes_on_and_shows_them_no_more(
         assert TOKEN in clear
         assert KEY in clear
         file.write_text(clear)
+    file.write_bytes(signed(map(json.loads, clear.splitlines())))
     load(tmp_path / "run").report(tmp_path / "page.html")
     assert TOKEN not in (tmp_path / "page.html").read_text()
     assert main(["best", str(tmp_path / "run")]) == 0

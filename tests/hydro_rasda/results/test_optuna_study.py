@@ -32,6 +32,7 @@ from hydro_rasda import (
 from hydro_rasda.results.optuna_study import distribution
 from hydro_rasda.space import describe, sample
 from tests.hydro_rasda.conftest import SPACE
+from tests.hydro_rasda.journals import signed
 from tests.hydro_rasda.models import stumbles_in_some
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -83,7 +84,7 @@ def test_a_surrogate_that_is_better_than_the_best_model_does_not_win(quick: Quic
         early = line.get("stage") == "target" and line["trial"] in stopped
         if line["event"] == "metrics" and (line["stage"] == "surrogate" or early):
             line["val_loss"] /= 1000
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    journal.write_bytes(signed(lines))
     changed = load(result.path)
     assert changed.best_trial == result.best_trial
     study = changed.to_optuna()
@@ -100,7 +101,7 @@ def test_a_stopped_trial_that_kept_a_better_score_does_not_win(quick: Quick) -> 
     for line in lines:
         if line.get("key", "").startswith(f"target/trial-{stopped}/to-"):
             line["value"]["best"]["score"] /= 1000
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    journal.write_bytes(signed(lines))
     changed = load(result.path)
     assert changed.best_trial == result.best_trial
     assert changed.trials[stopped].metric < result.best_metric

@@ -348,6 +348,7 @@ def test_where_time_is_up_the_best_of_those_that_came_furthest_wins(race: Callab
 
 
 @pytest.mark.usefixtures("one_process")
+@pytest.mark.filterwarnings("ignore:.*`mode` is 'max'")
 def test_the_best_epoch_is_kept_where_asked(
     quick: Callable[..., TuneResult], digits: tuple[Pair, Pair], capsys: pytest.CaptureFixture[str]
 ) -> None:
