@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _OPENED = Path("/proc/self/fd")  # of Linux, the only system on which the library forks
+_KERNELS = ("/proc/", "/sys/")
+"""Folders of the kernel's own files. They hold no data, and one may be gone while it is open, as its process is."""
+
 _STANDARD = 3
 """Standard input, output and error come first. No data set reads from them."""
 
@@ -40,7 +43,8 @@ def open_files_again() -> None:
         flags = int(info.partition("flags:")[2].split()[0], 8)
         written = flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_APPEND | os.O_PATH)
         locked = any(line.startswith("lock:") and " WRITE " in line for line in info.splitlines())
-        if stat.S_ISREG(kind) and not written and not locked:
+        of_the_kernel = os.readlink(_OPENED / str(number)).startswith(_KERNELS)
+        if stat.S_ISREG(kind) and not (written or locked or of_the_kernel):
             _open_again(number, flags)
 
 

@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import os
 import sqlite3
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -113,6 +114,14 @@ def test_files_that_are_written_or_locked_stay_shared(tmp_path: Path) -> None:
         assert not moved_by_a_fork(lock.fileno())
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert moved_by_a_fork(lock.fileno())
+
+
+def test_a_file_of_the_kernel_whose_process_is_gone_is_left_alone() -> None:
+    """As one that a thread reads to measure memory while another one forks."""
+    with subprocess.Popen(["true"]) as ended, open(f"/proc/{ended.pid}/status", "rb"):
+        ended.wait()
+        ((_, done),) = imap_forked([lambda notify: 1], 1, lambda *_: None)
+    assert done == 1
 
 
 def test_a_file_that_cannot_be_opened_again_is_named(tmp_path: Path) -> None:
