@@ -15,7 +15,7 @@ from statistics import median
 Numbers = dict[str, float]
 
 _BEYOND_TORCH = ("import torch", "import torch; import hydro_rasda; hydro_rasda.tune")
-_PAGE = Path(__file__).parents[1] / "docs" / "start.md"
+_PROGRAM = Path(__file__).parents[1] / "examples" / "digits.py"
 
 
 def imports(repeats: int = 7) -> Numbers:
@@ -68,7 +68,7 @@ def _medians(runs: Sequence[Numbers]) -> Numbers:
 
 def first_program() -> str:
     """The first program of the guides."""
-    return _PAGE.read_text().split("```python\n")[1].split("```")[0]
+    return _PROGRAM.read_text()
 
 
 def _parts_of(program: str) -> Numbers:

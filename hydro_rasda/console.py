@@ -1,10 +1,9 @@
-"""A console for people: safe to print what others wrote, and with values and times in few characters."""
+"""A console for people: safe to print what others wrote, and with times in few characters."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -14,9 +13,6 @@ UNBROKEN = 10_000
 
 LINE_SECONDS = 60.0
 """Without a terminal, seconds between two lines of progress, at least."""
-
-_POWERS = 1e6
-"""Numbers from here on are shown with a power of ten."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -45,21 +41,6 @@ def make_console(quiet: bool = False, cls: type[Console] = PrintableConsole) -> 
     if not console.is_terminal and not console.is_jupyter:
         console.width = UNBROKEN
     return console
-
-
-def show(value: Any, digits: int = 3) -> str:
-    """A value in a few characters; of numbers so many digits.
-
-    >>> [show(value, 2) for value in (0.351, 4.24, 142.0, 2.5e6, 1e-5)]
-    ['0.35', '4.2', '140', '2.5e+06', '1e-05']
-    """
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        if 1 <= abs(value) < _POWERS:
-            return f"{float(f'{value:.{digits - 1}e}'):.15g}"
-        return f"{value:.{digits}g}"
-    return str(getattr(value, "__name__", value))
 
 
 def duration(seconds: float) -> str:

@@ -54,8 +54,9 @@ def joined(metrics: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
     Those of the whole model, whose name as a part is "", stay as they are.
 
-    >>> joined({"actor": {"loss": 1.0, "weight": 3.0}, "critic": {"loss": 2.0}})
-    {'actor_loss': 1.0, 'weight/actor_loss': 3.0, 'critic_loss': 2.0, 'loss': 3.0}
+    >>> one, two = Tensor([1.0]).sum(), Tensor([2.0]).sum()
+    >>> joined({"actor": {"loss": one, "weight": two}, "critic": {"loss": two}})
+    {'actor_loss': tensor(1.), 'weight/actor_loss': tensor(2.), 'critic_loss': tensor(2.), 'loss': tensor(3.)}
     """
     if "" in metrics:
         return dict(metrics[""])

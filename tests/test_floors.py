@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS = (
     {
-        *("argument_checks", "console", "package_exports", "secret_masking", "warning_lines"),
+        *("argument_checks", "console", "package_exports", "secret_masking", "short_values", "warning_lines"),
         "trial",
     },
     {"schedulers"},

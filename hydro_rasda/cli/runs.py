@@ -12,12 +12,13 @@ from typing import Any
 
 from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import age, print_json, print_record, print_table, say, trial_values
-from hydro_rasda.console import duration, make_console, show
+from hydro_rasda.console import duration, make_console
 from hydro_rasda.results.comparison_of_runs import compared, names_of, verdict
 from hydro_rasda.results.record_from_journal import Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import best_score, explained, failure_lines, progress_of, sampling_line, state_of
 from hydro_rasda.run.run_json import read_asked
+from hydro_rasda.short_values import show
 
 _BAD = "not readable"
 

@@ -11,7 +11,6 @@ from threading import Lock
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hydro_rasda import plots
-from hydro_rasda.console import show
 from hydro_rasda.page import words
 from hydro_rasda.page.words import call_of
 from hydro_rasda.plots.figure_style import HEIGHT, begun, is_empty, nothing
@@ -22,6 +21,7 @@ from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import best_first, varied
 from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.run_json import read_asked
+from hydro_rasda.short_values import show
 
 T = TypeVar("T")
 

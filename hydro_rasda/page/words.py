@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
-from hydro_rasda.console import duration, show
+from hydro_rasda.console import duration
 from hydro_rasda.results.optuna_study import RANGE
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import (
@@ -26,6 +26,7 @@ from hydro_rasda.results.report import (
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.run_json import recorded
 from hydro_rasda.schedulers.named_rules import RULES
+from hydro_rasda.short_values import show
 from hydro_rasda.sweep_config import SEARCHERS
 
 Facts = dict[str, str]

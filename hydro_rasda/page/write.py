@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.argument_checks import require
-from hydro_rasda.console import show
 from hydro_rasda.page import words
 from hydro_rasda.page.sections import Drawing, Section, asked_of, drawing, sections
 from hydro_rasda.plots.figure_style import EXTRA, graph_objects, nothing
@@ -25,6 +24,7 @@ from hydro_rasda.results.record_from_journal import Unreadable, or_why, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import explained, state_of
 from hydro_rasda.run.files import write_atomically
+from hydro_rasda.short_values import show
 
 
 def sections_of(records: Sequence[RunRecord]) -> Iterator[Section]:

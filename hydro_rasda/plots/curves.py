@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from hydro_rasda.config import Mode
-from hydro_rasda.console import show
 from hydro_rasda.plots.figure_style import (
     BAD,
     BEST,
@@ -29,6 +28,7 @@ from hydro_rasda.results.report import best_first
 from hydro_rasda.results.timeline import best_over_time as bests
 from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.events import Stage
+from hydro_rasda.short_values import show
 
 MANY = 60
 """Curves of a stage that are drawn each for itself at most; of more, there are quantiles."""

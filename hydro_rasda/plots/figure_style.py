@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hydro_rasda.config import Mode
-from hydro_rasda.console import show
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import best_first
+from hydro_rasda.short_values import show
 
 Figure = Any
 """Plotly's, which takes long to import: `graph_objects` does so when the first is drawn."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from hydro_rasda.console import show
 from hydro_rasda.plots.figure_style import (
     LOG,
     SCALE,
@@ -30,6 +29,7 @@ from hydro_rasda.plots.importance import FEWEST, importance_of, too_few
 from hydro_rasda.results.records import RunRecord, TrialRecord, flat
 from hydro_rasda.results.report import varied
 from hydro_rasda.run.run_json import read_asked
+from hydro_rasda.short_values import show
 
 
 def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_console, show
+from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_console
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.events import (
@@ -30,6 +30,7 @@ from hydro_rasda.run.events import (
 )
 from hydro_rasda.run.journal import score_in
 from hydro_rasda.run.time_left import LEAST_TOLD, roughly
+from hydro_rasda.short_values import show
 
 
 class _Unread(PrintableConsole):

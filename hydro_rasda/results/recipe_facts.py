@@ -9,7 +9,6 @@ from typing import Any
 from fusion.hyperparameters import OPTIMIZERS, SCHEDULES, read
 from fusion.part_settings import split_key
 from hydro_rasda.config import GLOBAL_BATCH
-from hydro_rasda.console import show
 from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of
 from hydro_rasda.objective import Supervised, Written
 from hydro_rasda.objective_parts import ByPart
@@ -26,6 +25,7 @@ from hydro_rasda.run.pickling import Gone
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.secret_masking import hide
+from hydro_rasda.short_values import show
 from hydro_rasda.surrogate_models import width_form
 from hydro_rasda.trial import Trial
 

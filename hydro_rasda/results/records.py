@@ -17,6 +17,7 @@ from hydro_rasda.run.pickling import Portable
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.schedulers import Agreement
 from hydro_rasda.schedulers.pareto import hypervolume, losses
+from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.secret_masking import Place, hide
 
 if TYPE_CHECKING:
@@ -310,3 +311,10 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in config.items():
         leaves |= flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return leaves
+
+
+def second_of(result: RunRecord) -> int | None:
+    """Return the best trial, but for the winner, of those that trained to the end at full size; None without one."""
+    ends = {r.trial: r.metric for r in result.trials if r.status == "finished" and math.isfinite(r.metric)}
+    ends.pop(result.best_trial, None)
+    return next(iter(ranked(ends, result.mode)), None)

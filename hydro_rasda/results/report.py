@@ -15,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hydro_rasda.config import averaged, unaveraged
-from hydro_rasda.console import duration, show
-from hydro_rasda.results.records import DIFFER, Cost, RunRecord, TrialRecord
+from hydro_rasda.console import duration
+from hydro_rasda.results.records import DIFFER, Cost, RunRecord, TrialRecord, second_of
 from hydro_rasda.run.locks_and_crashes import DROPPED, TRY_AGAIN, held
 from hydro_rasda.run.time_left import LEAST_TOLD, roughly
 from hydro_rasda.schedulers.ranking import ranked
+from hydro_rasda.short_values import show
 
 SHOWN = 8
 """Number of trials in the table on a console; a page has all of them."""
@@ -175,13 +176,6 @@ def sampling_line(result: RunRecord) -> list[str]:
     """
     begins = DIFFER.format(result.best_trial, second_of(result))
     return [message.text for message in result.messages if message.text.startswith(begins)][-1:]
-
-
-def second_of(result: RunRecord) -> int | None:
-    """Return the best trial, but for the winner, of those that trained to the end at full size; None without one."""
-    ends = {r.trial: r.metric for r in result.trials if r.status == "finished" and math.isfinite(r.metric)}
-    ends.pop(result.best_trial, None)
-    return next(iter(ranked(ends, result.mode)), None)
 
 
 def better_line(result: RunRecord) -> list[str]:

@@ -11,17 +11,16 @@ import torch
 from torch import nn
 
 from fusion.streams import preserved_generators
-from hydro_rasda.console import show
 from hydro_rasda.data import batch_length
 from hydro_rasda.data.batch_splits import IndexedBatches
 from hydro_rasda.dry_run_of_batches import one_thread
 from hydro_rasda.problem import Problem
-from hydro_rasda.results.records import DIFFER
-from hydro_rasda.results.report import second_of
+from hydro_rasda.results.records import DIFFER, second_of
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.results.winner import best_of
 from hydro_rasda.run.journal import number_of
 from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.short_values import show
 
 LOST = 0.25
 """Validation must have lost this share of the final gap between training and validation since its best epoch. Measured

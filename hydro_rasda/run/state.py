@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.console import show
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import (
     CheckpointSaved,
@@ -29,6 +28,7 @@ from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.time_left import TimeLeft, roughly, seconds_left
 from hydro_rasda.run.unkept_values import literals
 from hydro_rasda.secret_masking import Place, hide, scrubbed
+from hydro_rasda.short_values import show
 from hydro_rasda.trial import Trial
 
 if TYPE_CHECKING:  # imports torch, for which reading a journal need not wait

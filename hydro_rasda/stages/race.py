@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hydro_rasda.console import show
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
 from hydro_rasda.processes.retry_policy import RETRIES
 from hydro_rasda.results.winner import best_of, drop_lost_winner
@@ -37,6 +36,7 @@ from hydro_rasda.run.full_size_journal import (
 )
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.time_left import Piece
+from hydro_rasda.short_values import show
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
 from hydro_rasda.stages.run_plan import race_pieces, tell_race
 from hydro_rasda.training.kept_weights import kept_epoch

@@ -18,7 +18,6 @@ from functools import partial
 
 from fusion.part_settings import check_settings
 from hydro_rasda.config_access import paths
-from hydro_rasda.console import show
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.run.events import SURROGATES, RungDecided
@@ -29,6 +28,7 @@ from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_admission, checked_epochs, checked_moves, move_of, plain_move
 from hydro_rasda.search import Search
+from hydro_rasda.short_values import show
 from hydro_rasda.space import derived, explored, tuned
 from hydro_rasda.stages.chance_baseline import warn_of_chance
 from hydro_rasda.stages.cost_limits import Costs, all_fit

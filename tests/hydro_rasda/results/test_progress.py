@@ -15,7 +15,6 @@ import pytest
 from rich.console import Console
 
 from hydro_rasda import TuneResult, choice, loguniform, uniform
-from hydro_rasda.console import show
 from hydro_rasda.results.notebook_progress import NotebookProgress
 from hydro_rasda.results.progress import Progress
 from hydro_rasda.results.report import closing_lines
@@ -30,6 +29,7 @@ from hydro_rasda.run.events import (
     StageBegan,
     StageEnded,
 )
+from hydro_rasda.short_values import show
 from tests.hydro_rasda.results.test_report import RECORD
 
 pytestmark = pytest.mark.usefixtures("one_process")

@@ -10,12 +10,13 @@ from rich.console import Console
 from torch import nn
 
 from hydro_rasda.comparison_of_trials import Comparison
-from hydro_rasda.console import duration, show
+from hydro_rasda.console import duration
 from hydro_rasda.page.words import answer
 from hydro_rasda.results.records import DIFFER, Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.results.report import best_first, both_units, closing_lines, render, rungs
 from hydro_rasda.run.journal import keep_message
 from hydro_rasda.schedulers import agreement
+from hydro_rasda.short_values import show
 
 
 def trial(

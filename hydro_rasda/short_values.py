@@ -1,0 +1,23 @@
+"""Values in a few characters, for people. Needs nothing that takes long to import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_POWERS = 1e6
+"""Numbers from here on are shown with a power of ten."""
+
+
+def show(value: Any, digits: int = 3) -> str:
+    """A value in a few characters; of numbers so many digits.
+
+    >>> [show(value, 2) for value in (0.351, 4.24, 142.0, 2.5e6, 1e-5)]
+    ['0.35', '4.2', '140', '2.5e+06', '1e-05']
+    """
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        if 1 <= abs(value) < _POWERS:
+            return f"{float(f'{value:.{digits - 1}e}'):.15g}"
+        return f"{value:.{digits}g}"
+    return str(getattr(value, "__name__", value))
