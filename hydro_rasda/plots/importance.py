@@ -6,10 +6,9 @@ trials by how far they got, then by score, with diverged and failed ones last.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from hydro_rasda.plots.figure_style import (
     score_of,
     thinned,
 )
-from hydro_rasda.results.optuna_study import make_study
+from hydro_rasda.results.optuna_study import make_study, quiet
 from hydro_rasda.results.records import RunRecord
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def places(result: RunRecord, most: int | None = None) -> Study:
     """The run as an Optuna study whose values are places, from 1, the best; trials that have not begun are left out."""
     import optuna
 
-    with _quiet():
+    with quiet():
         order = [*enumerate(begun(result), 1)]
         kept = thinned(order, most) if most else order
         made = make_study(replace(result, trials=tuple(trial for _, trial in kept))).get_trials(deepcopy=False)
@@ -118,19 +117,6 @@ def places(result: RunRecord, most: int | None = None) -> Study:
         placed = optuna.trial.create_trial(params=old.params, distributions=old.distributions, value=value)
         study.add_trial(placed)
     return study
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the line that Optuna prints of each study."""
-    from optuna import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def too_few(record: RunRecord, what: str = "hyperparameters that differ") -> str:

@@ -46,7 +46,7 @@ def make_study(record: RunRecord) -> Study:
     distributions = {name: _distribution({*laws[varied[name]]}, [*of.values()]) for name, of in values.items() if of}
     modes = [mode for _, mode in record.comparison.objectives]
     directions: list[Any] = ["minimize" if mode == "min" else "maximize" for mode in modes]
-    with _without_log(optuna.logging):
+    with quiet():
         study = optuna.create_study(study_name=record.path.name, directions=directions)
     for name, value in {"metric": record.metric, "run": str(record.path), "finished": record.finished}.items():
         study.set_user_attr(name, value)
@@ -64,8 +64,10 @@ def make_study(record: RunRecord) -> Study:
 
 
 @contextlib.contextmanager
-def _without_log(logging: Any) -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Leave out what Optuna logs of a study that is made here: nobody asked for it."""
+    from optuna import logging
+
     level = logging.get_verbosity()
     logging.set_verbosity(logging.WARNING)
     try:
