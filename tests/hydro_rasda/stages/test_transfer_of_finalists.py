@@ -253,6 +253,7 @@ def test_finalists_that_the_sweep_trained_to_the_end_train_no_more(quick: Quick,
     assert result.evaluate(digits[1])["loss"] == pytest.approx(result.best_metric, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.mode. is 'max':UserWarning")
 def test_a_best_epoch_whose_weights_are_gone_is_trained_once_more(quick: Quick) -> None:
     """Here the largest loss is the best: the first epoch's, of which the sweep keeps no weights."""
     asked: dict[str, Any] = {
