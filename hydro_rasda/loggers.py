@@ -20,6 +20,7 @@ from typing import Any
 
 from hydro_rasda.argument_checks import require
 from hydro_rasda.event_files import EventFile, last_steps, scalars, tag_of
+from hydro_rasda.history.lines import number_of
 from hydro_rasda.results.records import STAGES, flat
 from hydro_rasda.run.events import (
     EpochEnded,
@@ -33,7 +34,6 @@ from hydro_rasda.run.events import (
     TrialFailed,
 )
 from hydro_rasda.run.files import append_to, open_to_read, refuse_links, truncate
-from hydro_rasda.run.journal import number_of
 from hydro_rasda.run.run_json import unique_name
 
 __all__ = ["CSVLogger", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]

@@ -16,10 +16,12 @@ from hydro_rasda.argument_checks import require
 from hydro_rasda.comparison_of_trials import Fits, Objectives, few_fit, refuse_if_none
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import is_a, is_grid, plain, rounded, to_ray
-from hydro_rasda.run.journal import jsonable
+from hydro_rasda.history.history import GROUP, SWEEP_DECISION
+from hydro_rasda.history.lines import Unit, jsonable
 from hydro_rasda.run.recorded_configs import as_recorded, with_objects
 from hydro_rasda.run.state import Run
 from hydro_rasda.sampling_and_branches import chosen, indexed, is_branching, is_nested, leaves, restricted, unknown_keys
+from hydro_rasda.schedulers.sweep_rule import Stop, move_of
 from hydro_rasda.secret_masking import hide, restore, secrets_of, shown
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.space import Config, check_config, check_value, sample
@@ -35,22 +37,25 @@ DRAWS = 100
 SEARCHER_ROUNDS = 4
 """A searcher is asked for this many batches: it learns from the first rung of each before it gives the next."""
 
+_BATCH = "search/from-"
+
 
 class Search(Protocol):
     """A source of trials that learns, or not, from what became of them."""
 
     planned: int  # trials that it gives in all, as far as is known
+    given: list[Trial]  # those that it has given so far
 
     def next_trials(self) -> list[Trial]:
         """The next batch; empty once there are no more."""
         ...
 
-    def tell(self, number: int, epoch: int, score: float) -> None:
-        """A trial's metric at a milestone."""
+    def hear(self, key: str, unit: Unit) -> None:
+        """Learn from a unit of the run, which the run's history has taken in; also from those of earlier processes."""
         ...
 
-    def close(self, number: int, epoch: int, score: float) -> None:
-        """A trial's last metric."""
+    def close(self, number: int) -> None:
+        """Hear that a trial trains no further in the sweep."""
         ...
 
 
@@ -86,22 +91,25 @@ class RandomSearch:
         sampled, is_grid, self.late = fitting_sample(space, num_samples, seed, fits, enough)
         configs = [*known, *(sampled if is_grid else sampled[: max(0, num_samples - len(known))])]
         self.trials = [Trial(number, config) for number, config in enumerate(configs)]
-        self.planned, self._given = len(self.trials), False
+        self.planned, self.given = len(self.trials), list[Trial]()
         for trial in self.trials:
             check_config(trial.config, strategy)
 
     def recall(self, run: Run) -> None:
-        """Give trials that the run has recorded the configurations that it recorded."""
+        """Give trials that the run has recorded the configurations that it recorded; give the run all trials."""
         self.trials = as_recorded(self.trials, run)
+        run.known |= {trial.number: trial for trial in self.trials}
 
     def next_trials(self) -> list[Trial]:
-        given, self._given = self._given, True
-        return [] if given else self.trials
+        if self.given:
+            return []
+        self.given = self.trials
+        return self.trials
 
-    def tell(self, number: int, epoch: int, score: float) -> None:
+    def hear(self, key: str, unit: Unit) -> None:
         """Random sampling does not learn."""
 
-    def close(self, number: int, epoch: int, score: float) -> None:
+    def close(self, number: int) -> None:
         """Random sampling does not learn."""
 
 
@@ -247,20 +255,20 @@ class SearcherSearch:
         """Args: as `prepare` has made them ready."""
         num_samples, self._run, self._fits, self._refused = run.settings.num_samples, run, fits, 0
         self._told_of_few = False
-        self.planned = num_samples
+        self.planned, self.given = num_samples, list[Trial]()
         self._ids: dict[int, str] = {}
-        self._searcher, self._space, self._metric, self._store = searcher, space, run.settings.metric, run.store
-        self._left, self._given, self._batch = num_samples, 0, -(-num_samples // SEARCHER_ROUNDS)
+        self._searcher, self._space, self._metric = searcher, space, run.settings.metric
+        self._left, self._batch = num_samples, -(-num_samples // SEARCHER_ROUNDS)
         self._seed, self._strategy, self._warned = run.settings.seed, run.settings.race.strategy, False
         self._open: dict[int, tuple[int, float]] = {}
         self._hidden = secrets_of(space)
 
     def next_trials(self) -> list[Trial]:
-        for number, (epoch, score) in sorted(self._open.items()):
-            self.close(number, epoch, score)
-        first, key = self._given, f"search/from-{self._given}"
+        for number in sorted(self._open):
+            self._close(number, *self._open[number])
+        first, key = len(self.given), f"{_BATCH}{len(self.given)}"
         # A run that was given more samples asks for its first batches as they were.
-        known = self._store.units().get(key)
+        known = self._run.store.units().get(key)
         wanted = len(known.value) if known is not None else min(self._batch, self._left)
         suggested: list[Config] = []
         # Some searchers, TuneBOHB among them, draw from the global generators whatever seed they were given.
@@ -270,10 +278,14 @@ class SearcherSearch:
                 suggested.append(config)
         if not suggested and known is None:
             return []
-        recorded = self._store.once(key, lambda: [hide(config, self._hidden) for config in suggested]).value
+        recorded = self._run.unit(key, lambda: Unit([hide(config, self._hidden) for config in suggested])).value
         self._left -= len(recorded)
-        self._given += len(recorded)
-        return [Trial(first + i, self._agree(first + i, suggested[i : i + 1], kept)) for i, kept in enumerate(recorded)]
+        found = [
+            Trial(first + i, self._agree(first + i, suggested[i : i + 1], kept)) for i, kept in enumerate(recorded)
+        ]
+        self.given += found
+        self._run.known |= {trial.number: trial for trial in found}
+        return found
 
     def _fitting(self, number: int) -> Config | None:
         """The next suggestion that fits; the searcher learns of the others that they failed."""
@@ -314,13 +326,32 @@ class SearcherSearch:
             self._searcher.on_trial_complete(self._id(number), error=True)
         return recorded
 
-    def tell(self, number: int, epoch: int, score: float) -> None:
+    def hear(self, key: str, unit: Unit) -> None:
+        history = self._run.history
+        if key.startswith(_BATCH) and int(key.removeprefix(_BATCH)) == len(self.given):  # of an earlier process
+            self.next_trials()
+        elif GROUP.fullmatch(key) is not None:
+            for number in unit.value["members"]:
+                self._tell(number, history.epochs("surrogate", number), history.score("surrogate", number))
+        elif SWEEP_DECISION.fullmatch(key) is not None:
+            for number, *plain in unit.value:
+                move = move_of(plain)
+                if isinstance(move, Stop) or move.copy_of is not None:
+                    self.close(number)
+
+    def _tell(self, number: int, epoch: int, score: float) -> None:
         if number in self._open:
             self._open[number] = (epoch, score)
             if math.isfinite(score):
                 self._searcher.on_trial_result(self._id(number), self._result(number, epoch, score))
 
-    def close(self, number: int, epoch: int, score: float) -> None:
+    def close(self, number: int) -> None:
+        history, standing = self._run.history, self._run.history.sweep.trials.get(number)
+        is_under_way = standing is None or standing.goal is not None
+        score = history.score("surrogate", number) if is_under_way or standing is None else standing.score
+        self._close(number, history.epochs("surrogate", number), score)
+
+    def _close(self, number: int, epoch: int, score: float) -> None:
         if self._open.pop(number, None) is None:
             return
         if math.isfinite(score):
@@ -334,7 +365,7 @@ class SearcherSearch:
     def _result(self, number: int, epoch: int, score: float) -> dict[str, Any]:
         # A score of several metrics is a place among trials.
         by_place = self._run.settings.comparison.by_place
-        scores = self._run.values_at("surrogate", number, epoch) if by_place else {self._metric: score}
+        scores = self._run.history.values_at("surrogate", number, epoch) if by_place else {self._metric: score}
         # BOHB reads its budget from where Ray's own HyperBandForBOHB puts it.
         return {**scores, "training_iteration": epoch, "hyperband_info": {"budget": epoch}}
 

@@ -29,7 +29,7 @@ from hydro_rasda.results.winner_doubts import overfitting_line, undecided_line
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.claim import Claim
 from hydro_rasda.run.events import RunBegan, RunEnded
-from hydro_rasda.run.full_size_journal import try_dropped_again
+from hydro_rasda.run.record_full_size import try_dropped_again
 from hydro_rasda.run.resume_rules import RunExists
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import determining

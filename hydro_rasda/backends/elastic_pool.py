@@ -97,7 +97,7 @@ class DoublingPool(DevicePool):
 
     def _size(self, task: FullSizeTask) -> int:
         rule, start, capacity = self._rule, task.span.start, self._capacity()
-        last = self._run.metrics["target", task.number][-1] if start else {}
+        last = self._run.history.metrics["target", task.number][-1] if start else {}
         held = int(last.get("workers", rule.workers))
         growth = Growth(
             held=held,
@@ -127,10 +127,12 @@ class DoublingPool(DevicePool):
         ranks = _Ranks(task, devices, self._meeting(devices) if world > 1 else None)
         self._ranks.append(ranks)
         sources = [task.source] if task.source is not None else []
-        given = Given({number: run.trials[number]}, self._load(sources), run.seconds_left("target"), self._capacity())
+        given = Given(
+            {number: run.history.trials[number]}, self._load(sources), run.seconds_left("target"), self._capacity()
+        )
         before = run.store.units()[task.source].value if task.source is not None else {}
         carried = {name: before[name] for name in ("rescaled", "measured") if name in before}
-        if task.span.start and run.metrics["target", number][-1].get("workers", world) != world:
+        if task.span.start and run.history.metrics["target", number][-1].get("workers", world) != world:
             run.say(f"full size: trial {number} goes on with {world} workers from epoch {task.span.start + 1}")
         # Fewer than its first workers share the batch that was tuned, as these do.
         growth = max(1.0, world / self._rule.workers)

@@ -14,8 +14,9 @@ import torch
 from hydro_rasda.argument_checks import check_number, require
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices, EpochMetrics, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths
+from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
-from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.run.state import Run
 from hydro_rasda.training.device import Device, Share, Work
 from hydro_rasda.trial import Trial
 
@@ -159,7 +160,7 @@ class LocalDevice:
         def notify(epochs: int, metrics: EpochMetrics) -> None:
             run.advance(epochs, run.note(metrics))
 
-        return Work(run.trials, load, lambda: run.out_of_time(stage), notify, run.store.doing)
+        return Work(run.history.trials, load, lambda: run.out_of_time(stage), notify, run.store.doing)
 
 
 def _checked(name: object) -> torch.device:

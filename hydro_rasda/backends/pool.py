@@ -9,10 +9,11 @@ from itertools import islice
 from typing import Any, Protocol
 
 from hydro_rasda.contracts import Finished, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
+from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.forks import RelayedWarnings
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.retry_policy import DEATHS, Deaths
-from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.run.state import Run
 from hydro_rasda.training.group_training import Load
 from hydro_rasda.training.trainer import Given
 from hydro_rasda.trial import Trial
@@ -201,7 +202,7 @@ class DevicePool:
     ) -> None:
         run, device = self._run, self._devices[number]
         load, seconds = self._load(sources), run.seconds_left(stage)
-        given = Given({n: run.trials[n] for n in trials}, load, seconds, self._capacity())
+        given = Given({n: run.history.trials[n] for n in trials}, load, seconds, self._capacity())
         device.heard = time.monotonic()
         device.work, device.answer = work, device.process.ask(method, work, given)
 

@@ -24,10 +24,11 @@ from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
 from hydro_rasda.bubbles.rendezvous import Rendezvous, hang_up
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths, group_key
+from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.processes.forks import RelayedWarnings, ending, receive
 from hydro_rasda.processes.retry_policy import Deaths
-from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.run.state import Run
 from hydro_rasda.training.device import Device
 from hydro_rasda.training.group_training import joined
 from hydro_rasda.training.trainer import Given
@@ -250,7 +251,7 @@ class BubbleDevices:
             numbers, sources = (task.number,), () if task.source is None else (task.source,)
         load = partial(loaded, {key: run.store.file(key) for key in sources})
         seconds = max(0.0, min(self._checkpoint_s, run.seconds_left(stage)))
-        return Given({number: run.trials[number] for number in numbers}, load, seconds)
+        return Given({number: run.history.trials[number] for number in numbers}, load, seconds)
 
     def _send(self, connection: Connection, *words: Any) -> None:
         with contextlib.suppress(OSError):  # whoever listens to it learns that it has ended

@@ -109,7 +109,7 @@ class GroupWork:
             saved = run.store.load(task.sources[0], run.problem.device)
             whole = [part for part in saved["parts"] if part["members"] == list(task.members)]
             # After a death, the piece may be half of what was saved.
-            self.outcome.checkpoint += whole or [cut_down(run.problem, run.trials, task, lambda key: saved)]
+            self.outcome.checkpoint += whole or [cut_down(run.problem, run.history.trials, task, lambda key: saved)]
 
     def _put(self, tasks: Sequence[GroupTask]) -> Sequence[GroupTask]:
         self._left += len(tasks)

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 
 from hydro_rasda.console import duration, one_line, printable
+from hydro_rasda.history.lines import jsonable
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import render
-from hydro_rasda.run.journal import jsonable
 from hydro_rasda.short_values import show
 
 

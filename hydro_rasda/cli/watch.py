@@ -20,6 +20,7 @@ from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import age, print_record
 from hydro_rasda.cli.runs import row_of, written
 from hydro_rasda.console import LINE_SECONDS, make_console
+from hydro_rasda.history.lines import jsonable
 from hydro_rasda.results.record_from_journal import Stamp, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import (
@@ -32,7 +33,6 @@ from hydro_rasda.results.report import (
     rungs,
     state_of,
 )
-from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.locks_and_crashes import shows_locks
 from hydro_rasda.run.run_json import SPEC
 

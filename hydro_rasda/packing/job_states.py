@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hydro_rasda.argument_checks import require
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.packing.tasks import Task, pickled
 from hydro_rasda.run.files import open_to_read, open_to_write, read_file, refuse_links, refuse_open_to_others
-from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 
 State = Literal["pending", "running", "complete", "failed"]

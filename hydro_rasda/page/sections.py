@@ -11,12 +11,12 @@ from threading import Lock
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hydro_rasda import plots
+from hydro_rasda.history.lineage import decided_copies
 from hydro_rasda.page import words
 from hydro_rasda.page.words import call_of
 from hydro_rasda.plots.figure_style import HEIGHT, begun, is_empty, nothing
 from hydro_rasda.plots.hyperparameters import LINES
 from hydro_rasda.plots.importance import importance_bars, importance_of
-from hydro_rasda.results.lineage import decided_copies
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import best_first, varied
 from hydro_rasda.results.timeline import journal_of

@@ -10,6 +10,7 @@ from typing import Any
 
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.console import duration
+from hydro_rasda.history.lines import jsonable
 from hydro_rasda.results.optuna_study import RANGE
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import (
@@ -23,7 +24,6 @@ from hydro_rasda.results.report import (
     progress_of,
     state_of,
 )
-from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.run_json import recorded
 from hydro_rasda.schedulers.named_rules import RULES
 from hydro_rasda.short_values import show

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from hydro_rasda.comparison_of_trials import Objectives
+from hydro_rasda.history.lineage import Ancestor, Copy, decided_copies
 from hydro_rasda.plots.figure_style import (
     BEST,
     FAINT,
@@ -23,7 +24,6 @@ from hydro_rasda.plots.figure_style import (
     nothing,
     score_axis,
 )
-from hydro_rasda.results.lineage import Ancestor, Copy, decided_copies
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import agreement_line
 from hydro_rasda.results.timeline import journal_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hydro_rasda.history.lines import jsonable
 from hydro_rasda.results.records import RunRecord, flat
 from hydro_rasda.results.report import best_score, state_of
-from hydro_rasda.run.journal import jsonable
 
 Asked = Mapping[str, Any]
 """A run's `run.json`; empty if its folder is gone."""

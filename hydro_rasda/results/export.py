@@ -9,10 +9,10 @@ from typing import Any
 from fusion.hyperparameters import KEYS
 from hydro_rasda.argument_checks import is_int, require
 from hydro_rasda.domains import plain
+from hydro_rasda.history.lines import jsonable
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.files import write_atomically
-from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.run_json import run_id
 from hydro_rasda.secret_masking import Place
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.argument_checks import is_metric
+from hydro_rasda.history.lines import jsonable
 from hydro_rasda.results.records import STAGES, RunRecord, TrialRecord
-from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.schedulers.pareto import violation
 

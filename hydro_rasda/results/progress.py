@@ -15,6 +15,7 @@ from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, T
 from rich.text import Text
 
 from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_console
+from hydro_rasda.history.lines import score_in
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.events import (
@@ -28,7 +29,6 @@ from hydro_rasda.run.events import (
     StageBegan,
     StageEnded,
 )
-from hydro_rasda.run.journal import score_in
 from hydro_rasda.run.time_left import LEAST_TOLD, roughly
 from hydro_rasda.short_values import show
 

@@ -9,6 +9,7 @@ from typing import Any
 from fusion.hyperparameters import OPTIMIZERS, SCHEDULES, read
 from fusion.part_settings import split_key
 from hydro_rasda.config import GLOBAL_BATCH
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of
 from hydro_rasda.objective import Supervised, Written
 from hydro_rasda.objective_parts import ByPart
@@ -20,7 +21,6 @@ from hydro_rasda.results.recipe_training_loop import Recipe, written
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import chosen_line
 from hydro_rasda.results.summary import averages, averages_count, swept_epochs
-from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.pickling import Gone
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked

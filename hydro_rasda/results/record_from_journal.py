@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hydro_rasda.argument_checks import check_path
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
-from hydro_rasda.results.lineage import SWEEP_DECISION
+from hydro_rasda.history.full_size import run_end, score_that_ended, tried_targets
+from hydro_rasda.history.history import History
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
-from hydro_rasda.run.full_size_journal import decided_targets, run_end, score_that_ended, take_in_targets, tried_targets
 from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import SPEC, read_asked, recorded
-from hydro_rasda.run.state import FINALISTS, Run, decision_key
-from hydro_rasda.run.transfer_check_journal import recalled_transfer
-from hydro_rasda.run.unkept_values import changed, restored
-from hydro_rasda.schedulers.sweep_rule import Continue, Stop, move_of
-from hydro_rasda.secret_masking import described_secrets, hide
-from hydro_rasda.trial import Trial
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A problem's stand-in for reading a run: `full_size` tells whether a user's function trained at full size."""
-
-    settings: TuneConfig
-    full_size: object = None
+from hydro_rasda.secret_masking import described_secrets
 
 
 def read_record(path: str | Path) -> RunRecord:
@@ -37,20 +24,26 @@ def read_record(path: str | Path) -> RunRecord:
     check_path("path", path)
     folder = Path(path).expanduser().absolute()
     asked = read_asked(folder)
-    problem: Any = _Asked(settings_of(asked), asked.get("digests", {}).get("full_size"))
-    run = Run(problem, Store.read(folder), hidden=described_secrets(asked.get("space", {})))
-    dropped = _take_in_sweep(run)
-    if problem.full_size is not None or "sample_from(" in repr(asked.get("space")):  # others may read any key
-        run.unread.clear()
-    run.transfer = recalled_transfer(run)
-    take_in_targets(run)
-    if (enough := score_that_ended(run)) is not None:  # run.json leaves it out: another one may go on
-        run.problem = replace(problem, settings=replace(problem.settings, stop_at=enough))
-    finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
-    record = sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
+    history = read_history(folder, asked)
+    undecided = _undecided(history) if run_end(history) == "open" else None
+    finalists, hidden = tried_targets(history, history.finalists or ()), described_secrets(asked.get("space", {}))
+    record = sum_up(history, finalists, folder, undecided, hidden)
     # An earlier version may not have written these down; today's defaults tell nothing of it.
     known = {"keep", "ema"} <= asked.keys()
     return replace(record, keep=asked.get("keep"), averaged=record.averaged if known else None)
+
+
+def read_history(folder: Path, asked: Mapping[str, Any]) -> History:
+    """Read the history of a run that was asked for so."""
+    settings, own_loop = settings_of(asked), asked.get("digests", {}).get("full_size") is not None
+    store = Store.read(folder)
+    for key in store.units():  # run.json leaves it out: another one may go on
+        if key.startswith("target/"):
+            settings = replace(settings, stop_at=score_that_ended(key))
+    history = History(settings, own_loop, reads_any=own_loop or "sample_from(" in repr(asked.get("space")))
+    for _ in store.folded_into(history):
+        pass
+    return history
 
 
 T = TypeVar("T")
@@ -92,39 +85,8 @@ def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
     return TuneConfig(**own, sweep=SweepConfig(**sweep), race=RaceConfig(**race | {"lr_rule": "auto"}))
 
 
-def _take_in_sweep(run: Run) -> set[int]:
-    """Take in the trials and their epochs of the sweep; return those that the sweep dropped."""
-    dropped: set[int] = set()
-    for key, unit in run.store.units().items():
-        if not key.startswith("surrogate/"):
-            continue
-        run.recall(key)
-        configured = [line for line in unit.lines if line["event"] == "trial"]
-        for line in configured:
-            number, noted = line["trial"], line.get("literals", [])
-            run.trials[number] = Trial(number, restored(hide(line["config"], run.hidden), noted))
-            run.unkept[number] = frozenset(tuple(place) for place, literal in noted if literal is None)
-        if SWEEP_DECISION.fullmatch(key):
-            before = dict(run.trials)
-            for number, *plain in unit.value:
-                move = move_of(plain)
-                if isinstance(move, Stop):
-                    dropped.add(number)
-                else:
-                    dropped.discard(number)
-                if isinstance(move, Continue) and move.copy_of is not None:
-                    run.failures.pop(number, None)
-                    run.trials[number] = Trial(number, changed(before[move.copy_of].config, move.changes))
-                    run.unkept[number] = run.unkept.get(move.copy_of, frozenset())
-                    run.unread[number] = run.unread.get(move.copy_of, frozenset())
-                    run.costs[number] = run.costs.get(move.copy_of, {})
-    return dropped
-
-
-def _undecided(run: Run, dropped: Collection[int], finalists: Collection[int]) -> set[int] | None:
-    if run_end(run) != "open":
-        return None
-    decided = decided_targets(run)
-    begun = {number for stage, number in run.metrics if stage == "target"}
-    swept = set(finalists) or run.trials.keys() - dropped
-    return {number for number in begun if decided.get(number, True)} | (swept - begun)
+def _undecided(history: History) -> set[int]:
+    begun = {number for stage, number in history.metrics if stage == "target"}
+    dropped = {number for number, standing in history.sweep.trials.items() if standing.dropped}
+    swept = {*(history.finalists or ())} or history.trials.keys() - dropped
+    return {number for number in begun if history.decided.get(number, True)} | (swept - begun)

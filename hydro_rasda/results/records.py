@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hydro_rasda.argument_checks import is_number, require
 from hydro_rasda.comparison_of_trials import Comparison
 from hydro_rasda.config import Keep, Mode
-from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of, smoothed
+from hydro_rasda.history.lineage import Ancestor, lineages, schedule_of, smoothed
 from hydro_rasda.run.journal import Message, read_messages
 from hydro_rasda.run.pickling import Portable
 from hydro_rasda.run.run_folder import Store

@@ -20,6 +20,8 @@ from fusion.streams import preserved_generators
 from fusion.width.microbatch import evaluate
 from hydro_rasda.argument_checks import check_function, check_int, check_path
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches, move
+from hydro_rasda.history.unkept_values import withholding
+from hydro_rasda.history.winner import eligible
 from hydro_rasda.metrics import Collected, mean_metrics, measured
 from hydro_rasda.objective import give_config, reads_config, steering
 from hydro_rasda.precision import as_given, matrix_products
@@ -28,10 +30,8 @@ from hydro_rasda.results.export import checkpoint_of, save_model, unkept_of, wei
 from hydro_rasda.results.optuna_study import make_study
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
-from hydro_rasda.results.winner import eligible
 from hydro_rasda.run.pickling import Gone, check_has_functions, dumped, loaded
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.unkept_values import withholding
 from hydro_rasda.secret_masking import HIDDEN, value_at
 from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.trial import Trial
@@ -323,13 +323,14 @@ class TuneResult(RunRecord):
 
 def make_result(run: Run, finalists: list[int]) -> TuneResult:
     """Sum up a run that is over; AllTrialsFailed if no finalist has a finite metric."""
-    if not eligible(run, finalists):
-        errors = "\n\n".join(run.failures[n] for n in finalists if n in run.failures)
+    if not eligible(run.history, finalists):
+        failures = run.history.failures
+        errors = "\n\n".join(failures[n] for n in finalists if n in failures)
         raise AllTrialsFailed(
             f"all {len(finalists)} finalists diverged or failed at full size; their records are in "
             f"{run.store.path / 'journal.jsonl'}\n{errors}"
         )
-    return TuneResult(**vars(sum_up(run, finalists)), _problem=run.problem)
+    return TuneResult(**vars(sum_up(run.history, finalists, run.store.path, hidden=run.hidden)), _problem=run.problem)
 
 
 class AllTrialsFailed(RuntimeError):

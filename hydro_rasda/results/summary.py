@@ -6,15 +6,20 @@ import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.history.full_size import averages_lost, done_early, expected_ends, kept_of, refit_key, run_end
+from hydro_rasda.history.history import History
+from hydro_rasda.history.lines import Stage
+from hydro_rasda.history.transfer import transfer_of
+from hydro_rasda.history.winner import best_of, eligible, scored
 from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
-from hydro_rasda.results.winner import best_of, eligible, scored
-from hydro_rasda.run.full_size_journal import averages_lost, done_early, expected_ends, kept_of, refit_key, run_end
-from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.run.run_folder import checkpoint_file
 from hydro_rasda.schedulers import Agreement, ExpectedEnd, agreement, chances, expected_gain
+from hydro_rasda.secret_masking import Place
 
 AVERAGED = {
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd"),
@@ -23,49 +28,59 @@ AVERAGED = {
 """Optimizers that do not average weights by themselves; a test holds them to those of `fusion`, which needs torch."""
 
 
-def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = None) -> RunRecord:
+def sum_up(
+    history: History,
+    finalists: list[int],
+    path: Path,
+    undecided: Collection[int] | None = None,
+    hidden: Collection[Place] = (),
+) -> RunRecord:
     """Sum up what a run has found so far, whether it is over or not.
 
-    `finalists` are all trials that were trained at full size; `undecided` may train on, None if the run is over.
+    Args:
+        finalists: All trials that were trained at full size.
+        path: The run's folder.
+        undecided: Trials that may train on; None if the run is over.
+        hidden: Places of secrets in configurations.
     """
-    over, max_t = undecided is None, run.settings.max_t
-    able = eligible(run, finalists)
-    end = max((run.epochs("target", n) for n in able), default=0) if over else max_t
-    at_end = [n for n in (able if over else finalists) if run.epochs("target", n) >= end or done_early(run, n)]
-    best, metric = best_of(run, finalists)
-    found = _within_bounds(run, expected_ends(run, finalists), best)
-    chance = chances(found, run.settings.mode)
-    records = {n: _record(run, n, at_end, undecided or (), chance.get(n, math.nan)) for n in sorted(run.trials)}
+    over, max_t = undecided is None, history.settings.max_t
+    able = eligible(history, finalists)
+    end = max((history.epochs("target", n) for n in able), default=0) if over else max_t
+    at_end = [n for n in (able if over else finalists) if history.epochs("target", n) >= end or done_early(history, n)]
+    best, metric = best_of(history, finalists)
+    found = _within_bounds(history, expected_ends(history, finalists), best)
+    chance = chances(found, history.settings.mode)
+    records = {n: _record(history, n, at_end, undecided or (), chance.get(n, math.nan)) for n in sorted(history.trials)}
     return RunRecord(
-        best_config=copy.deepcopy(dict(run.trials[best].config)) if best in run.trials else {},
+        best_config=copy.deepcopy(dict(history.trials[best].config)) if best in history.trials else {},
         best_metric=metric,
         trials=tuple(records.values()),
-        metric=run.settings.metric,
-        mode=run.settings.mode,
-        expected_gain=expected_gain([*found.values()], run.settings.mode),
-        cost=_cost(run),
-        transfer=run.transfer,
-        agreement=_agreement(run, finalists),
-        path=run.store.path,
+        metric=history.settings.metric,
+        mode=history.settings.mode,
+        expected_gain=expected_gain([*found.values()], history.settings.mode),
+        cost=_cost(history),
+        transfer=transfer_of(history),
+        agreement=_agreement(history, finalists),
+        path=path,
         best_trial=best,
-        finished=run_end(run) == "finished",
+        finished=run_end(history) == "finished",
         ended=over,
-        keep=run.settings.race.keep,
-        averaged=_averaged(run, records[best]) if best in records else None,
-        seconds_left=None if over else next((unit.left for unit in [*run.store.units().values()][-1:]), None),
-        over=models_in_words(run.settings, "target"),
-        _hidden=frozenset(run.hidden),
-        _unkept={number: places for number, places in run.unkept.items() if places},
-        _comparison=run.settings.comparison,
-        _needed=[*map(run.store.file, sorted((*run.checkpoints.values(), *run.refits.values())))],
-        _checkpoints={n: run.store.file(name) for n, name in (run.checkpoints | _refit(run)).items()},
+        keep=history.settings.race.keep,
+        averaged=_averaged(history, records[best]) if best in records else None,
+        seconds_left=None if over else history.left,
+        over=models_in_words(history.settings, "target"),
+        _hidden=frozenset(hidden),
+        _unkept={number: places for number, places in history.unkept.items() if places},
+        _comparison=history.settings.comparison,
+        _needed=[checkpoint_file(path, of) for of in sorted((*history.checkpoints.values(), *history.refits.values()))],
+        _checkpoints={n: checkpoint_file(path, name) for n, name in (history.checkpoints | _refit(history)).items()},
     )
 
 
-def _within_bounds(run: Run, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
+def _within_bounds(history: History, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
     """Give no end to trials that break bounds of metrics more than the winner does: they cannot win."""
-    values = {n: run.values_at("target", n, kept_of(run, n)[0]) for n in {*ends, winner}}
-    broken = run.settings.comparison.violations(values)
+    values = {n: history.values_at("target", n, kept_of(history, n)[0]) for n in {*ends, winner}}
+    broken = history.settings.comparison.violations(values)
     return {n: end if broken[n] <= broken[winner] else replace(end, end=math.nan) for n, end in ends.items()}
 
 
@@ -78,21 +93,23 @@ def models_in_words(settings: TuneConfig, stage: Stage) -> str:
     return " and ".join([f"{folds} folds"] * (folds > 0) + [f"{seeds} seeds"] * (seeds > 1))
 
 
-def _refit(run: Run) -> dict[int, str]:
+def _refit(history: History) -> dict[int, str]:
     """Return the checkpoint of the model that was trained once more, if that is what the run hands back."""
-    wanted = run.settings.race.refit
-    return {n: name for n, name in run.refits.items() if wanted and name == refit_key(n, kept_of(run, n)[0])}
+    wanted = history.settings.race.refit
+    return {n: name for n, name in history.refits.items() if wanted and name == refit_key(n, kept_of(history, n)[0])}
 
 
-def _agreement(run: Run, finalists: Sequence[int]) -> Agreement | None:
-    swept = [n for n in finalists if run.epochs("surrogate", n)]  # others train by a schedule that the sweep found
-    began = [n for n in swept if run.epochs("target", n) and n not in run.failures]
-    epoch = min((run.epochs("target", n) for n in scored(run, began)), default=0)
-    if run.settings.sweep.surrogate == 1 or not epoch:
+def _agreement(history: History, finalists: Sequence[int]) -> Agreement | None:
+    swept = [n for n in finalists if history.epochs("surrogate", n)]  # others train by a schedule that the sweep found
+    began = [n for n in swept if history.epochs("target", n) and n not in history.failures]
+    epoch = min((history.epochs("target", n) for n in scored(history, began)), default=0)
+    if history.settings.sweep.surrogate == 1 or not epoch:
         return None
-    narrow = min(epoch, *(run.epochs("surrogate", n) for n in began))
-    scores = {n: (run.score_at("surrogate", n, narrow), run.score_at("target", n, epoch)) for n in sorted(began)}
-    return agreement(epoch, scores, run.settings.mode)
+    narrow = min(epoch, *(history.epochs("surrogate", n) for n in began))
+    scores = {
+        n: (history.score_at("surrogate", n, narrow), history.score_at("target", n, epoch)) for n in sorted(began)
+    }
+    return agreement(epoch, scores, history.settings.mode)
 
 
 def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
@@ -119,11 +136,11 @@ def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
     return None if not known else settings.race.keep == "best" and settings.race.ema > 0
 
 
-def _averaged(run: Run, trial: TrialRecord) -> bool | None:
+def _averaged(history: History, trial: TrialRecord) -> bool | None:
     """Tell whether the weights that count are averages over steps; None if no loop of the library trained them."""
-    if not trial.epochs or run.problem.full_size is not None:
+    if not trial.epochs or history.own_loop:
         return None
-    return averages(run.settings, trial.config) and averages_count(run.settings, trial)
+    return averages(history.settings, trial.config) and averages_count(history.settings, trial)
 
 
 def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
@@ -132,75 +149,67 @@ def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
     return after and not averages_lost(trial.history, trial.kept_epoch, settings.metric)
 
 
-def _record(run: Run, number: int, at_end: Collection[int], undecided: Collection[int], chance: float) -> TrialRecord:
-    kept_epoch, metric = kept_of(run, number)
+def _record(
+    history: History, number: int, at_end: Collection[int], undecided: Collection[int], chance: float
+) -> TrialRecord:
+    kept_epoch, metric = kept_of(history, number)
     return TrialRecord(
         trial=number,
-        config=run.trials[number].config,
-        status=_status(run, number, at_end, undecided),
-        surrogate_metric=run.score("surrogate", number),
-        surrogate_epochs=run.epochs("surrogate", number),
+        config=history.trials[number].config,
+        status=_status(history, number, at_end, undecided),
+        surrogate_metric=history.score("surrogate", number),
+        surrogate_epochs=history.epochs("surrogate", number),
         metric=metric,
-        epochs=run.epochs("target", number),
+        epochs=history.epochs("target", number),
         chance=chance,
         kept_epoch=kept_epoch,
         history=tuple(
             {name: value for name, value in line.items() if name not in ("event", "trial")}
             for stage in ("surrogate", "target")
-            for line in run.metrics.get((stage, number), ())
+            for line in history.metrics.get((stage, number), ())
             if line["stage"] == stage
         ),
-        error=run.failures.get(number),
-        costs=dict(run.costs.get(number, {})),
-        unread=tuple(sorted(run.unread.get(number, ()))),
-        spread=_spread(run, number, kept_epoch),
+        error=history.failures.get(number),
+        costs=dict(history.costs.get(number, {})),
+        unread=tuple(sorted(history.unread.get(number, ()))),
+        spread=_spread(history, number, kept_epoch),
     )
 
 
-def _spread(run: Run, number: int, kept_epoch: int) -> float | None:
+def _spread(history: History, number: int, kept_epoch: int) -> float | None:
     """Return the standard deviation of a trial's score over its models; None if it trained one."""
-    full = run.epochs("target", number) > 0
+    full = history.epochs("target", number) > 0
     stage: Stage = "target" if full else "surrogate"
-    at = kept_epoch if full else run.epochs("surrogate", number)
-    lines = [line for line in run.metrics.get((stage, number), ()) if line["epoch"] == at]
-    return next((line[run.settings.spread] for line in lines if run.settings.spread in line), None)
+    at = kept_epoch if full else history.epochs("surrogate", number)
+    lines = [line for line in history.metrics.get((stage, number), ()) if line["epoch"] == at]
+    return next((line[history.settings.spread] for line in lines if history.settings.spread in line), None)
 
 
-def _status(run: Run, number: int, at_end: Collection[int], undecided: Collection[int]) -> Status:
-    if number in run.failures:
+def _status(history: History, number: int, at_end: Collection[int], undecided: Collection[int]) -> Status:
+    if number in history.failures:
         return "failed"
-    if not run.epochs("surrogate", number) and not run.epochs("target", number):
+    if not history.epochs("surrogate", number) and not history.epochs("target", number):
         return "not begun"
-    stage: Stage = "target" if run.epochs("target", number) else "surrogate"
-    if not math.isfinite(run.score(stage, number)):
+    stage: Stage = "target" if history.epochs("target", number) else "surrogate"
+    if not math.isfinite(history.score(stage, number)):
         return "diverged"
     if number in at_end:
         return "finished"
     return "undecided" if number in undecided else "stopped"
 
 
-def _cost(run: Run) -> Cost:
-    units = run.store.units().items()
-
-    def seconds(stage: str) -> float:
-        return sum(unit.seconds for key, unit in units if key.startswith(f"{stage}/"))
-
+def _cost(history: History) -> Cost:
     def epochs(stage: Stage) -> int:
-        of_trials: int = sum(line["stage"] == of == stage for (of, _), lines in run.metrics.items() for line in lines)
-        return of_trials * run.settings.models(stage)
+        lines = (line for (of, _), of_trial in history.metrics.items() if of == stage for line in of_trial)
+        of_trials: int = sum(line["stage"] == stage for line in lines)
+        return of_trials * history.settings.models(stage)
 
-    refit = sum(unit.value["epochs"] for key, unit in units if "/refit-" in key)
-    trained = [
-        (unit.seconds, sum(line["event"] == "metrics" for line in unit.lines) * run.settings.models("target"))
-        for key, unit in units
-        if key.startswith("target/")
-    ]
-    each = [spent / count for spent, count in trained for _ in range(count)]
+    each = [seconds for seconds, count in history.epoch_seconds for _ in range(count)]
     return Cost(
         surrogate_epochs=epochs("surrogate"),
-        surrogate_seconds=seconds("surrogate"),
-        target_epochs=epochs("target") + refit,
-        target_seconds=seconds("target"),
+        surrogate_seconds=history.spent["surrogate"],
+        target_epochs=epochs("target") + history.refitted,
+        target_seconds=history.spent["target"],
         target_epoch_seconds=median(each) if each else math.nan,
-        seconds=max((unit.at for _, unit in units), default=0.0),
+        seconds=history.seconds,
     )

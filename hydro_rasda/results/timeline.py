@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from hydro_rasda.history.lines import Unit, score_in
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.events import Stage
-from hydro_rasda.run.journal import JOURNAL, Unit, read_units, score_in
+from hydro_rasda.run.journal import JOURNAL, read_units
 
 _GROUP = re.compile(r"surrogate/to-(?P<stop>\d+)/from-(?P<start>\d+)/group-\d+(?:/again)*")
 _TARGET = re.compile(r"target/trial-(?P<trial>\d+)/to-(?P<stop>\d+)")

@@ -14,12 +14,12 @@ from fusion.streams import preserved_generators
 from hydro_rasda.data import batch_length
 from hydro_rasda.data.batch_splits import IndexedBatches
 from hydro_rasda.dry_run_of_batches import one_thread
+from hydro_rasda.history.lines import Stage, number_of
+from hydro_rasda.history.winner import best_of
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.records import DIFFER, second_of
 from hydro_rasda.results.result import TuneResult
-from hydro_rasda.results.winner import best_of
-from hydro_rasda.run.journal import number_of
-from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.run.state import Run
 from hydro_rasda.short_values import show
 
 LOST = 0.25
@@ -72,7 +72,7 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
     """Warn of a winner that overfits beyond its surrogate; return no line of others, nor of a sweep at full width."""
     if run.settings.sweep.surrogate == 1 or not finalists:
         return []
-    winner, _ = best_of(run, [*finalists])
+    winner, _ = best_of(run.history, [*finalists])
     full, narrow = (_losses(run, stage, winner) for stage in ("target", "surrogate"))
     if not overfits_beyond(list(full.values()), list(narrow.values())):
         return []
@@ -87,7 +87,7 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
 
 def _losses(run: Run, stage: Stage, number: int) -> dict[int, Losses]:
     """Return the losses by epoch; none if a training function of the user's reports no such losses."""
-    lines = run.metrics.get((stage, number), ())
+    lines = run.history.metrics.get((stage, number), ())
     pairs: dict[int, list[Any]] = {
         line["epoch"]: [line[name] for name in ("train_loss", "val_loss") if name in line] for line in lines
     }

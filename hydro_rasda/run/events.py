@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Stage = Literal["surrogate", "target"]
+from hydro_rasda.history.lines import Stage as Stage
 
 SURROGATES, CHECK, FULL_SIZE = "surrogates", "transfer check", "full size"
 """Titles of the parts of a run."""

@@ -16,22 +16,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydro_rasda.argument_checks import in_order, require
+from hydro_rasda.argument_checks import require
+from hydro_rasda.history.lines import JournalLine, Unit
 from hydro_rasda.run.files import Unsafe, append_to, open_to_read, parse_json, read_file
 
 JOURNAL = "journal.jsonl"
-
-JournalLine = dict[str, Any]
-"""One line of the journal: plain values, of which "event" names its kind."""
 
 UNIT, RUN = "unit", "run"
 """Events of the lines of finished units, and of the first line, which names the run by its `id`."""
@@ -57,27 +54,6 @@ MOST = 2**30
 
 _LARGEST = 1e15
 """Numbers beyond it are neither times nor counts."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A finished unit of work, as the journal keeps it.
-
-    Attributes:
-        value: JSON values that later units and decisions need.
-        lines: The unit's metrics and events, one journal line each.
-        seconds: Wall time of the unit; units that ran beside each other count in full.
-        at: Wall time of the run when it was finished.
-        swept: The part of `at` that the sweep had taken.
-        left: The estimate of the seconds that the run still took then; None if it was not known.
-    """
-
-    value: Any
-    lines: list[JournalLine] = field(default_factory=list)
-    seconds: float = 0.0
-    at: float = 0.0
-    swept: float = 0.0
-    left: float | None = None
 
 
 class DamagedJournal(ValueError):
@@ -193,39 +169,6 @@ def _parsed(raw: bytes) -> JournalLine:
         if kind is not object and isinstance(found, (int, float)) and abs(found) > _LARGEST:
             raise ValueError(f"{line['event']!r} without a proper {name!r}")
     return line
-
-
-def score_in(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return a metric after an epoch; None if it is missing, or the trial had diverged.
-
-    A training function of the user's may report no training loss. A training loss of None was not finite.
-    """
-    return None if metrics.get("train_loss", 0.0) is None else metrics.get(name)
-
-
-def jsonable(value: Any) -> Any:
-    """Return a value as strict JSON gives it back: NaN and infinities as null, other values by `name_of`."""
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    return name_of(value)
-
-
-def number_of(value: float | None) -> float:
-    """Return a number that `jsonable` has made: NaN where it is null."""
-    return math.nan if value is None else float(value)
-
-
-def name_of(value: Any) -> str:
-    """Name a value without a JSON form for the journal, alike in every process."""
-    if isinstance(value, (set, frozenset)):
-        return in_order(value, name_of)
-    return getattr(value, "__qualname__", None) or repr(value)
 
 
 MESSAGES = "messages.jsonl"

@@ -10,7 +10,7 @@ from typing import Any
 from fusion.warn import warn
 from hydro_rasda.config_access import is_plain
 from hydro_rasda.domains import is_a
-from hydro_rasda.run.journal import jsonable
+from hydro_rasda.history.lines import jsonable
 from hydro_rasda.run.state import Run
 from hydro_rasda.sampling_and_branches import is_nested, reachable
 from hydro_rasda.secret_masking import restore

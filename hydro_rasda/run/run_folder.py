@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.argument_checks import require
 from hydro_rasda.config import RESUME
+from hydro_rasda.history.history import CALL, History, is_decision
+from hydro_rasda.history.lines import JournalLine, Unit, jsonable
 from hydro_rasda.run.checkpoints import WRITTEN_AS, DamagedCheckpoint, load_checkpoint, save_checkpoint
 from hydro_rasda.run.claim import Claim
 from hydro_rasda.run.files import (
@@ -49,11 +51,8 @@ from hydro_rasda.run.journal import (
     RUN,
     UNIT,
     DamagedJournal,
-    JournalLine,
     Record,
-    Unit,
     encoded,
-    jsonable,
     keep_message,
     read_units,
 )
@@ -229,6 +228,24 @@ class Store:
         """Return all finished units, in the order in which they finished."""
         return self._units
 
+    def folded_into(self, history: History) -> Iterator[tuple[str, Unit]]:
+        """Have a history take in all finished units; yield each once it is taken in.
+
+        Raises:
+            DamagedJournal: if a unit does not follow from those before it.
+        """
+        is_void = CALL in self._units  # what was decided before the last call that decides anew
+        for key, unit in self._units.items():
+            is_void = is_void and key != CALL
+            if is_void and is_decision(key):
+                continue
+            try:
+                history.take(key, unit)
+            except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                told = f"the unit {key!r} of {self.path / JOURNAL} does not follow from those before it"
+                raise DamagedJournal(f"{told} ({type(error).__name__}: {error}): begin anew") from error
+            yield key, unit
+
     def save(self, name: str, payload: Mapping[str, Any]) -> None:
         """Write a checkpoint atomically: it is whole, or not there at all."""
         assert self._claim is not None, "this run was opened to be read"
@@ -267,7 +284,7 @@ class Store:
             self._damage.pop(name, None)
 
     def file(self, name: str) -> Path:
-        return self.path / "checkpoints" / f"{name.replace('/', '.')}.pt"
+        return checkpoint_file(self.path, name)
 
     def _append(self, lines: Iterable[JournalLine], own: JournalLine) -> None:
         assert self._journal is not None, "this run was opened to be read"
@@ -291,6 +308,11 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def checkpoint_file(folder: Path, name: str) -> Path:
+    """Return the file of a checkpoint in a run's folder."""
+    return folder / "checkpoints" / f"{name.replace('/', '.')}.pt"
 
 
 def _rounded_up(seconds: float) -> float:

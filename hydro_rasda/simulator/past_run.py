@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hydro_rasda.comparison_of_trials import split_metrics
+from hydro_rasda.history.lines import Unit, score_in
 from hydro_rasda.run.files import read_json
-from hydro_rasda.run.journal import JOURNAL, Unit, read_units, score_in
+from hydro_rasda.run.journal import JOURNAL, read_units
 from hydro_rasda.simulator.workload import Floats, Workload
 
 

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from fusion.warn import warn
 from hydro_rasda.config import Mode
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length
+from hydro_rasda.history.lines import Stage
 from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.objective import Supervised, scalars
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.run.state import Run
 
 EXAMPLES = 10_000
 """Training examples from which the constant is computed: a frequency is then known to a hundredth."""
@@ -78,8 +79,8 @@ def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chan
     finite = [score for score in scores.values() if math.isfinite(score)]
     if not finite or not isinstance(as_given(run.problem.objective), Supervised):
         return None
-    batch_size = next(iter(run.trials.values())).batch_size
-    classes = any("val_accuracy" in line for n in scores for line in run.metrics.get((stage, n), ()))
+    batch_size = next(iter(run.history.trials.values())).batch_size
+    classes = any("val_accuracy" in line for n in scores for line in run.history.metrics.get((stage, n), ()))
     chance = chance_of(run.problem, batch_size, classes)
     return None if chance is None or chance.beaten(finite, run.settings.mode) else chance
 

@@ -14,8 +14,8 @@ from fusion.hyperparameters import read
 from fusion.warn import warn
 from hydro_rasda.comparison_of_trials import COSTS, Constraints, Fits, bounds_of, functions_of
 from hydro_rasda.config_access import Notes, Reads, all_of
+from hydro_rasda.history.lines import Unit, name_of
 from hydro_rasda.model_costs import model_costs
-from hydro_rasda.run.journal import name_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.pareto import violation
 from hydro_rasda.secret_masking import shown
@@ -35,7 +35,7 @@ class Costs:
             return {}
         text = json.dumps(config, default=name_of, sort_keys=True)
         key = f"search/costs-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        found = self._run.store.once(key, lambda: self._measured(config)).value
+        found = self._run.unit(key, lambda: Unit(self._measured(config))).value
         return {name: math.nan if value is None else value for name, value in found.items()}
 
     def _measured(self, config: Mapping[str, Any]) -> dict[str, float]:

@@ -18,13 +18,11 @@ from fusion.graph.compiled import compiling_pays
 from fusion.hyperparameters import KEYS, KINDS
 from fusion.part_settings import is_of_part, optimizer_names
 from hydro_rasda.contracts import Devices, Group, GroupTask, Span, Widths, group_key
-from hydro_rasda.run.events import TrialConfigured
-from hydro_rasda.run.journal import Unit
+from hydro_rasda.history.history import History
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.locks_and_crashes import training_of
 from hydro_rasda.run.state import Run
-from hydro_rasda.schedulers import Continue, SweepState
-from hydro_rasda.search import Search
-from hydro_rasda.secret_masking import hide
+from hydro_rasda.schedulers import Continue, Move
 from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.stages.next_groups_and_rounds import Waiting, next_groups
 from hydro_rasda.training.group_widths import COMPILED_FROM, MEASURING
@@ -38,17 +36,10 @@ class _Gone(Exception):
 
 
 class Dispatcher:
-    """Trials that may begin, and the tasks that they make.
-
-    Attributes:
-        kinds: By trial, a digest that is equal for trials that can train as one fused model.
-        copies: By trial that continues with another trial's weights, that other trial.
-    """
+    """Trials that may begin, and the tasks that they make."""
 
     def __init__(self, run: Run, devices: Devices) -> None:
-        self._run, self._devices = run, devices
-        self.kinds: dict[int, str] = {}
-        self.copies: dict[int, int] = {}
+        self._run, self._devices, self._history = run, devices, run.history
         # By milestone and the epoch to go on from, by kind: members of one optimizer lie side by side, so that their
         # update is one slice of each fused parameter.
         self._queues: dict[Span, dict[str, list[_Place]]] = {}
@@ -58,19 +49,19 @@ class Dispatcher:
     def add(self, number: int, stop: int) -> None:
         """Let a trial begin as soon as a device takes it: from its last checkpoint, or anew if it has none."""
         run = self._run
-        source, reached = run.sources.get(number), 0
+        source, reached = run.history.sources.get(number), 0
         if source is not None and run.can_load(source):
             # A copy goes on from the checkpoint of its source.
-            reached = run.epochs_in(source, self.copies.get(number, number))
+            reached = run.history.epochs_in(source, self._history.copies.get(number, number))
         self._spans[number] = span = Span(reached, stop)
-        insort(self._queues.setdefault(span, {}).setdefault(self.kinds[number], []), self._place(number))
+        insort(self._queues.setdefault(span, {}).setdefault(self._history.kinds[number], []), self._place(number))
 
     def remove(self, number: int) -> bool:
         """Take a trial out of the queue; return whether it was there."""
         if (span := self._spans.pop(number, None)) is None:
             return False
         kinds = self._queues[span]
-        places = kinds[kind := self.kinds[number]]
+        places = kinds[kind := self._history.kinds[number]]
         del places[bisect_left(places, self._place(number))]
         if not places:
             del kinds[kind]
@@ -79,7 +70,7 @@ class Dispatcher:
         return True
 
     def _place(self, number: int) -> _Place:
-        return tuple(map(KINDS.index, optimizer_names(self._run.trials[number].config))), number
+        return tuple(map(KINDS.index, optimizer_names(self._run.history.trials[number].config))), number
 
     def __bool__(self) -> bool:
         """Tell whether any trial may begin."""
@@ -100,14 +91,14 @@ class Dispatcher:
         """Wall seconds of an epoch of so many trials, of all kinds alike, on cores that each train a group; NaN where
         that was not measured."""
         widths = {kind: of for (_, kind), of in self._widths.items()}
-        if not widths.keys() >= {*self.kinds.values()} or self._run.settings.sweep.fusion != "auto":
+        if not widths.keys() >= {*self._history.kinds.values()} or self._run.settings.sweep.fusion != "auto":
             return math.nan
         if any(of.assumed for of in widths.values()):
             return math.nan
-        one_of = {kind: number for number, kind in self.kinds.items()}
+        one_of = {kind: number for number, kind in self._history.kinds.items()}
         seconds = 0.0
-        for kind, size in Counter(self.kinds.values()).items():
-            members = count * size / len(self.kinds)
+        for kind, size in Counter(self._history.kinds.values()).items():
+            members = count * size / len(self._history.kinds)
             width = min(widths[kind].most, max(1, math.ceil(members / lanes)))
             seconds += members * self._steps(one_of[kind]) * widths[kind].seconds(width) / width
         return seconds / lanes
@@ -133,9 +124,9 @@ class Dispatcher:
         return GroupTask(
             key=group_key(span, members),
             groups=tuple(groups),
-            sources=tuple(sorted({run.sources[n] for n in members})) if span.start else (),
+            sources=tuple(sorted({run.history.sources[n] for n in members})) if span.start else (),
             span=span,
-            copies={n: self.copies[n] for n in members if n in self.copies} if span.start else {},
+            copies={n: self._history.copies[n] for n in members if n in self._history.copies} if span.start else {},
         )
 
     def _without_suspects(self) -> Mapping[Span, Mapping[str, Sequence[_Place]]]:
@@ -155,7 +146,7 @@ class Dispatcher:
         if left:
             return left
         last = min(died, key=lambda number: (died[number], number))
-        return {self._spans[last]: {self.kinds[last]: [self._place(last)]}}
+        return {self._spans[last]: {self._history.kinds[last]: [self._place(last)]}}
 
     def _is_compiled(self, group: Group, of: Waiting, span: Span) -> bool:
         """Tell whether compiling a group's step pays by its next milestone, or by the end of the time budget.
@@ -168,7 +159,7 @@ class Dispatcher:
 
     def _steps(self, number: int) -> float:
         """Optimizer steps of an epoch; 1 where the data have no length."""
-        return self._run.problem.train_data.steps(self._run.trials[number].batch_size) or 1.0
+        return self._run.problem.train_data.steps(self._run.history.trials[number].batch_size) or 1.0
 
     def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:
         """Return the widths of groups on a device, for each kind of trials."""
@@ -183,7 +174,9 @@ class Dispatcher:
         """Recall from the journal how to group these kinds, or have the device measure it."""
         run, machine = self._run, self._devices.machine(device)
         names = {kind: f"surrogate/widths-of-{kind} on {machine}" for kind in of_kind}
-        trials = {kind: [run.trials[n] for n in of] for kind, of in of_kind.items() if not run.store.done(names[kind])}
+        trials = {
+            kind: [run.history.trials[n] for n in of] for kind, of in of_kind.items() if not run.store.done(names[kind])
+        }
         if trials:
             if run.problem.steady_epoch_seconds * run.settings.max_t >= COMPILED_FROM and not self._widths:
                 run.say("measuring the best group size, and whether compiling pays: this can take a minute")
@@ -208,66 +201,49 @@ def _widths(value: Mapping[str, Any]) -> Widths:
     return Widths(value["most"], value["least"], throughput, **more)
 
 
-def make_copies(
-    run: Run, state: SweepState, search: Search, dispatcher: Dispatcher, moves: Mapping[int, Continue], recalled: bool
-) -> None:
-    """Let trials continue with other trials' weights and configurations, as these were before any copy.
+def check_copies(run: Run, moves: Mapping[int, Move]) -> None:
+    """Refuse moves by which trials would continue with other trials' weights, but cannot.
 
-    If `recalled`, an earlier process made this decision. Raise ValueError if a copy has trained further already, or if
-    a change would make another model.
+    Raises:
+        ValueError: if a copy or its source has trained further already, or if a change would make another model.
     """
-    of = {number: move.copy_of for number, move in moves.items() if move.copy_of is not None}
-    trials = dict(run.trials)
+    history = run.history
+    copying = {number: move for number, move in moves.items() if isinstance(move, Continue)}
+    of = {number: move.copy_of for number, move in copying.items() if move.copy_of is not None}
     for number in {*of, *of.values()}:
-        if run.epochs("surrogate", number) > state.trials[number].epoch:
+        if history.epochs("surrogate", number) > history.sweep.trials[number].epoch:
             raise cannot_grow(number)
-    differs = cache(partial(_differs_in_a_structure, run, dispatcher))  # looks at all trials
+    differs = cache(partial(_differs_in_a_structure, history))  # looks at all trials
     for number, copied in of.items():
-        _check_structure(run, dispatcher, number, copied, moves[number].changes, differs)
-    sources = {number: run.sources[copied] for number, copied in of.items()}
-    kinds = {number: dispatcher.kinds[copied] for number, copied in of.items()}
-    for number, copied in of.items():
-        search.close(number, run.epochs("surrogate", number), state.trials[number].score)
-        run.failures.pop(number, None)
-        run.trials[number] = Trial(number, {**trials[copied].config, **moves[number].changes})
-        run.unread[number] = run.unread.get(copied, frozenset())
-        run.costs[number] = run.costs.get(copied, {})
-        config = hide(run.trials[number].config, run.hidden)
-        run.notify(TrialConfigured, trial=number, config=config, recalled=recalled)
-    before = {number: run.sources[number] for number in of if number in run.sources}
-    run.sources |= sources
-    run.store.discard(set(before.values()) - set(run.sources.values()))
-    dispatcher.kinds |= kinds
-    dispatcher.copies |= of
+        _check_structure(run, number, copied, copying[number].changes, differs)
 
 
 def _check_structure(
     run: Run,
-    dispatcher: Dispatcher,
     number: int,
     copied: int,
     changes: Mapping[str, Any],
     differs: Callable[[str], bool],
 ) -> None:
     """Refuse to change a key of the user's if the copy's model would have another structure than its source's."""
-    config = run.trials[copied].config
+    config = run.history.trials[copied].config
     for key, value in changes.items():
         ours = key in KEYS or is_of_part(key)
         if ours or value == config.get(key) or differs(key):
             continue
         copy = Trial(number, {**config, key: value})
-        if find_kinds(run.problem, [copy], 0).value.get(number) != dispatcher.kinds[copied]:
+        if find_kinds(run.problem, [copy], 0).value.get(number) != run.history.kinds[copied]:
             raise ValueError(
                 f"`sweep.rule` changes `{key}` of trial {number} to {value!r}, but trials that differ in it have "
                 "models of different structures: leave it out of what the rule explores"
             )
 
 
-def _differs_in_a_structure(run: Run, dispatcher: Dispatcher, key: str) -> bool:
+def _differs_in_a_structure(history: History, key: str) -> bool:
     """Tell whether two trials of one structure have different values of a key."""
     values: dict[str, set[str]] = {}
-    for trial, kind in dispatcher.kinds.items():
-        values.setdefault(kind, set()).add(repr(run.trials[trial].config.get(key)))
+    for trial, kind in history.kinds.items():
+        values.setdefault(kind, set()).add(repr(history.trials[trial].config.get(key)))
     return any(len(of_kind) > 1 for of_kind in values.values())
 
 

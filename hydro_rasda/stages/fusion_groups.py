@@ -21,15 +21,14 @@ from fusion.part_settings import configs_of_parts, is_of_part, own_parts
 from fusion.warn import warn
 from hydro_rasda.config_access import Notes, Reads, all_of, leaves, paths
 from hydro_rasda.contracts import evenly
+from hydro_rasda.history.lines import JournalLine, Unit, failure_line
 from hydro_rasda.objective import reads_config, steering
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.forks import Died, Notify, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.retry_policy import Deaths, failure
-from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.locks_and_crashes import CrashLog
-from hydro_rasda.run.state import failure_line
 from hydro_rasda.space import ALIASES
 from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings

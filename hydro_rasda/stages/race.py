@@ -8,33 +8,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
-from hydro_rasda.processes.retry_policy import RETRIES
-from hydro_rasda.results.winner import best_of, drop_lost_winner
-from hydro_rasda.run.events import CHECK, FULL_SIZE, SURROGATES, RungDecided
-from hydro_rasda.run.full_size_journal import (
-    another_chance,
+from hydro_rasda.history.full_size import (
     averages_at,
     averages_lost,
     deciding_curve,
     done_early,
-    end_by_score,
-    end_targets,
     ended_early,
     found_enough,
     kept_of,
     places_at,
     race_of,
-    recall_targets,
+    refit_key,
+    targets_over,
+    tried_targets,
+)
+from hydro_rasda.history.lines import metric_lines
+from hydro_rasda.history.winner import best_of
+from hydro_rasda.processes.retry_policy import RETRIES
+from hydro_rasda.run.events import CHECK, FULL_SIZE, SURROGATES, RungDecided
+from hydro_rasda.run.record_full_size import (
+    another_chance,
+    drop_lost_winner,
+    end_by_score,
+    end_targets,
     record_done,
     record_epochs,
     record_failure,
     record_refit,
-    refit_key,
     source_of,
-    targets_over,
-    tried_targets,
 )
-from hydro_rasda.run.state import Run, metric_lines
+from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.short_values import show
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
@@ -50,14 +53,13 @@ def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer
     Returns:
         All trials trained at full size: the finalists, and those of an earlier call with fewer samples or less time.
     """
-    recall_targets(run)
-    if another_chance(run, finalists) or not targets_over(run, finalists) or drop_lost_winner(run, finalists):
+    if another_chance(run, finalists) or not targets_over(run.history, finalists) or drop_lost_winner(run, finalists):
         _race(run, finalists, devices)
     else:  # of more samples, say, the same ones were chosen
         _recall_decisions(run, finalists)
         _refit(run, finalists, devices)
         end_targets(run, finalists)
-    return tried_targets(run, finalists)
+    return tried_targets(run.history, finalists)
 
 
 def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
@@ -68,20 +70,20 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
     left, raised, stopped = list(finalists), Counter[int](), dict[int, list[int]]()
     for stop in stops:
         while left:
-            epochs = sum(max(0, stop - run.epochs("target", n)) for n in left)
+            epochs = sum(max(0, stop - run.history.epochs("target", n)) for n in left)
             plan = race_pieces(run, len(left), epochs, reached, _epochs_trained(run, finalists, reached))
             told = run.time_left.planned(FULL_SIZE)
             run.time_left.plan(FULL_SIZE, plan)
             if not told:
                 tell_race(run, plan, len(left))
             leader = _first_to_its_end(run, left, stop, plan) if stop == stops[0] else None
-            beyond = 0 if leader is None else settings.max_t - max(stop, run.epochs("target", leader))
+            beyond = 0 if leader is None else settings.max_t - max(stop, run.history.epochs("target", leader))
             run.begin_stage(FULL_SIZE, epochs + beyond)
             if leader is not None:
                 _train_to_its_end(leader, stop, run, left, devices, raised)
             _train_to(stop, run, left, devices, raised)
             run.end_stage()
-            if found_enough(run):
+            if found_enough(run.history):
                 _refit(run, finalists, devices)
                 end_by_score(run)
                 return
@@ -117,14 +119,14 @@ def _tell(run: Run, finalists: Sequence[int], left: Sequence[int], racing: int, 
     """Tell how many go on from a milestone, and who leads or wins; with several metrics, nobody does."""
     ends, metric, leader = stop == run.settings.max_t, run.settings.metric, left[0]
     kept = "done" if ends else f"{len(left)} of {racing} go on"
-    epoch, score = run.best.get(leader, (stop, run.score_at("target", leader, stop)))
+    epoch, score = run.history.best.get(leader, (stop, run.history.score_at("target", leader, stop)))
     if epoch > stop:  # a run that goes on repeats its decisions
-        curve = {at: value for at, value in run.curve("target", leader).items() if at <= stop}
+        curve = {at: value for at, value in run.history.curve("target", leader).items() if at <= stop}
         epoch = kept_epoch(curve, run.settings.mode)
         score = curve.get(epoch, math.nan)
     if ends:  # perhaps one that ended early, or a finalist of an earlier call
-        leader, _ = best_of(run, tried_targets(run, finalists))
-        epoch, score = kept_of(run, leader)
+        leader, _ = best_of(run.history, tried_targets(run.history, finalists))
+        epoch, score = kept_of(run.history, leader)
     leads = f"; trial {leader} {'wins' if ends else 'leads'} with {metric} {show(score, 4)} (epoch {epoch})"
     run.say(f"full size at epoch {stop}: {kept}{'' if run.settings.comparison.by_place else leads}")
 
@@ -132,10 +134,10 @@ def _tell(run: Run, finalists: Sequence[int], left: Sequence[int], racing: int, 
 def _refit(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
     """Train the winner once more where there are folds: on all examples, to the epoch that is kept of it."""
     settings = run.settings
-    winner, _ = best_of(run, tried_targets(run, finalists))
-    epoch, _ = kept_of(run, winner)
+    winner, _ = best_of(run.history, tried_targets(run.history, finalists))
+    epoch, _ = kept_of(run.history, winner)
     key = refit_key(winner, epoch)
-    there = run.refits.get(winner) == key and run.can_load(key)
+    there = run.history.refits.get(winner) == key and run.can_load(key)
     if not settings.folds or not settings.race.refit or there or not epoch:
         return
     if run.out_of_time("target"):
@@ -143,7 +145,7 @@ def _refit(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None
         return
     run.begin_stage(FULL_SIZE, epoch)
     run.say(f"trial {winner} trains once more, on the examples of all {settings.folds} folds, to epoch {epoch}")
-    is_average = not averages_lost(run.metrics["target", winner], epoch, settings.metric)
+    is_average = not averages_lost(run.history.metrics["target", winner], epoch, settings.metric)
     task = FullSizeTask(key, winner, Span(0, epoch), None, settings.seed, refit=True, averaged=is_average)
     for outcome in devices.train_each([task]):
         if outcome.error is None:
@@ -164,10 +166,10 @@ def _bring_back(run: Run, finalists: Sequence[int], stopped: dict[int, list[int]
     Args:
         stopped: By milestone, those that were stopped there; who comes back is taken out.
     """
-    if any(done_early(run, n) for n in finalists):  # one has come to its end
+    if any(done_early(run.history, n) for n in finalists):  # one has come to its end
         return []
     for at in sorted(stopped, reverse=True):
-        there = [n for n in stopped[at] if not ended_early(run, n)]
+        there = [n for n in stopped[at] if not ended_early(run.history, n)]
         if there and (back := _decide(run, there, at, _epochs_trained(run, finalists, stop))):
             stopped[at] = [n for n in there if n not in back]
             run.say(f"full size at epoch {stop}: nobody is left; of those stopped at epoch {at}, {back} go on")
@@ -177,7 +179,7 @@ def _bring_back(run: Run, finalists: Sequence[int], stopped: dict[int, list[int]
 
 def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
     """Epochs up to a milestone that trials have trained at full size; those of a sweep at full width are no part."""
-    lines = [line for number in numbers for line in run.metrics.get(("target", number), ())]
+    lines = [line for number in numbers for line in run.history.metrics.get(("target", number), ())]
     return len([line for line in lines if line["stage"] == "target" and line["epoch"] <= stop])
 
 
@@ -186,8 +188,10 @@ def _candidates(run: Run, numbers: Sequence[int], stop: int) -> list[int]:
 
     A trial may have done so after the milestone, before the run was interrupted. Then the journal's decision counts.
     """
-    ended = {n: run.epochs("target", n) for n in numbers if n in run.failures or done_early(run, n)}
-    came = [n for n in numbers if n not in ended or ended[n] >= stop + (n not in run.failures)]
+    ended = {
+        n: run.history.epochs("target", n) for n in numbers if n in run.history.failures or done_early(run.history, n)
+    }
+    came = [n for n in numbers if n not in ended or ended[n] >= stop + (n not in run.history.failures)]
     return came if run.decided(_kept_key(stop), came) else [n for n in numbers if n not in ended]
 
 
@@ -197,7 +201,7 @@ def _kept_key(stop: int) -> str:
 
 def _decide(run: Run, candidates: Sequence[int], stop: int, trained: int) -> list[int]:
     """Return the trials that continue after a milestone, best first."""
-    scores = {n: deciding_curve(run, n).get(stop, math.nan) for n in candidates}
+    scores = {n: deciding_curve(run.history, n).get(stop, math.nan) for n in candidates}
     key = _kept_key(stop)
     recalled = run.decided(key, candidates)
     kept = run.decide(key, candidates, lambda: _going_on(run, stop, scores, trained))
@@ -209,19 +213,19 @@ def _decide(run: Run, candidates: Sequence[int], stop: int, trained: int) -> lis
 def _going_on(run: Run, stop: int, scores: Mapping[int, float], trained: int) -> list[int]:
     kept = _by_score(run, stop, scores, trained)
     ends = stop == run.settings.max_t or run.settings.comparison.by_place
-    return kept if ends else race_of(run).with_leader(kept, averages_at(run, stop, scores))
+    return kept if ends else race_of(run.history).with_leader(kept, averages_at(run.history, stop, scores))
 
 
 def _by_score(run: Run, stop: int, scores: Mapping[int, float], trained: int) -> list[int]:
-    rule, deciding = race_of(run), scores
+    rule, deciding = race_of(run.history), scores
     if run.settings.comparison.by_place:
-        rule, deciding = replace(rule, mode="min"), places_at(run, stop, scores)
+        rule, deciding = replace(rule, mode="min"), places_at(run.history, stop, scores)
     if stop == run.settings.max_t or len(scores) < 2 or unbeaten_chance(run, "target", scores) is None:
         if stop != run.settings.last_look:
             return rule.promote(stop, deciding, trained)
         # A front has no leader to improve on; a budget for all is a wish to see all end.
         if not run.settings.comparison.by_place and rule.full_trainings < run.settings.race.top_k:
-            return rule.worthwhile(stop, scores, {n: run.curve("target", n) for n in scores})
+            return rule.worthwhile(stop, scores, {n: run.history.curve("target", n) for n in scores})
     else:
         run.say(f"no finalist's {run.settings.metric} differs from chance at epoch {stop}: none is stopped")
     return replace(rule, reduction_factor=1).promote(stop, deciding, trained)
@@ -241,7 +245,7 @@ def _first_to_its_end(run: Run, numbers: Sequence[int], stop: int, plan: Sequenc
     compared = not any(_goes_on(run, n, stop) for n in numbers)
     if foreseen is None or foreseen <= left or compared or lanes >= len(numbers):
         return None
-    alone = foreseen * lanes * (run.settings.max_t - run.epochs("target", leader)) / epochs
+    alone = foreseen * lanes * (run.settings.max_t - run.history.epochs("target", leader)) / epochs
     if alone > left or not _goes_on(run, leader, run.settings.max_t):
         return None
     run.say(f"`time_budget_s` may end before the race does: trial {leader}, best in the sweep, trains to its end first")
@@ -282,13 +286,17 @@ def _train(run: Run, tasks: Sequence[FullSizeTask], devices: FullSizeTrainer, ra
 
 def _goes_on(run: Run, number: int, stop: int) -> bool:
     """Tell whether a full-size trial still has epochs to train before a milestone."""
-    return run.epochs("target", number) < stop and not ended_early(run, number) and not done_early(run, number)
+    return (
+        run.history.epochs("target", number) < stop
+        and not ended_early(run.history, number)
+        and not done_early(run.history, number)
+    )
 
 
 def _next_task(run: Run, number: int, stop: int, beside: int) -> FullSizeTask:
     """Return the task that trains a finalist from its last checkpoint to the milestone."""
     source = source_of(run, number)
-    start, every = run.epochs("target", number), run.settings.race.checkpoint_every or stop
+    start, every = run.history.epochs("target", number), run.settings.race.checkpoint_every or stop
     span = Span(start, min(stop, start - start % every + every))
     key = f"target/trial-{number}/to-{span.stop}"
     return FullSizeTask(key, number, span, source, run.settings.seed, beside)
@@ -296,9 +304,9 @@ def _next_task(run: Run, number: int, stop: int, beside: int) -> FullSizeTask:
 
 def _in_time(run: Run, tasks: Sequence[FullSizeTask]) -> Iterator[FullSizeTask]:
     """The tasks that the time budget allows to begin; the first of all begins without."""
-    began = any(stage == "target" for stage, _ in run.metrics)
+    began = run.history.began("target")
     for task in tasks:
-        if found_enough(run) or (began and run.out_of_time("target")):
+        if found_enough(run.history) or (began and run.out_of_time("target")):
             return
         began = True
         yield task

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from hydro_rasda.contracts import Devices
+from hydro_rasda.history.full_size import race_of
 from hydro_rasda.results.summary import models_in_words
 from hydro_rasda.run.events import CHECK, FULL_SIZE, SURROGATES
-from hydro_rasda.run.full_size_journal import race_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.schedulers import Bracket, PopulationBasedTraining, SweepRule, SweepState
@@ -61,10 +61,10 @@ class RunPlan:
     def _lines(self, swept: float, raced: float) -> Iterator[str]:
         if not self._run.callbacks:
             return
-        settings, kinds = self._run.settings, len({*self._dispatcher.kinds.values()})
+        settings, kinds = self._run.settings, len({*self._run.history.kinds.values()})
         where = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in self._machines.items())
         # A searcher has told only of the first ones yet.
-        known = len(self._run.trials) == self._count
+        known = len(self._run.history.trials) == self._count
         each = f", each with {told}" if (told := models_in_words(settings, "surrogate")) else ""
         shared = settings.sweep.fusion != 1 and known and 1 < kinds < self._count
         of = f" Models of one structure train together; these have {kinds} structures." if shared else ""
@@ -102,7 +102,7 @@ def race_pieces(run: Run, finalists: int, first: int | None = None, start: int =
         start: The milestone before.
         trained: Epochs that were trained at full size by then.
     """
-    rule, found, left = race_of(run), list[Piece](), finalists
+    rule, found, left = race_of(run.history), list[Piece](), finalists
     for stop in run.settings.race_milestones:
         if stop <= start:
             continue

@@ -4,8 +4,8 @@ A free device takes the next groups, one for each of its cores. The trials of a 
 fused model. The device leaves the other free devices their share. On one device, each rung trains all trials that are
 left to the same milestone, then compares them all at once. So the order of training does not matter, nor the grouping.
 
-A sweep that continues in another process is replayed. The groups in the journal come in in the order in which they were
-finished, and each decision is taken from the journal.
+The state of a sweep is the fold of the run's journal. So a sweep that continues in another process folds the journal,
+and asks its rule what comes next.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from functools import partial
 from fusion.part_settings import check_settings
 from hydro_rasda.config_access import paths
 from hydro_rasda.contracts import Devices, Finished
+from hydro_rasda.history.history import ADMITTED, CALL, GROUP, KIND_OF, KINDS_FROM, SWEEP_DECISION
+from hydro_rasda.history.lines import Unit, failure_line, metric_lines, retry_key
 from hydro_rasda.processes.child_count import usable_children
-from hydro_rasda.run.events import SURROGATES, RungDecided
-from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
-from hydro_rasda.run.state import Run, failure_line, metric_lines, retry_key
+from hydro_rasda.run.events import SURROGATES, RungDecided, TrialConfigured
+from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule
 from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_admission, checked_epochs, checked_moves, move_of, plain_move
 from hydro_rasda.search import Search
+from hydro_rasda.secret_masking import hide
 from hydro_rasda.short_values import show
 from hydro_rasda.space import derived, explored, tuned
 from hydro_rasda.stages.chance_baseline import warn_of_chance
 from hydro_rasda.stages.cost_limits import Costs, all_fit
-from hydro_rasda.stages.dispatch import Dispatcher, cannot_grow, make_copies
+from hydro_rasda.stages.dispatch import Dispatcher, cannot_grow, check_copies
 from hydro_rasda.stages.fusion_groups import Unread, find_kinds, warn_of_unread
 from hydro_rasda.stages.run_plan import RunPlan
 from hydro_rasda.stages.transfer_of_finalists import check_transfer, finalists_in_time, finalists_of_rule
@@ -67,139 +69,161 @@ def _named(run: Run) -> SweepRule:
 
 
 class _Sweep:
-    """A sweep under way: what the rule sees, what waits for a device, and what the journal still has of it."""
+    """A sweep under way: what waits for a device, and what is decided next."""
 
     def __init__(self, run: Run, search: Search, devices: Devices, rule: SweepRule) -> None:
-        settings = run.settings
         self._run, self._search, self._devices, self._rule = run, search, devices, rule
-        self._by_place = settings.comparison.by_place
-        self._state = SweepState(
-            "min" if self._by_place else settings.mode, settings.max_t, settings.race.top_k, settings.seed
-        )
-        self._candidates = deque(search.next_trials())
-        self._state.left = search.planned
         self._dispatcher, self._costs = Dispatcher(run, devices), Costs(run)
-        self._plan = RunPlan(run, devices, self._dispatcher, rule, self._state)
         self._unread: Unread = {}
         self._read: set[str] = set()
         self._children = usable_children(run.problem)
         self._done = 0
         self._first_rung_is_over = False
         self._told_of = 0
-        self._unplaced: set[int] = set()
-        # Groups of an earlier process, and of this one, that have not come in yet; in the order of their ends.
-        self._recorded = deque(key for key in run.store.units() if "/group-" in key)
-        self._finished: deque[str] = deque()
+        fresh = run.history.new_sweep()
+        fresh.left = search.planned
+        self._plan = RunPlan(run, devices, self._dispatcher, rule, fresh)
+        run.begin_stage(SURROGATES, checked_epochs(rule, rule.epochs(fresh)))
+        self._resume()
+
+    @property
+    def _state(self) -> SweepState:
+        return self._run.history.sweep
+
+    def _resume(self) -> None:
+        """Take in what earlier processes recorded; what was under way waits for a device once more."""
+        run, search, samples = self._run, self._search, self._run.settings.num_samples
+        units = run.store.units()
+        asked = [unit.value["samples"] for key, unit in units.items() if key == CALL or key.startswith(ADMITTED)]
+        self._grows = bool(asked) and asked[-1] != samples
+        for key, unit in units.items() if self._grows else ():
+            for number in unit.value.get("copies", ()) if GROUP.fullmatch(key) is not None else ():
+                raise cannot_grow(int(number))
+        run.fold(partial(self._hear, recalled=True))
+        for number in [n for n in run.history.trials if run.store.done(retry_key(n))]:
+            self._build_again(number)
+        if self._grows:
+            run.record(CALL, Unit({"samples": samples}), again=True)
+        given = search.given or search.next_trials()
+        self._candidates = deque(trial for trial in given if trial.number not in self._state.trials)
+        self._state.left = self._left() if self._state.trials else len(self._candidates)
+        self._warn_of_unread()
+        for number, standing in self._state.training.items():
+            self._dispatcher.add(number, standing.goal or 0)
 
     def finalists(self) -> list[int]:
-        self._show()
-        self._state.left = len(self._candidates)
+        run, state = self._run, self._state
         while True:
-            # Asked in this order after each group, in whichever process it was trained: so all states come again.
-            if self._decide() or self._admit():
+            if self._decide() or self._admit() or self._dispatch():
                 continue
-            if self._finished:
-                self._decide_arrival(self._finished.popleft())
-            elif (key := self._next_recorded()) is not None:
-                self._advance(key, self._run.recall(key))
-                self._decide_arrival(key)
-            elif not self._dispatch():
-                if not self._devices.busy():
-                    if self._state.training:
-                        return finalists_in_time(self._run, self._search, self._dispatcher.copies)
-                    return finalists_of_rule(self._run, self._search, self._rule, self._state, self._tell)
-                for finished in self._devices.finished():
-                    self._record(finished)
+            if not self._devices.busy():
+                if state.training:
+                    return finalists_in_time(run, self._search, run.history.copies)
+                return finalists_of_rule(run, self._search, self._rule, state, self._tell)
+            for finished in self._devices.finished():
+                self._record(finished)
 
-    def _show(self) -> None:
-        self._run.begin_stage(
-            SURROGATES, max(0, checked_epochs(self._rule, self._rule.epochs(self._state)) - self._done)
-        )
+    def _hear(self, key: str, unit: Unit, recalled: bool = False) -> None:
+        """Tell the search and the user of a unit that the run's history has taken in."""
+        self._search.hear(key, unit)
+        if GROUP.fullmatch(key) is not None:
+            self._done += sum(line["event"] == "metrics" for line in unit.lines)
+        elif key.startswith(KINDS_FROM):
+            for line in unit.lines:
+                if line["event"] == "trial":
+                    unread = line.get("unread", {})
+                    self._unread |= unread
+                    self._read |= {*paths(self._run.history.trials[line["trial"]].config)} - unread.keys()
+        elif SWEEP_DECISION.fullmatch(key) is not None and not (recalled and self._grows):  # else it is taken anew
+            self._tell_moves({number: move_of(plain) for number, *plain in unit.value}, recalled)
+
+    def _tell_moves(self, moves: Mapping[int, Move], recalled: bool) -> None:
+        run, stood = self._run, set[int]()
+        for number, move in moves.items():
+            standing = self._state.trials[number]
+            stood.add(standing.epoch if isinstance(move, Stop) else standing.intervals[-1].start)
+            if isinstance(move, Continue) and move.copy_of is not None:
+                config = hide(run.history.trials[number].config, run.hidden)
+                run.notify(TrialConfigured, trial=number, config=config, recalled=recalled)
+        for stop in sorted(stood):
+            self._tell(stop, recalled)
 
     def _admit(self) -> bool:
         """Take in as many configurations as the rule wants; whether there are more now, or are known to be none."""
-        state = self._state
+        run, state = self._run, self._state
         wanted = checked_admission(self._rule, self._rule.admit(state)) if state.left else 0
         if wanted and not self._candidates:
-            # A searcher learns from the first milestone of each batch before it gives the next one. Earlier versions
-            # did not wait: the groups that they recorded need trials of several batches.
-            learns = len(state.trials) < self._search.planned and not self._lacks_trials()
+            # A searcher learns from the first milestone of each batch before it gives the next one.
+            learns = len(state.trials) < self._search.planned
             if learns and any(not trial.epoch for trial in state.training.values()):
                 return False
             self._candidates.extend(self._search.next_trials())
             state.left = len(self._candidates)
         elif wanted:
             trials = [self._candidates.popleft() for _ in range(min(wanted, state.left))]
-            self._run.trials |= {trial.number: trial for trial in trials}
-            self._find_kinds(trials)
-            for trial in trials:
-                state.admit(trial.number, trial.config)
-            state.left = len(self._candidates) or max(1, self._search.planned - len(state.trials))
+            self._find_kinds([trial for trial in trials if trial.number not in run.history.trials])
+            numbers = [trial.number for trial in trials]
+            value = {"trials": numbers, "samples": run.settings.num_samples}
+            run.record(f"{ADMITTED}-from-{numbers[0]}", Unit(value), again=True)
+            state.left = self._left()
+            self._warn_of_unread()
         return wanted > 0
 
+    def _left(self) -> int:
+        """Count the configurations that can be had; 1 where a search has to be asked whether it has more."""
+        return len(self._candidates) or max(1, self._search.planned - len(self._state.trials))
+
     def _find_kinds(self, unseen: Sequence[Trial]) -> None:
-        """See which trials can train as one; a run that was given more samples has built the first of them before."""
-        run = self._run
-        costs = {trial.number: of for trial in unseen if (of := self._costs.of(trial.config))}
-        while unseen:
-            key = f"surrogate/kinds-from-{unseen[0].number}"
+        """See which trials can train as one."""
+        if unseen:
+            run, key = self._run, f"{KINDS_FROM}{unseen[0].number}"
+            costs = {trial.number: of for trial in unseen if (of := self._costs.of(trial.config))}
             unit = run.unit(key, partial(find_kinds, run.problem, unseen, self._children, run.store.doing, costs))
-            self._dispatcher.kinds |= {int(number): kind for number, kind in unit.value.items()}
-            seen = {line["trial"] for line in unit.lines}
-            if unseen[0].number not in seen:
-                raise DamagedJournal(f"the unit {key!r} of {run.store.path / JOURNAL} tells of no trial: begin anew")
-            unseen = [trial for trial in unseen if trial.number not in seen]
-            for line in unit.lines:
-                if line["event"] == "failed" and run.store.done(retry_key(line["trial"])):
-                    self._build_again(line["trial"])
-            for line in unit.lines:
-                if line["event"] == "trial":
-                    unread = line.get("unread", {})
-                    self._unread |= unread
-                    self._read |= {*paths(run.trials[line["trial"]].config)} - unread.keys()
-        # A training function of the user's own may read any key.
-        told = run.problem.full_size is None and not derived(run.space)
-        if not told:
-            run.unread.clear()
-        if len(run.trials) >= self._search.planned and told:
-            warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
+            self._hear(key, unit)
 
     def _build_again(self, number: int) -> None:
         """See with which trials one can train whose model failed to be built before; its configuration is recorded."""
 
         def built() -> Unit:
-            unit = find_kinds(run.problem, [run.trials[number]], self._children, run.store.doing)
+            unit = find_kinds(run.problem, [run.history.trials[number]], self._children, run.store.doing)
             return replace(unit, lines=[line for line in unit.lines if line["event"] == "failed"])
 
         run = self._run
-        run.recall(retry_key(number))
-        kinds = run.unit(f"surrogate/kind-of-{number}", built).value
-        self._dispatcher.kinds |= {int(trial): kind for trial, kind in kinds.items()}
+        run.unit(f"{KIND_OF}{number}", built)
+
+    def _warn_of_unread(self) -> None:
+        run = self._run
+        # A training function of the user's own may read any key.
+        told = run.problem.full_size is None and not derived(run.space)
+        if told and len(self._state.trials) >= self._search.planned:
+            warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
 
     def _decide(self) -> bool:
-        """Have the rule decide, or the journal where it was decided before; whether any trial goes on or is dropped."""
+        """Have the rule decide; return whether any trial goes on or is dropped."""
         state, run = self._state, self._run
-        self._place()
+        run.history.place()
         if not state.waiting and not state.idle:
             return False
         first_rung = None if self._first_rung_is_over else self._first_rung()
-        key = self._decision_key()
-        if recalled := run.store.done(key):
-            moves = {number: move_of(plain) for number, *plain in run.store.units()[key].value}
-        else:
-            if first_rung is not None:
-                warn_of_chance(run, *first_rung)
-            moves = checked_moves(self._rule, self._rule.decide(state), state, check_settings)
-            moves = {number: self._fitting(move) for number, move in moves.items()}
-            if moves:
-                run.record(key, Unit([[number, *plain_move(move)] for number, move in moves.items()]))
         if first_rung is not None:
             self._first_rung_is_over = True
+            if is_undecided := bool(state.waiting_at(first_rung[1])):
+                warn_of_chance(run, *first_rung)
             # Copies take the places of configurations that were scored.
-            if run.settings.sweep.check_transfer:
-                run.transfer = check_transfer(run, *first_rung, self._devices)
-                self._show()
-        self._carry_out(moves, recalled)
+            copied = any(part.copy_of is not None for trial in state.trials.values() for part in trial.intervals)
+            if run.settings.sweep.check_transfer and (is_undecided or not copied):
+                check_transfer(run, *first_rung, self._devices)
+                run.begin_stage(SURROGATES, max(0, checked_epochs(self._rule, self._rule.epochs(state)) - self._done))
+        moves = checked_moves(self._rule, self._rule.decide(state), state, check_settings)
+        moves = {number: self._fitting(move) for number, move in moves.items()}
+        check_copies(run, moves)
+        if moves:
+            key = self._decision_key()
+            plain = [[number, *plain_move(move)] for number, move in moves.items()]
+            self._hear(key, run.record(key, Unit(plain), again=True))
+        for number in moves:
+            if number in state.training:
+                self._dispatcher.add(number, state.training[number].goal or 0)
         return bool(moves)
 
     def _fitting(self, move: Move) -> Move:
@@ -207,16 +231,8 @@ class _Sweep:
         fits = all_fit(self._run.settings.sweep.constraints)
         if fits is None or not isinstance(move, Continue) or move.copy_of is None:
             return move
-        config = {**self._run.trials[move.copy_of].config, **move.changes}
+        config = {**self._run.history.trials[move.copy_of].config, **move.changes}
         return move if fits(config) else replace(move, changes={})
-
-    def _place(self) -> None:
-        """If one score does not order trials, place those that came to a milestone anew once more have come there."""
-        run, state = self._run, self._state
-        for stop in sorted(self._unplaced):
-            values = {n: run.values_at("surrogate", n, stop) for n in state.scores[stop]}
-            state.place(stop, run.settings.comparison.places(values))
-        self._unplaced.clear()
 
     def _decision_key(self) -> str:
         """Name of a decision in the journal, which says where the sweep stands; so more samples make it another one."""
@@ -234,44 +250,28 @@ class _Sweep:
         coming = not first or state.left or state.training_to(first)  # asked often: it looks at no trial
         if coming or any(trial.epoch < first for trial in state.trials.values()):
             return None
-        if self._by_place:
-            return {number: self._run.score_at("surrogate", number, first) for number in state.trials}, first
+        if self._run.settings.comparison.by_place:
+            return {number: self._run.history.score_at("surrogate", number, first) for number in state.trials}, first
         return {number: trial.curve.get(first, math.nan) for number, trial in state.trials.items()}, first
-
-    def _carry_out(self, moves: Mapping[int, Move], recalled: bool) -> None:
-        state, run = self._state, self._run
-        stood = sorted({state.trials[number].epoch for number in moves})
-        dropped = sorted(number for number, move in moves.items() if isinstance(move, Stop))
-        for number in dropped:
-            self._search.close(number, run.epochs("surrogate", number), state.trials[number].score)
-            state.drop(number)
-        going_on = {number: move for number, move in moves.items() if isinstance(move, Continue)}
-        copies = {number: move for number, move in going_on.items() if move.copy_of is not None}
-        make_copies(run, state, self._search, self._dispatcher, copies, recalled)
-        run.forget(dropped)
-        for number, move in going_on.items():
-            state.go_on(number, move.to, run.trials[number].config, move.copy_of)
-            if not self._has_arrived(number):
-                self._dispatcher.add(number, move.to)
-        for stop in stood:
-            self._tell(stop, recalled)
 
     def _tell(self, stop: int, recalled: bool) -> None:
         """Tell the user how many go on from a milestone, once, when nobody is on the way to it any more."""
         state, run, scores = self._state, self._run, self._state.scores.get(stop, {})
         if stop <= self._told_of or any(state.training_to(earlier) for earlier in state.scores if earlier <= stop):
             return
-        self._told_of = stop
+        self._told_of, comparison = stop, run.settings.comparison
         alive = (n for n in sorted(scores) if not state.trials[n].dropped and math.isfinite(scores[n]))
         kept = ranked({n: scores[n] for n in alive}, state.mode)
         over = {"stage": "surrogate", "epoch": stop, "candidates": tuple(sorted(scores)), "kept": tuple(kept)}
         run.notify(RungDecided, **over, recalled=recalled)
         if kept:
             told = f"trial {kept[0]} leads with {run.settings.metric} {show(scores[kept[0]], 4)}"
-            if self._by_place:
-                front = run.settings.comparison.front({n: run.values_at("surrogate", n, stop) for n in scores})
+            if comparison.by_place:
+                front = run.settings.comparison.front({n: run.history.values_at("surrogate", n, stop) for n in scores})
                 told = f"the front of all has {len({*front} & {*kept})} of them"
-            going = f"{len(kept)} of {len(scores)} go on; " * (len(kept) < len(scores) or self._by_place)
+            going = f"{len(kept)} of {len(scores)} go on; " * (
+                len(kept) < len(scores) or run.settings.comparison.by_place
+            )
             run.say(f"surrogates at epoch {stop}: {going}{told}")
 
     def _dispatch(self) -> bool:
@@ -290,76 +290,27 @@ class _Sweep:
 
     def _may_begin(self) -> bool:
         """Tell whether there is time for a group; the very first group begins in any case."""
-        nothing_yet = not any(stage == "surrogate" for stage, _ in self._run.metrics) and not self._devices.busy()
+        nothing_yet = not self._run.history.began("surrogate") and not self._devices.busy()
         return nothing_yet or not self._run.out_of_time("surrogate")
 
     def _record(self, finished: Finished) -> None:
         """Keep what a device has done: first the checkpoint, then the journal's lines."""
         run, outcome, key = self._run, finished.outcome, finished.task.key
+        epochs, copied = partial(run.history.epochs, "surrogate"), run.history.copies
         while run.store.done(key):  # a trial that has lost its checkpoint may begin a span once more
             key += "/again"
         task = replace(finished.task, key=key)
         run.save(task.key, {"parts": outcome.checkpoint}, task.members)
         # A trial that was brought back after its checkpoint was gone has trained its first epochs again.
-        fresh = {n: [at for at in h if at[0] > run.epochs("surrogate", n)] for n, h in outcome.history.items()}
+        fresh = {n: [at for at in h if at[0] > epochs(n)] for n, h in outcome.history.items()}
         lines = [line for n, history in fresh.items() for line in metric_lines("surrogate", n, history)]
         lines += [failure_line(number, error) for number, error in outcome.failures.items()]
         # The last digits depend on how many train as one, which memory may have decided.
         groups = [part["members"] for part in outcome.checkpoint]
         value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
         # Not the task's: a copy whose source's checkpoint is damaged trains anew, and is a copy all the same.
-        copies = {n: self._dispatcher.copies[n] for n in task.members if n in self._dispatcher.copies}
-        behind = {n: h[-1][0] for n, h in outcome.history.items() if h and h[-1][0] < run.epochs("surrogate", n)}
+        copies = {n: copied[n] for n in task.members if n in copied}
+        behind = {n: h[-1][0] for n, h in outcome.history.items() if h and h[-1][0] < epochs(n)}
         more = {"device": finished.device, "copies": copies or None, "behind": behind or None}
         value |= {name: of for name, of in more.items() if of is not None}
-        self._advance(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
-        self._finished.append(task.key)
-
-    def _next_recorded(self) -> str | None:
-        """The next group that an earlier process recorded, once its trials are admitted."""
-        return self._recorded.popleft() if self._recorded and not self._lacks_trials() else None
-
-    def _lacks_trials(self) -> bool:
-        """Tell whether a trial of the next group that an earlier process recorded is not admitted yet."""
-        units, kinds = self._run.store.units(), self._dispatcher.kinds
-        return bool(self._recorded) and not kinds.keys() >= set(units[self._recorded[0]].value["members"])
-
-    def _advance(self, key: str, unit: Unit) -> None:
-        """A recorded group's members go on from there; those that copied others have a checkpoint of their own now."""
-        members, copies = unit.value["members"], unit.value.get("copies", {})
-        for number in members:
-            copied = self._dispatcher.copies.pop(number, None)
-            if copies.get(str(number)) != copied:
-                raise cannot_grow(number)
-        failed = {line["trial"] for line in unit.lines if line["event"] == "failed"}
-        self._run.go_on_from(key, members, failed)
-
-    def _decide_arrival(self, key: str) -> None:
-        """A group is done: those that reached their milestone wait for a decision."""
-        run, state, unit = self._run, self._state, self._run.store.units()[key]
-        for number in unit.value["members"]:
-            if self._has_arrived(number):
-                self._dispatcher.remove(number)
-            elif self._dispatcher.remove(number):  # the time budget ended its last group before the milestone
-                self._dispatcher.add(number, state.training[number].goal or 0)
-            self._search.tell(number, run.epochs("surrogate", number), run.score("surrogate", number))
-        self._done += sum(line["event"] == "metrics" for line in unit.lines)
-
-    def _has_arrived(self, number: int) -> bool:
-        """Tell whether a trial has reached its milestone, perhaps in an earlier process; if so, it waits there.
-
-        With fewer samples, an earlier call may have trained it further. The rule does not see those epochs.
-        """
-        run, standing = self._run, self._state.training.get(number)
-        if standing is None or standing.goal is None or number in self._dispatcher.copies:
-            return False
-        if not run.passed("surrogate", number, standing.goal):
-            return False
-        if self._by_place:
-            self._unplaced.add(standing.goal)
-            whole = all(map(math.isfinite, run.values_at("surrogate", number, standing.goal).values()))
-            self._state.come(number, {standing.goal: 0.0 if whole else math.nan})
-            return True
-        epochs = range(standing.epoch + 1, standing.goal + 1)
-        self._state.come(number, {epoch: run.score_at("surrogate", number, epoch) for epoch in epochs})
-        return True
+        self._hear(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))

@@ -17,14 +17,15 @@ from typing import Any
 from fusion.warn import warn
 from hydro_rasda.config import Mode
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
+from hydro_rasda.history.history import FINALISTS, SCHEDULES
+from hydro_rasda.history.lineage import Ancestor, lineages, may_decay, schedule_of, smoothed
+from hydro_rasda.history.lines import JournalLine, Unit, decision_key, shortened
+from hydro_rasda.history.transfer import FEWEST, check_keys, compare_checked
 from hydro_rasda.precision import as_given
-from hydro_rasda.results.lineage import SCHEDULES, Ancestor, lineages, may_decay, schedule_of, smoothed
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import CHECK, FinalistsChosen
-from hydro_rasda.run.full_size_journal import record_swept, recorded_epochs
-from hydro_rasda.run.journal import JournalLine, Unit
-from hydro_rasda.run.state import FINALISTS, Run, decision_key, shortened
-from hydro_rasda.run.transfer_check_journal import FEWEST, check_keys, choose_checked, compare_checked
+from hydro_rasda.run.record_full_size import record_swept
+from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule, SweepState
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_finalists
@@ -35,7 +36,6 @@ from hydro_rasda.training.full_size import states_together
 from hydro_rasda.training.fused_learner import State
 from hydro_rasda.training.group_training import states_of
 from hydro_rasda.training.kept_weights import bettered, kept_epoch
-from hydro_rasda.trial import Trial
 from surrogate.transfer_verdict import RankComparison
 
 
@@ -54,7 +54,7 @@ def finalists_of_rule(
     last = max(state.scores, default=0)
     left = [n for n, standing in state.trials.items() if not standing.dropped and math.isfinite(standing.score)]
     if not (best := state.best(state.top_k)):
-        if not last and not run.failures:
+        if not last and not run.history.failures:
             raise AllTrialsFailed(f"`sweep.rule` {type(rule).__name__} has none of {len(state.trials)} trials train")
         raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
     if left and not chosen:
@@ -62,17 +62,17 @@ def finalists_of_rule(
     if not chosen:
         run.say(f"surrogates at epoch {last}: nobody is left; of those stopped before, the best go on: {best}")
     chosen, told = by_found_schedules(run, chosen or best)
-    recalled = run.decided(FINALISTS, run.trials)
+    recalled = run.history.finalists is not None
     tell(last, recalled)
     for line in told:
         run.say(line)
     for number in sorted(n for n, standing in state.trials.items() if not standing.dropped):
-        search.close(number, run.epochs("surrogate", number), state.trials[number].score)
-    finalists = run.decide(FINALISTS, run.trials, lambda: chosen)
-    among = tuple(sorted(run.trials))
+        search.close(number)
+    finalists = run.history.finalists
+    if finalists is None:
+        finalists = run.record(FINALISTS, Unit(chosen), again=True).value
+    among = tuple(sorted(run.history.trials))
     run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
-    go_on = finalists if run.settings.sweep.surrogate == 1 else []
-    run.forget([n for n in run.sources if n not in go_on])
     return finalists
 
 
@@ -84,22 +84,21 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
     """
     run.end_by_time("surrogate")
     run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
-    numbers = sorted(run.trials.keys() - set(copies))
-    scores = {n: run.score("surrogate", n) for n in numbers}
+    history = run.history
+    epochs, numbers = partial(history.epochs, "surrogate"), sorted(history.trials.keys() - set(copies))
+    scores = {n: history.score("surrogate", n) for n in numbers}
     best_first = ranked(scores, run.settings.mode)
     if (comparison := run.settings.comparison).by_place:
-        last = {
-            n: run.values_at("surrogate", n, run.epochs("surrogate", n)) for n in numbers if math.isfinite(scores[n])
-        }
+        last = {n: history.values_at("surrogate", n, epochs(n)) for n in numbers if math.isfinite(scores[n])}
         places = comparison.places(last)
         best_first = sorted((n for n in last if math.isfinite(places[n])), key=places.__getitem__)
     left = [n for n in best_first if math.isfinite(scores[n])]
     if not left:
-        began = [n for n in numbers if run.epochs("surrogate", n) or n in run.failures]
-        raise _all_failed(run, len(began), max(run.epochs("surrogate", n) for n in numbers), " that had time to begin")
+        began = [n for n in numbers if epochs(n) or n in history.failures]
+        raise _all_failed(run, len(began), max(map(epochs, numbers)), " that had time to begin")
     for n in numbers:
-        search.close(n, run.epochs("surrogate", n), scores[n])
-    finalists = sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.race.top_k]
+        search.close(n)
+    finalists = sorted(left, key=lambda n: -epochs(n))[: run.settings.race.top_k]
     for line in _of_last_values(_lineages(run), finalists):
         run.say(line)
     return finalists
@@ -107,17 +106,17 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
 
 def _all_failed(run: Run, count: int, stop: int, which: str = "") -> AllTrialsFailed:
     metric, journal = run.settings.metric, run.store.path / "journal.jsonl"
-    last = [lines[-1] for (stage, _), lines in run.metrics.items() if stage == "surrogate" and lines]
+    last = [lines[-1] for (stage, _), lines in run.history.metrics.items() if stage == "surrogate" and lines]
     learnt = [line for line in last if line.get("train_loss") is not None]
-    if len(run.failures) >= count:
+    if len(run.history.failures) >= count:
         advice = f"each of them raised, see {journal}"
     elif learnt:
         advice = f"look at what gives {metric}, since {len(learnt)} of them have a finite train_loss; see {journal}"
     else:
         advice = f"lower `lr` or look into {journal}"
     told = f"all {count} trials{which} diverged or failed by epoch {stop} of the sweep: no finite {metric}; {advice}"
-    if run.failures:
-        number, error = next(iter(run.failures.items()))
+    if run.history.failures:
+        number, error = next(iter(run.history.failures.items()))
         told += f"\n\nTrial {number} failed with\n{error}"
     return AllTrialsFailed(told)
 
@@ -146,15 +145,14 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
 
     def decided() -> Unit:
         entrants = [(of, changes) for of in finalists for changes in _variants(run, of, smoothed(found[of]))]
-        new = count(len(run.trials))
+        new = count(len(run.history.trials))
         racing = entrants[: run.settings.race.top_k]
         value: list[list[Any]] = [[next(new) if changes else of, of, changes] for of, changes in racing]
         return Unit(value, [_configured(run, *entrant) for entrant in value if entrant[2]])
 
     told: list[str] = []
-    unit = run.unit(decision_key(SCHEDULES, run.trials), decided)
+    unit = run.unit(decision_key(SCHEDULES, run.history.trials), decided)
     for number, source, changes in unit.value:
-        run.trials[number] = Trial(number, {**run.trials[source].config, **changes})
         if changes:
             how = "with a linear decay" if changes.items() >= LINEAR.items() else "by its schedule, smoothed"
             told.append(f"trial {number} trains as trial {source} did, {how}: {_shown(changes)}")
@@ -162,7 +160,9 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
 
 
 def _lineages(run: Run) -> dict[int, list[Ancestor]]:
-    return lineages(run.store.units(), {number: run.epochs("surrogate", number) for number in run.trials})
+    return lineages(
+        run.store.units(), {number: run.history.epochs("surrogate", number) for number in run.history.trials}
+    )
 
 
 def _of_last_values(found: Mapping[int, Sequence[Ancestor]], finalists: Sequence[int]) -> list[str]:
@@ -174,16 +174,16 @@ def _of_last_values(found: Mapping[int, Sequence[Ancestor]], finalists: Sequence
 
 def _variants(run: Run, number: int, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the changes by which a finalist trains; those that break a constraint are left out, if not all do."""
-    config, fits = run.trials[number].config, all_fit(run.settings.sweep.constraints)
+    config, fits = run.history.trials[number].config, all_fit(run.settings.sweep.constraints)
     found = [dict(changes), {**changes, **LINEAR}] if may_decay(config) else [dict(changes)]
     return [each for each in found if fits is None or fits({**config, **each})] or [{}]
 
 
 def _configured(run: Run, number: int, source: int, changes: Mapping[str, Any]) -> JournalLine:
     """Return the journal's line of a trial that trains as another one, with changes to its schedule."""
-    config = {**run.trials[source].config, **changes}
-    unread = dict.fromkeys(sorted(run.unread.get(source, ())))
-    costs = dict(run.costs.get(source, {}))
+    config = {**run.history.trials[source].config, **changes}
+    unread = dict.fromkeys(sorted(run.history.unread.get(source, ())))
+    costs = dict(run.history.costs.get(source, {}))
     return {"event": "trial", "trial": number, "config": config, "unread": unread, "costs": costs}
 
 
@@ -207,7 +207,7 @@ def check_transfer(
     Returns:
         Rank correlation, regret and verdict; None where fewer than four trials have a finite metric, or time runs out.
     """
-    chosen = choose_checked(run, epochs, scores, lambda: _spread(scores, run.settings.mode))
+    chosen = run.decide(f"check/to-{epochs}/chosen", scores, lambda: _spread(scores, run.settings.mode))
     if len(chosen) < FEWEST:
         return None
     run.begin_stage(CHECK, epochs * (len(chosen) + 1))
@@ -224,7 +224,7 @@ def check_transfer(
     if not all(run.store.done(task.key) for task in tasks):
         run.say("the sweep's share of `time_budget_s` is spent: the check of the transfer is left out")
         return None
-    comparison = compare_checked(run, chosen, [scores[number] for number in chosen])
+    comparison = compare_checked(run.history, chosen, [scores[number] for number in chosen])
     run.say(f"transfer is {comparison.verdict}: rank correlation {comparison.rho:.2f} with full size")
     if comparison.verdict != "trusted":
         warn(f"transfer to full size is {comparison.verdict}. {comparison.advice}")
@@ -272,21 +272,20 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
         for number in finalists:
             if _goes_on(run, number):
                 record_swept(run, number, _state(run, number))
-    if run.decided(FINALISTS, run.trials):
-        run.store.discard(run.sources.values())
-        run.sources.clear()
+    if run.history.finalists is not None:
+        run.store.discard(run.history.sources.values())
 
 
 def _goes_on(run: Run, number: int) -> bool:
-    curve = run.curve("surrogate", number)
-    source = run.sources.get(number)
-    if source is None or not run.can_load(source) or recorded_epochs(run, number) >= max(curve):
+    curve = run.history.curve("surrogate", number)
+    source = run.history.sources.get(number)
+    if source is None or not run.can_load(source) or run.history.epochs("target", number) >= max(curve):
         return False
-    if run.epochs_in(source, number) < max(curve):
+    if run.history.epochs_in(source, number) < max(curve):
         return False
     # The sweep kept the last weights alone: where earlier ones are to be kept, they are trained once more.
     kept = max(curve) if run.settings.race.keep == "last" else kept_epoch(curve, run.settings.mode)
-    return math.isfinite(run.score("surrogate", number)) and kept == max(curve)
+    return math.isfinite(run.history.score("surrogate", number)) and kept == max(curve)
 
 
 def _model(state: State) -> State:
@@ -296,8 +295,8 @@ def _model(state: State) -> State:
 
 def _state(run: Run, number: int) -> State:
     load = partial(run.store.load, device=run.problem.device)
-    states = states_of(run.problem, run.trials, number, run.sources[number], load)
+    states = states_of(run.problem, run.history.trials, number, run.history.sources[number], load)
     for state in states if run.settings.race.keep == "best" else ():
-        for epoch, score in run.curve("surrogate", number).items():
+        for epoch, score in run.history.curve("surrogate", number).items():
             state["best"] = bettered(state.get("best"), epoch, score, run.settings.mode, partial(_model, state))
     return states_together(states)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.contracts import Backend, FullSizeTask, Span
-from hydro_rasda.run.full_size_journal import targets_over
+from hydro_rasda.history.full_size import targets_over
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.testing.tiny_runs import (
     MAX_T,
@@ -65,7 +65,10 @@ def check_groups(make_backend: Callable[[], Backend], folder: Path) -> None:
     configs = [{"lr": 0.01 * (n + 1)} for n in range(5)]
     with opened(make_backend(), folder, configs) as (run, devices):
         require(not devices.busy(), "devices are not `busy` before anything was begun")
-        first, kinds = devices.idle()[0], {"even": [run.trials[0], run.trials[2]], "odd": [run.trials[1]]}
+        first, kinds = (
+            devices.idle()[0],
+            {"even": [run.history.trials[0], run.history.trials[2]], "odd": [run.history.trials[1]]},
+        )
         planned = devices.plan(first, kinds)
         require(planned.keys() == kinds.keys(), f"`plan` answers for each kind, not for {sorted(planned)}")
         require(all(of.most >= 1 and 1 in of.throughput for of in planned.values()), "`plan` gives widths >= 1")
@@ -109,7 +112,7 @@ def check_full_size(make_backend: Callable[[], Backend], folder: Path) -> None:
     found = by_epoch(outcomes)
     for local in references():
         with opened(local, folder / str(local.device), configs) as (run, devices):
-            tasks = [FullSizeTask(f"target/{n}", n, Span(0, 3), None, 0, len(configs)) for n in run.trials]
+            tasks = [FullSizeTask(f"target/{n}", n, Span(0, 3), None, 0, len(configs)) for n in run.history.trials]
             if found == by_epoch(list(devices.train_each(tasks))):
                 return
     raise AssertionError("a backend breaks its contract: full-size models train as in one process")
@@ -202,8 +205,8 @@ def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
             record(run, outcome)
     with opened(make_backend(), folder, configs) as (run, devices):
         require(set(train_finalists(run, [0, 1, 2], devices)) == {0, 1, 2}, "all finalists count as tried")
-        require(targets_over(run, [0, 1, 2]), "the end of the stage is recorded")
-        curves = {number: run.curve("target", number) for number in run.trials}
+        require(targets_over(run.history, [0, 1, 2]), "the end of the stage is recorded")
+        curves = {number: run.history.curve("target", number) for number in run.history.trials}
         recorded = len(run.store.units())
     lengths = {number: len(curve) for number, curve in curves.items()}
     require(
@@ -213,7 +216,7 @@ def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
     with opened(local, folder, configs) as (run, devices):
         train_finalists(run, [0, 1, 2], devices)
         require(len(run.store.units()) == recorded, "the local backend has nothing left to train")
-        again = {number: run.curve("target", number) for number in run.trials}
+        again = {number: run.history.curve("target", number) for number in run.history.trials}
         require(again == curves, "the local backend finds what was recorded")
         lines = [line for unit in run.store.units().values() for line in unit.lines if line["event"] == "metrics"]
         require(len(lines) == sum(lengths.values()), "no epoch is trained twice")

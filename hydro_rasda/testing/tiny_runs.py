@@ -31,12 +31,12 @@ from hydro_rasda.contracts import (
     group_key,
 )
 from hydro_rasda.data import make_batches
+from hydro_rasda.history.lines import Unit, metric_lines
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.full_size_journal import record_epochs
-from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.record_full_size import record_epochs
 from hydro_rasda.run.run_folder import Store
-from hydro_rasda.run.state import Run, metric_lines
+from hydro_rasda.run.state import Run
 from hydro_rasda.trial import Trial
 
 PATIENCE_S = 600.0
@@ -75,7 +75,9 @@ def opened(
         x = torch.rand(32, 4, generator=torch.Generator().manual_seed(0))
         data = x, (x.sum(1) > 2).long()
         train, val = (make_batches(data, name, backend.device, 0) for name in ("train_data", "val_data"))
-        run = Run(Problem(model_fn, supervised(), train, val, asked, backend.device), store, trials=trials)
+        run = Run(Problem(model_fn, supervised(), train, val, asked, backend.device), store, known=trials)
+        run.fold()
+        run.history.trials |= trials
         with backend.open(run) as devices:
             yield run, devices
 
@@ -100,10 +102,10 @@ def group(*members: int, span: Span = _FIRST, sources: tuple[str, ...] = ()) -> 
 
 def targets(run: Run, stop: int) -> list[FullSizeTask]:
     """All trials to an epoch, each from its last checkpoint."""
-    return [
-        FullSizeTask(f"target/{n}", n, Span(run.epochs("target", n), stop), run.checkpoints.get(n), 0, len(run.trials))
-        for n in run.trials
-    ]
+    history = run.history
+    spans = {n: Span(history.epochs("target", n), stop) for n in history.trials}
+    source = history.checkpoints.get
+    return [FullSizeTask(f"target/{n}", n, span, source(n), 0, len(spans)) for n, span in spans.items()]
 
 
 def train(devices: Devices, tasks: Iterable[GroupTask]) -> list[Finished]:
@@ -171,7 +173,7 @@ def train_full_size(run: Run, devices: Devices, stop: int, room: int) -> list[Fu
     for outcome in devices.train_each(given()):
         outcomes.append(outcome)
     numbers = sorted(outcome.task.number for outcome in outcomes)
-    require(numbers == sorted(run.trials), f"`train_each` yields each outcome once, but those of {numbers}")
+    require(numbers == sorted(run.history.trials), f"`train_each` yields each outcome once, but those of {numbers}")
     require(all(outcome.error is None for outcome in outcomes), "full-size models train without an error")
     return outcomes
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from hydro_rasda import RaceConfig, choice, loguniform, uniform
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.history.history import FINALISTS
+from hydro_rasda.history.lines import JournalLine, decision_key, failure_line, metric_lines
 from hydro_rasda.results.record_from_journal import read_record
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.run.journal import JOURNAL, JournalLine, encoded
+from hydro_rasda.run.journal import JOURNAL, encoded
 from hydro_rasda.run.run_json import determining
-from hydro_rasda.run.state import FINALISTS, decision_key, failure_line, metric_lines
 from hydro_rasda.space import describe
 
 SCRIPT = "<script>document.title='taken over'</script>"

@@ -9,10 +9,10 @@ from typing import Any
 
 from hydro_rasda.config import Keep
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History
+from hydro_rasda.history.lines import Stage, Unit, metric_lines
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
-from hydro_rasda.run.state import Run, Stage, metric_lines
+from hydro_rasda.run.state import Run
 from hydro_rasda.trial import Trial
 
 Scores = Mapping[int, Sequence[float]]
@@ -60,7 +60,15 @@ def open_run(path: Path, problem: Problem, number: int, **settings: Any) -> Run:
     """A run with so many trials, in one process after another, whose full-size stage is halved throughout."""
     settings = {"full_trainings": 0, **settings}
     trials = {n: Trial(n, {"lr": 0.1}) for n in range(number)}
-    return Run(problem.with_settings(**settings), Store.open(path, {}, "auto"), trials=trials)
+    return run_of(problem.with_settings(**settings), Store.open(path, {}, "auto"), trials)
+
+
+def run_of(problem: Problem, store: Store, trials: dict[int, Trial]) -> Run:
+    """A run of these trials, as the next process would open it."""
+    run = Run(problem, store, known=trials)
+    run.fold()
+    run.history.trials |= trials
+    return run
 
 
 def curves(stage: Stage, scores: Scores) -> Unit:

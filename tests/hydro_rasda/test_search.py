@@ -98,7 +98,7 @@ def play(search: SearcherSearch, sign: float = 1.0) -> list[dict[str, Any]]:
     while trials := search.next_trials():
         assert [trial.number for trial in trials] == list(range(len(configs), len(configs) + len(trials)))
         for trial in trials:
-            search.tell(trial.number, 1, sign * score(dict(trial.config)))
+            search._tell(trial.number, 1, sign * score(dict(trial.config)))
         configs += [dict(trial.config) for trial in trials]
     return configs
 
@@ -237,8 +237,8 @@ def test_an_unseeded_searcher_goes_on_with_the_journals_configurations(open_sear
         again = [trial.config for _ in range(2) for trial in resumed.next_trials()]
     assert again == recorded
     for number in range(6):
-        resumed.tell(number, 1, 0.5)
-        resumed.close(number, 1, 0.5)
+        resumed._tell(number, 1, 0.5)
+        resumed._close(number, 1, 0.5)
     fresh = resumed.next_trials()
     assert [trial.number for trial in fresh] == [6, 7, 8]
     assert not any(trial.config in recorded for trial in fresh)
@@ -248,7 +248,7 @@ def test_a_failed_trial_is_no_result(open_search: Open) -> None:
     searcher = OptunaSearch(seed=0)
     search = open_search(searcher, 4)
     (trial,) = search.next_trials()
-    search.tell(trial.number, 1, math.nan)
+    search._tell(trial.number, 1, math.nan)
     search.next_trials()
     study = searcher._ot_study
     assert study is not None
@@ -260,9 +260,9 @@ def test_the_last_batch_is_told_every_rung(open_search: Open) -> None:
     search = open_search(searcher, 1)
     (trial,) = search.next_trials()
     for epoch in (1, 3, 9):
-        search.tell(trial.number, epoch, 1 / epoch)
-    search.close(trial.number, 9, 1 / 9)
-    search.close(trial.number, 9, 1 / 9)
+        search._tell(trial.number, epoch, 1 / epoch)
+    search._close(trial.number, 9, 1 / 9)
+    search._close(trial.number, 9, 1 / 9)
     study = searcher._ot_study
     assert study is not None
     (told,) = study.get_trials()

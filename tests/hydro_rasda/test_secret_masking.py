@@ -15,7 +15,7 @@ from torch import nn
 
 from hydro_rasda import RunExists, SweepConfig, TuneResult, choice, grid_search, load, loguniform, uniform
 from hydro_rasda.cli import main
-from hydro_rasda.run.unkept_values import withholding
+from hydro_rasda.history.unkept_values import withholding
 from hydro_rasda.secret_masking import (
     HIDDEN,
     described_secrets,

@@ -29,8 +29,9 @@ from hydro_rasda.backends.ray.rank_actors import actor_options
 from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices
 from hydro_rasda.data import Shard
+from hydro_rasda.history.history import FINALISTS
 from hydro_rasda.processes.die_with_parent import end_with_parent
-from hydro_rasda.run.state import FINALISTS, Run
+from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import worker_slots
 from hydro_rasda.training.across_ranks import Store, await_ranks, listening_store, reached_store
 from hydro_rasda.training.device import Share

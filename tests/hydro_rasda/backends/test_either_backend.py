@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult, choice
 from hydro_rasda.contracts import Backend, Event, FullSizeOutcome, FullSizeTask, Span
+from hydro_rasda.history.full_size import targets_over
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.full_size_journal import targets_over
-from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.named_rules import RULES
@@ -190,23 +190,23 @@ def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backe
     first, second = backends
     with first.open(run := open_run()) as devices:
         train_finalists(run, NUMBERS, Interrupted(devices, tasks=5))  # all to 1, one of them to 2
-    assert sorted(run.epochs("target", number) for number in NUMBERS) == [1, 1, 1, 2]
+    assert sorted(run.history.epochs("target", number) for number in NUMBERS) == [1, 1, 1, 2]
     with second.open(run := open_run()) as devices:
         train_finalists(run, NUMBERS, devices)
     assert targets_over(run, NUMBERS)
-    assert sorted(run.epochs("target", number) for number in NUMBERS) == [
+    assert sorted(run.history.epochs("target", number) for number in NUMBERS) == [
         2,
         2,
         4,
         MAX_T,
     ]  # after one epoch, none differs from chance
     for number in NUMBERS:
-        task = FullSizeTask("", number, Span(0, run.epochs("target", number)), None, run.settings.seed)
-        alone = train_full_size_trial(run.problem, run.trials[number], task, None)
+        task = FullSizeTask("", number, Span(0, run.history.epochs("target", number)), None, run.settings.seed)
+        alone = train_full_size_trial(run.problem, run.history.trials[number], task, None)
         history = [(epoch, metrics["val_loss"]) for epoch, metrics in alone.history]
-        assert [(line["epoch"], line["val_loss"]) for line in run.metrics["target", number]] == history
+        assert [(line["epoch"], line["val_loss"]) for line in run.history.metrics["target", number]] == history
         assert alone.state is not None
-        saved = run.store.load(run.checkpoints[number])["model"]
+        saved = run.store.load(run.history.checkpoints[number])["model"]
         assert all(torch.equal(saved[name], value) for name, value in alone.state["model"].items())
 
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult
 from hydro_rasda.contracts import Backend, FullSizeOutcome, FullSizeTask, Span
 from hydro_rasda.data import Batch
+from hydro_rasda.history.lines import metric_lines
 from hydro_rasda.problem import OwnLoop
-from hydro_rasda.run.full_size_journal import record_epochs
-from hydro_rasda.run.state import Run, metric_lines
+from hydro_rasda.run.record_full_size import record_epochs
+from hydro_rasda.run.state import Run
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.training.full_size import train_full_size_trial
 from tests.hydro_rasda.backends import finalists
@@ -78,7 +79,7 @@ def two(request: pytest.FixtureRequest) -> Backend:
 
 
 def lines(run: Run, number: int) -> list[dict[str, Any]]:
-    return [dict(line) for line in run.metrics["target", number]]
+    return [dict(line) for line in run.history.metrics["target", number]]
 
 
 def train(run: Run, backend: Backend) -> FullSizeOutcome:
@@ -136,7 +137,7 @@ def test_survivors_double_and_each_epoch_is_one_process(two: Backend, open_run: 
     assert worse[0]["workers"] == 1
     history, weights = one_process(run.problem, SCHEDULED, [(Span(0, 1), 1), (Span(1, MAX_T), 2)], number=0)
     assert_same(best, history)
-    saved = run.store.load(run.checkpoints[0])["model"]
+    saved = run.store.load(run.history.checkpoints[0])["model"]
     for name, value in weights.items():
         torch.testing.assert_close(saved[name], value, rtol=1e-11, atol=1e-13)
 
@@ -152,7 +153,7 @@ def test_a_run_goes_on_on_another_number_of_devices(two: Backend, open_run: Open
     run = open_run(race)
     with LocalBackend(["cpu"]).open(run) as devices:
         train_finalists(run, [0], devices)
-    assert run.epochs("target", 0) == MAX_T
+    assert run.history.epochs("target", 0) == MAX_T
     history, _ = one_process(run.problem, SCHEDULED, [(Span(0, MAX_T), 1)], number=0)
     assert [line["val_loss"] for line in lines(run, 0)] == pytest.approx([of["val_loss"] for of in history], rel=1e-11)
 
@@ -241,9 +242,9 @@ def test_ranks_run_a_training_function_of_the_users_own(two: Backend, digits: An
         assert first.error is None, first.error
         assert first.state is not None
         record_epochs(run, 0, metric_lines("target", 0, first.history), first.state, **first.more)
-        (second,) = devices.train_each([replace(tasks[1], source=run.checkpoints[0])])
+        (second,) = devices.train_each([replace(tasks[1], source=run.history.checkpoints[0])])
     assert not first.ended
-    alone = train_full_size_trial(run.problem, run.trials[0], replace(tasks[0], span=Span(0, MAX_T)), None)
+    alone = train_full_size_trial(run.problem, run.history.trials[0], replace(tasks[0], span=Span(0, MAX_T)), None)
     history = first.history + second.history
     assert [epoch for epoch, _ in history] == [epoch for epoch, _ in alone.history]
     for (_, metrics), (_, expected) in zip(history, alone.history):

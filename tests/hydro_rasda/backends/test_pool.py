@@ -198,7 +198,7 @@ def test_a_device_has_no_speed_before_it_has_trained_the_kind(run: Run) -> None:
 def test_measuring_that_kills_a_process_means_one_by_one(run: Run) -> None:
     pool = ScriptedPool(run, 1, deadly=["plan"])
     pool.idle()
-    assert pool.plan(0, {"a kind": [run.trials[0]]}) == {"a kind": Widths(1, assumed=True)}
+    assert pool.plan(0, {"a kind": [run.history.trials[0]]}) == {"a kind": Widths(1, assumed=True)}
     assert (pool.idle(), pool.busy()) == ([], True)  # until the next process is there
     assert pool.finished() == []
     assert pool.idle() == [0]
@@ -210,7 +210,7 @@ def test_a_machine_that_ends_while_it_measures_tells_nothing(run: Run) -> None:
     pool = ScriptedPool(run, 2, deadly=["plan"])
     pool.idle()
     pool.machines_end, pool.held = 1, frozenset([0])
-    assert pool.plan(0, {"a kind": [run.trials[0]]}) == {}
+    assert pool.plan(0, {"a kind": [run.history.trials[0]]}) == {}
     assert pool.idle() == [1]
 
 

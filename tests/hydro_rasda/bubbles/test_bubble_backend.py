@@ -128,7 +128,7 @@ def test_a_guest_that_comes_as_the_sweep_ends_is_sent_away(run: Run, tmp_path: P
 
 def trained(run: Run, task: GroupTask, stop: int) -> GroupOutcome:
     """What a guest gives of a task until this epoch."""
-    return train_group(run.problem, run.trials, replace(task, span=Span(task.span.start, stop)), run.store.load)
+    return train_group(run.problem, run.history.trials, replace(task, span=Span(task.span.start, stop)), run.store.load)
 
 
 def last_scores(found: Mapping[int, History]) -> dict[int, float]:
@@ -142,7 +142,7 @@ def test_a_half_that_is_given_up_goes_on_later_from_all_that_it_had(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, halves: int
 ) -> None:
     """Two guests die of a group, after its first epoch or before it; then the time ends, for both halves or for one."""
-    run.trials |= {n: Trial(n, {"lr": 0.1 / (n + 1), "momentum": 0.5}) for n in range(4)}
+    run.history.trials |= {n: Trial(n, {"lr": 0.1 / (n + 1), "momentum": 0.5}) for n in range(4)}
     task = GroupTask(group_key(Span(0, 3), range(4)), (Group("a", (0, 1, 2, 3), True),), (), Span(0, 3))
     unbroken = trained(run, task, 3)
     devices = BubbleDevices(run, tmp_path / "source", tmp_path / "problem", 1, 0.0)

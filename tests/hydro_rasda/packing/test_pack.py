@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.packing import Device, Estimate, PackResult, Task, pack
 from hydro_rasda.packing.job_process import Resident
 from hydro_rasda.packing.job_states import Grid
 from hydro_rasda.packing.packer import OUT_OF_MEMORY
 from hydro_rasda.packing.tasks import tasks_of
-from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 
 MB = 1e6

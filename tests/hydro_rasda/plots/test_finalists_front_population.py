@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hydro_rasda import TuneResult, loguniform, plots, uniform
+from hydro_rasda.history.lineage import decided_copies
 from hydro_rasda.plots.figure_style import is_empty
-from hydro_rasda.results.lineage import decided_copies
 from hydro_rasda.results.timeline import journal_of
 
 

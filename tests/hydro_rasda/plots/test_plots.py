@@ -17,6 +17,7 @@ import pytest
 
 from hydro_rasda import plots
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.history.lines import metric_lines
 from hydro_rasda.page.words import cost_facts
 from hydro_rasda.plots import hyperparameters
 from hydro_rasda.plots.figure_style import begun, is_empty, score_axis, thinned
@@ -25,7 +26,6 @@ from hydro_rasda.plots.importance import importance_of
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import agreement_line, both_units, closing_lines
 from hydro_rasda.results.timeline import Training, best_over_time, busy_share, journal_of, trainings
-from hydro_rasda.run.state import metric_lines
 from tests.hydro_rasda.journals import SCRIPT, Writer
 
 Sorts = dict[str, RunRecord]

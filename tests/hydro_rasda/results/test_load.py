@@ -21,15 +21,16 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, uniform
+from hydro_rasda.history.history import FINALISTS
+from hydro_rasda.history.lines import JournalLine, Stage, Unit, metric_lines
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.report import state_of
 from hydro_rasda.results.result import make_result
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
-from hydro_rasda.run.full_size_journal import end_by_score, end_targets, record_epochs, record_failure
-from hydro_rasda.run.journal import JournalLine, Unit
+from hydro_rasda.run.record_full_size import end_by_score, end_targets, record_epochs, record_failure
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import determining
-from hydro_rasda.run.state import FINALISTS, Run, Stage, metric_lines
+from hydro_rasda.run.state import Run
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import counted, mlp, stumbles_in_some
 from tests.hydro_rasda.stages.test_sweep_rules import Population
@@ -252,11 +253,11 @@ def test_a_run_in_which_everything_failed(quick: Quick, tmp_path: Path) -> None:
 def test_one_whose_finalists_all_failed_at_full_size(problem: Problem, tmp_path: Path) -> None:
     trials = {n: Trial(n, {"lr": 0.1}) for n in range(3)}
     with run_folder(tmp_path / "run", problem) as store:
-        run = Run(problem, store, trials=trials)
+        run = Run(problem, store, known=trials)
         run.record("surrogate/kinds-from-0", configured(3))
         swept = [line for number in trials for line in epochs_of("surrogate", number, [number])]
-        run.record("surrogate/to-1/from-0/group-0", Unit({}, swept))
-        run.decide(FINALISTS, run.trials, lambda: [0, 1])
+        run.record("surrogate/to-1/from-0/group-0", Unit({"members": [0, 1, 2]}, swept))
+        run.record(FINALISTS, Unit([0, 1]), again=True)
         for number in (0, 1):
             record_epochs(run, number, epochs_of("target", number, [0.5]), {"model": {}})
             record_failure(run, number, "raised")
@@ -274,14 +275,14 @@ def test_one_whose_race_goes_on(problem: Problem, tmp_path: Path) -> None:
     trials = {n: Trial(n, {"lr": 0.1}) for n in range(3)}
     weights: dict[str, Any] = {"model": {}}
     with run_folder(tmp_path / "run", problem) as store:
-        run = Run(problem, store, trials=trials)
+        run = Run(problem, store, known=trials)
         run.record("surrogate/kinds-from-0", configured(3))
         swept = [line for number in trials for line in epochs_of("surrogate", number, [number])]
-        run.record("surrogate/to-1/from-0/group-0", Unit({}, swept))
+        run.record("surrogate/to-1/from-0/group-0", Unit({"members": [0, 1, 2]}, swept))
         record_epochs(run, 0, epochs_of("target", 0, [0.5]), weights, 1.0)
         record_epochs(run, 1, epochs_of("target", 1, [0.8]), weights, 1.0)
         undecided = [record.status for record in load(store.path).trials]
-        run.decide(FINALISTS, run.trials, lambda: [0, 1])
+        run.record(FINALISTS, Unit([0, 1]), again=True)
         run.decide("target/to-1/kept", [0, 1], lambda: [1])
         record_epochs(run, 1, epochs_of("target", 1, [0.4, 0.3, 0.2], first=2), weights, 3.0)
         before_end = load(store.path)
@@ -297,9 +298,9 @@ def test_one_that_a_good_score_ended_has_the_winner_that_tune_had(problem: Probl
     """One trial came to its end; later, another one reached `stop_at` midway."""
     curves = {0: [0.5, 0.4, 0.35, 0.3], 1: [0.5, 0.2]}
     with run_folder(tmp_path / "run", problem) as store:
-        run = Run(problem.with_settings(stop_at=0.25), store, trials={n: Trial(n, {"lr": 0.1}) for n in curves})
+        run = Run(problem.with_settings(stop_at=0.25), store, known={n: Trial(n, {"lr": 0.1}) for n in curves})
         run.record("surrogate/kinds-from-0", configured(2))
-        run.decide(FINALISTS, run.trials, lambda: [*curves])
+        run.record(FINALISTS, Unit([*curves]), again=True)
         for number, scores in curves.items():
             best = {"epoch": len(scores), "score": scores[-1], "model": {}}
             record_epochs(run, number, epochs_of("target", number, scores), {"model": {}, "best": best})

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from benchmarks.replay.table import load
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice
+from hydro_rasda.history.lines import Stage, Unit, metric_lines
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.winner_doubts import Losses, overfits_beyond, overfitting_line, undecided_line
-from hydro_rasda.run.journal import Unit
-from hydro_rasda.run.state import Run, Stage, metric_lines
+from hydro_rasda.run.state import Run
 from tests.hydro_rasda.models import Config
 from tests.hydro_rasda.scripted import open_run
 
@@ -107,7 +107,7 @@ def opened(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         for stage, number, curve in of:
             history = [(epoch, {"train_loss": t, "val_loss": v}) for epoch, (t, v) in enumerate(curve, 1)]
             run.record(f"{stage}/of-{number}", Unit(None, metric_lines(stage, number, history)))
-        run.best |= {0: (2, 0.6), 1: (2, 0.9)}
+        run.history.best |= {0: (2, 0.6), 1: (2, 0.9)}
         return run
 
     yield call

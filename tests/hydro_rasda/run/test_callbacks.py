@@ -12,6 +12,7 @@ import torch
 
 from hydro_rasda import RaceConfig, TuneResult
 from hydro_rasda.contracts import Event
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import (
@@ -28,8 +29,7 @@ from hydro_rasda.run.events import (
     TrialEnded,
     TrialFailed,
 )
-from hydro_rasda.run.full_size_journal import record_done
-from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.record_full_size import record_done
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda.models import stumbles_in_some

@@ -261,7 +261,7 @@ import torch
 from torch.nn import functional as F
 from hydro_rasda import choice
 from hydro_rasda.domains import to_own
-from hydro_rasda.run.journal import jsonable
+from hydro_rasda.history.lines import jsonable
 from hydro_rasda.space import describe
 from tests.hydro_rasda.run.test_identity import DIFFERENT, Examples, data_digest, model_fn, of
 from tests.hydro_rasda.conftest import SPACE

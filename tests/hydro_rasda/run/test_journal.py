@@ -11,6 +11,7 @@ import pytest
 
 from hydro_rasda import TuneResult, load
 from hydro_rasda.contracts import Event
+from hydro_rasda.history.lines import JournalLine
 from hydro_rasda.run import journal
 from hydro_rasda.run.events import MessageSaid
 from hydro_rasda.run.journal import (
@@ -18,7 +19,6 @@ from hydro_rasda.run.journal import (
     MESSAGES,
     MOST_MESSAGES,
     DamagedJournal,
-    JournalLine,
     encoded,
     keep_message,
     read_messages,

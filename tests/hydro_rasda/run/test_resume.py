@@ -168,7 +168,7 @@ def test_a_journal_that_has_lost_its_trials_is_refused(quick: Callable[..., Tune
     journal = tmp_path / "run" / "journal.jsonl"
     lines = map(json.loads, journal.read_bytes().splitlines())
     journal.write_bytes(signed(line for line in lines if line["event"] != "trial"))
-    with pytest.raises(DamagedJournal, match=f"'surrogate/kinds-from-0' of {journal} tells of no trial"):
+    with pytest.raises(DamagedJournal, match=f"'surrogate/admitted-from-0' of {journal} does not follow"):
         quick(num_samples=4)
 
 

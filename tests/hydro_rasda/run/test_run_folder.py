@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from hydro_rasda.history.lines import JournalLine, Unit
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
-from hydro_rasda.run.journal import DamagedJournal, JournalLine, Unit
+from hydro_rasda.run.journal import DamagedJournal
 from hydro_rasda.run.resume_rules import RunExists
 from hydro_rasda.run.run_folder import Store
 
@@ -188,7 +189,7 @@ def test_a_run_of_a_later_version_is_refused(path: Path) -> None:
 FULL = """
 import resource, sys, torch
 from pathlib import Path
-from hydro_rasda.run.journal import Unit
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.run_folder import Store
 with Store.open(Path(sys.argv[1]), {}, "auto") as store:
     store.record("first", Unit(None))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydro_rasda.run.journal import Unit
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.simulator import Sweep, read_past_run
 from hydro_rasda.simulator.past_run import continued

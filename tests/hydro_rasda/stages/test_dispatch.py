@@ -17,13 +17,12 @@ from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, logun
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Event, Finished, GroupTask, History, Widths
 from hydro_rasda.data import make_batches
+from hydro_rasda.history.lineage import Ancestor, lineages, schedule_of, smoothed
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of, smoothed
-from hydro_rasda.results.record_from_journal import _take_in_sweep
 from hydro_rasda.run.events import RungDecided
-from hydro_rasda.run.full_size_journal import try_dropped_again
 from hydro_rasda.run.journal import read_messages
+from hydro_rasda.run.record_full_size import try_dropped_again
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import PopulationBasedBandits, PopulationBasedTraining, Range
@@ -89,17 +88,22 @@ def test_who_diverged_or_raised_goes_on_as_a_copy(run: Run, devices: int) -> Non
     backend = Fails(run, devices)
     best, beside = sweep(run, Given([configs()]), backend, rule())
     assert (best, beside) == (8, 9)
-    assert run.trials[9].config == {**run.trials[8].config, "schedule": "linear", "decay_start": 0.0, "floor": 0.0}
+    assert run.history.trials[9].config == {
+        **run.history.trials[8].config,
+        "schedule": "linear",
+        "decay_start": 0.0,
+        "floor": 0.0,
+    }
     assert [line.partition(" trains ")[0] for line in told(run)[-2:]] == ["trial 8", "trial 9"]
     assert lineages(run.store.units(), dict.fromkeys(range(8), 9))[best][0].trial == 3
-    assert not run.failures
+    assert not run.history.failures
     assert {number: of[-1] for number, of in epochs(run).items()} == dict.fromkeys(range(8), 9)
     assert epochs(run)[FAILED] == [4, 5, 6, 7, 8, 9]
     copies = {number: source for task in backend.tasks for number, source in task.copies.items() if task.span.stop == 6}
     assert copies.keys() == {4, 5, 6, 7}
     assert {*copies.values()} <= {2, 3}
     for number, source in copies.items():
-        assert run.trials[number].config["batch_size"] == configs()[source]["batch_size"]
+        assert run.history.trials[number].config["batch_size"] == configs()[source]["batch_size"]
     found = lineages(run.store.units(), dict.fromkeys(range(8), 9))
     assert [(a.trial, a.start, a.stop) for a in found[3]] == [(3, 0, 9)]
     assert [(a.trial, a.start, a.stop) for a in found[FAILED]][-1][0] == FAILED
@@ -107,7 +111,7 @@ def test_who_diverged_or_raised_goes_on_as_a_copy(run: Run, devices: int) -> Non
     assert found[best] in [found[number] for number in range(8)]
     for number in range(8):
         of = found[number]
-        assert of[-1].config == run.trials[number].config
+        assert of[-1].config == run.history.trials[number].config
         assert [a.start for a in of][1:] == [a.stop for a in of][:-1]
         assert (of[0].start, of[-1].stop) == (0, 9)
 
@@ -118,7 +122,9 @@ def test_the_check_of_the_transfer_trains_the_configurations_that_were_scored(
     checked: list[Config] = []
     monkeypatch.setattr(
         "hydro_rasda.stages.sweep.check_transfer",
-        lambda run, scores, epochs, device: checked.extend(dict(run.trials[number].config) for number in scores),
+        lambda run, scores, epochs, device: checked.extend(
+            dict(run.history.trials[number].config) for number in scores
+        ),
     )
     asked = again(run, sweep=replace(run.settings.sweep, check_transfer=True))
     finite = [{**config, "final": float(i)} for i, config in enumerate(configs())]
@@ -135,7 +141,7 @@ def test_copies_and_finalists_meet_functions_of_the_configuration(run: Run) -> N
     finalists = sweep(asked, Given([fitting]), Curves(asked), rule(factors=(1.2, 0.8), quantile=0.5))
     found = lineages(asked.store.units(), {})
     assert all(fits(ancestor.config) for of in found.values() for ancestor in of)
-    assert all(fits(asked.trials[number].config) for number in finalists)
+    assert all(fits(asked.history.trials[number].config) for number in finalists)
     changed = [of[-1].config["lr"] != of[-2].config["lr"] for of in found.values() if len(of) > 1]
     assert {*changed} == {True, False}
 
@@ -152,7 +158,7 @@ def test_with_schedule_free_no_finalist_decays(run: Run) -> None:
     free = [{**config, "optimizer": "schedule_free_adamw"} for config in configs()]
     finalists = sweep(run, Given([free]), Fails(run), rule())
     assert len(finalists) == 2
-    assert not any("schedule" in run.trials[number].config for number in finalists)
+    assert not any("schedule" in run.history.trials[number].config for number in finalists)
 
 
 def told(run: Run) -> list[str]:
@@ -176,7 +182,7 @@ def test_a_resumed_population_decides_as_the_unbroken_one(run: Run, tmp_path: Pa
         resumed = again(broken)
         assert sweep(resumed, Given([configs()]), Fails(resumed), rule()) == expected
         assert {key: (unit.value, unit.lines) for key, unit in resumed.store.units().items()} == whole
-        assert not resumed.failures
+        assert not resumed.history.failures
         resumed.store.close()
 
 
@@ -213,7 +219,7 @@ class MeasuresInTime(Curves):
 def test_a_call_with_more_time_measures_what_time_left_unmeasured(run: Run) -> None:
     auto = again(run, time_budget_s=1e-9, sweep=replace(run.settings.sweep, fusion="auto"))
     sweep(auto, Given([configs()]), MeasuresInTime(auto))
-    assert auto.metrics
+    assert auto.history.metrics
     assert not any("widths-of" in key for key in auto.store.units())
     more = again(auto, time_budget_s=None)
     backend = MeasuresInTime(more)
@@ -227,20 +233,20 @@ def test_a_trial_that_was_dropped_while_it_was_built_is_tried_again_and_no_other
     """The configurations that the run has recorded stay where they are in its journal."""
     run.store.doing._deaths["building trial 2"] = 0, 3
     sweep(run, Given([configs()]), Curves(run))
-    assert run.failures.keys() == {2}
+    assert run.history.failures.keys() == {2}
     recorded = run.store.units()["surrogate/kinds-from-0"]
     for deaths in (3, 0):
         later = again(run)
         later.store.doing._deaths["building trial 2"] = 0, deaths
         try_dropped_again(later)
         sweep(later, Given([configs()]), Curves(later))
-        assert later.failures.keys() == ({2} if deaths else set())
+        assert later.history.failures.keys() == ({2} if deaths else set())
         assert next(iter(later.store.units().items())) == ("surrogate/kinds-from-0", recorded)
         assert (2 in epochs(later)) == (not deaths)
         run = later
     for read in (again(run), Run(run.problem, Store.read(run.store.path))):
-        _take_in_sweep(read)
-        assert not read.failures
+        assert [*read.store.folded_into(read.history)]
+        assert not read.history.failures
     lines = [line for unit in run.store.units().values() for line in unit.lines]
     assert len([line for line in lines if line["event"] == "trial" and line["trial"] == 2]) == 1
     run.store.close()
@@ -255,8 +261,8 @@ def test_no_time_is_foreseen_from_widths_that_were_not_measured(run: Run) -> Non
     auto = again(run, sweep=replace(run.settings.sweep, fusion="auto"))
     for measured in (False, True):
         backend = Curves(auto) if measured else Unmeasured(auto)
-        auto.trials, dispatcher = {0: Trial(0, configs()[0])}, Dispatcher(auto, backend)
-        dispatcher.kinds[0] = f"a kind, {measured}"
+        auto.history.trials[0], dispatcher = Trial(0, configs()[0]), Dispatcher(auto, backend)
+        auto.history.kinds[0] = f"a kind, {measured}"
         dispatcher.add(0, 3)
         dispatcher.start_next()
         assert math.isfinite(dispatcher.foreseen(1, 1)) == measured

@@ -10,21 +10,14 @@ import pytest
 
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History
+from hydro_rasda.history.full_size import deciding_curve
+from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import CHECK, SURROGATES, MessageSaid
-from hydro_rasda.run.full_size_journal import (
-    decided_targets,
-    deciding_curve,
-    recall_targets,
-    record_done,
-    record_epochs,
-    record_failure,
-    record_swept,
-)
-from hydro_rasda.run.journal import Unit
-from hydro_rasda.run.state import Run, failure_line, metric_lines
+from hydro_rasda.run.record_full_size import record_done, record_epochs, record_failure, record_swept
+from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.stages.chance_baseline import chance_of
 from hydro_rasda.stages.race import train_finalists
@@ -50,7 +43,9 @@ def open_race(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 def epochs(run: Run) -> dict[int, list[int]]:
-    return {n: [line["epoch"] for line in lines] for (stage, n), lines in run.metrics.items() if stage == "target"}
+    return {
+        n: [line["epoch"] for line in lines] for (stage, n), lines in run.history.metrics.items() if stage == "target"
+    }
 
 
 SCORES = {0: [0.9, 0.8, 0.7, 0.6], 1: [0.8, 0.7, 0.6, 0.5], 2: [0.7, 0.6, 0.5, 0.4], 3: [0.6, 0.5, 0.4, 0.3]}
@@ -61,18 +56,17 @@ ALL_BUT_THE_LAST_LOST = {**LOST, 1: [0.8, 0.7, math.nan]}
 def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race: Callable[..., Run]) -> None:
     """After the first milestone, where half of them end; who raised is left out, and who diverged is last."""
     run = open_race(5, full_trainings=0)
-    assert sum_up(run, []).agreement is None
+    assert sum_up(run.history, [], run.store.path).agreement is None
     run.record("surrogate/to-4/group-0", curves("surrogate", {n: [0.5 + n / 10, 0.1] for n in range(5)}))
     train_finalists(run, [0, 1, 2, 3], Scripted({**SCORES, 3: [math.nan]}))
     run.record("target/trial-4/failed-after-0", Unit(None, [failure_line(4, "ValueError: no")]), again=True)
-    found = sum_up(run, [0, 1, 2, 3, 4]).agreement
+    found = sum_up(run.history, [0, 1, 2, 3, 4], run.store.path).agreement
     assert found is not None
     assert (found.epoch, found.verdict) == (1, "open")
     assert {n: pair for n, pair in found.scores.items() if n != 3} == {0: (0.5, 0.9), 1: (0.6, 0.8), 2: (0.7, 0.7)}
     assert found.rho == pytest.approx(0.2)  # places 0, 1, 2, 3 against 2, 1, 0, 3
     wide = open_race(5, full_trainings=0, sweep=SweepConfig(surrogate=1))
-    recall_targets(wide)
-    assert sum_up(wide, [0, 1, 2, 3]).agreement is None
+    assert sum_up(wide.history, [0, 1, 2, 3], wide.store.path).agreement is None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +104,7 @@ def test_at_the_last_look_the_second_goes_on_if_it_is_worth_it(
     scores = {3 - i: [score + more for score in leader] for i, more in enumerate((0.0, behind, 0.5, 0.6))}
     train_finalists(run, [0, 1, 2, 3], Scripted(scores))
     assert [len(found) for found in epochs(run).values()] == trained
-    assert sum_up(run, [0, 1, 2, 3]).best_trial == 3
+    assert sum_up(run.history, [0, 1, 2, 3], run.store.path).best_trial == 3
 
 
 def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., Run]) -> None:
@@ -142,7 +136,7 @@ def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
         epoch, score = best[number]
         record_epochs(run, number, lines, {"model": {}, "best": {"epoch": epoch, "score": score, "model": {}}})
     train_finalists(run, [0, 1], Scripted({}))
-    found = sum_up(run, [0, 1])
+    found = sum_up(run.history, [0, 1], run.store.path)
     assert (found.best_trial, found.best_metric, found.trials[1].kept_epoch) == (1, best[1][1], 4)
     assert [record.chance for record in found.trials] == [0.0, 1.0]
     assert found.averaged == (kept != "own")
@@ -162,15 +156,15 @@ def test_averages_that_are_far_ahead_in_the_end_win(
         lines[-1]["val_loss_unaveraged"] = own
         record_epochs(run, number, lines, {"model": {}, "best": {"epoch": 4, "score": last, "model": {}}})
     train_finalists(run, [0, 1], Scripted({}))
-    assert deciding_curve(run, 0) == pytest.approx({4: score})
-    assert deciding_curve(run, 1) == pytest.approx({4: 0.5})
-    assert sum_up(run, [0, 1]).best_trial == winner
+    assert deciding_curve(run.history, 0) == pytest.approx({4: score})
+    assert deciding_curve(run.history, 1) == pytest.approx({4: 0.5})
+    assert sum_up(run.history, [0, 1], run.store.path).best_trial == winner
 
 
 def test_with_several_metrics_the_first_chooses_on_the_front(open_race: Callable[..., Run]) -> None:
     """Trial 1 keeps the best score, though training leaves it worst; trial 2 has as good a score for more."""
     run = open_race(4, race=RaceConfig(grace_period=4), objectives=(("params", "min"), ("val_loss", "min")))
-    run.costs |= {0: {"params": 5.0}, 1: {"params": 20.0}, 2: {"params": 30.0}, 3: {"params": 1.0}}
+    run.history.costs |= {0: {"params": 5.0}, 1: {"params": 20.0}, 2: {"params": 30.0}, 3: {"params": 1.0}}
     for number, own, best in ((0, 0.5, (4, 0.4)), (1, 0.9, (3, 0.2)), (2, 0.3, (4, 0.2)), (3, 0.4, (2, 0.35))):
         lines = curves("target", {number: [0.9, 0.6, 0.5, 0.4]}).lines
         lines[best[0] - 1]["val_loss"] = best[1]
@@ -179,7 +173,7 @@ def test_with_several_metrics_the_first_chooses_on_the_front(open_race: Callable
             run, number, lines, {"model": {}, "best": dict(zip(("epoch", "score"), best, strict=True)) | {"model": {}}}
         )
     train_finalists(run, [0, 1, 2, 3], Scripted({}))
-    found = sum_up(run, [0, 1, 2, 3])
+    found = sum_up(run.history, [0, 1, 2, 3], run.store.path)
     assert (found.best_trial, found.best_metric) == (1, 0.2)
     assert [each.trial for each in found.pareto] == [3, 1]
     assert [each.chance for each in found.trials] == [0.0, 0.5, 0.5, 0.0]
@@ -202,16 +196,16 @@ def test_the_trial_with_the_best_averages_goes_on_too(open_race: Callable[..., R
 def test_with_early_stopping_the_best_epoch_decides(open_race: Callable[..., Run]) -> None:
     run = open_race(2, race=RaceConfig(patience=2, grace_period=4))
     train_finalists(run, [0, 1], Scripted({0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.35]}))
-    assert sum_up(run, [0, 1]).best_trial == 0
+    assert sum_up(run.history, [0, 1], run.store.path).best_trial == 0
 
 
 def test_a_diverged_trials_best_epoch_wins_only_where_no_other_came_to_its_end(open_race: Callable[..., Run]) -> None:
     run = open_race(2, race=RaceConfig(grace_period=4))
     lines = curves("target", {0: [0.9, 0.2, math.nan]}).lines
     record_epochs(run, 0, lines, {"model": {}, "best": {"epoch": 2, "score": 0.2, "model": {}}})
-    assert sum_up(run, [0, 1]).best_trial == 0
+    assert sum_up(run.history, [0, 1], run.store.path).best_trial == 0
     train_finalists(run, [0, 1], Scripted({0: [], 1: [0.8, 0.7, 0.6, 0.5]}))
-    assert sum_up(run, [0, 1]).best_trial == 1
+    assert sum_up(run.history, [0, 1], run.store.path).best_trial == 1
 
 
 def test_at_chance_level_none_is_stopped(open_race: Callable[..., Run]) -> None:
@@ -238,11 +232,13 @@ def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[
     keys = [f"target/trial-{name}" for name in names]
     failure = "target/trial-2/failed-after-1"
     assert trials == {key: {"checkpoint": key} for key in keys} | {failure: None}
-    assert run.failures == {2: "trial 2 raised in epoch 2"}
+    assert run.history.failures == {2: "trial 2 raised in epoch 2"}
     assert units["target/done"].value == [0, 1, 2, 3]
-    assert run.checkpoints == {n: f"target/trial-{n}/to-{epoch}" for n, epoch in ((0, 1), (1, 1), (2, 1), (3, 4))}
+    assert run.history.checkpoints == {
+        n: f"target/trial-{n}/to-{epoch}" for n, epoch in ((0, 1), (1, 1), (2, 1), (3, 4))
+    }
     assert {path.name for path in (run.store.path / "checkpoints").iterdir()} == {
-        run.store.file(name).name for name in run.checkpoints.values()
+        run.store.file(name).name for name in run.history.checkpoints.values()
     }
 
 
@@ -260,9 +256,12 @@ def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
         trained += device.trained
         assert device.trained, "it would go on for ever"
         assert len(trained) < 20, "it would go on for ever"
-    recall_targets(run)
     assert sorted(trained) == sorted((n, epoch) for n, seen in epochs(unbroken).items() for epoch in seen)
-    assert (run.metrics, run.checkpoints, run.failures) == (unbroken.metrics, unbroken.checkpoints, unbroken.failures)
+    assert (run.history.metrics, run.history.checkpoints, run.history.failures) == (
+        unbroken.history.metrics,
+        unbroken.history.checkpoints,
+        unbroken.history.failures,
+    )
     unbroken.store.close()
 
 
@@ -295,7 +294,7 @@ def test_if_last_weights_count_the_best_of_those_that_ended_by_themselves_wins(o
     scores = {0: [0.3, 0.1, math.nan], 1: [0.9, 0.8, 0.5, math.nan], 2: [0.9, 0.8, 0.05]}
     train_finalists(run, [0, 1, 2], EndsByItself(scores))
     assert epochs(run) == {0: [1, 2], 1: [1, 2, 3], 2: [1, 2, 3]}
-    result = sum_up(run, [0, 1, 2])
+    result = sum_up(run.history, [0, 1, 2], run.store.path)
     assert result.best_trial == 0
     assert [trial.status for trial in result.trials] == ["finished", "finished", "failed"]
 
@@ -331,9 +330,9 @@ def test_if_time_is_short_the_leader_of_the_sweep_trains_to_its_end_first(
     train_finalists(run := tight(race=race), [1, 0, 2, 3], device := Scripted(SCORES))
     assert device.trained[:7] == [*((1, epoch) for epoch in (1, 2, 3, 4)), (0, 1), (2, 1), (3, 1)]
     assert epochs(run) == {1: [1, 2, 3, 4], 0: [1], 2: [1, 2], 3: [1, 2, 3, 4]}, "else as in any race"
-    assert sum_up(run, [1, 0, 2, 3]).best_trial == 3
+    assert sum_up(run.history, [1, 0, 2, 3], run.store.path).best_trial == 3
     train_finalists(run := tight("short", race=race), [1, 0, 2, 3], Scripted(SCORES, epochs=5))
-    assert sum_up(run, [1, 0, 2, 3]).best_trial == 1, "of those trained to the end"
+    assert sum_up(run.history, [1, 0, 2, 3], run.store.path).best_trial == 1, "of those trained to the end"
     assert not run.store.done("target/done")
 
 
@@ -407,17 +406,17 @@ def test_decisions_count_what_was_scored_at_their_milestone(open_race: Callable[
     record_epochs(run, 0, unit.lines, {"model": {}})
     train_finalists(run, [0, 1], Scripted({0: [], 1: [0.4, 0.4, 0.4, 0.4]}))
     assert epochs(run) == {0: [1, 2], 1: [1, 2, 3, 4]}
-    assert not run.failures
+    assert not run.history.failures
 
 
 def test_epochs_that_were_trained_again_count_as_they_went_the_last_time(open_race: Callable[..., Run]) -> None:
     run = open_race(1)
     record_epochs(run, 0, curves("target", {0: [0.5, 0.4]}).lines, {"model": {}})
     record_epochs(run, 0, curves("target", {0: [0.3]}).lines, {"model": {}})
-    assert run.curve("target", 0) == {1: 0.3}
-    recall_targets(run := open_race(1))
-    assert run.curve("target", 0) == {1: 0.3}
-    assert run.checkpoints == {0: "target/trial-0/to-1"}
+    assert run.history.curve("target", 0) == {1: 0.3}
+    run = open_race(1)
+    assert run.history.curve("target", 0) == {1: 0.3}
+    assert run.history.checkpoints == {0: "target/trial-0/to-1"}
 
 
 def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race: Callable[..., Run]) -> None:
@@ -428,8 +427,7 @@ def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race:
     record_failure(run, 2, "its machine died")
     record_epochs(run, 2, curves("target", {2: SCORES[2]}).lines, {"model": {}})
     for again in (run, open_race(3)):
-        recall_targets(again)
-        assert again.failures == {0: "it raised"}
+        assert again.history.failures == {0: "it raised"}
         assert epochs(again) == {0: [1], 1: [1], 2: [1, 2, 3, 4]}
     train_finalists(again, [0, 1, 2], device := Scripted({}))
     assert device.trained == []
@@ -475,7 +473,7 @@ def test_the_winner_that_is_told_may_have_ended_early_or_be_of_an_earlier_call(o
         train_finalists(run, finalists, Ending(scores))
         *_, line = [text for text in said if text.startswith("full size at epoch")]
         assert line == "full size at epoch 4: done; trial 3 wins with val_loss 0.2 (epoch 2)"
-        assert sum_up(run, [0, 1, 2, 3]).best_trial == 3
+        assert sum_up(run.history, [0, 1, 2, 3], run.store.path).best_trial == 3
 
 
 def test_a_race_that_goes_on_repeats_its_decisions_with_the_scores_of_then(open_race: Callable[..., Run]) -> None:
@@ -517,7 +515,7 @@ def test_who_is_brought_back_trains_on_where_its_metric_is_not_known_yet(
     for _ in range(9):
         train_finalists(run := open_race(2), [0, 1], MetricComesLate(scores, epochs_a_process))
     assert epochs(run) == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}
-    assert sum_up(run, [0, 1]).best_trial == 0
+    assert sum_up(run.history, [0, 1], run.store.path).best_trial == 0
 
 
 class Stumbling(Scripted):
@@ -543,7 +541,7 @@ def test_who_raises_has_two_more_tries_each_of_which_is_told(
     train_finalists(run, [0], Stumbling(SCORES, times))
     said = [text for text in said if text.startswith("trial 0 is tried again")]
     assert epochs(run) == ({} if fails else {0: [1, 2, 3, 4]})
-    assert (0 in run.failures) == fails
+    assert (0 in run.history.failures) == fails
     again = "trial 0 is tried again at full size ({} of 2), as it raised OSError: the network is down"
     assert said == [again.format(n) for n in (1, 2)][:times]
 
@@ -551,24 +549,24 @@ def test_who_raises_has_two_more_tries_each_of_which_is_told(
 def test_who_died_has_had_its_second_chance(open_race: Callable[..., Run]) -> None:
     run = open_race(1)
     train_finalists(run, [0], Stumbling(SCORES, 1, died=True))
-    assert 0 in run.failures
+    assert 0 in run.history.failures
 
 
 def test_who_stands_where_a_decision_was_taken_is_decided(open_race: Callable[..., Run]) -> None:
     run = open_race()
     train_finalists(run, [0, 1, 2, 3], Scripted(SCORES, epochs=5))  # all to epoch 1, one of the two that go on to 2
-    recall_targets(run := open_race())
-    assert run.epochs("target", 3) == 2
-    assert decided_targets(run) == {0: False, 1: False, 2: True}
+    run = open_race()
+    assert run.history.epochs("target", 3) == 2
+    assert run.history.decided == {0: False, 1: False, 2: True}
     record_done(run, 3)
-    assert decided_targets(run) == {0: False, 1: False, 2: True, 3: False}
+    assert run.history.decided == {0: False, 1: False, 2: True, 3: False}
     record_epochs(run, 3, metric_lines("target", 3, [(3, {"train_loss": 0.4, "val_loss": 0.4})]), {"model": {}})
-    assert 3 not in decided_targets(run)
+    assert 3 not in run.history.decided
 
 
 def test_a_metric_counts_for_nothing_where_the_loss_was_not_finite(open_race: Callable[..., Run]) -> None:
     run = open_race(1)
     line = {"event": "metrics", "stage": "target", "trial": 0, "epoch": 1, "train_loss": math.nan, "val_loss": 0.1}
     record_epochs(run, 0, [line], {"model": {}})
-    assert math.isnan(run.score_at("target", 0, 1))
-    assert math.isnan(run.score("target", 0))
+    assert math.isnan(run.history.score_at("target", 0, 1))
+    assert math.isnan(run.history.score("target", 0))

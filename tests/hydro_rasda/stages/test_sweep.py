@@ -14,15 +14,17 @@ from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.config import Mode, TuneConfig
 from hydro_rasda.contracts import Finished, GroupOutcome, GroupTask, History, Widths
 from hydro_rasda.data import make_batches
+from hydro_rasda.history.history import GROUP, SWEEP_DECISION
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.results.timeline import trainings
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import MessageSaid, StageBegan
-from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers.sweep_rule import Stop, move_of
 from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
@@ -93,7 +95,7 @@ class Curves:
     def _require_what_is_needed(self) -> None:
         """No more checkpoints lie there than a trial goes on from, and each is recorded."""
         there = {p.name for p in (self.run.store.path / "checkpoints").iterdir()}
-        needed = set(self.run.sources.values())
+        needed = set(self.run.history.sources.values())
         assert needed <= self.run.store.units().keys()
         if not self.run.store.recorded:
             assert there == {self.run.store.file(key).name for key in needed}
@@ -105,7 +107,7 @@ class Curves:
 
     def _history(self, task: GroupTask, number: int, stop: int) -> History:
         sign = 1.0 if self.run.settings.mode == "min" else -1.0
-        final = self.run.trials[number].config["final"]
+        final = self.run.history.trials[number].config["final"]
         values = {epoch: sign * (final - 0.001 * epoch) for epoch in range(task.span.start + 1, stop + 1)}
         return [(epoch, {"train_loss": value, "val_loss": value}) for epoch, value in values.items()]
 
@@ -114,21 +116,26 @@ class Given:
     """A search that gives its configurations in batches, and remembers what it is told."""
 
     def __init__(self, batches: Sequence[Sequence[Config]]) -> None:
-        self.batches, self.given, self.planned = list(batches), 0, sum(map(len, batches))
+        self.batches, self.planned = list(batches), sum(map(len, batches))
+        self.given: list[Trial] = []
         self.told: dict[int, list[int]] = {}
         self.closed: list[int] = []
 
     def next_trials(self) -> list[Trial]:
         if not self.batches:
             return []
-        trials = [Trial(self.given + i, config) for i, config in enumerate(self.batches.pop(0))]
-        self.given += len(trials)
+        trials = [Trial(len(self.given) + i, config) for i, config in enumerate(self.batches.pop(0))]
+        self.given += trials
         return trials
 
-    def tell(self, number: int, epoch: int, score: float) -> None:
-        self.told.setdefault(number, []).append(epoch)
+    def hear(self, key: str, unit: Unit) -> None:
+        if GROUP.fullmatch(key):
+            for number in unit.value["members"]:
+                self.told.setdefault(number, []).append(unit.value["stop"])
+        elif SWEEP_DECISION.fullmatch(key):
+            self.closed += [number for number, *plain in unit.value if isinstance(move_of(plain), Stop)]
 
-    def close(self, number: int, epoch: int, score: float) -> None:
+    def close(self, number: int) -> None:
         self.closed.append(number)
 
 
@@ -149,7 +156,7 @@ def again(run: Run, **settings: Any) -> Run:
 
 def epochs(run: Run) -> dict[int, list[int]]:
     """Of each trial, the epochs in its history."""
-    return {number: [line["epoch"] for line in lines] for (_, number), lines in run.metrics.items()}
+    return {number: [line["epoch"] for line in lines] for (_, number), lines in run.history.metrics.items()}
 
 
 @pytest.fixture
@@ -245,7 +252,7 @@ def test_all_diverged(run: Run) -> None:
 def test_if_all_that_went_on_diverge_those_stopped_before_are_finalists(run: Run) -> None:
     class BestDiverge(Curves):
         def _history(self, task: GroupTask, number: int, stop: int) -> History:
-            late = self.run.trials[number].config["final"] < 9.0
+            late = self.run.history.trials[number].config["final"] < 9.0
             told = super()._history(task, number, stop)
             return [(at, {name: math.nan if late and at > 1 else of for name, of in m.items()}) for at, m in told]
 
@@ -259,8 +266,8 @@ def test_a_model_that_fails_is_left_out_with_its_traceback(run: Run) -> None:
     trials = configs(FINALS[:4])
     trials[0]["activation"] = "no such activation"
     assert sweep(run, Given([trials]), Curves(run)) == [1]  # 0 would be best; 7 is next
-    assert "no such activation" in run.failures[0]
-    assert list(run.failures) == [0]
+    assert "no such activation" in run.history.failures[0]
+    assert list(run.history.failures) == [0]
 
 
 def test_a_searcher_is_told_of_each_rung_and_of_each_end(run: Run) -> None:
@@ -276,7 +283,7 @@ def test_a_rung_cut_short_by_time_keeps_the_best_of_the_deepest(run: Run, clock:
     """The first rung is 8 groups of an epoch; of the second's 9 trials, the 4 of the first group train for two more."""
     short = again(run, race=RaceConfig(top_k=2), time_budget_s=2 * 9.5)
     assert sweep(short, Given([configs(FINALS)]), Curves(short, clock=clock)) == [0, 4]
-    assert {short.epochs("surrogate", n) for n in range(27)} == {1, 3}
+    assert {short.history.epochs("surrogate", n) for n in range(27)} == {1, 3}
 
 
 def test_the_sweep_takes_half_of_a_time_budget(run: Run, clock: Clock) -> None:
@@ -382,9 +389,9 @@ def test_finalists_of_surrogates_as_wide_as_the_model_keep_their_checkpoints(run
     for _ in range(2):
         full = again(run, race=RaceConfig(top_k=2))
         finalists = sweep(full, Given([configs(FINALS)]), Curves(full))
-        assert sorted(full.sources) == sorted(finalists)
-        assert all(full.store.has(key) for key in full.sources.values())
-        assert len(list((run.store.path / "checkpoints").iterdir())) == len(set(full.sources.values()))
+        assert sorted(full.history.sources) == sorted(finalists)
+        assert all(full.store.has(key) for key in full.history.sources.values())
+        assert len(list((run.store.path / "checkpoints").iterdir())) == len(set(full.history.sources.values()))
 
 
 def test_checkpoints_of_the_sweep_are_gone_after_it(run: Run) -> None:
@@ -438,7 +445,7 @@ def test_who_has_lost_a_checkpoint_where_time_ended_a_group_trains_all_epochs_ag
         assert sweep(timed, Given([of_one_kind]), devices) == [0]
         spans.append([(task.span.start, task.span.stop) for task in devices.tasks])
         if budget == 4.0:
-            assert {timed.epochs("surrogate", n) for n in range(4)} == {2}
+            assert {timed.history.epochs("surrogate", n) for n in range(4)} == {2}
             for file in (run.store.path / "checkpoints").iterdir():
                 file.unlink()
     assert spans == [[(0, 3)], [(0, 3)], [(1, 3)]]

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, grid_search, loguniform, uniform
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
+from hydro_rasda.history.history import FINALISTS
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.full_size_journal import recall_targets
-from hydro_rasda.run.journal import Unit, read_messages
-from hydro_rasda.run.state import FINALISTS, Run, decision_key
+from hydro_rasda.run.journal import read_messages
+from hydro_rasda.run.state import Run
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.stages.transfer_of_finalists import check_transfer, hand_over
 from hydro_rasda.training.full_size import train_full_size_trial
@@ -278,21 +279,18 @@ def test_narrow_surrogates_are_not_handed_over(quick: Quick) -> None:
 def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
     """Opens a run of two trials once more, which a sweep at full width has trained for two epochs."""
     opened: list[Run] = []
-    group = GroupTask("surrogate/to-2/group-0", (Group("", (0, 1), fused=True),), (), Span(0, 2))
+    group = GroupTask("surrogate/to-2/from-0/group-0", (Group("", (0, 1), fused=True),), (), Span(0, 2))
 
     def call() -> Run:
         for run in opened:
             run.store.close()
         run = open_run(tmp_path / "run", problem, 2, sweep=SweepConfig(surrogate=1), race=RaceConfig(grace_period=1))
         opened.append(run)
-        if run.store.done(group.key):
-            run.recall(group.key)
-        else:
-            outcome = train_group(run.problem, run.trials, group, load=pytest.fail)
+        if not run.store.done(group.key):
+            outcome = train_group(run.problem, run.history.trials, group, load=pytest.fail)
             run.store.save(group.key, {"parts": outcome.checkpoint})
             unit = curves("surrogate", {0: [0.5, 0.4], 1: [0.3, 0.2]})
             run.record(group.key, replace(unit, value={"members": [0, 1], "stop": 2}))
-        run.sources |= {0: group.key, 1: group.key}
         return run
 
     yield call
@@ -302,23 +300,21 @@ def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
 def test_a_call_with_more_time_can_go_on_with_the_sweep(open_swept: Callable[[], Run]) -> None:
     run = open_swept()
     hand_over(run, [0, 1])
-    assert run.store.has("surrogate/to-2/group-0")
-    run.store.record(decision_key(FINALISTS, run.trials), Unit([0, 1]))
+    assert run.store.has("surrogate/to-2/from-0/group-0")
+    run.record(FINALISTS, Unit([0, 1]))
     hand_over(run, [0, 1])
-    assert not run.store.has("surrogate/to-2/group-0")
-    assert not run.sources
+    assert not run.store.has("surrogate/to-2/from-0/group-0")
 
 
 def test_who_trained_on_or_failed_since_stays_as_it_is(open_swept: Callable[[], Run]) -> None:
     run = open_swept()
     hand_over(run, [0, 1])
-    assert run.curve("target", 1) == {1: 0.3, 2: 0.2}
+    assert run.history.curve("target", 1) == {1: 0.3, 2: 0.2}
     train_finalists(run, [0, 1], device := Scripted({0: [0.5, 0.4, 0.4, 0.4], 1: [0.3, 0.2, 0.6]}))
     # What raised afterwards is tried twice more, and then the one that was stopped goes on.
     assert device.trained == [(1, 3)] * 3 + [(0, 3), (0, 4)]
-    assert set(run.failures) == {1}
+    assert set(run.history.failures) == {1}
     run = open_swept()
     hand_over(run, [0, 1])
-    recall_targets(run)
-    assert run.curve("target", 1) == {1: 0.3, 2: 0.2}
-    assert set(run.failures) == {1}
+    assert run.history.curve("target", 1) == {1: 0.3, 2: 0.2}
+    assert set(run.history.failures) == {1}

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from hydro_rasda.run.journal import Unit
+from hydro_rasda.history.history import SCHEDULES, SWEEP_DECISION
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.schedulers.sweep_rule import Continue, move_of
-
-SWEEP_DECISION = re.compile(r"surrogate/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
-"""Pattern of the journal's names of the sweep's decisions."""
-
-SCHEDULES = "surrogate/schedules"
-"""Beginning of the journal's name of the unit that has, by finalist, the trial whose schedule it trains by."""
 
 
 @dataclass(frozen=True)

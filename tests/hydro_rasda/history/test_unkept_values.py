@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from hydro_rasda.run.journal import jsonable
-from hydro_rasda.run.unkept_values import changed, literals, restored, withholding
+from hydro_rasda.history.lines import jsonable
+from hydro_rasda.history.unkept_values import changed, literals, restored, withholding
 
 
 class Act(enum.Enum):

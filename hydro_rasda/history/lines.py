@@ -1,0 +1,109 @@
+"""The lines and units of a journal, as plain values."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hydro_rasda.argument_checks import in_order
+
+Stage = Literal["surrogate", "target"]
+
+JournalLine = dict[str, Any]
+"""One line of the journal: plain values, of which "event" names its kind."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A finished unit of work, as the journal keeps it.
+
+    Attributes:
+        value: JSON values that later units and decisions need.
+        lines: The unit's metrics and events, one journal line each.
+        seconds: Wall time of the unit; units that ran beside each other count in full.
+        at: Wall time of the run when it was finished.
+        swept: The part of `at` that the sweep had taken.
+        left: The estimate of the seconds that the run still took then; None if it was not known.
+    """
+
+    value: Any
+    lines: list[JournalLine] = field(default_factory=list)
+    seconds: float = 0.0
+    at: float = 0.0
+    swept: float = 0.0
+    left: float | None = None
+
+
+def score_in(metrics: Mapping[str, Any], name: str) -> float | None:
+    """Return a metric after an epoch; None if it is missing, or the trial had diverged.
+
+    A training function of the user's may report no training loss. A training loss of None was not finite.
+    """
+    return None if metrics.get("train_loss", 0.0) is None else metrics.get(name)
+
+
+def jsonable(value: Any) -> Any:
+    """Return a value as strict JSON gives it back: NaN and infinities as null, other values by `name_of`."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return name_of(value)
+
+
+def number_of(value: float | None) -> float:
+    """Return a number that `jsonable` has made: NaN where it is null."""
+    return math.nan if value is None else float(value)
+
+
+def name_of(value: Any) -> str:
+    """Name a value without a JSON form for the journal, alike in every process."""
+    if isinstance(value, (set, frozenset)):
+        return in_order(value, name_of)
+    return getattr(value, "__qualname__", None) or repr(value)
+
+
+def decision_key(key: str, candidates: Iterable[int]) -> str:
+    """Return the journal's name of a decision over these trials, in any order.
+
+    >>> decision_key("target/to-3/kept", [2, 0, 5])
+    'target/to-3/kept/of-3-483537'
+    """
+    among = sorted(candidates)
+    return f"{key}/of-{len(among)}-{hashlib.sha256(repr(among).encode()).hexdigest()[:6]}"
+
+
+def metric_lines(stage: Stage, number: int, history: Iterable[tuple[int, Mapping[str, Any]]]) -> list[JournalLine]:
+    """Return a trial's epochs as lines of the journal."""
+    return [
+        {"event": "metrics", "stage": stage, "trial": number, "epoch": epoch, **metrics} for epoch, metrics in history
+    ]
+
+
+def retry_key(number: int) -> str:
+    """Return the name of the unit that takes back a failure of building a trial's model, which is then built again."""
+    return f"surrogate/retry-of-{number}"
+
+
+ERROR_CHARS = 20_000
+"""Most characters of a traceback that are kept: a quarter from its beginning, the others from its end."""
+
+
+def failure_line(number: int, error: str) -> JournalLine:
+    """Return the line that the journal keeps of a failed trial."""
+    return {"event": "failed", "trial": number, "error": shortened(error)}
+
+
+def shortened(error: str) -> str:
+    """Bound the length of a traceback: the `repr` of a big object in it may have millions of characters."""
+    if len(error) <= ERROR_CHARS:
+        return error
+    first, last = error[: ERROR_CHARS // 4], error[-3 * ERROR_CHARS // 4 :]
+    return f"{first}\n[{len(error) - len(first) - len(last)} characters are left out]\n{last}"

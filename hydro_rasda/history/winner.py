@@ -1,0 +1,62 @@
+"""Choose the winner among the full-size trainings, and the epoch whose weights it hands back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hydro_rasda.history.full_size import at_the_end, end_score, found_enough, kept_of
+from hydro_rasda.history.history import History
+from hydro_rasda.history.lines import Stage
+from hydro_rasda.schedulers.ranking import ranked
+
+
+def best_of(history: History, finalists: Sequence[int]) -> tuple[int, float]:
+    """Return the winner and its metric at full size; if no trial has one, the best surrogate, and NaN.
+
+    The winner is the best at its end (`end_score`). If no training came to an end, or a score was as good as `stop_at`
+    asks, it is the trial whose kept weights are best. Trials that break a bound of a metric more than others do cannot
+    win. With several metrics, the winner is on the front of the trials that came to their end.
+    """
+    if able := eligible(history, finalists):
+        comparison = history.settings.comparison
+        if comparison.of_training:
+            able = comparison.best(_kept_values(history, able))
+        ended = [] if found_enough(history) else [n for n in able if at_the_end(history, n)]
+        if comparison.several:
+            ended = comparison.front(_kept_values(history, ended)) or ended
+        ends = {n: end_score(history, n) for n in ended}
+        winner = ranked(ends or {n: kept_of(history, n)[1] for n in able}, history.settings.mode)[0]
+        return winner, kept_of(history, winner)[1]
+    swept = _longest_trained(history, sorted(history.trials), "surrogate") or [0]
+    return ranked({n: history.score("surrogate", n) for n in swept}, history.settings.mode)[0], math.nan
+
+
+def _kept_values(history: History, numbers: Sequence[int]) -> dict[int, dict[str, float]]:
+    return {n: history.values_at("target", n, kept_of(history, n)[0]) for n in numbers}
+
+
+def eligible(history: History, finalists: Sequence[int]) -> list[int]:
+    """Return the finalists that may win: they have a finite metric.
+
+    If last weights count, they came to their end. If none did, they came furthest.
+    """
+    if history.settings.race.keep == "best":
+        return [n for n in finalists if math.isfinite(kept_of(history, n)[1])]
+    return [n for n in finalists if at_the_end(history, n)] or _longest_trained(history, finalists)
+
+
+def _longest_trained(history: History, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
+    """Return the trials with a finite score that came furthest.
+
+    If last weights count, a better score of a trial that was stopped earlier is no promise: it does not tell where that
+    trial would have ended.
+    """
+    able = scored(history, numbers, stage)
+    last = max((history.epochs(stage, n) for n in able), default=0)
+    return [n for n in able if history.epochs(stage, n) == last]
+
+
+def scored(history: History, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
+    """Return the trials with a finite score in a stage."""
+    return [n for n in numbers if math.isfinite(history.score(stage, n))]

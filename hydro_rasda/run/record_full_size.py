@@ -1,0 +1,149 @@
+"""What a run records of its full-size stage.
+
+All backends record full-size trainings alike, so that each can resume the work of another:
+
+- `target/trial-{n}/to-{epoch}`: a trial's metrics since its unit before, and `{"checkpoint": name}` from which training
+  can go on after this epoch. "best" tells the epoch whose weights it keeps. "swept" tells that the sweep trained it:
+  the sweep's metrics up to there are then the trial's own. "device" is the device, if there are several. "beside" is
+  the number of trials that shared it, the trial included.
+- `target/trial-{n}/failed-after-{epoch}`: its traceback.
+- `target/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
+- `target/trial-{n}/lost-after-{epoch}`: its checkpoint is damaged, so that it trains anew.
+- `target/retry-of-{n}`: a trial that failed is tried again, as code or data changed since.
+- `target/refit-{n}/to-{epoch}`: a trial's model of that epoch, trained once more on the examples of all folds.
+- `target/done`: the stage is over, for the finalists that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hydro_rasda.history.full_size import BY_SCORE, kept_of, refit_key, tried_targets
+from hydro_rasda.history.history import CALL, DONE, KINDS_FROM
+from hydro_rasda.history.lines import JournalLine, Unit, failure_line, retry_key
+from hydro_rasda.history.winner import best_of
+from hydro_rasda.run.events import TrialEnded
+from hydro_rasda.run.locks_and_crashes import DROPPED
+from hydro_rasda.run.state import Run
+
+_WIDTHS = "surrogate/widths-of-"
+
+
+def record_epochs(
+    run: Run,
+    number: int,
+    lines: Sequence[JournalLine],
+    state: Mapping[str, Any],
+    seconds: float = 0.0,
+    *,
+    epoch: int | None = None,
+    **more: Any,
+) -> None:
+    """Record epochs of a full-size trial: first the checkpoint, then the journal's lines.
+
+    Args:
+        lines: The trial's metrics since its last record, or from an earlier epoch on if it went back.
+        epoch: The epoch that was reached; None: that of the last line.
+    """
+    key = f"target/trial-{number}/to-{lines[-1]['epoch'] if epoch is None else epoch}"
+    run.save(key, state, [number])
+    if "best" in state:
+        more["best"] = {name: state["best"][name] for name in ("epoch", "score")}
+    run.record(key, Unit({"checkpoint": key, **more}, list(lines), seconds), again=True)
+
+
+def record_swept(run: Run, number: int, state: Mapping[str, Any]) -> None:
+    """Record the sweep's training of a trial, at full width, as the beginning of its full-size training."""
+    record_epochs(run, number, [], state, epoch=run.history.epochs("surrogate", number), swept=True)
+
+
+def record_refit(run: Run, number: int, epoch: int, state: Mapping[str, Any], seconds: float) -> None:
+    """Record a model that was trained once more; an earlier one goes."""
+    key = refit_key(number, epoch)
+    run.save(key, state, [number])
+    run.record(key, Unit({"epochs": epoch}, [], seconds), again=True)
+
+
+def record_failure(run: Run, number: int, error: str, seconds: float = 0.0) -> None:
+    """Record that a full-size trial raised, with its traceback."""
+    key = f"target/trial-{number}/failed-after-{run.history.epochs('target', number)}"
+    run.record(key, Unit(None, [failure_line(number, error)], seconds), again=True)
+
+
+def record_done(run: Run, number: int) -> None:
+    """Record that the training of a full-size trial has ended by itself: it does not go on."""
+    epoch = run.history.epochs("target", number)
+    key = f"target/trial-{number}/done-after-{epoch}"
+    if epoch < run.settings.max_t and not run.store.done(key):
+        run.record(key, Unit(None))
+        run.notify(TrialEnded, trial=number, epoch=epoch)
+
+
+def source_of(run: Run, number: int) -> str | None:
+    """Return the checkpoint from which a full-size trial goes on; None if it begins anew. Damage is reported."""
+    name = run.history.checkpoints.get(number)
+    if name is None or not (damage := run.store.damage(name)):
+        return name
+    run.say(f"{damage}: trial {number} trains again")
+    run.record(f"target/trial-{number}/lost-after-{run.history.epochs('target', number)}", Unit(None), again=True)
+    return None
+
+
+def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
+    """Drop a finished run's winner if the weights that it hands back are damaged, so that it trains anew.
+
+    Return whether it was dropped.
+    """
+    history = run.history
+    winner, _ = best_of(history, tried_targets(history, finalists))
+    refit = refit_key(winner, kept_of(history, winner)[0])
+    if history.settings.race.refit and history.refits.get(winner) == refit and run.can_load(refit):
+        return False
+    return winner in finalists and winner in history.checkpoints and source_of(run, winner) is None
+
+
+def end_by_score(run: Run) -> None:
+    """Record, and say, that a score is good enough; the same call with another `stop_at` goes on."""
+    settings = run.settings
+    run.end_by(f"{BY_SCORE}{settings.stop_at}")
+    run.say(f"{settings.metric} is as good as `stop_at={settings.stop_at}` asks: nothing more trains")
+
+
+def end_targets(run: Run, finalists: Iterable[int]) -> None:
+    """Record that the stage has come to its end with these finalists."""
+    run.end_by(DONE, sorted(finalists))
+
+
+def another_chance(run: Run, finalists: Iterable[int]) -> bool:
+    """Try failed finalists again if code or data changed since; return whether there are any."""
+    again = [n for n in finalists if n in run.history.failures and run.store.changes]
+    for number in again:
+        run.record(f"target/retry-of-{number}", Unit(None, [{"event": "retried", "trial": number}]), again=True)
+    return bool(again)
+
+
+def try_dropped_again(run: Run) -> None:
+    """Take back what was dropped because this library's own process died of it, and have the sweep decide anew.
+
+    The run's history has taken in nothing yet.
+    """
+    units = run.store.units()
+
+    def dropped(line: JournalLine) -> bool:
+        return str(line.get("error", "")).startswith(DROPPED)
+
+    found = {key: of for key, unit in units.items() if (of := [line["trial"] for line in unit.lines if dropped(line)])}
+    # These units hold the configurations of all trials, which stay as they are.
+    built = [n for key, of in found.items() if key.startswith(KINDS_FROM) for n in of if retry_key(n) not in units]
+    keys = [key for key in found if not key.startswith(KINDS_FROM)]
+    if numbers := sorted({*built, *(n for key in keys for n in found[key])}):
+        run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
+        keys += [DONE] * (DONE in units)
+    # Processes may have died of measuring these.
+    keys += [key for key, unit in units.items() if key.startswith(_WIDTHS) and unit.value.get("assumed")]
+    run.store.forget(keys)
+    for number in built:
+        run.store.record(retry_key(number), Unit(None, [{"event": "retried", "trial": number}]))
+    if numbers:
+        run.store.record(CALL, Unit({"samples": run.settings.num_samples}), again=True)
