@@ -20,7 +20,7 @@ from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.run.transfer_check_journal import recalled_transfer
 from hydro_rasda.run.unkept_values import changed, restored
 from hydro_rasda.schedulers.sweep_rule import Continue, Stop, move_of
-from hydro_rasda.secret_masking import described_secrets, hide
+from hydro_rasda.secret_masking import described_secrets
 from hydro_rasda.trial import Trial
 
 
@@ -37,20 +37,17 @@ def read_record(path: str | Path) -> RunRecord:
     check_path("path", path)
     folder = Path(path).expanduser().absolute()
     asked = read_asked(folder)
-    problem: Any = _Asked(settings_of(asked), asked.get("digests", {}).get("full_size"))
-    run = Run(problem, Store.read(folder), hidden=described_secrets(asked.get("space", {})))
+    problem: Any = _Asked(settings_of(asked), asked["digests"].get("full_size"))
+    run = Run(problem, Store.read(folder), hidden=described_secrets(asked["space"]))
     dropped = _take_in_sweep(run)
-    if problem.full_size is not None or "sample_from(" in repr(asked.get("space")):  # others may read any key
+    if problem.full_size is not None or "sample_from(" in repr(asked["space"]):  # others may read any key
         run.unread.clear()
     run.transfer = recalled_transfer(run)
     take_in_targets(run)
     if (enough := score_that_ended(run)) is not None:  # run.json leaves it out: another one may go on
         run.problem = replace(problem, settings=replace(problem.settings, stop_at=enough))
     finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
-    record = sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
-    # An earlier version may not have written these down; today's defaults tell nothing of it.
-    known = {"keep", "ema"} <= asked.keys()
-    return replace(record, keep=asked.get("keep"), averaged=record.averaged if known else None)
+    return sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
 
 
 T = TypeVar("T")
@@ -102,7 +99,7 @@ def _take_in_sweep(run: Run) -> set[int]:
         configured = [line for line in unit.lines if line["event"] == "trial"]
         for line in configured:
             number, noted = line["trial"], line.get("literals", [])
-            run.trials[number] = Trial(number, restored(hide(line["config"], run.hidden), noted))
+            run.trials[number] = Trial(number, restored(line["config"], noted))
             run.unkept[number] = frozenset(tuple(place) for place, literal in noted if literal is None)
         if SWEEP_DECISION.fullmatch(key):
             before = dict(run.trials)

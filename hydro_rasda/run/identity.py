@@ -22,7 +22,6 @@ from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.content_digest import Content, content, data_digest, digest, unchanged
 from hydro_rasda.run.run_json import determining
-from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.space import describe
 
@@ -56,7 +55,7 @@ class Identity:
         self._named = {
             "space": describe(hide(space, secrets_of(space))),  # their digest counts
             "searcher": None if searcher in (None, "random") else _name_of(searcher),
-            "sweep_rule": None if sweep_rule == HALVING else _name_of(sweep_rule),
+            "sweep_rule": _name_of(sweep_rule),
         }
         self._made = {
             "space": content(to_own(space)),

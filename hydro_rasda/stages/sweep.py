@@ -121,9 +121,8 @@ class _Sweep:
         state = self._state
         wanted = checked_admission(self._rule, self._rule.admit(state)) if state.left else 0
         if wanted and not self._candidates:
-            # A searcher learns from the first milestone of each batch before it gives the next one. Earlier versions
-            # did not wait: the groups that they recorded need trials of several batches.
-            learns = len(state.trials) < self._search.planned and not self._lacks_trials()
+            # A searcher learns from the first milestone of each batch before it gives the next one.
+            learns = len(state.trials) < self._search.planned
             if learns and any(not trial.epoch for trial in state.training.values()):
                 return False
             self._candidates.extend(self._search.next_trials())

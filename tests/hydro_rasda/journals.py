@@ -13,8 +13,8 @@ from hydro_rasda import RaceConfig, choice, loguniform, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.results.record_from_journal import read_record
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.run.journal import JOURNAL, JournalLine, encoded
-from hydro_rasda.run.run_json import determining
+from hydro_rasda.run.journal import JOURNAL, RUN, JournalLine, encoded
+from hydro_rasda.run.run_json import FORMAT, determining
 from hydro_rasda.run.state import FINALISTS, decision_key, failure_line, metric_lines
 from hydro_rasda.space import describe
 
@@ -51,6 +51,9 @@ def signed(lines: Iterable[JournalLine]) -> bytes:
     return written
 
 
+_ID = "of-a-test"
+
+
 class Writer:
     """Writes a run's folder, unit by unit; time passes as it is told."""
 
@@ -60,14 +63,16 @@ class Writer:
         asked = {
             **determining(settings),
             "space": describe(SPACE),
-            **dict.fromkeys(("searcher", "sweep_rule")),
+            "searcher": None,
+            "sweep_rule": "halving",
             "scheduler": "rasda",
             "train_data": "tensors (100, 8) float32",
             "val_data": "tensors (100, 8) float32",
             "model": {"0.weight": "(8, 8) torch.float32"},
             "python": "3.11.7",
+            "digests": {},
         }
-        (folder / "run.json").write_text(json.dumps({"format": 1, **asked}))
+        (folder / "run.json").write_text(json.dumps({"format": FORMAT, "id": _ID, **asked}))
         (folder / JOURNAL).touch()
 
     def unit(
@@ -81,7 +86,8 @@ class Writer:
         self.at += seconds
         own = {"event": "unit", "key": key, "seconds": seconds, "at": self.at, "swept": self.at, "value": value}
         own |= {} if left is None else {"left": left}
-        written, self._sum = encoded(lines, own, self._sum)
+        named = [] if self._sum else [{"event": RUN, "id": _ID}]
+        written, self._sum = encoded([*named, *lines], own, self._sum)
         with (self.folder / JOURNAL).open("ab") as file:
             file.write(written)
 

@@ -28,7 +28,7 @@ from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, PopulationBasedTraining, Range, Stop, SweepRule, SweepState
-from hydro_rasda.schedulers.named_rules import RULES, NoStopping, RuleName
+from hydro_rasda.schedulers.named_rules import RULES, RuleName
 from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
@@ -244,26 +244,6 @@ def test_a_searcher_learns_from_a_batch_before_it_gives_the_next(run: Run, rule:
     search = Learns([configs(FINALS[:14]), configs(FINALS[14:])])
     assert sweep(asked, search, Curves(asked), own)
     assert sorted(search.told) == list(range(27))
-
-
-@dataclass(frozen=True)
-class AllBatches(NoStopping):
-    """Admits a second batch before the first has trained, as searchers of earlier versions were asked for it."""
-
-    def admit(self, sweep: SweepState) -> int:
-        return min(14, sweep.left)
-
-
-@pytest.mark.usefixtures("one_process")
-def test_recorded_groups_of_several_batches_come_in_again(run: Run) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        sweep(run, Given([configs(FINALS)]), Stopped(run, 5, devices=1), AllBatches(9))
-    trained = {number for (_, number) in run.metrics}
-    assert trained > set(range(14))
-    resumed = again(run)
-    backend = Curves(resumed)
-    assert sweep(resumed, Given([configs(FINALS[:14]), configs(FINALS[14:])]), backend, NoStopping(9)) == [0, 4]
-    assert sorted(n for task in backend.tasks for n in task.members) == sorted({*range(27)} - trained)
 
 
 @pytest.mark.usefixtures("one_process")
@@ -515,7 +495,7 @@ def test_tune_sweeps_by_a_rule_of_ones_own(quick: Callable[..., TuneResult]) -> 
 def test_tune_sweeps_by_a_rule_of_this_name(quick: Callable[..., TuneResult], rule: Any, tmp_path: Path) -> None:
     result = quick(sweep={"rule": rule}, num_samples=6)
     assert math.isfinite(result.best_metric)
-    assert read_asked(tmp_path / "run")["sweep_rule"] == (None if rule == "halving" else rule)
+    assert read_asked(tmp_path / "run")["sweep_rule"] == rule
     again = quick(sweep={"rule": rule}, num_samples=6)
     assert again.best_config == result.best_config
     other = "none" if rule != "none" else "halving"
