@@ -54,25 +54,28 @@ def signed(lines: Iterable[JournalLine]) -> bytes:
 _ID = "of-a-test"
 
 
+def asked(settings: TuneConfig) -> dict[str, Any]:
+    """The content of the `run.json` of a run with these settings."""
+    return {
+        **determining(settings),
+        "space": describe(SPACE),
+        "searcher": None,
+        "sweep_rule": "halving",
+        "train_data": "tensors (100, 8) float32",
+        "val_data": "tensors (100, 8) float32",
+        "model": {"0.weight": "(8, 8) torch.float32"},
+        "python": "3.11.7",
+        "digests": {},
+    }
+
+
 class Writer:
     """Writes a run's folder, unit by unit; time passes as it is told."""
 
     def __init__(self, folder: Path, settings: TuneConfig) -> None:
         self.folder, self.settings, self.at, self._sum = folder, settings, 0.0, 0
         folder.mkdir(parents=True)
-        asked = {
-            **determining(settings),
-            "space": describe(SPACE),
-            "searcher": None,
-            "sweep_rule": "halving",
-            "scheduler": "rasda",
-            "train_data": "tensors (100, 8) float32",
-            "val_data": "tensors (100, 8) float32",
-            "model": {"0.weight": "(8, 8) torch.float32"},
-            "python": "3.11.7",
-            "digests": {},
-        }
-        (folder / "run.json").write_text(json.dumps({"format": FORMAT, "id": _ID, **asked}))
+        (folder / "run.json").write_text(json.dumps({"format": FORMAT, "id": _ID, **asked(settings)}))
         (folder / JOURNAL).touch()
 
     def unit(

@@ -27,9 +27,9 @@ from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.run.full_size_journal import end_by_score, end_targets, record_epochs, record_failure
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.run_folder import Store
-from hydro_rasda.run.run_json import determining
 from hydro_rasda.run.state import FINALISTS, Run, Stage, metric_lines
 from hydro_rasda.trial import Trial
+from tests.hydro_rasda import journals
 from tests.hydro_rasda.models import counted, mlp, stumbles_in_some
 from tests.hydro_rasda.stages.test_sweep_rules import Population
 
@@ -49,7 +49,7 @@ def told(result: Any) -> dict[str, str]:
 
 def run_folder(path: Path, problem: Problem) -> Store:
     """A run's folder in which nothing has happened."""
-    return Store.open(path, determining(problem.settings), "auto")
+    return Store.open(path, journals.asked(problem.settings), "auto")
 
 
 def configured(number: int) -> Unit:
