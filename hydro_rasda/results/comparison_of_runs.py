@@ -21,7 +21,7 @@ def compared(records: Sequence[RunRecord], asked: Sequence[Asked]) -> dict[str, 
     return {
         "found": _differing([*map(_found, records)], all_of=True),
         "best configuration": _differing([flat(record.best_config) for record in records]),
-        "asked": _differing([flat({n: value for n, value in each.items() if n != "digests"}) for each in asked]),
+        "asked": _differing([flat({n: of for n, of in each.items() if n not in ("code", "digests")}) for each in asked]),
         "code and data": _differing([each.get("digests", {}) for each in asked]),
     }
 
