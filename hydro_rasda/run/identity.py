@@ -73,7 +73,7 @@ class Identity:
     def known(self, settings: TuneConfig, found: Mapping[str, Any], data: Mapping[str, Data]) -> dict[str, Any]:
         """Return the part that is known before a dry run; `found`, of the run that is there, stands for the rest.
 
-        What the calls of that run left unchanged is a part of its functions. So a function without it is another one.
+        A value that the calls of that run left unchanged is a part of its function. A function without it is another.
         """
         noted, digests = found.get("code", {}), found.get("digests", {})
         others = {name for name, of in self._before.items() if not noted.get(name, {}).items() <= _short(of).items()}
