@@ -170,7 +170,7 @@ def check_folder(name: str, value: object) -> Path:
 def check_name(name: str, value: object) -> None:
     """Refuse what cannot be the name of a folder."""
     holds = is_text(value) and value not in ("", ".", "..") and not {"/", os.sep} & {*value}
-    require(holds and len(str(value).encode()) <= 255, name, value, "a folder's name")
+    require(holds and len(str(value).encode()) <= 255, name, value, "a folder's name of at most 255 bytes")
 
 
 def check_mode(mode: object) -> None:

@@ -39,8 +39,10 @@ BACKENDS: tuple[str, ...] = ("local", "ray")
 STRATEGIES: tuple[str, ...] = ("ddp", "fsdp")
 MOST_TRIALS = 1_000_000
 """More configurations than that are a mistake: they would not fit memory."""
+MOST_EPOCHS = 1_000_000
+"""More epochs of a trial than that are one, too, such as steps: a run's journal could not hold their lines."""
 MOST_WORKERS = 1024
-"""More processes than that are one, too."""
+"""More processes than that are a mistake."""
 MOST_SEED = 2**63 - 1
 GLOBAL_BATCH = "global_batch_size"
 """In a report and in a trial's history, the examples of a step over all workers."""
@@ -211,7 +213,7 @@ class TuneConfig:
         require(isinstance(self.metric, str) and bool(self.metric), "metric", self.metric, "the name of a metric")
         check_mode(self.mode)
         check_int("num_samples", self.num_samples, at_least=1, at_most=MOST_TRIALS)
-        check_int("max_t", self.max_t, at_least=1)
+        check_int("max_t", self.max_t, at_least=1, at_most=MOST_EPOCHS)
         spent, budget = self.full_trainings, self.time_budget_s
         require(is_number(spent) and spent >= 0, "full_trainings", spent, "a finite number >= 0")
         holds = budget is None or (is_number(budget) and budget > 0)

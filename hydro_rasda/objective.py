@@ -336,7 +336,8 @@ def check_metrics(metrics: object) -> None:
     check_dict("`objective`", metrics)
     assert isinstance(metrics, Mapping)
     if "loss" not in metrics:
-        raise ValueError(f'`objective` returned {sorted(metrics)}, but must return a "loss"')
+        named = sorted(name for name in metrics if not is_weight(name))  # weights may be the library's
+        raise ValueError(f'`objective` returned {named}, but must return a "loss"')
     for name, value in metrics.items():
         if value.ndim:
             raise ValueError(f"`objective` returned {name!r} of shape {tuple(value.shape)}, but must return scalars")

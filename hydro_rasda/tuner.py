@@ -245,7 +245,7 @@ def _run(
     candidates = RandomSearch(*sampled, all_fit(constraints))
     with _claim(folder, name, resume) as claim, contextlib.ExitStack() as stack:
         if claim.found is not None:
-            claim.refuse_other(identity.known(problem.settings, claim.found))
+            claim.refuse_other(identity.known(problem.settings, claim.found, request.data))
         named_rule, began = isinstance(settings.sweep.rule, str), time.monotonic()
         with held_back.catching():
             ready = get_ready(problem, request.space, candidates.trials, claim.doing, named_rule=named_rule)

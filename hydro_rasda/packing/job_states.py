@@ -107,11 +107,8 @@ class Grid:
         asked = {task.name: task.what for task in tasks}
         before = store.units()[_JOBS].value if store.done(_JOBS) else {}
         for name, what in before.items():
-            now = asked.get(name)
-            # Older runs tell functions by their names alone.
-            older = now[:1] if now and callable(self.tasks[name].run) else now
             rule = f"{what}, as in the run so far in {store.path}"
-            require(what in (now, older), f"jobs[{name!r}]", now, rule)
+            require(asked.get(name) == what, f"jobs[{name!r}]", asked.get(name), rule)
         units = store.units()
         known = {name: JobRecord(**units[key].value) for name in asked if (key := _key(name)) in units}
         self.records = {name: known.get(name, JobRecord(name)) for name in asked}

@@ -141,25 +141,27 @@ def _words(value: Any) -> str:
 
 def call_of(asked: Mapping[str, Any]) -> str:
     """The call as Python; what JSON has no form for is there by its name."""
-    digests = asked.get("digests", {})
+    digests = asked["digests"]
     own, sweep, race = recorded(asked)
     if "objectives" in own:
         own = {**own, "metric": asked["metric"], "mode": asked["mode"], "objectives": ()}
-    made = {"rule": asked.get("sweep_rule"), "searcher": asked.get("searcher")}
-    of_sweep = _changed(sweep, SweepConfig())
+    default = SweepConfig()
+    made = {"rule": asked["sweep_rule"], "searcher": asked["searcher"]}
+    of_sweep = _changed(sweep, default)
     named = (*RULES, *SEARCHERS)
-    of_sweep += [f"{name}={kind!r}" if kind in named else f"{name}={kind}(...)" for name, kind in made.items() if kind]
+    given = {name: kind for name, kind in made.items() if kind not in (None, getattr(default, name))}
+    of_sweep += [f"{name}={kind!r}" if kind in named else f"{name}={kind}(...)" for name, kind in given.items()]
     of_sweep += ["first=first"] if "first" in digests else []
     if "constraints" in digests:
         of_sweep = [told for told in of_sweep if not told.startswith("constraints=")] + ["constraints=constraints"]
     of_race = _changed(race, RaceConfig()) + (["train=train"] if "full_size" in digests else [])
-    val_data = asked.get("val_data") if own.pop("folds", 0) else "val_data"
+    val_data = asked["val_data"] if own.pop("folds") else "val_data"
     arguments = _changed(own, TuneConfig())
     arguments += [f"sweep=SweepConfig({', '.join(of_sweep)})"] if of_sweep else []
     arguments += [f"race=RaceConfig({', '.join(of_race)})"] if of_race else []
     arguments += ["metrics=metrics"] if "metrics" in digests else []
     function = "objective" if "objective" in digests else "loss_fn"
-    space = _space(asked.get("space", {}), 1)
+    space = _space(asked["space"], 1)
     lines = ["model_fn", space, "train_data=train_data", f"val_data={val_data}", f"{function}={function}", *arguments]
     return "tune(\n" + "".join(f"    {line},\n" for line in lines) + ")"
 

@@ -202,7 +202,7 @@ def _where(trial: TrialRecord) -> str:
 def _evenly_drawn(record: RunRecord) -> Set[str]:
     """Return the names of hyperparameters that the run's space draws evenly, such as by `uniform`."""
     try:
-        space = read_asked(record.path).get("space", {})
+        space = read_asked(record.path)["space"]
     except ValueError:  # its folder is gone
         return frozenset()
     return {name for name, told in flat(space).items() if str(told).startswith(("float uniform(", "integer uniform("))}

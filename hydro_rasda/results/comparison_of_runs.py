@@ -16,12 +16,15 @@ Rows = dict[str, list[Any]]
 """A value for each run, by name."""
 
 
+_OF_CODE = ("code", "digests")
+
+
 def compared(records: Sequence[RunRecord], asked: Sequence[Asked]) -> dict[str, Rows]:
     """Return what runs found, and where they differ: the best configuration, the settings, code and data."""
     return {
         "found": _differing([*map(_found, records)], all_of=True),
         "best configuration": _differing([flat(record.best_config) for record in records]),
-        "asked": _differing([flat({n: value for n, value in each.items() if n != "digests"}) for each in asked]),
+        "asked": _differing([flat({n: of for n, of in each.items() if n not in _OF_CODE}) for each in asked]),
         "code and data": _differing([each.get("digests", {}) for each in asked]),
     }
 

@@ -36,7 +36,7 @@ def make_study(record: RunRecord) -> Study:
         raise ImportError("`to_optuna` needs Optuna, which is not there: pip install 'hydro-rasda[optuna]'") from error
     asked = read_asked(record.path)
     laws: dict[tuple[str, ...], list[str]] = {}
-    for path, words in _leaves(asked.get("space", {})):
+    for path, words in _leaves(asked["space"]):
         laws.setdefault(path, []).append(words)
     varied = {"/".join(path): path for path, of in laws.items() if len({*of}) > 1 or _varies(of[0])}
     values = {

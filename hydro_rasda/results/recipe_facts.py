@@ -36,10 +36,8 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
     once_more = checkpoint.name.startswith("target.refit-")
     found = record.shown().trials[number]
     asked, objective = read_asked(record.path), as_given(problem.objective)
-    if "full_size" in asked.get("digests", {}):
+    if "full_size" in asked["digests"]:
         raise _cannot(number, "`race.train` trained it: that function is the recipe, with `best_config`")
-    if unknown := [name for name in _NEEDED if name not in asked]:
-        raise _cannot(number, f"an earlier version made the run, and did not write down {', '.join(unknown)}")
     if getattr(objective, "optimizer_settings", None) is not None:
         raise _cannot(number, "its objective says by itself how parameters are updated (`optimizer_settings`)")
     models = problem.settings.models("target")
@@ -53,7 +51,7 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
     workers = _workers(found)
     settings = problem.settings
     kept = hide(found.config, unkept_of(record, number))
-    config = _as_asked(_by_parameter(problem, number, kept, asked.get("model", ())), number)
+    config = _as_asked(_by_parameter(problem, number, kept, asked["model"]), number)
     title = [f"Trains trial {number} of the run {record.path.name!r} again, as it was trained at full size."]
     title += [f"There {record.metric} was {show(found.metric, 6)} after epoch {found.kept_epoch} of {found.epochs}."]
     title += [f"{line[0].upper()}{line[1:]}." for line in chosen_line(record) if number == record.best_trial]
@@ -67,17 +65,14 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
             epochs=int(found.kept_epoch),
             settings=settings,
             averaged_from=swept if averages(settings, config) and averages_count(settings, found) else None,
-            data=_form(str(asked.get("train_data", ""))),
-            objective="objective" in asked.get("digests", {}),
+            data=_form(asked["train_data"]),
+            objective="objective" in asked["digests"],
             by_part=bool(asked.get("parts")),
             configured=objective.configured if isinstance(objective, (Supervised, Written, ByPart)) else None,
             width="unknown" if isinstance(problem.model_fn, Gone) else width_form(problem.model_fn),
             copied=problem.copied,
         )
     )
-
-
-_NEEDED = ("max_t", "keep", "ema", "precision", "seed", "surrogate")
 
 
 def _cannot(number: int, why: str) -> ValueError:

@@ -26,21 +26,18 @@ def read_record(path: str | Path) -> RunRecord:
     asked = read_asked(folder)
     history = read_history(folder, asked)
     undecided = _undecided(history) if run_end(history) == "open" else None
-    finalists, hidden = tried_targets(history, history.finalists or ()), described_secrets(asked.get("space", {}))
-    record = sum_up(history, finalists, folder, undecided, hidden)
-    # An earlier version may not have written these down; today's defaults tell nothing of it.
-    known = {"keep", "ema"} <= asked.keys()
-    return replace(record, keep=asked.get("keep"), averaged=record.averaged if known else None)
+    finalists, hidden = tried_targets(history, history.finalists or ()), described_secrets(asked["space"])
+    return sum_up(history, finalists, folder, undecided, hidden)
 
 
 def read_history(folder: Path, asked: Mapping[str, Any]) -> History:
     """Read the history of a run that was asked for so."""
-    settings, own_loop = settings_of(asked), asked.get("digests", {}).get("full_size") is not None
+    settings, own_loop = settings_of(asked), asked["digests"].get("full_size") is not None
     store = Store.read(folder)
     for key in store.units():  # run.json leaves it out: another one may go on
         if key.startswith("target/"):
             settings = replace(settings, stop_at=score_that_ended(key))
-    history = History(settings, own_loop, reads_any=own_loop or "sample_from(" in repr(asked.get("space")))
+    history = History(settings, own_loop, reads_any=own_loop or "sample_from(" in repr(asked["space"]))
     for _ in store.folded_into(history):
         pass
     return history

@@ -156,7 +156,7 @@ class RunRecord(Portable):
     finished: bool
     ended: bool
     _checkpoints: Mapping[int, Path]
-    keep: Keep | None = field(default=None, kw_only=True)
+    keep: Keep = field(default="best", kw_only=True)
     averaged: bool | None = field(default=None, kw_only=True)
     seconds_left: float | None = field(default=None, kw_only=True)
     over: str = field(default="", kw_only=True)

@@ -66,11 +66,10 @@ class TuneResult(RunRecord):
         finished: True if the run came to its end, or if a score was as good as `stop_at` asks. False if the time budget
             ended it before, or if `load` opened a run that still goes on or was interrupted.
         ended: True if nothing trains any more: the run is finished, or its time budget is spent.
-        keep: The epoch of a full-size training that counts: its "best", or its "last". None if an earlier version made
-            the run, and did not write it down.
+        keep: The epoch of a full-size training that counts: its "best", or its "last".
         averaged: True if the weights that `best_metric` measures and `best_model` gives are averages over steps
-            (`ema`). None if no full-size model was trained, if `race.train` trained it, if its optimizer averages
-            weights by itself, as Schedule-Free ones do, or if an earlier version made the run.
+            (`ema`). None if no full-size model was trained, if `race.train` trained it, or if its optimizer averages
+            weights by itself, as Schedule-Free ones do.
         seconds_left: Estimated seconds that the run still took when its last unit of work was finished. None if it has
             ended, or if that is not known.
         over: The models of each finalist, over which metrics are means, such as "5 folds"; empty for one model.

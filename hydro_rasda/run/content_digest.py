@@ -299,12 +299,20 @@ ITEMS = 32
 """Number of examples of a data set that are read, at even distances."""
 
 
-def data_digest(data: Data, batch_size: int) -> str:
+def are_tensors(data: Data) -> bool:
+    """Tell whether data are tensors or arrays, which are read without any code of the user's."""
+    return isinstance(data, (tuple, list)) and all(isinstance(t, (Tensor, np.ndarray)) for t in data)
+
+
+def data_digest(data: Data, batch_size: int = 1) -> str:
     """Digest a user's data: tensors by their bytes, a data set by some of its examples, a loader by its first batch.
 
     Values that differ between two reads from the same seed do not count.
+
+    Args:
+        batch_size: Of the loader's batch.
     """
-    if isinstance(data, (tuple, list)) and all(isinstance(t, (Tensor, np.ndarray)) for t in data):
+    if isinstance(data, (tuple, list)) and are_tensors(data):
         return digest(content(tuple(data)))
     read: Callable[[], Any]
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):

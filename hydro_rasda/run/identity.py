@@ -20,9 +20,8 @@ from hydro_rasda.domains import to_own
 from hydro_rasda.objective_parts import ByPart
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.content_digest import Content, content, data_digest, digest, unchanged
+from hydro_rasda.run.content_digest import Content, are_tensors, content, data_digest, digest, unchanged
 from hydro_rasda.run.run_json import determining
-from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.space import describe
 
@@ -31,7 +30,7 @@ _LATE = (*_DATA, "model", "parts", "environment", "code")
 """Keys of `run.json` that are known after the dry run, or are no part of a run's identity."""
 
 _PIECES = 200
-"""Most pieces of code of a function that are compared before the dry run; after it, all count."""
+"""Most pieces of a function that are compared before the dry run; after it, all count."""
 
 
 class Identity:
@@ -56,7 +55,7 @@ class Identity:
         self._named = {
             "space": describe(hide(space, secrets_of(space))),  # their digest counts
             "searcher": None if searcher in (None, "random") else _name_of(searcher),
-            "sweep_rule": None if sweep_rule == HALVING else _name_of(sweep_rule),
+            "sweep_rule": _name_of(sweep_rule),
         }
         self._made = {
             "space": content(to_own(space)),
@@ -71,19 +70,14 @@ class Identity:
         self._functions = functions
         self._before = {name: content(function) for name, function in functions.items()}
 
-    def known(self, settings: TuneConfig, found: Mapping[str, Any]) -> dict[str, Any]:
+    def known(self, settings: TuneConfig, found: Mapping[str, Any], data: Mapping[str, Data]) -> dict[str, Any]:
         """Return the part that is known before a dry run; `found`, of the run that is there, stands for the rest.
 
-        A call may change the values that a function holds, but not its code.
+        A value that the calls of that run left unchanged is a part of its function. A function without it is another.
         """
         noted, digests = found.get("code", {}), found.get("digests", {})
-        code = {name: self._code(name) for name in self._functions}
-        # Only places of code that both have: a call may have filled a cache, in this process or in that one.
-        others = {
-            name
-            for name, of in code.items()
-            if any(of.get(path, words) != words for path, words in noted.get(name, {}).items())
-        }
+        others = {name for name, of in self._before.items() if not noted.get(name, {}).items() <= _short(of).items()}
+        others |= {name for name, of in data.items() if are_tensors(of) and data_digest(of) != digests.get(name)}
         early = {**determining(settings), "python": platform.python_version()}
         if found.get("surrogate") == 1:  # as the dry run may have found that the model is pretrained
             early["surrogate"] = 1
@@ -91,12 +85,6 @@ class Identity:
         same = {name: digests[name] for name in (*self._functions, *_DATA) if name in digests and name not in others}
         made = {name: digest(of) for name, of in self._made.items()}
         return {**late, **early, **self._named, "digests": {**made, **same, **dict.fromkeys(others, "another")}}
-
-    def _code(self, name: str) -> dict[str, str]:
-        """Return a short digest of each piece of code that a function consists of, by its place; not of too many."""
-        pieces = {path: words for path, words in self._before[name].items() if words.startswith("function ")}
-        shortest = sorted(pieces, key=lambda path: (path.count("/"), path))[:_PIECES]
-        return {path: hashlib.sha256(pieces[path].encode()).hexdigest()[:8] for path in shortest}
 
     def asked(
         self,
@@ -120,9 +108,15 @@ class Identity:
             **({"parts": [*objective.parts]} if isinstance(objective, ByPart) else {}),
             "python": platform.python_version(),
             "environment": environment(),
-            "code": {name: self._code(name) for name in self._functions},
+            "code": {name: dict([*_short(of).items()][:_PIECES]) for name, of in stayed.items()},
             "digests": digests | {name: data_digest(given, batch_size) for name, given in data.items()},
         }
+
+
+def _short(found: Content) -> dict[str, str]:
+    """Return a short digest of each piece of a function, by its place, the outermost first."""
+    outermost = sorted(found, key=lambda path: (path.count("/"), path))
+    return {path: hashlib.sha256(found[path].encode()).hexdigest()[:8] for path in outermost}
 
 
 def _name_of(given: object) -> str:

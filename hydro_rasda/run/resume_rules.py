@@ -12,8 +12,6 @@ from hydro_rasda.run.files import TEMPORARY, read_file, refuse_links, sync_folde
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, read_units
 from hydro_rasda.run.locks_and_crashes import DOING, LOCK
 from hydro_rasda.run.run_json import OF_RACE, OF_SWEEP, SPEC
-from hydro_rasda.schedulers.named_rules import HALVING
-from hydro_rasda.secret_masking import described_secrets, hide
 
 
 class RunExists(ValueError):
@@ -37,9 +35,6 @@ def refuse_new(path: Path, resume: str) -> None:
 def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> list[str]:
     """Refuse a run that may not go on; else say how its code and data differ."""
     another = f"`name` is {path.name!r}, but the run of that name in {path.parent}"
-    if "digests" in asked and "digests" not in found:
-        told = "is of an earlier version, which kept no digest of its code and data"
-        raise RunExists(f"{another} {told}; choose another `name`")
     deciding, changes = differences(found, asked)
     if deciding or (changes and resume != "changed"):
         told = "; ".join(deciding + changes)
@@ -112,7 +107,7 @@ def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     classes of the user's make: a user who goes on knows that they are the same.
     """
     same = was.get("python") == now.get("python")
-    of_values = "folds" in now or str(now.get("val_data")).startswith("tensors ")
+    of_values = bool(now.get("folds")) or str(now.get("val_data")).startswith("tensors ")
     names = ["val_data"] * (same or of_values) + _OF_SCORES * same
     before, after = was.get("digests", {}), now.get("digests", {})
     return any(before.get(name) != after.get(name) for name in names)
@@ -128,19 +123,12 @@ def _told(key: str, was: Any, now: Any) -> str | None:
     """Say how a setting differs; None if it does not."""
     if key == "num_samples" and isinstance(was, int) and isinstance(now, int):
         return f"num_samples was {was}, now {now}, but a run can only grow" if now < was else None
-    if isinstance(was, Mapping) and isinstance(now, Mapping) and key == "space":
-        # Earlier versions kept secrets in clear. The digest tells whether they are the same.
-        was, now = (hide(each, described_secrets(each)) for each in (was, now))
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         changed = [name for name in {**now, **was} if was.get(name) != now.get(name)]
         named = {name: f"race.{name}" if key == "rasda" else f"{_argument(key)}[{name!r}]" for name in changed}
         told = [f"{named[name]} was {was.get(name)!r}, now {now.get(name)!r}" for name in changed[:_FEW]]
         more = [f"{len(changed) - _FEW} more of `{_argument(key)}` differ"] if len(changed) > _FEW else []
         return "; ".join(told + more) or None
-    if key == "sweep_rule":
-        was, now = was or HALVING, now or HALVING
-    if key in ("repeats", "depth"):
-        was, now = was or 1, now or 1
     return f"{_argument(key)} was {was!r}, now {now!r}" if was != now else None
 
 
@@ -150,8 +138,8 @@ def _argument(name: str) -> str:
 
 
 _ARGUMENTS = {
-    **{name: f"sweep.{name}" for name in (*OF_SWEEP, "searcher", "first", "constraints", "repeats", "depth")},
-    **{name: f"race.{name}" for name in (*OF_RACE, "refit")},
+    **{name: f"sweep.{name}" for name in (*OF_SWEEP, "searcher", "first", "constraints")},
+    **{name: f"race.{name}" for name in OF_RACE},
     "sweep_rule": "sweep.rule",
     "full_size": "race.train",
     "rasda": "race",

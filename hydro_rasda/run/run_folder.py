@@ -71,8 +71,7 @@ class Store:
         changes: Messages of a run that goes on although code or data differ from its own, or a part of its journal is
             lost.
         doing: The work that this process trains itself.
-        id: Tells this run and its checkpoints from all others. Empty if an earlier version began the run: its
-            checkpoints do not name their run.
+        id: Tells this run and its checkpoints from all others.
         recorded: Number of units that were in the journal when the run was opened.
         left: The latest estimate of the seconds that the run still takes; None if it is not known.
     """
@@ -251,7 +250,7 @@ class Store:
         assert self._claim is not None, "this run was opened to be read"
         file = self.file(name)
         with naming(file):
-            save_checkpoint(file, {**payload, WRITTEN_AS: [self.id, file.name]} if self.id else payload)
+            save_checkpoint(file, {**payload, WRITTEN_AS: [self.id, file.name]})
         self._damage[name] = ""
 
     def load(self, name: str, device: str | torch.device | None = None) -> dict[str, Any]:
@@ -288,7 +287,7 @@ class Store:
 
     def _append(self, lines: Iterable[JournalLine], own: JournalLine) -> None:
         assert self._journal is not None, "this run was opened to be read"
-        first = [] if self._units or not self.id else [{"event": RUN, "id": self.id}]
+        first = [] if self._units else [{"event": RUN, "id": self.id}]
         written, total = encoded([*first, *lines], own, self._sum)
         with naming(self.path / JOURNAL):
             self._journal.write(written)

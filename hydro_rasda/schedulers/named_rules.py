@@ -38,7 +38,6 @@ RULES: tuple[str, ...] = get_args(RuleName)
 POPULATIONS: tuple[str, ...] = ("pbt", "pb2")
 """Rules of populations, which change hyperparameters."""
 HALVING: RuleName = "halving"
-"""The default. A `run.json` of an earlier version has no name for it, so that none has."""
 
 
 def named_rule(

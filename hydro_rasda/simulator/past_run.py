@@ -17,8 +17,8 @@ import numpy as np
 
 from hydro_rasda.comparison_of_trials import split_metrics
 from hydro_rasda.history.lines import Unit, score_in
-from hydro_rasda.run.files import read_json
 from hydro_rasda.run.journal import JOURNAL, read_units
+from hydro_rasda.run.run_json import SPEC, read_spec
 from hydro_rasda.simulator.workload import Floats, Workload
 
 
@@ -132,15 +132,12 @@ def restart_seconds(gaps: Sequence[float]) -> float | None:
     return sorted(gaps)[(len(gaps) - 1) // 4] if gaps else None
 
 
-ASKED = "run.json"
-
 BYTES_PER_PARAMETER = {"torch.float64": 8, "torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2}
 
 # Seconds to which a journal's times are rounded.
 _RESOLUTION = 1e-4
 
-# Older runs name units by "from" where the local backend trained them, and by "epoch" where Ray did.
-_TARGET_UNIT = re.compile(r"target/trial-(\d+)/(?:to|from|epoch)-\d+")
+_TARGET_UNIT = re.compile(r"target/trial-(\d+)/to-\d+")
 _SWEEP_UNIT = re.compile(r"surrogate/to-(\d+)/(?:.*/)?group-.*")
 
 Line = Mapping[str, Any]
@@ -154,10 +151,10 @@ def read_run(folder: str | Path) -> PastRun:
     that failed has NaN.
     """
     path = Path(folder)
-    for name in (ASKED, JOURNAL):
+    for name in (SPEC, JOURNAL):
         if not (path / name).exists():
             raise FileNotFoundError(f"`run` is {str(folder)!r}, but must be a run's folder: it holds no {name}")
-    settings = read_json(path / ASKED)
+    settings = read_spec(path)
     units = read_units(path / JOURNAL).units
     lines = [line for unit in units.values() for line in unit.lines]
     stages = {line["stage"] for line in lines if line["event"] == "metrics"}

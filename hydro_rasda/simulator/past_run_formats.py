@@ -18,8 +18,9 @@ import numpy as np
 
 from hydro_rasda.argument_checks import check_mode, check_path, check_text, is_metric, require
 from hydro_rasda.comparison_of_trials import split_metrics
+from hydro_rasda.run.run_json import SPEC
 from hydro_rasda.schedulers import Mode
-from hydro_rasda.simulator.past_run import ASKED, PastRun, Stretch, continued, costs, read_run, restart_seconds
+from hydro_rasda.simulator.past_run import PastRun, Stretch, continued, costs, read_run, restart_seconds
 from hydro_rasda.simulator.workload import Workload
 
 if TYPE_CHECKING:
@@ -308,16 +309,16 @@ def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mod
     path = Path(run).expanduser()
     if path.is_file():
         return read_csv(path, metric, mode)
-    if path.is_dir() and not (path / ASKED).exists() and is_experiment(path):
+    if path.is_dir() and not (path / SPEC).exists() and is_experiment(path):
         return read_experiment(path, metric, mode)
-    if path.is_dir() and (path / ASKED).exists():
+    if path.is_dir() and (path / SPEC).exists():
         past = read_run(path)
         own, own_mode, _ = split_metrics(past.settings["metric"], past.settings["mode"])
         for name, asked, known in (("metric", metric, own), ("mode", mode, own_mode)):
             require(asked in (None, known), name, asked, f"the run's, {known!r}")
         return past
-    inside = [child.name for child in sorted(path.glob("*/")) if (child / ASKED).exists() or is_experiment(child)]
+    inside = [child.name for child in sorted(path.glob("*/")) if (child / SPEC).exists() or is_experiment(child)]
     raise FileNotFoundError(
-        f"`run` is {str(run)!r}, but must be the folder of a run, which holds {ASKED}, that of a Ray Tune experiment, "
+        f"`run` is {str(run)!r}, but must be the folder of a run, which holds {SPEC}, that of a Ray Tune experiment, "
         "or a CSV file" + (f": in it are {', '.join(inside)}" if inside else "")
     )

@@ -12,8 +12,10 @@ from typing import Any
 
 from fusion.hyperparameters import read
 from fusion.warn import warn
+from hydro_rasda.argument_checks import require
 from hydro_rasda.comparison_of_trials import COSTS, Constraints, Fits, bounds_of, functions_of
 from hydro_rasda.config_access import Notes, Reads, all_of
+from hydro_rasda.domains import plain
 from hydro_rasda.history.lines import Unit, name_of
 from hydro_rasda.model_costs import model_costs
 from hydro_rasda.run.state import Run
@@ -68,7 +70,7 @@ def all_fit(constraints: Constraints | None, costs: Costs | None = None) -> Fits
     """Return one function that tells whether a configuration meets all constraints that are known before training.
 
     A cost that cannot be measured breaks its bounds. Without `costs`, bounds on them are left out. Return None where
-    there are no such constraints. The function raises ValueError if one of the user's raises.
+    there are no such constraints. The function raises ValueError if one of the user's raises, or returns no bool.
     """
     functions = functions_of(constraints)
     of_costs = {name: pair for name, pair in bounds_of(constraints).items() if name in COSTS and costs is not None}
@@ -78,12 +80,14 @@ def all_fit(constraints: Constraints | None, costs: Costs | None = None) -> Fits
     def fits(config: Mapping[str, Any]) -> bool:
         for path, function in functions.items():
             try:
-                if not function(copy.deepcopy(dict(config))):
-                    return False
+                holds = plain(function(copy.deepcopy(dict(config))))
             except Exception as error:
                 raise ValueError(
                     f"`{path}` fails for {shown(config)!r} with {type(error).__name__}: {error}"
                 ) from error
+            require(isinstance(holds, bool), f"{path}(config)", holds, "True or False")
+            if not holds:
+                return False
         return costs is None or violation(costs.of(config), of_costs) == 0
 
     return fits

@@ -203,7 +203,7 @@ class FusedLearner:
         Without `hyperparameters`, members go on with those that this learner was made with.
         """
         self.fused.load_state_dict(state["model"], members=positions)
-        self.fused.written |= frozenset(state.get("written", ()))
+        self.fused.written |= frozenset(state["written"])
         self.optimizer.load_state_dict(state["optimizer"], members=positions, hyperparameters=hyperparameters)
         if self._scale is not None:
             self._scale.load_state_dict(state["loss_scale"], members=positions)

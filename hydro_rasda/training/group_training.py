@@ -271,7 +271,7 @@ def _resume(
         some = copied or len(kept) < len(part["members"])
         learner.load(part["state"], _of_models(positions, models) if some else None, hyperparameters=not copied)
         order += kept
-        together = together or (models * len(part["members"]) > 1 and "written" in part["state"])
+        together = together or models * len(part["members"]) > 1
         if merged is None:
             merged = learner
         else:

@@ -41,13 +41,11 @@ def bettered(
     if best is None:
         return {"epoch": epoch, "score": score, "model": weights(), "first": score, "top": score, "top_epoch": epoch}
     sign = 1.0 if mode == "max" else -1.0
-    # One that an earlier version kept is the best.
-    best = {"first": best["score"], "top": best["score"], "top_epoch": best["epoch"], **best}
     if sign * score > sign * best["top"]:
-        best |= {"top": score, "top_epoch": epoch}
+        best = {**best, "top": score, "top_epoch": epoch}
     gain = min(abs(best["top"] - best["first"]), FAR_OFF * abs(best["top"]))
     if sign * (best["top"] - score) <= TOLERANCE * gain:
-        best |= {"epoch": epoch, "score": score, "model": weights()}
+        best = {**best, "epoch": epoch, "score": score, "model": weights()}
     return best
 
 
@@ -65,7 +63,7 @@ def kept_epoch(curve: Mapping[int, float], mode: Mode) -> int:
 
 def epochs_since(best: Mapping[str, Any] | None, epoch: int) -> int:
     """Return the number of epochs since the best one; 0 if there is none."""
-    return 0 if best is None else epoch - int(best.get("top_epoch", best["epoch"]))
+    return 0 if best is None else epoch - int(best["top_epoch"])
 
 
 class Average:
@@ -111,7 +109,7 @@ class Average:
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._steps, self._weight = state["steps"], state["weight"]
-        _write(self._means, {**self._tensors(), **state["means"]})  # an earlier version averaged fewer
+        _write(self._means, state["means"])
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -12,11 +12,11 @@ from typing import Any
 from hydro_rasda import RaceConfig, choice, loguniform, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.history.history import FINALISTS
-from hydro_rasda.history.lines import JournalLine, decision_key, failure_line, metric_lines
+from hydro_rasda.history.lines import JournalLine, failure_line, metric_lines
 from hydro_rasda.results.record_from_journal import read_record
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.run.journal import JOURNAL, encoded
-from hydro_rasda.run.run_json import determining
+from hydro_rasda.run.journal import JOURNAL, RUN, encoded
+from hydro_rasda.run.run_json import FORMAT, determining
 from hydro_rasda.space import describe
 
 SCRIPT = "<script>document.title='taken over'</script>"
@@ -52,23 +52,31 @@ def signed(lines: Iterable[JournalLine]) -> bytes:
     return written
 
 
+_ID = "of-a-test"
+
+
+def asked(settings: TuneConfig) -> dict[str, Any]:
+    """The content of the `run.json` of a run with these settings."""
+    return {
+        **determining(settings),
+        "space": describe(SPACE),
+        "searcher": None,
+        "sweep_rule": "halving",
+        "train_data": "tensors (100, 8) float32",
+        "val_data": "tensors (100, 8) float32",
+        "model": {"0.weight": "(8, 8) torch.float32"},
+        "python": "3.11.7",
+        "digests": {},
+    }
+
+
 class Writer:
     """Writes a run's folder, unit by unit; time passes as it is told."""
 
     def __init__(self, folder: Path, settings: TuneConfig) -> None:
         self.folder, self.settings, self.at, self._sum = folder, settings, 0.0, 0
         folder.mkdir(parents=True)
-        asked = {
-            **determining(settings),
-            "space": describe(SPACE),
-            **dict.fromkeys(("searcher", "sweep_rule")),
-            "scheduler": "rasda",
-            "train_data": "tensors (100, 8) float32",
-            "val_data": "tensors (100, 8) float32",
-            "model": {"0.weight": "(8, 8) torch.float32"},
-            "python": "3.11.7",
-        }
-        (folder / "run.json").write_text(json.dumps({"format": 1, **asked}))
+        (folder / "run.json").write_text(json.dumps({"format": FORMAT, "id": _ID, **asked(settings)}))
         (folder / JOURNAL).touch()
 
     def unit(
@@ -82,7 +90,8 @@ class Writer:
         self.at += seconds
         own = {"event": "unit", "key": key, "seconds": seconds, "at": self.at, "swept": self.at, "value": value}
         own |= {} if left is None else {"left": left}
-        written, self._sum = encoded(lines, own, self._sum)
+        named = [] if self._sum else [{"event": RUN, "id": _ID}]
+        written, self._sum = encoded([*named, *lines], own, self._sum)
         with (self.folder / JOURNAL).open("ab") as file:
             file.write(written)
 
@@ -131,6 +140,8 @@ def write_run(
     told = [{"event": "trial", "trial": n, "config": config} for n, config in enumerate(configs)]
     writer.unit("surrogate/kinds-from-0", {str(n): "a" for n in range(num_samples)}, told, 0.5)
     left, start = list(range(num_samples)), 0
+    writer.unit("surrogate/admitted-from-0", {"trials": left, "samples": num_samples})
+    writer.unit(f"surrogate/begin/of-{num_samples}-0", [[n, 1] for n in left])
     for stop in (1, 3, 9)[:rungs]:
         for i in range(0, len(left), width):
             group = left[i : i + width]
@@ -141,13 +152,12 @@ def write_run(
         alive = [n for n in left if not fails(n) and math.isfinite(score(configs[n], stop, True))]
         ranked = sorted(alive, key=lambda n: score(configs[n], stop, True))
         kept = ranked[: max(3, len(ranked) // 3)] if stop < 9 else ranked[:3]
-        writer.unit(
-            f"surrogate/to-{stop}/kept/of-{len(left)}-{stop}", [[n, None] for n in left if n not in kept or stop == 9]
-        )
+        moves = [[n, 3 * stop if n in kept and stop < 9 else None] for n in left]
+        writer.unit(f"surrogate/to-{stop}/kept/of-{len(left)}-{stop}", moves)
         left, start = kept, stop
     if rungs == 3 and left:
         finalists = left
-        writer.unit(decision_key(FINALISTS, range(num_samples)), finalists)
+        writer.unit(FINALISTS, finalists)
         for start, stop in ((0, 3), (3, 27)) if full else ():
             for n in left:
                 lines = epochs("target", n, configs[n], start, stop)

@@ -37,7 +37,7 @@ def test_what_holds_passes() -> None:
         (lambda: check_number("speed", math.nan), "`speed` is nan, but must be a number >= 0"),
         (lambda: check_number("speed", "2"), "`speed` is '2', but must be a number >= 0"),
         (lambda: check_number("speed", True), "`speed` is True, but must be a number >= 0"),
-        (lambda: check_name("name", "\ud800"), "`name` is '\\ud800', but must be a folder's name"),
+        (lambda: check_name("name", "\ud800"), "`name` is '\\ud800', but must be a folder's name of at most 255 bytes"),
         (lambda: check_mode("best"), "`mode` is 'best', but must be 'min' or 'max'"),
         (lambda: check_mode(["min"]), "`mode` is ['min'], but must be 'min' or 'max'"),
         (

@@ -130,7 +130,7 @@ TUNE: dict[str, Right] = {
     "mode": nothing,
     "metrics": none_only,
     "num_samples": integer(1, 10**6),
-    "max_t": count,
+    "max_t": integer(1, 10**6),
     "full_trainings": at_least_0,
     "time_budget_s": either(none_only, positive),
     "stop_at": either(none_only, number()),

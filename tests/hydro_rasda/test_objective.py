@@ -245,6 +245,7 @@ def test_metrics_by_hand() -> None:
         ({"loss": torch.tensor(1.0), "note": "fine"}, ValueError, "returned 'note' as a str, but must return a dict"),
         ({}, ValueError, 'must return a "loss"'),
         ({"nll": torch.tensor(1.0)}, ValueError, r"returned \['nll'\], but must return a \"loss\""),
+        ({"nll": torch.tensor(1.0), "weight/loss": torch.tensor(3)}, ValueError, r"returned \['nll'\], but must"),
         ({"loss": torch.ones(3)}, ValueError, r"returned 'loss' of shape \(3,\), but must return scalars"),
         ({"loss": torch.tensor(1.0), "hits": torch.ones(2)}, ValueError, r"returned 'hits' of shape \(2,\)"),
         ({"loss": torch.tensor(1)}, ValueError, r'"loss" of torch.int64, but must return a float'),

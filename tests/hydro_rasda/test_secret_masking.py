@@ -26,7 +26,6 @@ from hydro_rasda.secret_masking import (
     secrets_of,
 )
 from hydro_rasda.space import describe
-from tests.hydro_rasda.journals import signed
 from tests.hydro_rasda.models import mlp
 
 Quick = Callable[..., TuneResult]
@@ -123,31 +122,6 @@ def test_another_secret_is_another_run(quick: Quick) -> None:
     quick(space=SPACE, num_samples=2, max_t=1)
     with pytest.raises(RunExists, match="`space` has other values or functions than the run's"):
         quick(space={**SPACE, "hf_token": "another"}, num_samples=2, max_t=1)
-
-
-@pytest.mark.usefixtures("one_process")
-def test_a_run_that_kept_them_goes_on_and_shows_them_no_more(
-    quick: Quick, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Earlier versions wrote them down in clear."""
-    quick(space=SPACE, num_samples=3, max_t=1)
-    for name in ("run.json", "journal.jsonl"):
-        file = tmp_path / "run" / name
-        clear = file.read_text()
-        for secret in ("hf_token", "api_key"):
-            value = {"hf_token": TOKEN, "api_key": KEY}[secret]
-            clear = clear.replace(f'"{secret}": "{HIDDEN}"', f'"{secret}": "{value}"')
-            clear = clear.replace(f'''"{secret}": "'{HIDDEN}'"''', f'''"{secret}": "'{value}'"''')
-        assert TOKEN in clear
-        assert KEY in clear
-        file.write_text(clear)
-    file.write_bytes(signed(map(json.loads, clear.splitlines())))
-    load(tmp_path / "run").report(tmp_path / "page.html")
-    assert TOKEN not in (tmp_path / "page.html").read_text()
-    assert main(["best", str(tmp_path / "run")]) == 0
-    assert TOKEN not in capsys.readouterr().out
-    quick(space=SPACE, num_samples=3, max_t=1, resume="must")
-    assert TOKEN not in (tmp_path / "run" / "run.json").read_text()
 
 
 @pytest.mark.usefixtures("one_process")

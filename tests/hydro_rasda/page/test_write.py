@@ -220,8 +220,7 @@ def test_the_call_is_python_and_asks_for_the_same_run(sorts: Sorts) -> None:
     assert space.count(":") == len(SPACE)
 
 
-def test_the_call_has_the_parts_of_today(sorts: Sorts) -> None:
-    """Also of runs that were made by an earlier spelling, whose `run.json` is the same."""
+def test_the_call_has_its_parts(sorts: Sorts) -> None:
     asked = read_asked(sorts["over"].path)
     asked |= {"surrogate": 0.5, "fusion": 8, "sweep_rule": "Median", "searcher": "OptunaSearch", "keep": "last"}
     asked["rasda"] |= {"workers": 2}

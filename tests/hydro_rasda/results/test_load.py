@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import enum
 import io
-import json
 import math
 import os
 import pickle
@@ -29,9 +28,9 @@ from hydro_rasda.results.result import make_result
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.run.record_full_size import end_by_score, end_targets, record_epochs, record_failure
 from hydro_rasda.run.run_folder import Store
-from hydro_rasda.run.run_json import determining
 from hydro_rasda.run.state import Run
 from hydro_rasda.trial import Trial
+from tests.hydro_rasda import journals
 from tests.hydro_rasda.models import counted, mlp, stumbles_in_some
 from tests.hydro_rasda.stages.test_sweep_rules import Population
 
@@ -51,7 +50,7 @@ def told(result: Any) -> dict[str, str]:
 
 def run_folder(path: Path, problem: Problem) -> Store:
     """A run's folder in which nothing has happened."""
-    return Store.open(path, determining(problem.settings), "auto")
+    return Store.open(path, journals.asked(problem.settings), "auto")
 
 
 def configured(number: int) -> Unit:
@@ -356,21 +355,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
             load(tmp_path)
 
 
-def test_what_an_earlier_version_did_not_write_down_is_not_guessed(quick: Quick) -> None:
-    """Today's defaults tell nothing of it."""
+def test_which_weights_count_is_told_without_the_functions(quick: Quick) -> None:
     made = quick(num_samples=2, max_t=2)
-    assert (made.keep, made.averaged) == ("best", True)
-    spec = made.path / "run.json"
-    asked = json.loads(spec.read_text())
-    spec.write_text(json.dumps({name: value for name, value in asked.items() if name != "ema"}))
-    assert (load(made.path).keep, load(made.path).averaged) == ("best", None)
-    with pytest.raises(ValueError, match="an earlier version made the run, and did not write down ema"):
-        load(made.path).recipe()
-    spec.write_text(json.dumps({name: value for name, value in asked.items() if name not in ("ema", "keep")}))
-    assert (load(made.path).keep, load(made.path).averaged) == (None, None)
-    assert len(load(made.path).to_optuna().trials) == 2
-    spec.write_text(json.dumps({name: value for name, value in asked.items() if name not in ("keep", "space")}))
-    assert [trial.params for trial in load(made.path).to_optuna().trials] == [{}, {}]
-    assert load(made.path).report(made.path / "report.html").is_file()
+    assert (load(made.path).keep, load(made.path).averaged) == (made.keep, made.averaged) == ("best", True)
     last = quick(num_samples=2, max_t=2, race=RaceConfig(keep="last"), name="last")
-    assert (last.keep, last.averaged) == ("last", False)
+    assert (load(last.path).keep, load(last.path).averaged) == (last.keep, last.averaged) == ("last", False)

@@ -223,6 +223,29 @@ def test_what_must_be_refused_is_refused_before_any_dry_run(quick: Quick, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "foreign", "run"]
 
 
+def holding(value: float) -> Callable[..., nn.Module]:
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        if os.environ.get("NO_DRY_RUN"):
+            raise AssertionError("a dry run began")
+        return nn.Sequential(mlp(config, width_ratio), nn.Threshold(value, value))
+
+    return model_fn
+
+
+@pytest.mark.parametrize("what", ["model_fn", "train_data", "val_data"])
+def test_values_that_a_function_holds_and_tensors_are_compared_before_any_dry_run(
+    what: str, quick: Quick, digits: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"model_fn": holding(-9.0), "num_samples": 2, "max_t": 2}
+    others = {"model_fn": holding(-8.0), **{f"{n}_data": (x, 9 - y) for n, (x, y) in zip(("train", "val"), digits)}}
+    quick(**given)
+    monkeypatch.setenv("NO_DRY_RUN", "1")
+    with pytest.raises(ValueError, match="a dry run began"):
+        quick(**given)
+    with pytest.raises(RunExists, match=f"`{what}` (is another function|has other content) than the run's"):
+        quick(**given | {what: others[what]})
+
+
 def test_a_refused_call_leaves_no_run_and_the_corrected_one_begins(quick: Quick, tmp_path: Path) -> None:
     """Whatever refuses it before the first epoch: constraints, a rule, a backend, the model."""
 

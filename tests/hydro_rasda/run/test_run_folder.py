@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 import torch
 
+from hydro_rasda import load
 from hydro_rasda.history.lines import JournalLine, Unit
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.run.journal import DamagedJournal
 from hydro_rasda.run.resume_rules import RunExists
 from hydro_rasda.run.run_folder import Store
+from hydro_rasda.simulator.past_run import read_run
 
 ASKED: dict[str, Any] = {"seed": 0, "space": {"lr": "loguniform"}, "surrogate": 0.125}
 
@@ -177,13 +179,17 @@ def test_a_folder_whose_description_cannot_be_read_is_refused_by_name(path: Path
         Store.open(path, ASKED, "auto")
 
 
-def test_a_run_of_a_later_version_is_refused(path: Path) -> None:
+@pytest.mark.parametrize("other", [1, 3, "2", None])
+def test_a_folder_of_another_format_is_refused_with_a_way_on(path: Path, other: object) -> None:
     three_units(path)
     spec = path / "run.json"
-    assert json.loads(spec.read_text())["format"] == 1
-    spec.write_text(json.dumps({"format": 2, **ASKED}))
-    with pytest.raises(ValueError, match=r"`path` is .*this version of hydro_rasda.*\(format 1\), but its format is 2"):
-        Store.open(path, ASKED, "auto")
+    spec.write_text(json.dumps(json.loads(spec.read_text()) | {"format": other}))
+    before = contents(path)
+    told = rf"`path` is '{path}', but must be a run's folder of format 2, but its format is {other!r}: begin a new run"
+    for opened in (lambda: Store.open(path, ASKED, "auto"), lambda: load(path), lambda: read_run(path)):
+        with pytest.raises(ValueError, match=told):
+            opened()
+    assert contents(path) == before
 
 
 FULL = """
@@ -266,14 +272,6 @@ def test_another_run_of_the_name_is_refused_and_left_alone(path: Path, other: di
     with pytest.raises(RunExists, match=f"`name` is 'one', but the run of that name in .* is another: .*{told}"):
         Store.open(path, other, "auto")
     assert contents(path) == before
-
-
-def test_a_run_of_an_earlier_version_is_refused(path: Path) -> None:
-    """It says nothing of its code and data, so that there is nothing to compare."""
-    three_units(path)
-    for resume in ("auto", "must", "changed"):
-        with pytest.raises(RunExists, match="is of an earlier version, which kept no digest of its code and data"):
-            Store.open(path, {**ASKED, "digests": {}}, resume)
 
 
 def test_never_refuses_what_is_there_and_must_what_is_not(path: Path) -> None:
@@ -379,7 +377,7 @@ def test_a_runs_folder_is_its_users_alone(path: Path, umask: None) -> None:
 
 @pytest.mark.parametrize("given", [0o755, 0o2770])
 def test_a_folder_that_is_there_keeps_its_mode(path: Path, umask: None, given: int) -> None:
-    """One of an earlier version, or that its user made for a group, also where the run goes on."""
+    """One that its user made for a group, also where the run goes on."""
     path.mkdir(parents=True)
     path.chmod(given)
     for _ in range(2):

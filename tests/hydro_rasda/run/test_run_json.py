@@ -4,7 +4,7 @@ import json
 
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.run.run_json import determining, recorded
+from hydro_rasda.run.run_json import FORMAT, determining, recorded
 
 
 def test_limits_on_cost_do_not_make_another_run() -> None:
@@ -16,11 +16,13 @@ def test_limits_on_cost_do_not_make_another_run() -> None:
     assert json.loads(json.dumps(asked)) == asked
 
 
-def test_settings_have_the_names_of_earlier_runs() -> None:
-    """So that these go on: `run.json` is compared name by name."""
+def test_settings_have_the_names_of_format_2() -> None:
+    """Runs go on only if their settings have the same names; others need another format."""
+    assert FORMAT == 2
     assert determining(TuneConfig()) == {
         **{"metric": "val_loss", "mode": "min", "num_samples": 64, "max_t": 27, "grace_period": 1},
         **{"reduction_factor": 3, "top_k": 4, "full_trainings": 3.0, "surrogate": 0.125, "fusion": "auto"},
+        **{"constraints": None, "depth": 1.0, "folds": 0, "refit": True, "repeats": 1},
         **{"check_transfer": False, "keep": "best", "patience": None, "ema": 0.03, "precision": "fp32", "seed": 0},
         "rasda": {
             **{"grace_period": None, "reduction_factor": 2, "scaling_factor": 2, "workers": 1, "max_workers": None},

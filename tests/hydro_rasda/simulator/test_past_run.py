@@ -148,13 +148,12 @@ def test_one_slow_stretch_of_a_trial_does_not_set_its_cost(tmp_path: Path) -> No
     assert run.epoch_seconds == 1.0
 
 
-@pytest.mark.parametrize("name", ["to-{}", "epoch-{}"])
-def test_epochs_on_ray_count_in_seconds_of_one_worker(tmp_path: Path, name: str) -> None:
-    """Those of the fewest workers, of a run whose trials grew; older runs recorded each epoch by itself."""
+def test_epochs_on_ray_count_in_seconds_of_one_worker(tmp_path: Path) -> None:
+    """Those of the fewest workers, of a run whose trials grew."""
     with Store.open(tmp_path / "run", ASKED, "auto") as store:
         for trial, epoch, workers, seconds in ((0, 1, 2, 3.0), (0, 2, 4, 2.9), (1, 1, 2, 1.0)):
             line = metrics("target", trial, epoch, 0.5) | {"workers": workers}
-            store.record(f"target/trial-{trial}/{name.format(epoch)}", Unit(None, [line], seconds))
+            store.record(f"target/trial-{trial}/to-{epoch}", Unit(None, [line], seconds))
     run = read_past_run(tmp_path / "run")
     assert run.epoch_seconds == (6.0 + 2.0) / 2
     assert run.workload.work.tolist() == [1.5, 0.5]

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -105,6 +107,23 @@ def test_a_function_that_raises_is_named() -> None:
     assert fits is not None
     with pytest.raises(ValueError, match=r"`sweep\.constraints` fails for {'lr': 0.1} with KeyError: 'depth'"):
         fits({"lr": 0.1})
+
+
+@pytest.mark.parametrize("returned", ["no", None, 1, [True]])
+def test_a_function_that_returns_no_bool_is_named(returned: Any) -> None:
+    """A text is true, and a function without `return` refuses all."""
+    fits = all_fit({"small": lambda config: returned})
+    assert fits is not None
+    with pytest.raises(
+        ValueError, match=rf"`sweep\.constraints\['small'\]\(config\)` is {re.escape(repr(returned))}, but"
+    ):
+        fits({"lr": 0.1})
+
+
+def test_a_function_may_return_a_bool_of_numpy() -> None:
+    fits = all_fit(lambda config: np.float64(config["lr"]) < 1)
+    assert fits is not None
+    assert fits({"lr": 0.1})
 
 
 def test_a_function_cannot_change_a_configuration() -> None:

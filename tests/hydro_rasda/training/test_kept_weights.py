@@ -56,17 +56,6 @@ def test_patience_counts_from_the_best_and_not_from_what_is_kept() -> None:
     assert epochs_since(None, 4) == 0
 
 
-def test_what_an_earlier_version_kept_goes_on_as_the_best() -> None:
-    kept = {"epoch": 3, "score": 0.4, "model": {"old": 1}}
-    assert epochs_since(kept, 5) == 2
-    worse = bettered(dict(kept), 4, 0.5, "min", dict)
-    assert worse is not None
-    assert (worse["epoch"], worse["model"]) == (3, {"old": 1})
-    better = bettered(dict(kept), 4, 0.3, "min", dict)
-    assert better is not None
-    assert (better["epoch"], better["score"]) == (4, 0.3)
-
-
 HORIZON = 4.0
 
 
@@ -188,8 +177,6 @@ def test_an_infinite_buffer_stays_as_it_is() -> None:
         average.update(HORIZON)
     with average.in_place():
         assert torch.equal(net.get_buffer("mask"), mask)
-    average.load({**average.state(), "means": {**average.state()["means"], "mask": mask * 0}})  # an earlier version's
-    assert all(mean.isfinite().all() for mean in average.state()["means"].values())
 
 
 def test_complex_parameters_are_averaged() -> None:
@@ -204,6 +191,3 @@ def test_complex_parameters_are_averaged() -> None:
     with average.in_place():
         assert weight.item() == pytest.approx(2)
     assert weight.item() == 4 + 2j
-    of_others = {name: mean for name, mean in average.state()["means"].items() if name != "spectral"}
-    average.load({**average.state(), "means": of_others})  # an earlier version's
-    assert average.state()["means"]["spectral"].item() == 4 + 2j
