@@ -39,6 +39,7 @@ FLOORS = (
         ),
         "surrogate_models",
     },
+    {"history"},
     {"run"},
     {"results", "page", "plots", "event_files", "loggers"},
     {"contracts"},
@@ -53,8 +54,8 @@ BESIDE = {frozenset({"backends", "stages"}), frozenset({"bubbles", "stages"})}
 """Rooms of one floor that do not know each other."""
 
 FREE_STANDING = {
-    "packing": {"argument_checks", "console", "schedulers", "run"},
-    "simulator": {"argument_checks", "comparison_of_trials", "config", "schedulers", "run"},
+    "packing": {"argument_checks", "console", "history", "schedulers", "run"},
+    "simulator": {"argument_checks", "comparison_of_trials", "config", "history", "schedulers", "run"},
 }
 """Rooms apart from the floors, and all that they may use."""
 

@@ -195,8 +195,11 @@ class History:
 
     def _configure(self, line: JournalLine) -> None:
         number, noted = line["trial"], line.get("literals", [])
-        self.trials[number] = self._known.get(number) or Trial(number, restored(line["config"], noted))
-        self.unkept[number] = frozenset(tuple(place) for place, literal in noted if literal is None)
+        if (known := self._known.get(number)) is not None:
+            self.trials[number] = known
+        else:
+            self.trials[number] = Trial(number, restored(line["config"], noted))
+            self.unkept[number] = frozenset(tuple(place) for place, literal in noted if literal is None)
         if not self._reads_any:
             self.unread[number] = frozenset(line.get("unread", ()))
         self.costs[number] = {name: number_of(cost) for name, cost in line.get("costs", {}).items()}
@@ -240,6 +243,7 @@ class History:
         """Take in the finalists of a population: who trains by whose schedule, and with which changes."""
         for number, source, changes in racing:
             self.trials[number] = Trial(number, changed(self.trials[source].config, changes))
+            self.unkept[number] = self.unkept.get(source, frozenset())
 
     def _arrive(self, number: int) -> None:
         """Let a trial wait at its milestone if it has reached it, perhaps in an earlier call.

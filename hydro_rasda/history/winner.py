@@ -59,4 +59,4 @@ def _longest_trained(history: History, numbers: Sequence[int], stage: Stage = "t
 
 def scored(history: History, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
     """Return the trials with a finite score in a stage."""
-    return [n for n in numbers if math.isfinite(history.score(stage, n))]
+    return [n for n in numbers if n not in history.failures and math.isfinite(history.score(stage, n))]

@@ -279,7 +279,8 @@ class Store:
         """Remove checkpoints from which nothing will go on."""
         assert self._claim is not None, "this run was opened to be read"
         for name in names:
-            remove(self.file(name), inside=2)
+            with contextlib.suppress(IsADirectoryError):  # no run made it: who writes there next is told
+                remove(self.file(name), inside=2)
             self._damage.pop(name, None)
 
     def file(self, name: str) -> Path:

@@ -92,7 +92,8 @@ def test_it_is_told_decisions_checkpoints_and_how_the_run_goes(quick: Quick) -> 
     assert isinstance(ended, RunEnded)
     assert (ended.best_trial, ended.best_config) == (result.best_trial, result.best_config)
     assert (ended.best_metric, ended.error) == (result.best_metric, None)
-    units = {line["key"].rpartition("/")[0]: line["value"] for line in journal(result, "unit")}
+    by_key = {line["key"]: line["value"] for line in journal(result, "unit")}
+    units = {key.rpartition("/")[0]: value for key, value in by_key.items()}
     decided = {f"{event.stage}/to-{event.epoch}/kept": list(event.kept) for event in of(RungDecided, events)}
     swept, raced = ({key: value for key, value in decided.items() if key.startswith(of)} for of in ("surr", "target"))
     assert raced == {key: units[key] for key in units if key.startswith("target/to-") and key.endswith("/kept")}
@@ -101,7 +102,7 @@ def test_it_is_told_decisions_checkpoints_and_how_the_run_goes(quick: Quick) -> 
     assert {stage for stage, *_ in map(str.partition, decided, "/" * len(decided))} == {"surrogate", "target"}
     assert all(set(event.kept) <= set(event.candidates) for event in of(RungDecided, events))
     (chosen,) = of(FinalistsChosen, events)
-    assert (list(chosen.candidates), list(chosen.kept)) == ([0, 1, 2, 3], units["surrogate/finalists"])
+    assert (list(chosen.candidates), list(chosen.kept)) == ([0, 1, 2, 3], by_key["surrogate/finalists"])
     assert there
     assert all(there)
     assert {event.stage for event in of(CheckpointSaved, events)} == {"surrogate", "target"}
@@ -201,7 +202,7 @@ def test_a_trial_that_ended_by_itself_is_told_of_once(problem: Problem, tmp_path
     with Store.open(tmp_path / "run", {}, "auto") as store:
         run = Run(problem, store, Callbacks([events.append]))
         lines = [{"event": "metrics", "stage": "target", "trial": 3, "epoch": 2, "val_loss": 0.5}]
-        run.record("target/trial-3/to-2", Unit({}, lines))
+        run.record("target/trial-3/to-2", Unit({"checkpoint": "target/trial-3/to-2"}, lines))
         for _ in range(2):
             record_done(run, 3)
     assert [(event.trial, event.epoch) for event in of(TrialEnded, events)] == [(3, 2)]
