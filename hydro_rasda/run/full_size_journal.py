@@ -8,6 +8,8 @@ All backends record full-size trainings alike, so that each can resume the work 
   the number of trials that shared it, the trial included.
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
 - `target/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
+- `target/to-{epoch}/kept/of-{trials}`: for each trial that was compared after this epoch, the epoch to which it trains
+  on, or None; nothing at the end of a training.
 - `target/refit-{n}/to-{epoch}`: a trial's model of that epoch, trained once more on the examples of all folds.
 - `target/done`: the stage is over, for the finalists that it names.
 """
@@ -172,8 +174,8 @@ def decided_targets(run: Run) -> dict[int, bool]:
             elif name["what"] == "done-after":
                 decided[number] = False
         elif (decision := _KEPT.fullmatch(key)) is not None:
-            there = (number for number, epoch in reached.items() if epoch == int(decision[1]))
-            decided |= {number: number in unit.value for number in there}
+            there = [number for number, epoch in reached.items() if epoch == int(decision[1])]
+            decided |= {number: to is not None for number, to in unit.value if number in there}
     return decided
 
 

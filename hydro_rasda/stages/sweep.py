@@ -343,7 +343,7 @@ class _Sweep:
             elif self._dispatcher.remove(number):  # the time budget ended its last group before the milestone
                 self._dispatcher.add(number, state.training[number].goal or 0)
             self._search.tell(number, run.epochs("surrogate", number), run.score("surrogate", number))
-        self._done += sum(line["event"] == "metrics" for line in unit.lines)
+        self._done = state.spent = self._done + sum(line["event"] == "metrics" for line in unit.lines)
 
     def _has_arrived(self, number: int) -> bool:
         """Tell whether a trial has reached its milestone, perhaps in an earlier process; if so, it waits there.
