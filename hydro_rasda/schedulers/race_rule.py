@@ -192,14 +192,13 @@ class RaceRule(SweepRule):
         if new := sweep.waiting_at(0):
             return {number: Continue(self.milestones[0]) for number in new}
         there = [] if sweep.training else self.compared(sweep)
-        kept = self._kept(there, sweep)
-        if not there or (kept and sweep.trials[there[0]].epoch == self.milestones[-1]):
-            return {}
-        reached = _reached(sweep)
-        if sweep.trials[there[0]].dropped:
+        kept, reached = self._kept(there, sweep), _reached(sweep)
+        if there and sweep.trials[there[0]].dropped:
             return {number: Continue(reached) for number in kept}
-        stopped = {number: Stop() for number in there if number not in kept}
-        return {number: Continue(next(at for at in self.milestones if at > reached)) for number in kept} | stopped
+        later = [stop for stop in self.milestones if stop > reached]
+        if kept and not later:  # they came to the end
+            return {}
+        return {number: Continue(later[0]) for number in kept} | {n: Stop() for n in there if n not in kept}
 
     def compared(self, sweep: SweepState) -> list[int]:
         """Return the trials that the next decision is about; all stand at one milestone.
