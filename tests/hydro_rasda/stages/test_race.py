@@ -56,6 +56,7 @@ def epochs(run: Run) -> dict[int, list[int]]:
 SCORES = {0: [0.9, 0.8, 0.7, 0.6], 1: [0.8, 0.7, 0.6, 0.5], 2: [0.7, 0.6, 0.5, 0.4], 3: [0.6, 0.5, 0.4, 0.3]}
 LOST = {**SCORES, 2: [0.7, math.nan], 3: [0.6, math.nan]}
 ALL_BUT_THE_LAST_LOST = {**LOST, 1: [0.8, 0.7, math.nan]}
+FAILS_ONCE_IT_IS_BACK = {**SCORES, 1: [0.8, 0.7], 2: [0.7], 3: [0.6]}
 
 
 def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race: Callable[..., Run]) -> None:
@@ -229,7 +230,10 @@ def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[
     }
 
 
-@pytest.mark.parametrize("scores", [{**SCORES, 1: [0.8, math.nan], 3: [0.6, 0.5, 0.9, 0.9]}, ALL_BUT_THE_LAST_LOST])
+@pytest.mark.parametrize(
+    "scores",
+    [{**SCORES, 1: [0.8, math.nan], 3: [0.6, 0.5, 0.9, 0.9]}, ALL_BUT_THE_LAST_LOST, FAILS_ONCE_IT_IS_BACK],
+)
 @pytest.mark.parametrize("epochs_a_process", [1, 2, 5])
 def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
     open_race: Callable[..., Run], problem: Problem, tmp_path: Path, epochs_a_process: int, scores: Scores
@@ -246,6 +250,10 @@ def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
     recall_targets(run)
     assert sorted(trained) == sorted((n, epoch) for n, seen in epochs(unbroken).items() for epoch in seen)
     assert (run.metrics, run.checkpoints, run.failures) == (unbroken.metrics, unbroken.checkpoints, unbroken.failures)
+    decided, expected = (
+        {key: unit.value for key, unit in of.store.units().items() if "/kept" in key} for of in (run, unbroken)
+    )
+    assert decided == expected
     unbroken.store.close()
 
 
