@@ -235,9 +235,10 @@ LOST = [*CURVES[:2], [0.7, math.nan, math.nan, math.nan], [0.6, math.nan, math.n
         ([*CURVES[:2], [0.7], [0.6]], [1, 4, 2, 2]),
         ([LOST[0], [0.8, 0.7], *LOST[2:]], [4, 4, 2, 2]),
         ([[math.nan] * 4, [math.nan] * 4, *LOST[2:]], [1, 1, 2, 2]),
-        ([*CURVES[:2], [0.7], [0.6, 0.5]], [1, 4, 2, 4]),
+        ([*CURVES[:2], [0.7], [0.6, 0.5, 0.4, math.nan]], [1, 4, 2, 4]),
+        ([*CURVES[:3], [0.6, 0.5]], [1, 1, 4, 4]),
     ],
-    ids=["diverged", "failed", "twice", "all", "at the end"],
+    ids=["diverged", "failed", "twice", "all", "at the end", "who was stopped last"],
 )
 def test_if_nobody_is_left_the_best_of_those_stopped_last_go_on(curves: Curves, trained: list[int]) -> None:
     raced = play(rule(full_trainings=0), curves)
