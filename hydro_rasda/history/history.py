@@ -211,6 +211,7 @@ class History:
         for number in members:
             self.copies.pop(number, None)
             self._set(self.sources, number, None if number in failed else key)
+        self.sweep.spent += sum(line["event"] == "metrics" for line in unit.lines)
         if key not in self._uses:  # all have failed
             self._released.append(key)
         for number in members:
@@ -280,7 +281,7 @@ class History:
             self.refitted += unit.value["epochs"]
         elif (decision := _KEPT.fullmatch(key)) is not None:
             there = [n for n in self.checkpoints if self.epochs("target", n) == int(decision[1])]
-            self.decided |= {number: number in unit.value for number in there}
+            self.decided |= {number: to is not None for number, to in unit.value if number in there}
         elif key == DONE:
             self.over = unit.value
         if count := sum(line["event"] == "metrics" for line in unit.lines):

@@ -10,6 +10,8 @@ All backends record full-size trainings alike, so that each can resume the work 
 - `target/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
 - `target/trial-{n}/lost-after-{epoch}`: its checkpoint is damaged, so that it trains anew.
 - `target/retry-of-{n}`: a trial that failed is tried again, as code or data changed since.
+- `target/to-{epoch}/kept/of-{trials}`: for each trial that was compared after this epoch, the epoch to which it trains
+  on, or None; nothing at the end of a training.
 - `target/refit-{n}/to-{epoch}`: a trial's model of that epoch, trained once more on the examples of all folds.
 - `target/done`: the stage is over, for the finalists that it names.
 """

@@ -23,7 +23,7 @@ from hydro_rasda.schedulers.packing_policy import (
 )
 from hydro_rasda.schedulers.population import PopulationBasedTraining, Range
 from hydro_rasda.schedulers.population_bandits import PopulationBasedBandits
-from hydro_rasda.schedulers.race_rule import ExpectedEnd, Race, chances, expected_gain, final_score
+from hydro_rasda.schedulers.race_rule import ExpectedEnd, Race, RaceRule, chances, expected_gain, final_score
 from hydro_rasda.schedulers.ranking import Agreement, Mode, agreement, rank
 from hydro_rasda.schedulers.rasda import RASDA, Growth, Resize, efficient, parallel_efficiency
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
@@ -57,6 +57,7 @@ __all__ = [
     "PopulationBasedTraining",
     "Queue",
     "Race",
+    "RaceRule",
     "Range",
     "Resize",
     "Room",

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, median
 
 from hydro_rasda.schedulers.ranking import Mode, ranked
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
+from hydro_rasda.schedulers.sweep_state import SweepState
 
 Curve = Mapping[int, float]
 """A trial's score by epoch."""
@@ -166,6 +168,79 @@ class Race:
             else:
                 found[number] = ExpectedEnd(score, math.inf)
         return found
+
+
+@dataclass(frozen=True)
+class RaceRule(SweepRule):
+    """Decide each milestone of the race once all trials have come to it, or have ended before.
+
+    If all trials that went on to a milestone are lost, the best of those that were stopped last train to it.
+
+    Attributes:
+        race: Chooses the trials that go on. The mode of the state counts, not its own.
+        milestones: Epochs at which trials are compared, in rising order. The last one ends the training.
+        last_look: The milestone from which trials go on only if they are worth it; None for no such milestone.
+        by_worth: False to let all trials go on from the last look.
+    """
+
+    race: Race
+    milestones: Sequence[int]
+    last_look: int | None = None
+    by_worth: bool = True
+
+    def decide(self, sweep: SweepState) -> Mapping[int, Move]:
+        if new := sweep.waiting_at(0):
+            return {number: Continue(self.milestones[0]) for number in new}
+        there = [] if sweep.training else self.compared(sweep)
+        kept, reached = self._kept(there, sweep), _reached(sweep)
+        if there and sweep.trials[there[0]].dropped:
+            return {number: Continue(reached) for number in kept}
+        later = [stop for stop in self.milestones if stop > reached]
+        if kept and not later:  # they came to the end
+            return {}
+        return {number: Continue(later[0]) for number in kept} | {n: Stop() for n in there if n not in kept}
+
+    def compared(self, sweep: SweepState) -> list[int]:
+        """Return the trials that the next decision is about; all stand at one milestone.
+
+        They are those that wait and have not failed or ended by themselves. If there are none, and none has ended by
+        itself, they are those that were stopped last, provided that one of them has a score.
+        """
+        racing = [number for number in sweep.waiting if sweep.ended.get(number) in (None, "diverged")]
+        if racing or "done" in sweep.ended.values():
+            return racing
+        stopped = {number: trial.epoch for number, trial in sweep.trials.items() if trial.dropped}
+        for stop in reversed([at for at in self.milestones if at < _reached(sweep)]):
+            there = [number for number, at in stopped.items() if at == stop and number not in sweep.ended]
+            if self._kept(there, sweep):
+                return there
+        return []
+
+    def finalists(self, sweep: SweepState) -> Sequence[int]:
+        """Return the best of the trials that came to the last milestone."""
+        end = self.milestones[-1]
+        return self._kept([number for number in self.compared(sweep) if sweep.trials[number].epoch == end], sweep)
+
+    def _kept(self, there: Sequence[int], sweep: SweepState) -> list[int]:
+        """Return those of the trials at one milestone that go on, best first."""
+        if not there:
+            return []
+        stop = sweep.trials[there[0]].epoch
+        scores = {number: sweep.scores[stop][number] for number in there}
+        all_go_on = sweep.at_chance or (stop == self.last_look and not self.by_worth)
+        race = replace(self.race, mode=sweep.mode, reduction_factor=1 if all_go_on else self.race.reduction_factor)
+        if stop == self.last_look and not all_go_on:
+            kept = race.worthwhile(stop, scores, {number: sweep.trials[number].curve for number in there})
+        else:
+            kept = race.promote(stop, scores, sweep.spent)
+        averages = sweep.averages.get(stop, {})
+        ends = stop == self.milestones[-1]
+        return kept if ends else race.with_leader(kept, {n: averages[n] for n in there if n in averages})
+
+
+def _reached(sweep: SweepState) -> int:
+    """Return the last milestone that any trial came to, or trained to when it ended."""
+    return max((trial.epoch for trial in sweep.trials.values()), default=0)
 
 
 def final_score(own: float, averaged: float, first: float, mode: Mode) -> float:

@@ -143,6 +143,15 @@ def _check_going_on(
             raise ValueError(f"{of} has changes with which {error}") from None
 
 
+def carry_out(moves: Mapping[int, Move], sweep: SweepState) -> None:
+    """Have trials go on, or stop, in the state; a copy of another trial is made elsewhere."""
+    for number, move in moves.items():
+        if isinstance(move, Continue):
+            sweep.go_on(number, move.to)
+        else:
+            sweep.drop(number)
+
+
 def checked_admission(rule: SweepRule, count: int) -> int:
     """Return the number of configurations that a rule admits; ValueError unless it is an integer >= 0."""
     require(type(count) is int and count >= 0, f"`sweep.rule` {type(rule).__name__}: admit(...)", count, "an int >= 0")

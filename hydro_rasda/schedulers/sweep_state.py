@@ -7,9 +7,12 @@ import math
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from hydro_rasda.schedulers.ranking import Mode
+
+End = Literal["done", "failed", "diverged"]
+"""How the training of a trial of the race ended before its last epoch: by itself, by an error, or without a score."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def _mark(*values: object) -> int:
 
 
 class SweepState:
-    """The state of a sweep. Rules read it; only the sweep itself changes it.
+    """The state of a sweep, or of the race at full size. Rules read it; only the sweep or the race changes it.
 
     Attributes:
         mode: "min" if a lower score is better, "max" if a higher one is. With several metrics, a score is the place
@@ -74,6 +77,11 @@ class SweepState:
         waiting: Those that came to a milestone, or are new, and wait for a decision; in order of arrival.
         training: Those that are on their way to a milestone.
         scores: By milestone, the score there of each trial that came to it; NaN where it diverged or failed.
+        averages: In the race, by milestone: the scores of averaged weights. It lacks trials without averages, and
+            those whose averages are what `scores` has.
+        ended: In the race: the trials that cannot train on, whatever its rule decides.
+        spent: Epochs that all trials have trained so far.
+        at_chance: In the race: true if no trial is known to be better than a constant prediction.
         left: Configurations that can be had now; 0 once there are no more.
         idle: True if a device has nothing to do until the rule lets a trial continue.
     """
@@ -84,6 +92,10 @@ class SweepState:
         self.waiting: dict[int, Standing] = {}
         self.training: dict[int, Standing] = {}
         self.scores: dict[int, dict[int, float]] = {}
+        self.averages: dict[int, dict[int, float]] = {}
+        self.ended: dict[int, End] = {}
+        self.spent = 0
+        self.at_chance = False
         self.left = 0
         self.idle = False
         self._at: dict[int, dict[int, Standing]] = {}
@@ -137,13 +149,24 @@ class SweepState:
         standing.dropped = True
         self._put(standing)
 
-    def come(self, number: int, scores: Mapping[int, float]) -> None:
-        """A trial came to the milestone that it was on its way to, with these scores by epoch."""
+    def come(
+        self, number: int, curve: Mapping[int, float], score: float | None = None, averaged: float | None = None
+    ) -> None:
+        """A trial came to the milestone that it was on its way to, or ended before.
+
+        Args:
+            curve: The metric by epoch.
+            score: The score by which the trial is compared at the milestone; None for the metric there.
+            averaged: The score of its averaged weights there, if they are not what it is compared by.
+        """
         standing = self._taken(number)
-        assert standing.goal is not None
-        standing.epoch, standing.goal = standing.goal, None
-        standing.curve |= scores
-        score = self.scores.setdefault(stop := standing.epoch, {})[number] = standing.score
+        stop = standing.goal
+        assert stop is not None
+        standing.epoch, standing.goal = stop, None
+        standing.curve |= curve
+        score = self.scores.setdefault(stop, {})[number] = standing.score if score is None else score
+        if averaged is not None:
+            self.averages.setdefault(stop, {})[number] = averaged
         if math.isfinite(score):
             insort(self._ranked.setdefault(stop, []), (score if self.mode == "min" else -score, number))
         else:

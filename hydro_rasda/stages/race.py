@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
 from hydro_rasda.history.full_size import (
@@ -22,7 +21,7 @@ from hydro_rasda.history.full_size import (
     targets_over,
     tried_targets,
 )
-from hydro_rasda.history.lines import metric_lines
+from hydro_rasda.history.lines import Unit, decision_key, metric_lines
 from hydro_rasda.history.winner import best_of
 from hydro_rasda.processes.retry_policy import RETRIES
 from hydro_rasda.run.events import CHECK, FULL_SIZE, SURROGATES, RungDecided
@@ -39,6 +38,9 @@ from hydro_rasda.run.record_full_size import (
 )
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
+from hydro_rasda.schedulers.race_rule import RaceRule
+from hydro_rasda.schedulers.sweep_rule import Continue, carry_out, move_of, plain_move
+from hydro_rasda.schedulers.sweep_state import End, SweepState
 from hydro_rasda.short_values import show
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
 from hydro_rasda.stages.run_plan import race_pieces, tell_race
@@ -64,55 +66,125 @@ def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer
 
 def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
     settings = run.settings
-    stops, reached = settings.race_milestones, 0
+    rule, state = _entered(run, finalists)
     for over in (SURROGATES, CHECK):  # perhaps ended by the time budget
         run.time_left.plan(over, [])
-    left, raised, stopped = list(finalists), Counter[int](), dict[int, list[int]]()
-    for stop in stops:
-        while left:
-            epochs = sum(max(0, stop - run.history.epochs("target", n)) for n in left)
-            plan = race_pieces(run, len(left), epochs, reached, _epochs_trained(run, finalists, reached))
-            told = run.time_left.planned(FULL_SIZE)
-            run.time_left.plan(FULL_SIZE, plan)
-            if not told:
-                tell_race(run, plan, len(left))
-            leader = _first_to_its_end(run, left, stop, plan) if stop == stops[0] else None
-            beyond = 0 if leader is None else settings.max_t - max(stop, run.history.epochs("target", leader))
-            run.begin_stage(FULL_SIZE, epochs + beyond)
-            if leader is not None:
-                _train_to_its_end(leader, stop, run, left, devices, raised)
-            _train_to(stop, run, left, devices, raised)
-            run.end_stage()
-            if found_enough(run.history):
-                _refit(run, finalists, devices)
-                end_by_score(run)
-                return
-            if any(_goes_on(run, n, stop) for n in left):
-                run.end_by_time("target")
-                run.say("`time_budget_s` is spent; repeat the call with a larger one to go on")
-                return
-            racing, there = len(left), _candidates(run, left, stop)
-            left = _decide(run, there, stop, _epochs_trained(run, finalists, stop)) if there else []
-            if left:
-                stopped[stop] = [n for n in there if n not in left]
-                break
-            left = _bring_back(run, finalists, stopped, stop)
-        if not left:
-            break
-        reached = stop
-        if len(left) < racing or stop == stops[-1]:
-            _tell(run, finalists, left, racing, stop)
+    stops, raised = settings.race_milestones, Counter[int]()
+    while left := [*state.training]:
+        stop = max(trial.goal or 0 for trial in state.training.values())
+        reached = max((at for at in stops if at < stop), default=0)
+        epochs = sum(max(0, stop - run.history.epochs("target", n)) for n in left)
+        plan = race_pieces(run, len(left), epochs, reached, _epochs_trained(run, finalists, reached))
+        told = run.time_left.planned(FULL_SIZE)
+        run.time_left.plan(FULL_SIZE, plan)
+        if not told:
+            tell_race(run, plan, len(left))
+        leader = _first_to_its_end(run, left, stop, plan) if stop == stops[0] else None
+        beyond = 0 if leader is None else settings.max_t - max(stop, run.history.epochs("target", leader))
+        run.begin_stage(FULL_SIZE, epochs + beyond)
+        if leader is not None:
+            _train_to_its_end(leader, stop, run, left, devices, raised)
+        _train_to(stop, run, left, devices, raised)
+        run.end_stage()
+        if found_enough(run.history):
+            _refit(run, finalists, devices)
+            end_by_score(run)
+            return
+        if any(_goes_on(run, n, stop) for n in left):
+            run.end_by_time("target")
+            run.say("`time_budget_s` is spent; repeat the call with a larger one to go on")
+            return
+        for at, kept in _decide(run, rule, state):
+            if at < stop:
+                run.say(f"full size at epoch {stop}: nobody is left; of those stopped at epoch {at}, {kept} go on")
+            elif kept and (len(kept) < len(left) or stop == stops[-1]):
+                _tell(run, finalists, kept, len(left), stop)
     _refit(run, finalists, devices)
     end_targets(run, finalists)
 
 
 def _recall_decisions(run: Run, finalists: Sequence[int]) -> None:
     """Send callbacks the decisions of a race that is over; a race that goes on repeats them when it reaches them."""
-    left = list(finalists)
-    for stop in run.settings.race_milestones:
-        there = _candidates(run, left, stop)
-        if run.decided(_kept_key(stop), there):
-            left = _decide(run, there, stop, 0)
+    rule, state = _entered(run, finalists)
+    while state.training:
+        list(_decide(run, rule, state, ask=False))
+
+
+def _entered(run: Run, finalists: Sequence[int]) -> tuple[RaceRule, SweepState]:
+    """Return the rule of the race, and its state once the finalists are on their way to the first milestone."""
+    settings, race = run.settings, race_of(run.history)
+    by_place = settings.comparison.by_place
+    # A front has no leader to improve on; a budget for all is a wish to see all end.
+    by_worth = not by_place and race.full_trainings < settings.race.top_k
+    rule = RaceRule(race, settings.race_milestones, settings.last_look, by_worth)
+    state = SweepState("min" if by_place else settings.mode, settings.max_t, settings.race.top_k, settings.seed)
+    for number in finalists:
+        state.admit(number, run.history.trials[number].config)
+    carry_out(rule.decide(state), state)
+    return rule, state
+
+
+def _decide(run: Run, rule: RaceRule, state: SweepState, ask: bool = True) -> Iterator[tuple[int, list[int]]]:
+    """Have all trials come to their milestone, and decide until somebody goes on.
+
+    Yields a milestone for each decision, and the trials that go on from there, best first.
+
+    Args:
+        ask: False to take decisions from the journal alone.
+    """
+    for number in [*state.training]:
+        _come(run, number, state)
+    stop, kept = max(trial.epoch for trial in state.trials.values()), list[int]()
+    state.spent = _epochs_trained(run, [*state.trials], stop)
+    ended = {number: end for number in state.trials if (end := _end_of(run, number)) is not None}
+    before = {
+        n: end for n, end in ended.items() if run.history.epochs("target", n) < stop + (n not in run.history.failures)
+    }
+    while not kept:
+        # Others may have ended after the milestone, before the run was interrupted. Then the journal's decision counts.
+        for known in (before, ended):
+            state.ended = known
+            there = rule.compared(state)
+            at = max((state.trials[number].epoch for number in there), default=0)
+            if recalled := run.store.done(key := decision_key(f"target/to-{at}/kept", there)):
+                break
+        if not there or not (ask or recalled):
+            return
+        _see_scores(run, at, there, state, ask=not recalled)
+        decided = run.unit(key, lambda: Unit([[n, *plain_move(move)] for n, move in rule.decide(state).items()]))
+        moves = {number: move_of(values) for number, *values in decided.value}
+        kept = [n for n, move in moves.items() if isinstance(move, Continue)] or [*rule.finalists(state)]
+        carry_out(moves, state)
+        among = tuple(sorted(there))
+        run.notify(RungDecided, stage="target", epoch=at, candidates=among, kept=tuple(kept), recalled=recalled)
+        yield at, kept
+
+
+def _come(run: Run, number: int, state: SweepState) -> None:
+    """Have a trial come to its milestone in the state, with what it trained up to there."""
+    stop = state.trials[number].goal or 0
+    curve = {at: score for at, score in run.history.curve("target", number).items() if at <= stop}
+    averages = {} if run.settings.comparison.by_place else averages_at(run.history, stop, [number])
+    state.come(number, curve, deciding_curve(run.history, number).get(stop, math.nan), averages.get(number))
+
+
+def _end_of(run: Run, number: int) -> End | None:
+    if done_early(run.history, number):
+        return "done"
+    if number in run.history.failures:
+        return "failed"
+    return "diverged" if ended_early(run.history, number) else None
+
+
+def _see_scores(run: Run, stop: int, there: Sequence[int], state: SweepState, ask: bool) -> None:
+    """Put what a decision needs to know of all trials of a milestone into the state: their places, and chance."""
+    scores = {number: deciding_curve(run.history, number).get(stop, math.nan) for number in there}
+    if run.settings.comparison.by_place:
+        state.place(stop, places_at(run.history, stop, scores))
+    compares = ask and stop < run.settings.max_t and len(there) > 1
+    state.at_chance = compares and unbeaten_chance(run, "target", scores) is not None
+    if state.at_chance:
+        run.say(f"no finalist's {run.settings.metric} differs from chance at epoch {stop}: none is stopped")
 
 
 def _tell(run: Run, finalists: Sequence[int], left: Sequence[int], racing: int, stop: int) -> None:
@@ -160,75 +232,10 @@ def _refit(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None
 _MEAN_OF_FOLDS = "and `best_model` gives the mean of its folds' models"
 
 
-def _bring_back(run: Run, finalists: Sequence[int], stopped: dict[int, list[int]], stop: int) -> list[int]:
-    """Choose again among those that were stopped, where all that went on diverged or failed before their end.
-
-    Args:
-        stopped: By milestone, those that were stopped there; who comes back is taken out.
-    """
-    if any(done_early(run.history, n) for n in finalists):  # one has come to its end
-        return []
-    for at in sorted(stopped, reverse=True):
-        there = [n for n in stopped[at] if not ended_early(run.history, n)]
-        if there and (back := _decide(run, there, at, _epochs_trained(run, finalists, stop))):
-            stopped[at] = [n for n in there if n not in back]
-            run.say(f"full size at epoch {stop}: nobody is left; of those stopped at epoch {at}, {back} go on")
-            return back
-    return []
-
-
 def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
     """Epochs up to a milestone that trials have trained at full size; those of a sweep at full width are no part."""
     lines = [line for number in numbers for line in run.history.metrics.get(("target", number), ())]
     return len([line for line in lines if line["stage"] == "target" and line["epoch"] <= stop])
-
-
-def _candidates(run: Run, numbers: Sequence[int], stop: int) -> list[int]:
-    """Return the trials that a milestone decides: none that failed or ended by itself.
-
-    A trial may have done so after the milestone, before the run was interrupted. Then the journal's decision counts.
-    """
-    ended = {
-        n: run.history.epochs("target", n) for n in numbers if n in run.history.failures or done_early(run.history, n)
-    }
-    came = [n for n in numbers if n not in ended or ended[n] >= stop + (n not in run.history.failures)]
-    return came if run.decided(_kept_key(stop), came) else [n for n in numbers if n not in ended]
-
-
-def _kept_key(stop: int) -> str:
-    return f"target/to-{stop}/kept"
-
-
-def _decide(run: Run, candidates: Sequence[int], stop: int, trained: int) -> list[int]:
-    """Return the trials that continue after a milestone, best first."""
-    scores = {n: deciding_curve(run.history, n).get(stop, math.nan) for n in candidates}
-    key = _kept_key(stop)
-    recalled = run.decided(key, candidates)
-    kept = run.decide(key, candidates, lambda: _going_on(run, stop, scores, trained))
-    among = tuple(sorted(candidates))
-    run.notify(RungDecided, stage="target", epoch=stop, candidates=among, kept=tuple(kept), recalled=recalled)
-    return kept
-
-
-def _going_on(run: Run, stop: int, scores: Mapping[int, float], trained: int) -> list[int]:
-    kept = _by_score(run, stop, scores, trained)
-    ends = stop == run.settings.max_t or run.settings.comparison.by_place
-    return kept if ends else race_of(run.history).with_leader(kept, averages_at(run.history, stop, scores))
-
-
-def _by_score(run: Run, stop: int, scores: Mapping[int, float], trained: int) -> list[int]:
-    rule, deciding = race_of(run.history), scores
-    if run.settings.comparison.by_place:
-        rule, deciding = replace(rule, mode="min"), places_at(run.history, stop, scores)
-    if stop == run.settings.max_t or len(scores) < 2 or unbeaten_chance(run, "target", scores) is None:
-        if stop != run.settings.last_look:
-            return rule.promote(stop, deciding, trained)
-        # A front has no leader to improve on; a budget for all is a wish to see all end.
-        if not run.settings.comparison.by_place and rule.full_trainings < run.settings.race.top_k:
-            return rule.worthwhile(stop, scores, {n: run.history.curve("target", n) for n in scores})
-    else:
-        run.say(f"no finalist's {run.settings.metric} differs from chance at epoch {stop}: none is stopped")
-    return replace(rule, reduction_factor=1).promote(stop, deciding, trained)
 
 
 def _first_to_its_end(run: Run, numbers: Sequence[int], stop: int, plan: Sequence[Piece]) -> int | None:

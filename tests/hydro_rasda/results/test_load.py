@@ -282,7 +282,7 @@ def test_one_whose_race_goes_on(problem: Problem, tmp_path: Path) -> None:
         record_epochs(run, 1, epochs_of("target", 1, [0.8]), weights, 1.0)
         undecided = [record.status for record in load(store.path).trials]
         run.record(FINALISTS, Unit([0, 1]), again=True)
-        run.decide("target/to-1/kept", [0, 1], lambda: [1])
+        run.record("target/to-1/kept", Unit([[1, 4], [0, None]]))
         record_epochs(run, 1, epochs_of("target", 1, [0.4, 0.3, 0.2], first=2), weights, 3.0)
         before_end = load(store.path)
         end_targets(run, [0, 1])

@@ -132,6 +132,7 @@ def test_public_names() -> None:
         "PopulationBasedTraining",
         "Queue",
         "Race",
+        "RaceRule",
         "Range",
         "Resize",
         "Room",

@@ -15,12 +15,12 @@ from hydro_rasda.schedulers import (
     Continue,
     Hyperband,
     Mode,
-    Move,
     Stop,
     SuccessiveHalving,
     SweepState,
     milestones,
 )
+from hydro_rasda.schedulers.sweep_rule import carry_out
 from tests.hydro_rasda.schedulers.played import Curves, play
 
 
@@ -80,14 +80,6 @@ def swept(trials: int, keep: int = 1, max_t: int = 27) -> SweepState:
     for number in range(trials):
         sweep.admit(number, {})
     return sweep
-
-
-def carry_out(moves: Mapping[int, Move], sweep: SweepState) -> None:
-    for number, move in moves.items():
-        if isinstance(move, Continue):
-            sweep.go_on(number, move.to)
-        else:
-            sweep.drop(number)
 
 
 def come(sweep: SweepState, scores: Mapping[int, float]) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,12 +10,24 @@ import pytest
 
 from hydro_rasda import RaceConfig
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.schedulers import ExpectedEnd, Race, chances, expected_gain
+from hydro_rasda.schedulers import (
+    Continue,
+    ExpectedEnd,
+    Race,
+    RaceRule,
+    Stop,
+    SweepState,
+    chances,
+    expected_gain,
+)
 from hydro_rasda.schedulers.race_rule import ERROR, WORTH, expected_improvement
+from tests.hydro_rasda.schedulers.played import Curves, play
+
+RACE = {"max_t": 4, "mode": "min", "reduction_factor": 2, "full_trainings": 2.5}
 
 
 def race(**changed: Any) -> Race:
-    return Race(**{"max_t": 4, "mode": "min", "reduction_factor": 2, "full_trainings": 2.5, **changed})
+    return Race(**{**RACE, **changed})
 
 
 @pytest.mark.parametrize(
@@ -151,3 +165,164 @@ def test_the_gain_of_another_one_is_that_of_another_draw() -> None:
     gains = np.maximum(drawn[:, 3] - drawn[:, :3].max(1), 0)
     assert np.mean(foretold) == pytest.approx(gains.mean(), rel=0.05)
     assert math.isnan(expected_gain([ExpectedEnd(0.5, 0.3), ExpectedEnd(math.nan, 0.0)], "min"))
+
+
+CURVES = [[0.9, 0.8, 0.7, 0.6], [0.8, 0.7, 0.6, 0.5], [0.7, 0.6, 0.5, 0.4], [0.6, 0.5, 0.4, 0.3]]
+"""Four trials, the best last, which are compared after epochs 1, 2 and 4."""
+
+
+def rule(milestones: tuple[int, ...] = (1, 2, 4), look: int | None = None, worth: bool = True, **race: Any) -> RaceRule:
+    return RaceRule(Race(**{**RACE, **race}), milestones, look, worth)
+
+
+def epochs(sweep: SweepState) -> list[int]:
+    """The last milestone of each trial."""
+    return [trial.epoch for _, trial in sorted(sweep.trials.items())]
+
+
+def came(scores: Mapping[int, float], stop: int = 2, **fields: Any) -> SweepState:
+    """Trials that came to epoch 2 together."""
+    sweep = SweepState("min", 4, 4)
+    for number, score in scores.items():
+        sweep.admit(number, {})
+        sweep.go_on(number, stop)
+        sweep.come(number, {stop: score})
+    vars(sweep).update(fields)
+    return sweep
+
+
+@pytest.mark.parametrize(
+    ("full_trainings", "trained"),
+    [
+        (0, [1, 1, 2, 4]),
+        (2.5, [1, 1, 4, 4]),  # 4 epochs to the first milestone; of 10, 6 are left, for two times 3
+        (2.49, [1, 1, 2, 4]),
+        (3.25, [1, 4, 4, 4]),
+        (4, [4, 4, 4, 4]),
+    ],
+)
+def test_as_many_go_on_as_can_train_to_the_end(full_trainings: float, trained: list[int]) -> None:
+    raced = play(rule(full_trainings=full_trainings), CURVES)
+    assert epochs(raced) == trained
+    assert rule(full_trainings=full_trainings).finalists(raced) == [3, 2][: max(1, trained.count(4) // 2)]
+
+
+@pytest.mark.parametrize(
+    ("behind", "settings", "trained"),
+    [
+        (0.01, {"look": 6}, [8, 8, 4, 4]),  # behind by a twelfth of what scores changed by in three epochs
+        (0.3, {"look": 6}, [8, 6, 4, 4]),
+        (0.3, {"look": 6, "worth": False}, [8, 8, 4, 4]),
+        (0.3, {"look": None, "full_trainings": 3}, [8, 8, 4, 4]),
+    ],
+)
+def test_from_the_last_look_the_second_goes_on_if_it_is_worth_it(
+    behind: float, settings: dict[str, Any], trained: list[int]
+) -> None:
+    leader = [1.0 - 0.04 * epoch for epoch in range(8)]
+    curves = [[score + more for score in leader] for more in (0.0, behind, 0.5, 0.6)]
+    raced = play(rule((4, 6, 8), **{"max_t": 8, "full_trainings": 3, **settings}), curves)
+    assert epochs(raced) == trained
+
+
+LOST = [*CURVES[:2], [0.7, math.nan, math.nan, math.nan], [0.6, math.nan, math.nan, math.nan]]
+
+
+@pytest.mark.parametrize(
+    ("curves", "trained"),
+    [
+        (LOST, [1, 4, 2, 2]),
+        ([*CURVES[:2], [0.7], [0.6]], [1, 4, 2, 2]),
+        ([LOST[0], [0.8, 0.7], *LOST[2:]], [4, 4, 2, 2]),
+        ([[math.nan] * 4, [math.nan] * 4, *LOST[2:]], [1, 1, 2, 2]),
+        ([*CURVES[:2], [0.7], [0.6, 0.5, 0.4, math.nan]], [1, 4, 2, 4]),
+        ([*CURVES[:3], [0.6, 0.5]], [1, 1, 4, 4]),
+    ],
+    ids=["diverged", "failed", "twice", "all", "at the end", "who was stopped last"],
+)
+def test_if_nobody_is_left_the_best_of_those_stopped_last_go_on(curves: Curves, trained: list[int]) -> None:
+    raced = play(rule(full_trainings=0), curves)
+    assert epochs(raced) == trained
+    assert not raced.training
+
+
+def test_who_comes_back_trains_to_where_the_others_were_lost() -> None:
+    """Trial 1 was stopped last, but has no score there."""
+    curves = [[0.8, 0.7, 0.6, 0.5], [0.7, math.nan, math.nan, math.nan], [0.6, 0.5], [0.9, 0.9, 0.9, 0.9]]
+    raced = play(rule((1, 2, 3, 4), full_trainings=0), curves)
+    assert [part.start for part in raced.trials[0].intervals] == [0, 1, 3]
+    assert epochs(raced) == [4, 2, 3, 1]
+
+
+def test_who_ended_by_itself_is_not_compared_and_nobody_comes_back() -> None:
+    raced = came({0: 0.9, 1: 0.8, 2: 0.1, 3: 0.2}, ended={2: "done", 3: "failed"})
+    assert rule(full_trainings=0).decide(raced) == {1: Continue(4), 0: Stop()}
+    raced.drop(0)
+    raced.go_on(1, 4)
+    raced.come(1, {})
+    raced.ended |= {1: "failed"}
+    assert rule().decide(raced) == {}
+    assert rule().finalists(raced) == []
+    raced.ended |= {2: "failed"}
+    assert rule().decide(raced) == {0: Continue(4)}
+    raced.ended |= {0: "diverged"}
+    assert rule().decide(raced) == {}
+
+
+def test_who_diverged_counts_among_those_that_are_compared() -> None:
+    scores = {0: 0.5, 1: 0.4, 2: math.nan, 3: math.nan}
+    keeps = {1: Continue(4), 0: Continue(4), 2: Stop(), 3: Stop()}
+    assert rule(full_trainings=0).decide(came(scores, ended={2: "diverged", 3: "diverged"})) == keeps
+    one_of_two = {1: Continue(4), 0: Stop()}
+    assert rule(full_trainings=0).decide(came(scores, ended={2: "failed", 3: "failed"})) == one_of_two
+
+
+def test_the_trial_with_the_best_averages_goes_on_too_but_not_as_the_last() -> None:
+    scores = {0: 0.6, 1: 0.7, 2: 0.8}
+    raced = came(scores, averages={2: {0: 0.5, 2: 0.3}})
+    assert rule(full_trainings=0).decide(raced) == {0: Continue(4), 2: Continue(4), 1: Stop()}
+    ended = came(scores, stop=4, averages={4: {0: 0.5, 2: 0.3}})
+    assert rule(full_trainings=0).decide(ended) == {}
+    assert rule(full_trainings=0).finalists(ended) == [0]
+
+
+@pytest.mark.parametrize("look", [None, 2])
+def test_at_chance_level_all_with_a_score_go_on(look: int | None) -> None:
+    raced = came({0: 0.6, 1: 0.7, 2: math.nan}, at_chance=True)
+    assert rule(look=look, full_trainings=0).decide(raced) == {0: Continue(4), 1: Continue(4), 2: Stop()}
+
+
+def test_the_mode_is_that_of_the_state() -> None:
+    """Places among several metrics are better the lower they are."""
+    raced = came({0: 0.2, 1: 0.9})
+    raced.place(2, {0: 1.0, 1: 0.0})
+    assert rule(mode="max", full_trainings=0).decide(raced) == {1: Continue(4), 0: Stop()}
+
+
+def drawn(seed: int) -> Curves:
+    """Curves of six trials, some of which diverge or fail."""
+    rng = random.Random(seed)
+    curves = [[rng.choice([0.5, rng.random()]) for _ in range(4)] for _ in range(6)]
+    for curve in curves:
+        last = rng.choice([1, 1, 2, 3, 4, 4])
+        curve[last:] = rng.choice([[], [math.nan] * (4 - last)])
+    return [*curves, [0.9] * 4]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_decisions_do_not_depend_on_the_order_in_which_trials_come(seed: int) -> None:
+    """They wait for all, so that the number of devices does not matter either."""
+    ruled, curves = rule(look=3, milestones=(1, 2, 3, 4)), drawn(seed)
+    together = play(ruled, curves)
+    assert max(epochs(together)) == 4
+    for at_once, order in ((1, 0), (1, 1), (2, 0)):
+        raced = play(ruled, curves, at_once=at_once, seed=order)
+        assert raced.digest == together.digest
+        assert [trial.intervals for _, trial in sorted(raced.trials.items())] == [
+            trial.intervals for _, trial in sorted(together.trials.items())
+        ]
+        assert ruled.finalists(raced) == ruled.finalists(together)
+
+
+def test_there_is_nothing_to_decide_before_any_trial_enters() -> None:
+    assert rule().decide(SweepState("min", 4, 2)) == {}

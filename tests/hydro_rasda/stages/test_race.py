@@ -51,6 +51,7 @@ def epochs(run: Run) -> dict[int, list[int]]:
 SCORES = {0: [0.9, 0.8, 0.7, 0.6], 1: [0.8, 0.7, 0.6, 0.5], 2: [0.7, 0.6, 0.5, 0.4], 3: [0.6, 0.5, 0.4, 0.3]}
 LOST = {**SCORES, 2: [0.7, math.nan], 3: [0.6, math.nan]}
 ALL_BUT_THE_LAST_LOST = {**LOST, 1: [0.8, 0.7, math.nan]}
+FAILS_ONCE_IT_IS_BACK = {**SCORES, 1: [0.8, 0.7], 2: [0.7], 3: [0.6]}
 
 
 def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race: Callable[..., Run]) -> None:
@@ -70,38 +71,19 @@ def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race:
 
 
 @pytest.mark.parametrize(
-    ("full_trainings", "trained"),
+    ("settings", "trained"),
     [
-        (0, [1, 1, 2, 4]),
-        (2.5, [1, 1, 4, 4]),  # 4 epochs to the first milestone; of 10, 6 are left, for two times 3
-        (2.49, [1, 1, 2, 4]),
-        (3.25, [1, 4, 4, 4]),
-        (4, [4, 4, 4, 4]),
-    ],
-)
-def test_as_many_go_on_as_can_train_to_the_end(
-    open_race: Callable[..., Run], full_trainings: float, trained: list[int]
-) -> None:
-    run = open_race(full_trainings=full_trainings)
-    train_finalists(run, [0, 1, 2, 3], Scripted(SCORES))
-    assert [len(found) for found in epochs(run).values()] == trained
-
-
-@pytest.mark.parametrize(
-    ("behind", "settings", "trained"),
-    [
-        (0.01, {}, [4, 4, 8, 8]),  # behind by a twelfth of what scores changed by in three epochs
-        (0.3, {}, [4, 4, 6, 8]),
-        (0.3, {"full_trainings": 4}, [8, 8, 8, 8]),  # enough for all
-        (0.3, {"race": RaceConfig(grace_period=7)}, [7, 7, 8, 8]),  # one epoch saved is not worth a look
+        ({}, [4, 4, 6, 8]),
+        ({"full_trainings": 4}, [8, 8, 8, 8]),  # enough for all
+        ({"race": RaceConfig(grace_period=7)}, [7, 7, 8, 8]),  # one epoch saved is not worth a look
     ],
 )
 def test_at_the_last_look_the_second_goes_on_if_it_is_worth_it(
-    open_race: Callable[..., Run], behind: float, settings: dict[str, Any], trained: list[int]
+    open_race: Callable[..., Run], settings: dict[str, Any], trained: list[int]
 ) -> None:
     run = open_race(**{"max_t": 8, "race": RaceConfig(), "full_trainings": 3, **settings})
     leader = [1.0 - 0.04 * epoch for epoch in range(8)]
-    scores = {3 - i: [score + more for score in leader] for i, more in enumerate((0.0, behind, 0.5, 0.6))}
+    scores = {3 - i: [score + more for score in leader] for i, more in enumerate((0.0, 0.3, 0.5, 0.6))}
     train_finalists(run, [0, 1, 2, 3], Scripted(scores))
     assert [len(found) for found in epochs(run).values()] == trained
     assert sum_up(run.history, [0, 1, 2, 3], run.store.path).best_trial == 3
@@ -190,7 +172,9 @@ def test_the_trial_with_the_best_averages_goes_on_too(open_race: Callable[..., R
     trained = Scripted({})
     train_finalists(run, [0, 1, 2], trained)
     assert not trained.trained
-    assert [unit.value for key, unit in run.store.units().items() if key.startswith("target/to-2/kept")] == [[0, 2]]
+    assert [unit.value for key, unit in run.store.units().items() if key.startswith("target/to-2/kept")] == [
+        [[0, 4], [2, 4], [1, None]]
+    ]
 
 
 def test_with_early_stopping_the_best_epoch_decides(open_race: Callable[..., Run]) -> None:
@@ -242,7 +226,10 @@ def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[
     }
 
 
-@pytest.mark.parametrize("scores", [{**SCORES, 1: [0.8, math.nan], 3: [0.6, 0.5, 0.9, 0.9]}, ALL_BUT_THE_LAST_LOST])
+@pytest.mark.parametrize(
+    "scores",
+    [{**SCORES, 1: [0.8, math.nan], 3: [0.6, 0.5, 0.9, 0.9]}, ALL_BUT_THE_LAST_LOST, FAILS_ONCE_IT_IS_BACK],
+)
 @pytest.mark.parametrize("epochs_a_process", [1, 2, 5])
 def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
     open_race: Callable[..., Run], problem: Problem, tmp_path: Path, epochs_a_process: int, scores: Scores
@@ -262,6 +249,10 @@ def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
         unbroken.history.checkpoints,
         unbroken.history.failures,
     )
+    decided, expected = (
+        {key: unit.value for key, unit in of.store.units().items() if "/kept" in key} for of in (run, unbroken)
+    )
+    assert decided == expected
     unbroken.store.close()
 
 
@@ -434,21 +425,14 @@ def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race:
     assert again.store.done("target/done")
 
 
-@pytest.mark.parametrize(
-    ("scores", "expected"),
-    [
-        (LOST, {0: 1, 1: 4, 2: 2, 3: 2}),
-        ({**SCORES, 2: [0.7], 3: [0.6]}, {0: 1, 1: 4, 2: 1, 3: 1}),
-        (ALL_BUT_THE_LAST_LOST, {0: 4, 1: 3, 2: 2, 3: 2}),
-        ({**LOST, 0: [math.nan], 1: [math.nan]}, {0: 1, 1: 1, 2: 2, 3: 2}),
-    ],
-    ids=["diverged", "failed", "twice", "all"],
-)
-def test_where_nobody_is_left_the_best_of_those_that_were_stopped_goes_on(
-    open_race: Callable[..., Run], scores: Scores, expected: dict[int, int]
-) -> None:
-    train_finalists(run := open_race(), [0, 1, 2, 3], Scripted(scores))
-    assert {n: seen[-1] for n, seen in sorted(epochs(run).items())} == expected
+def test_where_nobody_is_left_the_best_of_those_that_were_stopped_goes_on(open_race: Callable[..., Run]) -> None:
+    said: list[str] = []
+    run = open_race()
+    run.callbacks = Callbacks([lambda event: said.append(getattr(event, "text", ""))])
+    train_finalists(run, [0, 1, 2, 3], Scripted(ALL_BUT_THE_LAST_LOST))
+    assert {n: seen[-1] for n, seen in sorted(epochs(run).items())} == {0: 4, 1: 3, 2: 2, 3: 2}
+    told = "full size at epoch {}: nobody is left; of those stopped at epoch 1, [{}] go on"
+    assert [text for text in said if "nobody is left" in text] == [told.format(2, 1), told.format(4, 0)]
     assert run.store.done("target/done")
 
 

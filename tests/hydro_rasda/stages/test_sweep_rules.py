@@ -61,6 +61,7 @@ class TopHalfBySlope(SweepRule):
             return {number: Continue(2) for number in new}
         if sweep.training or not sweep.waiting_at(2):
             return {}
+        assert sweep.spent == 2 * len(sweep.trials)
         slope = {n: trial.curve[2] - trial.curve[1] for n, trial in sweep.waiting_at(2).items()}
         best_first = sorted(slope, key=slope.__getitem__)
         kept = best_first[: len(slope) // 2]
