@@ -90,6 +90,7 @@ class _Sweep:
         # Groups of an earlier process, and of this one, that have not come in yet; in the order of their ends.
         self._recorded = deque(key for key in run.store.units() if "/group-" in key)
         self._finished: deque[str] = deque()
+        self._meanwhile: list[Finished] = []  # groups that were done while the transfer was checked
 
     def finalists(self) -> list[int]:
         self._show()
@@ -104,11 +105,12 @@ class _Sweep:
                 self._advance(key, self._run.recall(key))
                 self._decide_arrival(key)
             elif not self._dispatch():
-                if not self._devices.busy():
+                if not (self._meanwhile or self._devices.busy()):
                     if self._state.training:
                         return finalists_in_time(self._run, self._search, self._dispatcher.copies)
                     return finalists_of_rule(self._run, self._search, self._rule, self._state, self._tell)
-                for finished in self._devices.finished():
+                done, self._meanwhile = self._meanwhile, []
+                for finished in done or self._devices.finished():
                     self._record(finished)
 
     def _show(self) -> None:
@@ -197,7 +199,7 @@ class _Sweep:
             self._first_rung_is_over = True
             # Copies take the places of configurations that were scored.
             if run.settings.sweep.check_transfer:
-                run.transfer = check_transfer(run, *first_rung, self._devices)
+                run.transfer = check_transfer(run, *first_rung, self._devices, self._meanwhile.append)
                 self._show()
         self._carry_out(moves, recalled)
         return bool(moves)
@@ -312,7 +314,7 @@ class _Sweep:
         behind = {n: h[-1][0] for n, h in outcome.history.items() if h and h[-1][0] < run.epochs("surrogate", n)}
         more = {"device": finished.device, "copies": copies or None, "behind": behind or None}
         value |= {name: of for name, of in more.items() if of is not None}
-        self._advance(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
+        self._advance(task.key, run.record(task.key, Unit(value, lines, finished.outcome.seconds)))
         self._finished.append(task.key)
 
     def _next_recorded(self) -> str | None:

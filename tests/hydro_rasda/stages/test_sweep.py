@@ -12,7 +12,7 @@ from torch import nn
 
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.config import Mode, TuneConfig
-from hydro_rasda.contracts import Finished, GroupOutcome, GroupTask, History, Widths
+from hydro_rasda.contracts import Finished, History, Outcome, Task, Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
@@ -53,10 +53,10 @@ class Curves:
         self.run, self.devices, self.last_first, self.clock = run, devices, last_first, clock or Clock()
         self.speeds = [1.0] * devices
         self.slow = False
-        self.tasks: list[GroupTask] = []
-        self._under_way: dict[int, GroupTask] = {}
+        self.tasks: list[Task] = []
+        self._under_way: dict[int, Task] = {}
 
-    def idle(self) -> list[int]:
+    def idle(self, task: Task | None = None) -> list[int]:
         return [d for d in range(self.devices) if d not in self._under_way]
 
     def busy(self) -> bool:
@@ -74,7 +74,7 @@ class Curves:
     def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(4))
 
-    def start(self, device: int, task: GroupTask) -> None:
+    def start(self, device: int, task: Task) -> None:
         assert device not in self._under_way
         self.tasks.append(task)
         self._under_way[device] = task
@@ -88,7 +88,7 @@ class Curves:
             reached += 1
             self.clock.now += 1.0
         self.clock.now += 0.2 if self.slow else 0.0
-        return [Finished(task, GroupOutcome([], {n: self._history(task, n, reached) for n in task.members}, {}), 0.0)]
+        return [Finished(task, Outcome([], {n: self._history(task, n, reached) for n in task.members}, {}))]
 
     def _require_what_is_needed(self) -> None:
         """No more checkpoints lie there than a trial goes on from, and each is recorded."""
@@ -100,10 +100,7 @@ class Curves:
         else:
             assert there <= {self.run.store.file(key).name for key in needed}
 
-    def train_each(self, tasks: Any) -> Any:
-        raise NotImplementedError
-
-    def _history(self, task: GroupTask, number: int, stop: int) -> History:
+    def _history(self, task: Task, number: int, stop: int) -> History:
         sign = 1.0 if self.run.settings.mode == "min" else -1.0
         final = self.run.trials[number].config["final"]
         values = {epoch: sign * (final - 0.001 * epoch) for epoch in range(task.span.start + 1, stop + 1)}
@@ -244,7 +241,7 @@ def test_all_diverged(run: Run) -> None:
 
 def test_if_all_that_went_on_diverge_those_stopped_before_are_finalists(run: Run) -> None:
     class BestDiverge(Curves):
-        def _history(self, task: GroupTask, number: int, stop: int) -> History:
+        def _history(self, task: Task, number: int, stop: int) -> History:
             late = self.run.trials[number].config["final"] < 9.0
             told = super()._history(task, number, stop)
             return [(at, {name: math.nan if late and at > 1 else of for name, of in m.items()}) for at, m in told]
@@ -449,7 +446,7 @@ def test_who_has_lost_a_checkpoint_where_time_ended_a_group_trains_all_epochs_ag
 class MetricComesLate(Curves):
     """The metric is NaN before the third epoch, though the training loss is finite."""
 
-    def _history(self, task: GroupTask, number: int, stop: int) -> History:
+    def _history(self, task: Task, number: int, stop: int) -> History:
         found = super()._history(task, number, stop)
         return [(epoch, {**of, "val_loss": math.nan if epoch < 3 else of["val_loss"]}) for epoch, of in found]
 
