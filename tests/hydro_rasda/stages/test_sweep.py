@@ -88,7 +88,8 @@ class Curves:
             reached += 1
             self.clock.now += 1.0
         self.clock.now += 0.2 if self.slow else 0.0
-        return [Finished(task, Outcome([], {n: self._history(task, n, reached) for n in task.members}, {}))]
+        history = {n: self._history(task, n, reached) for n in task.members}
+        return [Finished(task, Outcome([{"members": [*task.members], "state": {}}], history, {}))]
 
     def _require_what_is_needed(self) -> None:
         """No more checkpoints lie there than a trial goes on from, and each is recorded."""
@@ -218,6 +219,27 @@ def test_the_plan_of_a_grid_counts_all_of_its_points(run: Run) -> None:
 def test_who_trains_first_or_in_which_batch_does_not_matter(run: Run) -> None:
     split = [configs(FINALS)[i : i + 9] for i in (0, 9, 18)]
     assert sweep(run, Given(split), Curves(run, devices=3, last_first=True)) == [0]
+
+
+def test_groups_count_that_are_done_while_the_transfer_is_checked(run: Run) -> None:
+    """An idle device goes on with the best at the first milestone; it may still train when all have come there."""
+    done = list[str]()
+    at_once = 0
+
+    class Notes(Curves):
+        def finished(self) -> list[Finished]:
+            nonlocal at_once
+            at_once += len({task.stage for task in self._under_way.values()}) > 1
+            (finished,) = super().finished()
+            done.append(finished.task.stage)
+            return [finished]
+
+    checked = again(run, sweep=replace(run.settings.sweep, check_transfer=True))
+    assert sweep(checked, Given([configs(FINALS)]), Notes(checked, devices=3)) == [0]
+    assert checked.transfer is not None
+    assert at_once
+    assert done.count("target") == 7
+    assert done.count("surrogate") == sum("/group-" in key for key in checked.store.units())
 
 
 def test_max_mirrors_min(run: Run) -> None:
