@@ -154,10 +154,10 @@ class DevicePool:
         return min(self._devices[number].cores, -(-task.beside // self._capacity()))
 
     def busy(self) -> bool:
-        """Also where every device's process has died: work goes on once one of them is there again."""
-        if self._given or self._next or self._done or any(device.work for device in self._devices.values()):
-            return True
-        return self._none_is_there() and not self._run.out_of_time("target")
+        """Also where every device's process has died: work goes on once one of them is there again, if time is left."""
+        if self._none_is_there():
+            return bool(self._done) or not self._run.out_of_time("target")
+        return bool(self._given or self._next or self._done or any(device.work for device in self._devices.values()))
 
     def _none_is_there(self) -> bool:
         devices = self._devices.values()

@@ -247,6 +247,19 @@ def test_where_no_device_comes_the_time_budget_ends_the_wait(run: Run, monkeypat
     assert list(train_tasks(pool, targets(1))) == []
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("task", [group(1, 2), *targets(1)], ids=["a group", "a full-size model"])
+def test_where_no_device_comes_back_the_time_budget_ends_the_wait(
+    run: Run, monkeypatch: pytest.MonkeyPatch, task: Task
+) -> None:
+    monkeypatch.setattr(Run, "out_of_time", lambda *_: True)
+    pool = ScriptedPool(run, 1, deadly=[1])
+    pool.idle()
+    pool.held = frozenset([0])
+    assert list(train_tasks(pool, [task])) == []
+    assert pool.trained == [task.members]
+
+
 def test_nothing_is_busy_before_it_was_asked_for(run: Run) -> None:
     pool = ScriptedPool(run, 1)
     pool.begin()
