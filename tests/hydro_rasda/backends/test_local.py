@@ -58,12 +58,13 @@ def test_full_size_models_that_still_train_end_with_the_devices(
     """Of two beside each other, one is done when an error ends the run."""
     seen, begun = tmp_path / "processes", list[int]()
     seen.mkdir()
-    configs = [{"lr": 0.1}, {"lr": 0.1, "waits_in": str(seen), "tuner": os.getpid()}]
+    configs: list[dict[str, Any]] = [{"lr": 0.1}, {"lr": 0.1, "waits_in": str(seen), "tuner": os.getpid()}]
 
     def fail() -> None:
         with opened(LocalBackend("cpu"), tmp_path / "run", configs) as (run, devices):
             for task in targets(run, 1):
-                devices.start(*devices.idle(task), task)
+                (device,) = devices.idle(task)
+                devices.start(device, task)
             assert [finished.task.number for finished in devices.finished()] == [0]
             while not [*seen.iterdir()]:
                 time.sleep(0.01)
