@@ -29,7 +29,7 @@ from benchmarks.ray_stand_in import StandInController
 from benchmarks.result_files import columns, environment, options, read, save, texts, versions
 from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.contracts import Group, GroupTask, Span, Widths
+from hydro_rasda.contracts import Group, Span, Task, Widths
 from hydro_rasda.data import Shard, make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
@@ -106,9 +106,9 @@ def resume(members: int, kept: int, repeats: int = 3) -> Numbers:
     return {"s": median(again), "s from scratch": median(anew)}
 
 
-def _group_task(members: range, start: int) -> GroupTask:
+def _group_task(members: range, start: int) -> Task:
     sources = ("from-0",) if start else ()
-    return GroupTask(f"from-{start}", (Group("kind", tuple(members), fused=True),), sources, Span(start, start + 1))
+    return Task(f"from-{start}", (Group("kind", tuple(members), fused=True),), sources, Span(start, start + 1))
 
 
 def _deep(config: Mapping[str, Any]) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -13,6 +13,7 @@ import torch
 
 from hydro_rasda.run.callbacks import Callback as Callback
 from hydro_rasda.run.events import Event as Event
+from hydro_rasda.run.events import Stage
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.sweep_rule import SweepRule as SweepRule  # pure, so that it lives with the decisions
 from hydro_rasda.trial import Trial
@@ -76,14 +77,22 @@ class Group:
 
 
 @dataclass(frozen=True)
-class GroupTask:
-    """A unit of work: groups that train at the same time, from one milestone to the next.
+class Task:
+    """A unit of work: groups that train at the same time, or one full-size model, from one milestone to the next.
+
+    `full_size_task` makes one for a full-size model.
 
     Attributes:
-        key: Name of the unit in the journal and of the checkpoint that it leaves.
-        groups: The trials; groups are independent of each other.
-        sources: Keys of the earlier tasks that trained them; empty at the first rung.
+        key: Tells it from all others of the run. For groups, it names the checkpoint that the task leaves.
+        groups: The trials; groups are independent of each other. A full-size model is a group of one.
+        sources: Names of the checkpoints to go on from; empty for initial weights. A full-size model has one at most.
         copies: For each trial that goes on with another one's weights and optimizer state, that other one.
+        stage: "target" for a full-size model. The attributes below have a meaning for it alone.
+        seed: Determines the initial weights, and dropout.
+        beside: How many trials are trained to this milestone, itself included: they share the devices.
+        horizon: Epochs over which its schedule runs; None: those of a full training.
+        refit: True to train one model on the examples of all folds, without validation.
+        averaged: False if the weights that it leaves are wanted, where training averages weights besides.
     """
 
     key: str
@@ -91,17 +100,34 @@ class GroupTask:
     sources: tuple[str, ...]
     span: Span
     copies: Mapping[int, int] = field(default_factory=dict)
+    stage: Stage = "surrogate"
+    seed: int = 0
+    beside: int = 1
+    horizon: int | None = None
+    refit: bool = False
+    averaged: bool = True
 
     @property
     def members(self) -> tuple[int, ...]:
         """The trials of all groups."""
         return tuple(number for group in self.groups for number in group.members)
 
-    def parts(self) -> list[GroupTask]:
+    @property
+    def number(self) -> int:
+        """The trial of a task that has a single one."""
+        (number,) = self.members
+        return number
+
+    @property
+    def source(self) -> str | None:
+        """The checkpoint that a full-size model goes on from; None if it begins anew."""
+        return self.sources[0] if self.sources else None
+
+    def parts(self) -> list[Task]:
         """A task for each group."""
         return [replace(self, groups=(group,)) for group in self.groups]
 
-    def smaller(self) -> list[GroupTask]:
+    def smaller(self) -> list[Task]:
         """Return tasks that take less memory: its groups by themselves; of a single group, each half of its members.
 
         Of a single member, the same with batches in twice as many parts. Each is a unit of its own.
@@ -116,6 +142,14 @@ class GroupTask:
         return [replace(self, key=group_key(self.span, group.members), groups=(group,)) for group in groups]
 
 
+def full_size_task(
+    key: str, number: int, span: Span, source: str | None, seed: int, beside: int = 1, **more: Any
+) -> Task:
+    """Return the task that trains a trial's full-size model, from a checkpoint or anew; `more` are fields of `Task`."""
+    groups, sources = (Group("full size", (number,), fused=False),), () if source is None else (source,)
+    return Task(key, groups, sources, span, stage="target", seed=seed, beside=beside, **more)
+
+
 def group_key(span: Span, members: Iterable[int]) -> str:
     """Name of the unit that trains these trials for a span.
 
@@ -125,69 +159,53 @@ def group_key(span: Span, members: Iterable[int]) -> str:
 
 
 @dataclass
-class GroupOutcome:
-    """Outcome of training a group.
+class Outcome:
+    """Outcome of training a task.
 
     Attributes:
-        checkpoint: To go on from: for each fused model that was trained, its members and its state.
+        checkpoint: To go on from: for each model, fused or full-size, that was trained, its "members" and its "state".
+        history: For each trial that began, the epochs trained, with the metrics after each.
         failures: For each trial that raised, the traceback.
+        died: True if a full-size model failed by the end of its process, so often that it is not to be tried again.
+        ended: True if a full-size training ended by itself, before its span or at its end, and is not to go on.
+        more: Further plain values for the run's record, for the backend that goes on from it.
     """
 
     checkpoint: list[dict[str, Any]]
     history: dict[int, History]
     failures: dict[int, str]
-
-
-@dataclass(frozen=True)
-class FullSizeTask:
-    """A unit of work: one full-size model, for a span of epochs.
-
-    Attributes:
-        key: Tells it from all others of the run.
-        source: Name of the checkpoint to go on from; None starts from the trial's initial weights.
-        seed: Determines those, and dropout.
-        beside: How many trials are trained to this milestone, itself included: they share the devices.
-        horizon: Epochs over which its schedule runs; None: those of a full training.
-        refit: True to train one model on the examples of all folds, without validation.
-        averaged: False if the weights that it leaves are wanted, where training averages weights besides.
-    """
-
-    key: str
-    number: int
-    span: Span
-    source: str | None
-    seed: int
-    beside: int = 1
-    horizon: int | None = None
-    refit: bool = False
-    averaged: bool = True
-
-
-@dataclass(frozen=True)
-class FullSizeOutcome:
-    """Outcome of training a full-size model.
-
-    Attributes:
-        state: To go on from; None where it failed.
-        history: Epochs trained, with the metrics after each.
-        error: Traceback, where it failed.
-        died: True if it failed by the end of its process, so often that it is not to be tried again.
-        beside: How many shared the device, itself included: its training took that many times `seconds`.
-        device: Name of the device that trained it, of several the first; None if there is only one.
-        ended: True if it ended by itself, before its span or at its end, and is not to go on.
-        more: Further plain values for the run's record, for the backend that goes on from it.
-    """
-
-    task: FullSizeTask
-    state: Mapping[str, Any] | None
-    history: History
-    error: str | None
-    seconds: float
+    seconds: float = 0.0
     died: bool = False
-    beside: int = 1
-    device: int | None = None
     ended: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_model(cls, number: int, state: Any, history: History, seconds: float, **more: Any) -> Outcome:
+        """Return the outcome of a full-size model, from its state; `more` are further fields."""
+        return cls([{"members": [number], "state": state}], {number: history}, {}, seconds, **more)
+
+    @classmethod
+    def failed(cls, number: int, error: str, seconds: float = 0.0, died: bool = False) -> Outcome:
+        """Return the outcome of a trial that failed by itself, with the traceback."""
+        return cls([], {number: []}, {number: error}, seconds, died)
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The state of a full-size model that has not failed."""
+        (part,) = self.checkpoint
+        state: Mapping[str, Any] = part["state"]
+        return state
+
+    @property
+    def epochs(self) -> History:
+        """The history of a full-size model."""
+        (history,) = self.history.values()
+        return history
+
+    @property
+    def error(self) -> str | None:
+        """The traceback of a full-size model that has failed."""
+        return next(iter(self.failures.values()), None)
 
 
 @dataclass(frozen=True)
@@ -235,44 +253,48 @@ class Widths:
         return slow if above == below else quick + (slow - quick) * (members - below) / (above - below)
 
 
-class FullSizeTrainer(Protocol):
-    """Trains full-size models."""
+@dataclass(frozen=True)
+class Finished:
+    """A task that is done.
 
-    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
-        """Train full-size models, each as far as the time budget goes.
+    Attributes:
+        device: Name of the device that trained it, of several the first; None if there is only one.
+        beside: How many full-size models shared the device, itself included. It trained for that many times
+            `outcome.seconds`.
+    """
 
-        Args:
-            tasks: Independent of each other. The next is taken when it can begin.
+    task: Task
+    outcome: Outcome
+    device: int | None = None
+    beside: int = 1
 
-        Yields:
-            The outcome of each, as they are done.
+
+class Devices(Protocol):
+    """Devices that a backend opens for a run.
+
+    A device trains one task of groups at a time, or several full-size models beside each other. Those begin together,
+    at the latest when `finished` is called. The backend decides how many they are, and which further devices a
+    full-size model gets.
+    """
+
+    def idle(self, task: Task | None = None) -> Sequence[int]:
+        """The devices that have nothing to do; given a task, those that can be given it now.
+
+        A device can be given a full-size model beside others, until these begin. If a full-size model is due on more
+        devices than are idle, it waits for them, and no device is idle meanwhile.
         """
         ...
 
+    def start(self, device: int, task: Task) -> None:
+        """Have a device of `idle(task)` train a task, and perhaps others of them with it."""
+        ...
 
-@dataclass(frozen=True)
-class Finished:
-    """A group that a device has trained.
-
-    Attributes:
-        device: Name of the device that trained it; None if there is only one.
-    """
-
-    task: GroupTask
-    outcome: GroupOutcome
-    seconds: float
-    device: int | None = None
-
-
-class Devices(FullSizeTrainer, Protocol):
-    """Devices that a backend opens for a run; each trains one task at a time."""
-
-    def idle(self) -> Sequence[int]:
-        """The devices that have nothing to do."""
+    def finished(self) -> Sequence[Finished]:
+        """Tasks that are done since the last call; waits for one, or for a moment."""
         ...
 
     def busy(self) -> bool:
-        """Return whether any group is under way."""
+        """Return whether any task is under way, or a device is waited for that will be able to begin one."""
         ...
 
     def speed(self, device: int, kind: str) -> float | None:
@@ -284,7 +306,7 @@ class Devices(FullSizeTrainer, Protocol):
         ...
 
     def cores(self, device: int) -> int:
-        """How many groups a device trains at the same time."""
+        """How many groups, or full-size models, a device trains at the same time."""
         ...
 
     def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
@@ -292,14 +314,6 @@ class Devices(FullSizeTrainer, Protocol):
 
         If its process ends meanwhile, the device is not idle; if its whole machine ends, the answer is empty.
         """
-        ...
-
-    def start(self, device: int, task: GroupTask) -> None:
-        """Have an idle device train a group."""
-        ...
-
-    def finished(self) -> Sequence[Finished]:
-        """Groups that are done since the last call; waits for one."""
         ...
 
 

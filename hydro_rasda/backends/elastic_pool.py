@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
 from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask
+from hydro_rasda.contracts import Finished, Outcome, Task
 from hydro_rasda.data import Shard
 from hydro_rasda.processes.hang_detector import waited_in_vain
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import RASDA, Growth
 from hydro_rasda.training.full_size_on_ranks import Place
-from hydro_rasda.training.trainer import Given
 from hydro_rasda.training.worker_reports import SCALING_EFFICIENCY, noise_in_workers
 
 _LAST_WORDS_S = 3.0
@@ -31,10 +30,10 @@ class _Ranks:
     It is `lost` if a machine has ended, and with it a rank.
     """
 
-    task: FullSizeTask
+    task: Task
     devices: Sequence[int]
     meeting: Any
-    endings: dict[int, FullSizeOutcome | str] = field(default_factory=dict)
+    endings: dict[int, Outcome | str] = field(default_factory=dict)
     lost: bool = False
 
     @property
@@ -74,28 +73,28 @@ class DoublingPool(DevicePool):
         held = {number for ranks in self._ranks for number in ranks.devices}
         return [number for number in super()._free() if number not in held]
 
-    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
-        if not self._asked or self._capacity() == 1:
-            yield from super().train_each(tasks)
-            return
-        tasks, task = iter(tasks), None
-        while True:
-            idle = list(self.idle())
-            while idle and (task := task or self._next(tasks)) is not None and (size := self._size(task)) <= len(idle):
-                chosen = nearest({number: self._devices[number].node for number in idle}, size)
-                self._begin(task, chosen)
-                idle, task = [number for number in idle if number not in chosen], None
-            if (idle and task is None and not self._ranks) or self._in_vain():
-                return
-            self._begin_again()
-            self._take_ready()
-            outcomes, self._outcomes = self._outcomes, []
-            yield from outcomes
+    def _has_ranks(self, task: Task) -> bool:
+        return task.stage == "target" and self._asked and self._capacity() > 1
 
-    def _next(self, tasks: Iterator[FullSizeTask]) -> FullSizeTask | None:
-        return self._targets_again.pop(0) if self._targets_again else next(tasks, None)
+    def _most(self, number: int, task: Task | None) -> int:
+        return 1 if task is None or self._has_ranks(task) else super()._most(number, task)
 
-    def _size(self, task: FullSizeTask) -> int:
+    def start(self, device: int, task: Task) -> None:
+        if not self._has_ranks(task):
+            super().start(device, task)
+        elif not self._began(task):
+            self._next.append(task)
+
+    def _began(self, task: Task) -> bool:
+        if not self._has_ranks(task):
+            return super()._began(task)
+        free, size = self._free(), self._size(task)
+        if size > len(free):
+            return False
+        self._begin(task, nearest({number: self._devices[number].node for number in free}, size))
+        return True
+
+    def _size(self, task: Task) -> int:
         rule, start, capacity = self._rule, task.span.start, self._capacity()
         last = self._run.history.metrics["target", task.number][-1] if start else {}
         held = int(last.get("workers", rule.workers))
@@ -122,14 +121,11 @@ class DoublingPool(DevicePool):
                 taken[int(unit.lines[-1].get("workers", 1))].append(unit.seconds / len(unit.lines))
         return {workers: median(seconds) for workers, seconds in taken.items()}
 
-    def _begin(self, task: FullSizeTask, devices: Sequence[int]) -> None:
+    def _begin(self, task: Task, devices: Sequence[int]) -> None:
         run, number, world = self._run, task.number, len(devices)
         ranks = _Ranks(task, devices, self._meeting(devices) if world > 1 else None)
         self._ranks.append(ranks)
-        sources = [task.source] if task.source is not None else []
-        given = Given(
-            {number: run.history.trials[number]}, self._load(sources), run.seconds_left("target"), self._capacity()
-        )
+        given = self._what_is_given([task])
         before = run.store.units()[task.source].value if task.source is not None else {}
         carried = {name: before[name] for name in ("rescaled", "measured") if name in before}
         if task.span.start and run.history.metrics["target", number][-1].get("workers", world) != world:
@@ -190,14 +186,14 @@ class DoublingPool(DevicePool):
             if failed and not raised_alone:  # the others wait for one that will not come
                 self._replace(number)
             else:
-                self._devices[number].work = None
+                self._devices[number].work = ()
         ending = _blamed(ranks.endings) if failed else ranks.endings[0]
         if ranks.lost:
             self._lose([ranks.task], "", lost=True)
         elif isinstance(ending, str):
             self._lose([ranks.task], ending)
         else:
-            self._outcomes.append(replace(ending, device=ranks.devices[0]))
+            self._done.append(Finished(ranks.task, ending, ranks.devices[0]))
 
     def _hear_out(self, ranks: _Ranks) -> None:
         """Take in what other ranks say within a moment: the first may only have missed one that died."""
@@ -245,10 +241,10 @@ def _rule(settings: TuneConfig) -> RASDA:
     )
 
 
-def _blamed(endings: dict[int, FullSizeOutcome | str]) -> FullSizeOutcome | str:
+def _blamed(endings: dict[int, Outcome | str]) -> Outcome | str:
     """Of ranks that failed, the ending to tell: of one that died, else of one that raised by itself."""
 
-    def key(ending: FullSizeOutcome | str) -> int:
+    def key(ending: Outcome | str) -> int:
         if isinstance(ending, str):
             return 0
         return 3 if ending.error is None else 2 if waited_in_vain(ending.error) else 1

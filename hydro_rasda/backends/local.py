@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from itertools import islice
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from hydro_rasda.argument_checks import check_number, require
 from hydro_rasda.config import Graph, check_steps
-from hydro_rasda.contracts import Devices, EpochMetrics, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths
+from hydro_rasda.contracts import Devices, EpochMetrics, Finished, Task, Widths
 from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.run.state import Run
@@ -89,8 +87,9 @@ class LocalBackend:
             devices = devices[:1]
         if len(devices) == 1:
             # The user's code may say "cuda", and means this device.
-            with torch.cuda.device(devices[0]) if devices[0].type == "cuda" else nullcontext():
-                yield LocalDevice(run, devices[0], self._memory)
+            where = torch.cuda.device(devices[0]) if devices[0].type == "cuda" else nullcontext()
+            with where, closing(LocalDevice(run, devices[0], self._memory)) as one:
+                yield one
             return
         # What trains on one device does not wait for it.
         from hydro_rasda.backends.process_pool import LocalProcesses
@@ -100,19 +99,22 @@ class LocalBackend:
 
 
 class LocalDevice:
-    """One device, which trains groups of surrogates, then the full-size finalists; see `Devices`."""
+    """One device, which trains within `finished`; see `Devices`."""
 
     def __init__(self, run: Run, device: torch.device, memory: float | None = None) -> None:
         self._run = run
         self._problem = run.problem.on(device)
         self._device = Device(self._problem, share=Share(memory=memory))
-        self._task: GroupTask | None = None
+        self._tasks: list[Task] = []
+        self._training: Generator[Finished, None, None] | None = None
 
-    def idle(self) -> Sequence[int]:
-        return [] if self.busy() else [0]
+    def idle(self, task: Task | None = None) -> Sequence[int]:
+        beside = task is not None and all(one.stage == "target" for one in (task, *self._tasks))
+        most = self._device.cores if beside else 1
+        return [0] if self._training is None and len(self._tasks) < most else []
 
     def busy(self) -> bool:
-        return self._task is not None
+        return bool(self._tasks)
 
     def speed(self, device: int, kind: str) -> None:
         """There is no other to compare with."""
@@ -135,21 +137,23 @@ class LocalDevice:
         with self._run.store.doing.of(what):
             return self._device.plan(kinds, seconds)
 
-    def start(self, device: int, task: GroupTask) -> None:
-        self._task = task
+    def start(self, device: int, task: Task) -> None:
+        self._tasks.append(task)
 
     def finished(self) -> Sequence[Finished]:
-        task = self._task
-        assert task is not None
-        started = time.perf_counter()
-        outcome = self._device.train_groups(task, self._work("surrogate"))
-        self._task = None
-        return [Finished(task, outcome, time.perf_counter() - started)]
+        if self._training is None:
+            self._training = self._device.train(list(self._tasks), self._work(self._tasks[0].stage))
+        finished = next(self._training)
+        self._tasks.remove(finished.task)
+        if not self._tasks:
+            next(self._training, None)  # it ends
+            self._training = None
+        return [finished]
 
-    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
-        tasks = iter(tasks)
-        while together := list(islice(tasks, self._device.cores)):
-            yield from self._device.train_full_size(together, self._work("target"))
+    def close(self) -> None:
+        """End what trains, its processes included."""
+        if self._training is not None:
+            self._training.close()
 
     def _work(self, stage: Stage) -> Work:
         run = self._run

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Protocol
 
-from hydro_rasda.contracts import Finished, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
-from hydro_rasda.history.lines import Stage
+from hydro_rasda.contracts import Finished, Outcome, Task, Widths
 from hydro_rasda.processes.forks import RelayedWarnings
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.retry_policy import DEATHS, Deaths
@@ -54,9 +52,9 @@ ARRIVAL_S = 60.0
 class _Device:
     process: DeviceProcess
     answer: Answer | None
-    """The coming answer to its task; None if it is idle."""
-    work: GroupTask | list[FullSizeTask] | None = None
-    """The task; None if the answer is a new process's description of itself."""
+    """The coming answer to its work; None if it is idle."""
+    work: Sequence[Task] = ()
+    """The tasks that it trains; none if the answer is a new process's description of itself."""
     machine: str = ""
     cores: int = 1
     node: str = ""
@@ -66,7 +64,7 @@ class _Device:
 
     @property
     def arrives(self) -> bool:
-        return self.answer is not None and self.work is None
+        return self.answer is not None and not self.work
 
 
 class DevicePool:
@@ -80,9 +78,8 @@ class DevicePool:
         self._devices: dict[int, _Device] = {}
         self._speeds: dict[tuple[int, str], float] = {}
         self._done: list[Finished] = []
-        self._outcomes: list[FullSizeOutcome] = []
-        self._again: list[GroupTask] = []
-        self._targets_again: list[FullSizeTask] = []
+        self._given: dict[int, list[Task]] = {}  # to be trained at the same time, and not begun
+        self._next: list[Task] = []  # begin first: their processes have died, or they wait for several devices
         self._deaths = Deaths()
         # Of each kind of groups for itself: others may rightly take a thousand times as long.
         self._paces: dict[str, HangDetector] = {}
@@ -139,19 +136,28 @@ class DevicePool:
                 self._late = {number for number, device in self._devices.items() if device.arrives}
                 return
 
-    def idle(self) -> Sequence[int]:
+    def idle(self, task: Task | None = None) -> Sequence[int]:
         self._meet()
-        return [] if self._again else self._free()
+        if self._next:
+            return []
+        more = [number for number, given in self._given.items() if len(given) < self._most(number, task)]
+        return more + self._free()
 
     def _free(self) -> list[int]:
-        """Devices that do nothing, and are kept for nothing."""
-        return [d for d, device in self._devices.items() if device.answer is None]
+        """Devices that do nothing, were given nothing, and are kept for nothing."""
+        return [d for d, device in self._devices.items() if device.answer is None and d not in self._given]
+
+    def _most(self, number: int, task: Task | None) -> int:
+        """How many tasks a device trains at the same time: its share of all that are trained to their milestone."""
+        if task is None or task.stage == "surrogate":
+            return 1
+        return min(self._devices[number].cores, -(-task.beside // self._capacity()))
 
     def busy(self) -> bool:
-        """Also where every device's process has died: work goes on once one of them is there again."""
-        if self._again or self._done or any(device.work is not None for device in self._devices.values()):
-            return True
-        return self._none_is_there() and not self._run.out_of_time("surrogate")
+        """Also where every device's process has died: work goes on once one of them is there again, if time is left."""
+        if self._none_is_there():
+            return bool(self._done) or not self._run.out_of_time("target")
+        return bool(self._given or self._next or self._done or any(device.work for device in self._devices.values()))
 
     def _none_is_there(self) -> bool:
         devices = self._devices.values()
@@ -186,39 +192,43 @@ class DevicePool:
                 raise DeviceDied(pace.told)
         return answer.result()
 
-    def start(self, device: int, task: GroupTask) -> None:
-        units = self._run.store.units()
-        trained = {number for key in task.sources for number in units[key].value["members"]}
-        self._train(device, task, "train_groups", {*trained, *task.members}, task.sources, "surrogate")
+    def start(self, device: int, task: Task) -> None:
+        given = self._given.setdefault(device, [])
+        given.append(task)
+        if len(given) >= self._most(device, task):
+            self._train(device, self._given.pop(device))
 
-    def _train(
-        self,
-        number: int,
-        work: GroupTask | list[FullSizeTask],
-        method: str,
-        trials: Iterable[int],
-        sources: Iterable[str],
-        stage: Stage,
-    ) -> None:
-        run, device = self._run, self._devices[number]
-        load, seconds = self._load(sources), run.seconds_left(stage)
-        given = Given({n: run.history.trials[n] for n in trials}, load, seconds, self._capacity())
+    def _train(self, number: int, tasks: Sequence[Task]) -> None:
+        device = self._devices[number]
         device.heard = time.monotonic()
-        device.work, device.answer = work, device.process.ask(method, work, given)
+        device.work, device.answer = tasks, device.process.ask("train", tasks, self._what_is_given(tasks))
+
+    def _what_is_given(self, tasks: Sequence[Task]) -> Given:
+        run, sources = self._run, [key for task in tasks for key in task.sources]
+        units = run.store.units()
+        # A checkpoint of groups is read with the trials of all members.
+        there = {number for key in sources for number in units[key].value.get("members", ())}
+        numbers = there.union(*(task.members for task in tasks))
+        trials = {number: run.history.trials[number] for number in numbers}
+        return Given(trials, self._load(sources), run.seconds_left(tasks[0].stage), self._capacity())
 
     def finished(self) -> Sequence[Finished]:
-        """Groups that are done; after half a second without any, none."""
-        self._begin_again()
+        """Tasks that are done; after half a second without any, none."""
+        while self._given:
+            self._train(*self._given.popitem())
         if not self._done:
             self._take_ready()
+            while self._next and self._began(self._next[0]):
+                del self._next[0]
         done, self._done = self._done, []
         return done
 
-    def _begin_again(self) -> None:
-        """Have idle devices train the groups whose processes died."""
+    def _began(self, task: Task) -> bool:
+        """Begin a task that comes next, with a device to itself; False if it has to wait."""
         for number in self._free():
-            if self._again:
-                self.start(number, self._again.pop(0))
+            self._train(number, [task])
+            return True
+        return False
 
     def _take_ready(self) -> None:
         under_way = {device.answer: d for d, device in self._devices.items() if device.answer is not None}
@@ -235,12 +245,13 @@ class DevicePool:
         self._lose(work, how)
 
     def _pace(self, device: _Device) -> HangDetector | None:
-        work = device.work
-        if work is None:
+        if not device.work:
             return None
-        name = "target" if isinstance(work, list) else " ".join(sorted({g.kind for g in work.groups}))
+        task = device.work[0]
+        name = " ".join(sorted({group.kind for group in task.groups}))
         if name not in self._paces:
-            self._paces[name] = HangDetector("no epoch was over", foreseen=self._run.problem.first_epoch_seconds(name))
+            foreseen = self._run.problem.first_epoch_seconds(task.stage)
+            self._paces[name] = HangDetector("no epoch was over", foreseen=foreseen)
         return self._paces[name]
 
     def _hear(self, number: int, kind: str, content: Any) -> None:
@@ -269,81 +280,36 @@ class DevicePool:
             self._lose(work, str(death), lost)
             return
         self._heard(number)
-        device.answer = device.work = None
-        if work is None:
+        device.answer, device.work = None, ()
+        if not work:
             (device.machine, device.cores, device.node), self._never_came = result, 0
             self._late.discard(number)
-        elif isinstance(work, GroupTask):
-            outcome, seconds = result
-            epochs = len(work.members) * (work.span.stop - work.span.start)
-            self._speeds |= {(number, group.kind): epochs / max(seconds, 1e-9) for group in work.groups}
-            self._done.append(Finished(work, outcome, seconds, number))
-        else:
-            self._outcomes += [replace(outcome, device=number) for outcome in result]
+            return
+        for finished in result:
+            task, seconds = finished.task, max(finished.outcome.seconds, 1e-9)
+            epochs = len(task.members) * (task.span.stop - task.span.start)
+            self._speeds |= {(number, group.kind): epochs / seconds for group in task.groups}
+            self._done.append(replace(finished, device=number))
 
     def _replace(self, number: int) -> None:
         self._devices[number].process.end()
         self._devices[number] = self._opened(number)
 
-    def _lose(self, work: GroupTask | list[FullSizeTask] | None, how: str, lost: bool = False) -> None:
+    def _lose(self, work: Sequence[Task], how: str, lost: bool = False) -> None:
         """Say what follows where a process died of its work, or before it could begin any; that it was `lost` with its
         machine counts against no work."""
-        if lost:
-            if isinstance(work, GroupTask):
-                self._again.append(work)
-            else:
-                self._targets_again += work or []
-        elif work is None:
+        if not work and not lost:
             self._never_came += 1
             if self._never_came >= DEATHS * self._count:
                 raise RuntimeError(f"the process of a device did not start:\n{how}")
-        elif isinstance(work, GroupTask):
-            following = self._deaths.of_group(work, how)
-            if isinstance(following, GroupOutcome):
-                self._done.append(Finished(work, following, 0.0))
+        again = list[Task]()
+        for task in work:
+            following = [task] if lost else self._deaths.of(task, how)
+            if isinstance(following, Outcome):
+                self._done.append(Finished(task, following))
             else:
-                self._again += following
-        else:
-            for after in (self._deaths.of_target(task, how) for task in work):
-                if isinstance(after, FullSizeOutcome):
-                    self._outcomes.append(after)
-                else:
-                    self._targets_again.append(after)
-
-    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
-        """Train full-size models on the devices that no group occupies."""
-        tasks = iter(tasks)
-        while True:
-            all_begun = False
-            for number in self.idle():
-                together = self._next_targets(tasks, self._devices[number].cores)
-                if not together:
-                    all_begun = not self._targets_again
-                    break
-                sources = [task.source for task in together if task.source is not None]
-                numbers = [task.number for task in together]
-                self._train(number, together, "train_full_size", numbers, sources, "target")
-            trains = any(isinstance(device.work, list) for device in self._devices.values())
-            if (all_begun and not trains) or self._in_vain():
-                return
-            self._begin_again()
-            self._take_ready()
-            outcomes, self._outcomes = self._outcomes, []
-            yield from outcomes
-
-    def _in_vain(self) -> bool:
-        """Return whether no device is there that could train, and the time is over."""
-        return self._none_is_there() and self._run.out_of_time("target")
-
-    def _next_targets(self, tasks: Iterator[FullSizeTask], cores: int) -> list[FullSizeTask]:
-        """Those that a device trains at the same time: its share of all that are trained to their milestone."""
-        if self._targets_again:  # what died with others beside it gets a device to itself
-            return [self._targets_again.pop(0)]
-        together = list(islice(tasks, 1))
-        if together:
-            share = -(-together[0].beside // self._capacity())
-            together += islice(tasks, min(share, cores) - 1)
-        return together
+                again += following
+        self._next = again + self._next
 
     def close(self) -> None:
         while self._devices:

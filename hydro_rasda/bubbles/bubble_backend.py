@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,7 +22,7 @@ from hydro_rasda.backends.process_pool import PROBLEM, loaded, write_shared
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
 from hydro_rasda.bubbles.rendezvous import Rendezvous, hang_up
 from hydro_rasda.config import Graph, check_steps
-from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths, group_key
+from hydro_rasda.contracts import Devices, Finished, Task, Widths, group_key
 from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.processes.forks import RelayedWarnings, ending, receive
@@ -98,7 +97,30 @@ class _Piece:
     """The work of one guest: a task, from the present state of the work to its end."""
 
     work: GroupWork | TargetWork
-    task: Any
+    task: Task
+
+
+@dataclass(frozen=True, eq=False)
+class _UnderWay:
+    """A task in training, in works that each train on a core."""
+
+    task: Task
+    works: Sequence[GroupWork | TargetWork]
+    began: float
+
+    def finished(self) -> Finished | None:
+        """Return the task with its outcome; None if the time was over before any trial began."""
+        task, outcome = self.task, joined(work.outcome for work in self.works)
+        begun = [number for number in task.members if number in outcome.history]
+        if not begun:
+            return None
+        if task.stage == "surrogate":
+            outcome.seconds = time.monotonic() - self.began
+        if len(begun) < len(task.members):
+            of_each = [(group, [number for number in group.members if number in begun]) for group in task.groups]
+            groups = tuple(group.of(members) for group, members in of_each if members)
+            task = replace(task, key=group_key(task.span, begun), groups=groups)
+        return Finished(task, outcome)
 
 
 @dataclass(eq=False)
@@ -117,9 +139,7 @@ class BubbleDevices:
         self._groups, self._checkpoint_s = groups, checkpoint_s
         self._device = Device(run.problem)
         self._device.cores = groups
-        self._task: GroupTask | None = None
-        self._began = 0.0
-        self._parts: list[GroupWork] = []
+        self._under_way: list[_UnderWay] = []
         self._waiting: deque[_Piece] = deque()
         self._visitors: dict[Connection, _Visitor] = {}
         self._heard: SimpleQueue[tuple[Connection, str, Any]] = SimpleQueue()
@@ -133,11 +153,16 @@ class BubbleDevices:
         self._told, self._opened = False, time.monotonic()
         self._door = Rendezvous(source, self._listen)
 
-    def idle(self) -> Sequence[int]:
-        return [] if self.busy() or self._in_vain("surrogate") else [0]
+    def idle(self, task: Task | None = None) -> Sequence[int]:
+        """One device, to which a full-size model after another can be given, until each of its cores has one."""
+        beside = (
+            task is not None and task.stage == "target" and all(of.task.stage == "target" for of in self._under_way)
+        )
+        full = len(self._under_way) >= (self._groups if beside else 1)
+        return [] if full or self._in_vain("surrogate" if task is None else task.stage) else [0]
 
     def busy(self) -> bool:
-        return self._task is not None
+        return bool(self._under_way)
 
     def _in_vain(self, stage: Stage) -> bool:
         """Return whether the time is over, and nobody is there who could train for another epoch."""
@@ -157,48 +182,26 @@ class BubbleDevices:
         """Measured on the tuner's machine: no clock tells how fast a guest would be that is stopped and continued."""
         return self._device.plan(kinds, self._run.seconds_left("surrogate"))
 
-    def start(self, device: int, task: GroupTask) -> None:
+    def start(self, device: int, task: Task) -> None:
         self._forget()
-        parts = task.parts()
-        threads = max(1, self._groups // len(parts))  # as on this machine: see `Device.train_groups`
-        self._task, self._began = task, time.monotonic()
-        self._parts = [GroupWork(self._run, part, threads) for part in parts]
-        for part in self._parts:
-            self._put(part, part.begin())
+        if task.stage == "target":
+            works: list[GroupWork | TargetWork] = [TargetWork(self._run, task, max(1, self._groups // task.beside))]
+        else:
+            parts = task.parts()
+            threads = max(1, self._groups // len(parts))  # as on this machine: see `Device.train`
+            works = [GroupWork(self._run, part, threads) for part in parts]
+        self._under_way.append(_UnderWay(task, works, time.monotonic()))
+        for work in works:
+            self._put(work, work.begin())
 
     def finished(self) -> Sequence[Finished]:
-        """The groups that train, once all of them are done; none where that is not so within half a second."""
-        self._go_on("surrogate")
-        if not all(part.done for part in self._parts):
-            return []
-        task, outcome = self._task, joined(part.outcome for part in self._parts)
-        assert task is not None
-        self._task = None
-        self._over += [key for part in self._parts for key in part.saved]
-        begun = [number for number in task.members if number in outcome.history]
-        if not begun:
-            return []
-        if len(begun) < len(task.members):  # the time was over before the others began
-            of_each = [(group, [number for number in group.members if number in begun]) for group in task.groups]
-            groups = tuple(group.of(members) for group, members in of_each if members)
-            task = replace(task, key=group_key(task.span, begun), groups=groups)
-        return [Finished(task, outcome, time.monotonic() - self._began)]
-
-    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
-        tasks, under_way = iter(tasks), list[TargetWork]()
-        while True:
-            self._forget()
-            for task in islice(tasks, self._groups - len(under_way)):
-                work = TargetWork(self._run, task, max(1, self._groups // task.beside))
-                under_way.append(work)
-                self._put(work, work.begin())
-            if not under_way:
-                return
-            self._go_on("target")
-            done = [work for work in under_way if work.done]
-            under_way = [work for work in under_way if not work.done]
-            self._over += [key for work in done for key in work.saved]
-            yield from (work.outcome for work in done if work.outcome is not None)
+        """Tasks all of whose parts are done; none where that is not so within half a second."""
+        self._forget()
+        self._go_on()
+        done = [of for of in self._under_way if all(work.done for work in of.works)]
+        self._under_way = [of for of in self._under_way if of not in done]
+        self._over += [key for of in done for work in of.works for key in work.saved]
+        return [finished for of in done if (finished := of.finished()) is not None]
 
     def close(self) -> None:
         """Send all guests away: what they train, nobody waits for any more."""
@@ -212,26 +215,25 @@ class BubbleDevices:
         self._run.store.discard(self._over)
         self._over = []
 
-    def _put(self, work: GroupWork | TargetWork, tasks: Iterable[Any]) -> None:
+    def _put(self, work: GroupWork | TargetWork, tasks: Iterable[Task]) -> None:
         self._waiting.extend(_Piece(work, task) for task in tasks)
 
-    def _go_on(self, stage: Stage) -> None:
+    def _go_on(self) -> None:
         """Have guests train what waits, and take in what they say; waits for a word, for at most `LOOK_S`."""
-        self._hand_out(stage)
+        self._hand_out()
         if not self._visitors and not self._told:
             self._run.say(f"waiting for hosts: none has come to {self._source} yet, or all have left")
         self._told = not self._visitors
         with contextlib.suppress(Empty):
-            self._hear(stage, *self._heard.get(timeout=LOOK_S))
+            self._hear(*self._heard.get(timeout=LOOK_S))
             while True:
-                self._hear(stage, *self._heard.get_nowait())
-        self._hand_out(stage)
-        if self._in_vain(stage):
-            while self._waiting:
-                piece = self._waiting.popleft()
-                piece.work.give_up(piece.task)
+                self._hear(*self._heard.get_nowait())
+        self._hand_out()
+        while self._waiting and self._in_vain(self._waiting[0].task.stage):
+            piece = self._waiting.popleft()
+            piece.work.give_up(piece.task)
 
-    def _hand_out(self, stage: Stage) -> None:
+    def _hand_out(self) -> None:
         for connection, visitor in self._visitors.items():
             while self._waiting and self._waiting[0] in self._died_of:
                 piece = self._waiting.popleft()
@@ -239,19 +241,13 @@ class BubbleDevices:
                 self._waiting.extendleft(_Piece(piece.work, task) for task in reversed(tasks))
             if self._waiting and visitor.piece is None:
                 visitor.piece = piece = self._waiting.popleft()
-                self._send(
-                    connection, piece.work.method, piece.task, self._given(stage, piece.task), piece.work.threads
-                )
+                self._send(connection, "train_piece", piece.task, self._given(piece.task), piece.work.threads)
 
-    def _given(self, stage: Stage, task: GroupTask | FullSizeTask) -> Given:
+    def _given(self, task: Task) -> Given:
         run = self._run
-        if isinstance(task, GroupTask):
-            numbers, sources = task.members, task.sources
-        else:
-            numbers, sources = (task.number,), () if task.source is None else (task.source,)
-        load = partial(loaded, {key: run.store.file(key) for key in sources})
-        seconds = max(0.0, min(self._checkpoint_s, run.seconds_left(stage)))
-        return Given({number: run.history.trials[number] for number in numbers}, load, seconds)
+        load = partial(loaded, {key: run.store.file(key) for key in task.sources})
+        seconds = max(0.0, min(self._checkpoint_s, run.seconds_left(task.stage)))
+        return Given({number: run.history.trials[number] for number in task.members}, load, seconds)
 
     def _send(self, connection: Connection, *words: Any) -> None:
         with contextlib.suppress(OSError):  # whoever listens to it learns that it has ended
@@ -272,7 +268,7 @@ class BubbleDevices:
             self._heard.put((connection, kind, content))
         self._met.remove(connection)
 
-    def _hear(self, stage: Stage, connection: Connection, kind: str, content: Any) -> None:
+    def _hear(self, connection: Connection, kind: str, content: Any) -> None:
         if kind == "came":
             self._visitors[connection] = _Visitor(content["name"])
             self._send(connection, "open", self._problem)
@@ -295,7 +291,7 @@ class BubbleDevices:
         elif visitor.piece is not None:
             work, task = visitor.piece.work, visitor.piece.task
             visitor.piece = None
-            self._put(work, work.took(task, content, not self._run.out_of_time(stage)))
+            self._put(work, work.took(task, content, not self._run.out_of_time(task.stage)))
 
     def _learn_of_death(self, name: str, status: int) -> None:
         """Learn from a host how its last guest ended: one that ended by itself may have died of its task.

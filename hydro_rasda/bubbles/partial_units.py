@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Span, group_key
+from hydro_rasda.contracts import History, Outcome, Span, Task, group_key
 from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.group_training import cut_down
@@ -22,14 +22,12 @@ _SO_FAR = "so_far"
 class GroupWork:
     """A fused group, from one milestone to the next: `outcome` is the part that is over.
 
-    `saved` names checkpoints that nobody needs once it is recorded; `GuestTrainer`'s `method` trains a piece.
+    Its history lacks trials that never began. `saved` names checkpoints that nobody needs once it is recorded.
     """
 
-    method = "train_part"
-
-    def __init__(self, run: Run, task: GroupTask, threads: int) -> None:
+    def __init__(self, run: Run, task: Task, threads: int) -> None:
         self.task, self.threads, self._run = task, threads, run
-        self.outcome = GroupOutcome([], {}, {})
+        self.outcome = Outcome([], {}, {})
         self.saved: list[str] = []
         self._left = 0
 
@@ -37,7 +35,7 @@ class GroupWork:
     def done(self) -> bool:
         return self._left == 0
 
-    def begin(self) -> Sequence[GroupTask]:
+    def begin(self) -> Sequence[Task]:
         """Return the tasks to train: the unit, or the rest that an earlier process left of it."""
         self._left = 1
         key = self._key(self.task.members)
@@ -49,13 +47,12 @@ class GroupWork:
         history = {
             number: [(epoch, metrics) for epoch, metrics in epochs] for number, epochs in so_far["history"].items()
         }
-        outcome = GroupOutcome(so_far["parts"], history, so_far["failures"])
-        return self.took(self.task, (outcome, 0.0), go_on=True)
+        return self.took(self.task, Outcome(so_far["parts"], history, so_far["failures"]), go_on=True)
 
-    def took(self, task: GroupTask, given: tuple[GroupOutcome, float], go_on: bool) -> Sequence[GroupTask]:
-        """Take in what a guest gave of a piece, and its seconds; what is left to train, where it may go on."""
+    def took(self, task: Task, found: Outcome, go_on: bool) -> Sequence[Task]:
+        """Take in what a guest gave of a piece; what is left to train, where it may go on."""
         self._left -= 1
-        found, whole = given[0], self.outcome
+        whole = self.outcome
         for number, epochs in found.history.items():
             whole.history.setdefault(number, []).extend(epochs)
         whole.failures |= found.failures
@@ -73,7 +70,7 @@ class GroupWork:
         losses = {"train_loss": [metrics["train_loss"] for _, metrics in last]}
         return last[0][0] < self.task.span.stop and not diverged(losses)
 
-    def _keep(self, task: GroupTask, found: GroupOutcome) -> str:
+    def _keep(self, task: Task, found: Outcome) -> str:
         key, members = self._key(task.members), list(task.members)
         history = {number: self.outcome.history[number] for number in members}
         failures = {number: error for number, error in self.outcome.failures.items() if number in members}
@@ -82,18 +79,18 @@ class GroupWork:
         self.saved.append(key)
         return key
 
-    def _rest(self, task: GroupTask, source: str, members: Sequence[int]) -> GroupTask:
+    def _rest(self, task: Task, source: str, members: Sequence[int]) -> Task:
         (group,) = task.groups
         span = Span(self.outcome.history[members[0]][-1][0], self.task.span.stop)
-        return GroupTask(group_key(span, members), (group.of(members),), (source,), span)
+        return Task(group_key(span, members), (group.of(members),), (source,), span)
 
     def _key(self, members: Sequence[int]) -> str:
         """Name of the checkpoint of a piece with these members; halves of one that died have another than the whole."""
         return f"{group_key(self.task.span, members)}/so-far-of-{len(members)}"
 
-    def died(self, task: GroupTask, how: str, deaths: Deaths) -> Sequence[GroupTask]:
+    def died(self, task: Task, how: str, deaths: Deaths) -> Sequence[Task]:
         """After the death of a guest by what it trained: what to train in the piece's place, perhaps itself."""
-        following = deaths.of_group(task, how)
+        following = deaths.of(task, how)
         self._left -= 1
         if isinstance(following, list):
             return self._put(following)
@@ -101,7 +98,7 @@ class GroupWork:
         self.outcome.failures |= following.failures
         return []
 
-    def give_up(self, task: GroupTask) -> None:
+    def give_up(self, task: Task) -> None:
         """Train a piece no more: what it gave before counts."""
         self._left -= 1
         if task.span.start > self.task.span.start:
@@ -111,46 +108,43 @@ class GroupWork:
             # After a death, the piece may be half of what was saved.
             self.outcome.checkpoint += whole or [cut_down(run.problem, run.history.trials, task, lambda key: saved)]
 
-    def _put(self, tasks: Sequence[GroupTask]) -> Sequence[GroupTask]:
+    def _put(self, tasks: Sequence[Task]) -> Sequence[Task]:
         self._left += len(tasks)
         return tasks
 
 
 class TargetWork:
-    """A full-size model, from one milestone to the next; as `GroupWork`. Its outcome is None if it was given up."""
+    """A full-size model, from one milestone to the next; as `GroupWork`."""
 
-    method = "train_full_size_trial"
-
-    def __init__(self, run: Run, task: FullSizeTask, threads: int) -> None:
+    def __init__(self, run: Run, task: Task, threads: int) -> None:
         self.task, self.threads, self._run = task, threads, run
-        self.outcome: FullSizeOutcome | None = None
+        self.outcome = Outcome([], {}, {})
         self.saved: list[str] = []
         self.done = False
-        self._history: list[tuple[int, dict[str, float]]] = []
+        self._history: History = []
         self._seconds = 0.0
 
-    def begin(self) -> Sequence[FullSizeTask]:
+    def begin(self) -> Sequence[Task]:
         key = self._key
         if not self._run.can_load(key):
             return [self.task]
         state = self._run.store.load(key, self._run.problem.device)
         history = [(epoch, metrics) for epoch, metrics in state.pop(_SO_FAR)]
-        return self.took(self.task, FullSizeOutcome(self.task, state, history, None, 0.0), go_on=True)
+        return self.took(self.task, Outcome.of_model(self.task.number, state, history, 0.0), go_on=True)
 
     @property
     def _key(self) -> str:
         return f"{self.task.key}/so-far"
 
-    def took(self, task: FullSizeTask, given: FullSizeOutcome, go_on: bool) -> Sequence[FullSizeTask]:
-        self._history += given.history
-        self._seconds += given.seconds
-        if given.error is None and go_on and not given.ended and self._goes_on():
-            assert given.state is not None
-            self._run.save(self._key, {**given.state, _SO_FAR: self._history}, [task.number])
+    def took(self, task: Task, found: Outcome, go_on: bool) -> Sequence[Task]:
+        self._history += found.epochs
+        self._seconds += found.seconds
+        if found.error is None and go_on and not found.ended and self._goes_on():
+            self._run.save(self._key, {**found.state, _SO_FAR: self._history}, [task.number])
             self.saved = [self._key]
-            return [replace(self.task, span=Span(self._history[-1][0], task.span.stop), source=self._key)]
-        history = [] if given.error is not None else self._history
-        self.outcome = replace(given, task=self.task, history=history, seconds=self._seconds)
+            return [replace(self.task, span=Span(self._history[-1][0], task.span.stop), sources=(self._key,))]
+        history = [] if found.error is not None else self._history
+        self.outcome = replace(found, history={task.number: history}, seconds=self._seconds)
         self.done = True
         return []
 
@@ -161,16 +155,16 @@ class TargetWork:
         over = diverged({"train_loss": [metrics.get("train_loss", metrics[settings.metric])]})
         return epoch < self.task.span.stop and not over and not settings.good_enough(metrics[settings.metric])
 
-    def died(self, task: FullSizeTask, how: str, deaths: Deaths) -> Sequence[FullSizeTask]:
-        following = deaths.of_target(task, how)
-        if isinstance(following, FullSizeTask):
-            return [following]
-        self.outcome, self.done = replace(following, task=self.task), True
+    def died(self, task: Task, how: str, deaths: Deaths) -> Sequence[Task]:
+        following = deaths.of(task, how)
+        if isinstance(following, list):
+            return following
+        self.outcome, self.done = following, True
         return []
 
-    def give_up(self, task: FullSizeTask) -> None:
+    def give_up(self, task: Task) -> None:
         self.done = True
         if self._history:
             state = self._run.store.load(self._key, self._run.problem.device)
             del state[_SO_FAR]
-            self.outcome = FullSizeOutcome(self.task, state, self._history, None, self._seconds)
+            self.outcome = Outcome.of_model(task.number, state, self._history, self._seconds)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hydro_rasda.backends.process_pool import answer_all, read_shared, report
 from hydro_rasda.bubbles.guest_handle import Page
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask
+from hydro_rasda.contracts import Outcome, Task
 from hydro_rasda.data import Batch
 from hydro_rasda.objective import Objective
 from hydro_rasda.schedulers.bubble_policy import Margin
@@ -59,15 +59,11 @@ class Quanta:
 class GuestTrainer(Trainer):
     """Trains on what a bubble leaves: one group, or one full-size model, at a time, in the guest's own process."""
 
-    def train_part(self, task: GroupTask, given: Given, threads: int) -> tuple[GroupOutcome, float]:
-        """Train a group on as many threads as it has elsewhere, since on these its last digits depend."""
+    def train_piece(self, task: Task, given: Given, threads: int) -> Outcome:
+        """Train on as many threads as the task has elsewhere, since on these its last digits depend."""
         torch.set_num_threads(threads)
-        return self.train_groups(task, given)
-
-    def train_full_size_trial(self, task: FullSizeTask, given: Given, threads: int) -> FullSizeOutcome:
-        torch.set_num_threads(threads)
-        (outcome,) = self.train_full_size([task], given)
-        return outcome
+        (finished,) = self.train([task], given)
+        return finished.outcome
 
 
 def train(connection: Connection, page: Page, device: str, preempt: bool, more: Callable[[], bool]) -> None:

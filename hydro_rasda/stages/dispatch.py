@@ -17,7 +17,7 @@ from typing import Any
 from fusion.graph.compiled import compiling_pays
 from fusion.hyperparameters import KEYS, KINDS
 from fusion.part_settings import is_of_part, optimizer_names
-from hydro_rasda.contracts import Devices, Group, GroupTask, Span, Widths, group_key
+from hydro_rasda.contracts import Devices, Group, Span, Task, Widths, group_key
 from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.locks_and_crashes import training_of
@@ -103,7 +103,7 @@ class Dispatcher:
             seconds += members * self._steps(one_of[kind]) * widths[kind].seconds(width) / width
         return seconds / lanes
 
-    def _task(self, device: int) -> GroupTask:
+    def _task(self, device: int) -> Task:
         run, devices = self._run, self._devices
         queues = self._queues if not run.store.doing.suspects else self._without_suspects()
         span = min(queues, key=lambda span: (span.stop, span.start))
@@ -121,7 +121,7 @@ class Dispatcher:
             for group in next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
         ]
         members = [number for group in groups for number in group.members]
-        return GroupTask(
+        return Task(
             key=group_key(span, members),
             groups=tuple(groups),
             sources=tuple(sorted({run.history.sources[n] for n in members})) if span.start else (),

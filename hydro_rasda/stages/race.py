@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
+from hydro_rasda.contracts import Devices, Finished, Span, Task, full_size_task
 from hydro_rasda.history.full_size import (
     averages_at,
     averages_lost,
@@ -44,10 +44,11 @@ from hydro_rasda.schedulers.sweep_state import End, SweepState
 from hydro_rasda.short_values import show
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
 from hydro_rasda.stages.run_plan import race_pieces, tell_race
+from hydro_rasda.stages.train_tasks import train_tasks
 from hydro_rasda.training.kept_weights import kept_epoch
 
 
-def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> list[int]:
+def train_finalists(run: Run, finalists: Sequence[int], devices: Devices) -> list[int]:
     """Train the full-size models; the best continue at each of RASDA's milestones.
 
     Epochs that earlier processes trained count, on any backend. A stage that is over trains nothing.
@@ -64,7 +65,7 @@ def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer
     return tried_targets(run.history, finalists)
 
 
-def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
+def _race(run: Run, finalists: Sequence[int], devices: Devices) -> None:
     settings = run.settings
     rule, state = _entered(run, finalists)
     for over in (SURROGATES, CHECK):  # perhaps ended by the time budget
@@ -203,7 +204,7 @@ def _tell(run: Run, finalists: Sequence[int], left: Sequence[int], racing: int, 
     run.say(f"full size at epoch {stop}: {kept}{'' if run.settings.comparison.by_place else leads}")
 
 
-def _refit(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
+def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
     """Train the winner once more where there are folds: on all examples, to the epoch that is kept of it."""
     settings = run.settings
     winner, _ = best_of(run.history, tried_targets(run.history, finalists))
@@ -218,10 +219,9 @@ def _refit(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None
     run.begin_stage(FULL_SIZE, epoch)
     run.say(f"trial {winner} trains once more, on the examples of all {settings.folds} folds, to epoch {epoch}")
     is_average = not averages_lost(run.history.metrics["target", winner], epoch, settings.metric)
-    task = FullSizeTask(key, winner, Span(0, epoch), None, settings.seed, refit=True, averaged=is_average)
-    for outcome in devices.train_each([task]):
+    task = full_size_task(key, winner, Span(0, epoch), None, settings.seed, refit=True, averaged=is_average)
+    for outcome in (finished.outcome for finished in train_tasks(devices, [task])):
         if outcome.error is None:
-            assert outcome.state is not None
             record_refit(run, winner, epoch, outcome.state, outcome.seconds)
         else:
             why = outcome.error.strip().splitlines()[-1]
@@ -260,7 +260,7 @@ def _first_to_its_end(run: Run, numbers: Sequence[int], stop: int, plan: Sequenc
 
 
 def _train_to_its_end(
-    leader: int, stop: int, run: Run, numbers: Sequence[int], devices: FullSizeTrainer, raised: Counter[int]
+    leader: int, stop: int, run: Run, numbers: Sequence[int], devices: Devices, raised: Counter[int]
 ) -> None:
     """Train the leader to its end, and others to a milestone where a device has more lanes than one."""
     while _goes_on(run, leader, run.settings.max_t):
@@ -271,7 +271,7 @@ def _train_to_its_end(
             return
 
 
-def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: FullSizeTrainer, raised: Counter[int]) -> None:
+def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: Devices, raised: Counter[int]) -> None:
     """Train finalists to a milestone, in spans that end where a checkpoint is due, or as far as time goes."""
     while tasks := [_next_task(run, n, stop, len(numbers)) for n in numbers if _goes_on(run, n, stop)]:
         # Those at which processes died come when all others are there, the one with the fewest deaths first.
@@ -282,13 +282,20 @@ def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: FullSizeTrai
             return
 
 
-def _train(run: Run, tasks: Sequence[FullSizeTask], devices: FullSizeTrainer, raised: Counter[int]) -> bool:
-    """Train the tasks that the time budget allows to begin; return whether any began."""
-    began = False
-    for outcome in devices.train_each(_in_time(run, tasks)):
-        began = True
-        _record(run, outcome, raised)
-    return began
+def _train(run: Run, tasks: Sequence[Task], devices: Devices, raised: Counter[int]) -> bool:
+    """Train the tasks that the time budget allows to begin, the first of all in any case; return whether any began."""
+    began = run.history.began("target")
+
+    def may_begin() -> bool:
+        nonlocal began
+        before, began = began, True
+        return not found_enough(run.history) and not (before and run.out_of_time("target"))
+
+    trained = False
+    for finished in train_tasks(devices, tasks, may_begin):
+        trained = True
+        _record(run, finished, raised)
+    return trained
 
 
 def _goes_on(run: Run, number: int, stop: int) -> bool:
@@ -300,34 +307,23 @@ def _goes_on(run: Run, number: int, stop: int) -> bool:
     )
 
 
-def _next_task(run: Run, number: int, stop: int, beside: int) -> FullSizeTask:
+def _next_task(run: Run, number: int, stop: int, beside: int) -> Task:
     """Return the task that trains a finalist from its last checkpoint to the milestone."""
     source = source_of(run, number)
     start, every = run.history.epochs("target", number), run.settings.race.checkpoint_every or stop
     span = Span(start, min(stop, start - start % every + every))
     key = f"target/trial-{number}/to-{span.stop}"
-    return FullSizeTask(key, number, span, source, run.settings.seed, beside)
+    return full_size_task(key, number, span, source, run.settings.seed, beside)
 
 
-def _in_time(run: Run, tasks: Sequence[FullSizeTask]) -> Iterator[FullSizeTask]:
-    """The tasks that the time budget allows to begin; the first of all begins without."""
-    began = run.history.began("target")
-    for task in tasks:
-        if found_enough(run.history) or (began and run.out_of_time("target")):
-            return
-        began = True
-        yield task
-
-
-def _record(run: Run, outcome: FullSizeOutcome, raised: Counter[int]) -> None:
+def _record(run: Run, finished: Finished, raised: Counter[int]) -> None:
     """Keep what a full-size training gave; one that raised is tried again before it fails."""
-    number = outcome.task.number
+    number, outcome = finished.task.number, finished.outcome
     if outcome.error is None:
-        assert outcome.state is not None
-        lines = metric_lines("target", number, outcome.history)
+        lines = metric_lines("target", number, outcome.epochs)
         # For who wants to see who trained beside whom.
-        shared = {"beside": outcome.beside} if outcome.beside > 1 else {}
-        where = {"device": outcome.device} if outcome.device is not None else {}
+        shared = {"beside": finished.beside} if finished.beside > 1 else {}
+        where = {"device": finished.device} if finished.device is not None else {}
         if lines:
             record_epochs(run, number, lines, outcome.state, outcome.seconds, **shared, **where, **outcome.more)
         if outcome.ended:

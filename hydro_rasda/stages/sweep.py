@@ -212,7 +212,7 @@ class _Sweep:
             # Copies take the places of configurations that were scored.
             copied = any(part.copy_of is not None for trial in state.trials.values() for part in trial.intervals)
             if run.settings.sweep.check_transfer and (is_undecided or not copied):
-                check_transfer(run, *first_rung, self._devices)
+                check_transfer(run, *first_rung, self._devices, self._record)
                 run.begin_stage(SURROGATES, max(0, checked_epochs(self._rule, self._rule.epochs(state)) - self._done))
         moves = checked_moves(self._rule, self._rule.decide(state), state, check_settings)
         moves = {number: self._fitting(move) for number, move in moves.items()}
@@ -313,4 +313,4 @@ class _Sweep:
         behind = {n: h[-1][0] for n, h in outcome.history.items() if h and h[-1][0] < epochs(n)}
         more = {"device": finished.device, "copies": copies or None, "behind": behind or None}
         value |= {name: of for name, of in more.items() if of is not None}
-        self._hear(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
+        self._hear(task.key, run.record(task.key, Unit(value, lines, finished.outcome.seconds)))

@@ -16,7 +16,7 @@ from typing import Any
 
 from fusion.warn import warn
 from hydro_rasda.config import Mode
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
+from hydro_rasda.contracts import Devices, Finished, Span, full_size_task
 from hydro_rasda.history.history import FINALISTS, SCHEDULES
 from hydro_rasda.history.lineage import Ancestor, lineages, may_decay, schedule_of, smoothed
 from hydro_rasda.history.lines import JournalLine, Unit, decision_key, shortened
@@ -32,6 +32,7 @@ from hydro_rasda.schedulers.sweep_rule import checked_finalists
 from hydro_rasda.search import Search
 from hydro_rasda.seeds import next_seed
 from hydro_rasda.stages.cost_limits import all_fit
+from hydro_rasda.stages.train_tasks import train_tasks
 from hydro_rasda.training.full_size import states_together
 from hydro_rasda.training.fused_learner import State
 from hydro_rasda.training.group_training import states_of
@@ -198,11 +199,14 @@ CHECKED = 6
 
 
 def check_transfer(
-    run: Run, scores: Mapping[int, float], epochs: int, device: FullSizeTrainer
+    run: Run, scores: Mapping[int, float], epochs: int, devices: Devices, others: Callable[[Finished], None]
 ) -> RankComparison | None:
     """Compare the surrogates' first milestone with full-size trainings of the same length.
 
     The best of them trains twice, from two seeds: what lies between the two is the regret that counts as none.
+
+    Args:
+        others: Called with each group of the sweep that is done meanwhile.
 
     Returns:
         Rank correlation, regret and verdict; None where fewer than four trials have a finite metric, or time runs out.
@@ -214,12 +218,14 @@ def check_transfer(
     seed, span = run.settings.seed, Span(0, epochs)
     keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
     beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None
-    tasks = [FullSizeTask(*key, span, None, s, beside, horizon) for key, s in zip(keys, seeds, strict=True)]
+    tasks = [full_size_task(*key, span, None, s, beside, horizon=horizon) for key, s in zip(keys, seeds, strict=True)]
     last = sorted(tasks, key=lambda task: run.store.doing.suspected(task.key))  # those at which processes died
-    in_time = (task for task in last if not (run.store.done(task.key) or run.out_of_time("surrogate")))
-    for outcome in device.train_each(in_time):
-        if not _was_cut_short(run, outcome):
-            run.record(outcome.task.key, _unit(run, outcome))
+    left = [task for task in last if not run.store.done(task.key)]
+    for finished in train_tasks(devices, left, lambda: not run.out_of_time("surrogate")):
+        if finished.task not in left:
+            others(finished)
+        elif not _was_cut_short(run, finished):
+            run.record(finished.task.key, _unit(run, finished))
     run.end_stage()
     if not all(run.store.done(task.key) for task in tasks):
         run.say("the sweep's share of `time_budget_s` is spent: the check of the transfer is left out")
@@ -238,25 +244,26 @@ def _spread(scores: Mapping[int, float], mode: Mode) -> Sequence[int]:
     return [best_first[round(i * (len(best_first) - 1) / max(1, count - 1))] for i in range(count)]
 
 
-def _was_cut_short(run: Run, outcome: FullSizeOutcome) -> bool:
+def _was_cut_short(run: Run, finished: Finished) -> bool:
     """Tell whether the time budget ended a training before the check's last epoch."""
+    task, outcome = finished.task, finished.outcome
     if outcome.error is not None or outcome.ended:
         return False
-    reached, metrics = outcome.history[-1]
+    reached, metrics = outcome.epochs[-1]
     over = _diverged(metrics) or run.settings.good_enough(metrics[run.settings.metric])
-    return reached < outcome.task.span.stop and not over
+    return reached < task.span.stop and not over
 
 
 def _diverged(metrics: Mapping[str, float]) -> bool:
     return not math.isfinite(metrics.get("train_loss", 0.0))
 
 
-def _unit(run: Run, outcome: FullSizeOutcome) -> Unit:
-    task, history = outcome.task, outcome.history
+def _unit(run: Run, finished: Finished) -> Unit:
+    task, outcome = finished.task, finished.outcome
     if outcome.error is not None:
         line = {"event": "check failed", "trial": task.number, "error": shortened(outcome.error)}
         return Unit(None, [line], outcome.seconds)
-    _, metrics = history[-1]  # earlier than the last epoch if it ended by itself, or was good enough
+    _, metrics = outcome.epochs[-1]  # earlier than the last epoch if it ended by itself, or was good enough
     return Unit(None if _diverged(metrics) else metrics[run.settings.metric], [], outcome.seconds)
 
 

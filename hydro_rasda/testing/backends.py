@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.contracts import Backend, FullSizeTask, Span
+from hydro_rasda.contracts import Backend, Finished
 from hydro_rasda.history.full_size import targets_over
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.testing.tiny_runs import (
@@ -33,7 +33,6 @@ from hydro_rasda.testing.tiny_runs import (
     require_one_failure,
     targets,
     train,
-    train_full_size,
     train_two_rungs,
 )
 
@@ -49,6 +48,7 @@ def backend_checks() -> Sequence[Check]:
         check_groups,
         check_results,
         check_full_size,
+        check_both_kinds,
         check_failures,
         check_deaths,
         check_time,
@@ -65,10 +65,8 @@ def check_groups(make_backend: Callable[[], Backend], folder: Path) -> None:
     configs = [{"lr": 0.01 * (n + 1)} for n in range(5)]
     with opened(make_backend(), folder, configs) as (run, devices):
         require(not devices.busy(), "devices are not `busy` before anything was begun")
-        first, kinds = (
-            devices.idle()[0],
-            {"even": [run.history.trials[0], run.history.trials[2]], "odd": [run.history.trials[1]]},
-        )
+        first, trials = devices.idle()[0], run.history.trials
+        kinds = {"even": [trials[0], trials[2]], "odd": [trials[1]]}
         planned = devices.plan(first, kinds)
         require(planned.keys() == kinds.keys(), f"`plan` answers for each kind, not for {sorted(planned)}")
         require(all(of.most >= 1 and 1 in of.throughput for of in planned.values()), "`plan` gives widths >= 1")
@@ -97,35 +95,49 @@ def check_results(make_backend: Callable[[], Backend], folder: Path) -> None:
 
 
 def check_full_size(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """`train_each` yields the outcome of each task once, in any order, as trained in one process.
+    """Full-size models train as in one process, from the beginning and from a checkpoint.
 
-    It takes the next task when that can begin, so that whoever gives the tasks can still withhold it; and it goes on
-    from a checkpoint.
+    At the same time, the devices train at most as many of them as they have cores.
     """
     configs = [{"lr": 0.02 * (n + 1)} for n in range(5)]
     with opened(make_backend(), folder / "tried", configs) as (run, devices):
         room = sum(devices.cores(device) for device in devices.idle())
-        outcomes = train_full_size(run, devices, 1, room)
-        for outcome in outcomes:
-            record(run, outcome)
-        outcomes += train_full_size(run, devices, 3, room)
-    found = by_epoch(outcomes)
+        done = list[Finished]()
+        for stop in (1, 3):
+            to_stop = train(devices, targets(run, stop), room)
+            require_each_once(to_stop, range(5))
+            require(not any(of.outcome.failures for of in to_stop), "full-size models train without an error")
+            for finished in to_stop:
+                record(run, finished)
+            done += to_stop
+    found = by_epoch(done)
     for local in references():
         with opened(local, folder / str(local.device), configs) as (run, devices):
-            tasks = [FullSizeTask(f"target/{n}", n, Span(0, 3), None, 0, len(configs)) for n in run.history.trials]
-            if found == by_epoch(list(devices.train_each(tasks))):
+            if found == by_epoch(train(devices, targets(run, 3))):
                 return
     raise AssertionError("a backend breaks its contract: full-size models train as in one process")
+
+
+def check_both_kinds(make_backend: Callable[[], Backend], folder: Path) -> None:
+    """One device trains a group of surrogates while another trains a full-size model."""
+    with opened(make_backend(), folder, [{"lr": 0.1}] * 4) as (run, devices):
+        model = targets(run, 1)[2]
+        first, *others = devices.idle()
+        devices.start(first, group(0, 1))
+        there = devices.idle(model)
+        require(bool(there) == bool(others), f"a full-size model can begin on the devices {others}, not on {there}")
+        done = train(devices, [model, group(3)])
+        require_each_once(done, range(4))
+        require(sorted(len(history) for history in histories(done).values()) == [1, 2, 2, 2], "each trains its epochs")
 
 
 def check_failures(make_backend: Callable[[], Backend], folder: Path) -> None:
     """A trial that raises fails alone, with its traceback: in a group, and at full size."""
     with opened(make_backend(), folder, [{"lr": 0.1}, {"lr": 0.1, "raises": True}, {"lr": 0.2}]) as (run, devices):
-        require_one_failure(train(devices, [group(0, 1, 2)]), 1, "this trial raises")
-        outcomes = {outcome.task.number: outcome for outcome in devices.train_each(targets(run, 1))}
-        require(outcomes.keys() == {0, 1, 2}, "`train_each` yields also what failed")
-        require("this trial raises" in str(outcomes[1].error), "the outcome of what raised has its traceback")
-        require(outcomes[0].error is outcomes[2].error is None, "no other full-size model fails")
+        for tasks in ([group(0, 1, 2)], targets(run, 1)):
+            done = train(devices, tasks)
+            require_one_failure(done, 1, "this trial raises")
+            require(histories(done).keys() == {0, 1, 2}, "`finished` gives also what failed")
 
 
 def check_deaths(make_backend: Callable[[], Backend], folder: Path) -> None:
@@ -145,8 +157,8 @@ def check_time(make_backend: Callable[[], Backend], folder: Path) -> None:
     with opened(make_backend(), folder, [{"lr": 0.1}, {"lr": 0.2}], time_budget_s=1e-6) as (run, devices):
         for number, history in histories(train(devices, [group(0, 1)])).items():
             require([epoch for epoch, _ in history] == [1], f"trial {number} of a group ends after its first epoch")
-        for outcome in devices.train_each(targets(run, 3)):
-            require([epoch for epoch, _ in outcome.history] == [1], "a full-size model ends after its first epoch")
+        for history in histories(train(devices, targets(run, 3))).values():
+            require([epoch for epoch, _ in history] == [1], "a full-size model ends after its first epoch")
 
 
 def check_leaving(make_backend: Callable[[], Backend], folder: Path) -> None:
@@ -201,8 +213,8 @@ def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
     configs = [{"lr": 0.02 * (n + 1)} for n in range(3)]
     local = references()[0]
     with opened(local, folder, configs) as (run, devices):
-        for outcome in devices.train_each(targets(run, 1)):
-            record(run, outcome)
+        for finished in train(devices, targets(run, 1)):
+            record(run, finished)
     with opened(make_backend(), folder, configs) as (run, devices):
         require(set(train_finalists(run, [0, 1, 2], devices)) == {0, 1, 2}, "all finalists count as tried")
         require(targets_over(run.history, [0, 1, 2]), "the end of the stage is recorded")

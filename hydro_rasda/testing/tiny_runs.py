@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import socket
@@ -21,13 +22,11 @@ from hydro_rasda.contracts import (
     Backend,
     Devices,
     Finished,
-    FullSizeOutcome,
-    FullSizeTask,
     Group,
-    GroupOutcome,
-    GroupTask,
     History,
     Span,
+    Task,
+    full_size_task,
     group_key,
 )
 from hydro_rasda.data import make_batches
@@ -94,30 +93,31 @@ def references() -> list[LocalBackend]:
     return [LocalBackend(["cpu"]), *([LocalBackend(["cuda:0"])] if torch.cuda.is_available() else [])]
 
 
-def group(*members: int, span: Span = _FIRST, sources: tuple[str, ...] = ()) -> GroupTask:
+def group(*members: int, span: Span = _FIRST, sources: tuple[str, ...] = ()) -> Task:
     """A task of trials that train as one."""
     members_fused = Group("a kind", members, fused=len(members) > 1)
-    return GroupTask(group_key(span, members), (members_fused,), sources, span)
+    return Task(group_key(span, members), (members_fused,), sources, span)
 
 
-def targets(run: Run, stop: int) -> list[FullSizeTask]:
-    """All trials to an epoch, each from its last checkpoint."""
+def targets(run: Run, stop: int) -> list[Task]:
+    """All trials at full size to an epoch, each from its last checkpoint."""
     history = run.history
     spans = {n: Span(history.epochs("target", n), stop) for n in history.trials}
-    source = history.checkpoints.get
-    return [FullSizeTask(f"target/{n}", n, span, source(n), 0, len(spans)) for n, span in spans.items()]
+    source, many = history.checkpoints.get, len(spans)
+    return [full_size_task(f"target/{n}", n, span, source(n), 0, many) for n, span in spans.items()]
 
 
-def train(devices: Devices, tasks: Iterable[GroupTask]) -> list[Finished]:
-    """Have the devices train groups, as the sweep does."""
+def train(devices: Devices, tasks: Iterable[Task], room: float = math.inf) -> list[Finished]:
+    """Have the devices train tasks, as a run does; at most `room` of them may be under way."""
     waiting, done = list(tasks), list[Finished]()
-    until = time.monotonic() + PATIENCE_S
+    until, begun = time.monotonic() + PATIENCE_S, 0
     while waiting or devices.busy():
-        for device in devices.idle():
-            if waiting:
-                devices.start(device, waiting.pop(0))
-                require(device not in devices.idle(), "a device is not `idle` before it has finished its task")
-                require(devices.busy(), "devices are `busy` while one has a task")
+        while waiting and (idle := devices.idle(waiting[0])):
+            devices.start(idle[0], waiting.pop(0))
+            begun += 1
+            require(begun - len(done) <= room, f"no more tasks begin than the {room} that devices have room for")
+            require(idle[0] not in devices.idle(), "a device is not `idle` before it has finished its task")
+            require(devices.busy(), "devices are `busy` while one has a task")
         done += devices.finished()
         require(time.monotonic() < until, f"what was begun is finished in {PATIENCE_S:g} s")
     return done
@@ -152,42 +152,22 @@ def require_each_once(done: Sequence[Finished], numbers: Iterable[int]) -> None:
 
 def require_one_failure(done: Sequence[Finished], number: int, why: str) -> None:
     """Require that one trial failed alone, for this reason."""
-    outcomes: list[GroupOutcome] = [finished.outcome for finished in done]
-    failures = {n: error for outcome in outcomes for n, error in outcome.failures.items()}
-    require_each_once(done, [n for outcome in outcomes for n in outcome.history])
+    failures = {n: error for finished in done for n, error in finished.outcome.failures.items()}
+    require_each_once(done, histories(done))
     require(failures.keys() == {number}, f"trial {number} fails alone, not {sorted(failures)}")
     require(why in failures[number], f"a failure says what was raised, not {failures[number]!r}")
 
 
-def train_full_size(run: Run, devices: Devices, stop: int, room: int) -> list[FullSizeOutcome]:
-    """Train all trials to an epoch, by a generator that looks how far ahead it is read."""
-    taken, outcomes = 0, list[FullSizeOutcome]()
-
-    def given() -> Iterator[FullSizeTask]:
-        nonlocal taken
-        for task in targets(run, stop):
-            taken += 1
-            require(taken - len(outcomes) <= room, f"`train_each` takes no more tasks than the {room} that can begin")
-            yield task
-
-    for outcome in devices.train_each(given()):
-        outcomes.append(outcome)
-    numbers = sorted(outcome.task.number for outcome in outcomes)
-    require(numbers == sorted(run.history.trials), f"`train_each` yields each outcome once, but those of {numbers}")
-    require(all(outcome.error is None for outcome in outcomes), "full-size models train without an error")
-    return outcomes
-
-
-def record(run: Run, outcome: FullSizeOutcome) -> None:
+def record(run: Run, finished: Finished) -> None:
     """Keep what a full-size training gave, as the race does."""
-    number = outcome.task.number
-    assert outcome.state is not None
-    record_epochs(run, number, metric_lines("target", number, outcome.history), outcome.state, outcome.seconds)
+    number, outcome = finished.task.number, finished.outcome
+    record_epochs(run, number, metric_lines("target", number, outcome.epochs), outcome.state, outcome.seconds)
 
 
-def by_epoch(outcomes: Iterable[FullSizeOutcome]) -> dict[tuple[int, int], Mapping[str, float]]:
+def by_epoch(done: Iterable[Finished]) -> dict[tuple[int, int], Mapping[str, float]]:
     """Metrics by trial and epoch."""
-    return {(outcome.task.number, epoch): metrics for outcome in outcomes for epoch, metrics in outcome.history}
+    histories_of = (item for finished in done for item in finished.outcome.history.items())
+    return {(number, epoch): metrics for number, history in histories_of for epoch, metrics in history}
 
 
 def is_running(pid: int) -> bool:

@@ -8,7 +8,8 @@ do not fit memory together, they train one after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,14 +17,14 @@ from typing import Any
 
 from fusion.width import keep_freed_memory
 from fusion.width.memory import usable_memory
-from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
+from hydro_rasda.contracts import EpochMetrics, Finished, Outcome, Task, Widths
 from hydro_rasda.dry_run_of_batches import one_thread
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Crowd, Died, Notify, RelayedWarnings, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
-from hydro_rasda.processes.retry_policy import Deaths, ended
+from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.locks_and_crashes import CrashLog, training_of
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
@@ -122,111 +123,100 @@ class Device:
         """Tell whether memory may be too small for a full-size model, or any other, on each core, if this is known."""
         return self.cores > 1 and self.cores * self._peaks["target"].expected("of any kind") > self.free
 
-    def train_groups(self, task: GroupTask, work: Work) -> GroupOutcome:
-        """Train groups to their milestone, each in its own process if processes can be forked."""
-        if not self.children:
-            return self._train_here(task, work)
-        tasks = task.parts()
-        # With as many threads, what is trained again comes out the same to the last digit.
-        threads = self.cores // self._at_once("surrogate", tasks, work)
-        forked = partial(self._forked, "surrogate", self._train_part, work=work, threads=threads)
-        outcomes, deaths = dict(forked(tasks)), Deaths()
-        return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
-
-    def _train_part(self, task: GroupTask, work: Work, notify: Notify) -> GroupOutcome:
-        def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
-            work.doing.reached(epoch)
-            notify(len(task.members), metrics)
-
-        told = work.should_stop, on_epoch, self._live
-        return train_group(self._problem, work.trials, task, work.load, *told)
-
-    def _train_here(self, task: GroupTask, work: Work) -> GroupOutcome:
-        """Train groups in this process; split a group at which processes died, and drop a trial if one more did."""
-        what = training_of(task.members, task.span.stop)
-        if len(task.members) > 1 and work.doing.suspected(what):
-            outcome = joined(self._train_here(part, work) for part in task.smaller())
-            work.doing.forget(what)
-            return outcome
-        if len(task.members) == 1 and (how := work.doing.dropped(what)):
-            return GroupOutcome([], {task.members[0]: []}, {task.members[0]: how})
-        with work.doing.of(what):
-            return self._train_part(task, work, work.notify)
-
-    def _settled(self, task: GroupTask, outcome: GroupOutcome | Died, forked: _Forked, deaths: Deaths) -> GroupOutcome:
-        """Return a part's outcome; if its process died, train it again with the device to itself."""
-        if isinstance(outcome, GroupOutcome):
-            return outcome
-        following = deaths.of_group(task, outcome.how)
-        if isinstance(following, GroupOutcome):
-            return following
-        return joined(self._settled(part, _alone(forked, part), forked, deaths) for part in following)
-
-    def train_full_size(self, tasks: Sequence[FullSizeTask], work: Work, devices: int = 1) -> Iterator[FullSizeOutcome]:
-        """Train at most `cores` full-size models at the same time; the fewer they are, the more threads each has.
+    def train(self, tasks: Sequence[Task], work: Work, devices: int = 1) -> Generator[Finished, None, None]:
+        """Train a task of groups, or at most `cores` full-size models at the same time.
 
         Args:
             devices: Number of devices, this one included, that share the trials of the tasks' milestone.
 
         Yields:
-            Each task's outcome, as it is done. If tasks share wall time, each counts its part.
+            Each task, as it is done. If full-size models share wall time, each counts its part.
         """
+        if tasks[0].stage == "target":
+            yield from self._train_models(tasks, work, devices)
+            return
+        (task,), started = tasks, time.perf_counter()
+        outcome = self._train_groups(task, work) if self.children else self._train_here(task, work)
+        outcome.seconds = time.perf_counter() - started
+        yield Finished(task, outcome)
+
+    def _train_groups(self, task: Task, work: Work) -> Outcome:
+        """Train groups to their milestone, each in its own process."""
+        tasks = task.parts()
+        # With as many threads, what is trained again comes out the same to the last digit.
+        forked = partial(self._forked, work=work, threads=self.cores // self._at_once(tasks, work))
+        outcomes, deaths = dict(forked(tasks)), Deaths()
+        return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
+
+    def _train_models(self, tasks: Sequence[Task], work: Work, devices: int) -> Iterator[Finished]:
+        """Train full-size models at the same time; the fewer they are, the more threads each has."""
         self.forget_group()
         if not self.children:
-            yield from (self._train_target_here(task, work) for task in tasks)
+            yield from (Finished(task, self._train_here(task, work)) for task in tasks)
             return
         # Not by how many tasks are left: what is trained after an interruption comes out the same to the last digit.
-        lanes, fit = -(-tasks[0].beside // devices), self._at_once("target", tasks, work)
+        lanes, fit = -(-tasks[0].beside // devices), self._at_once(tasks, work)
         if fit < min(len(tasks), self.cores):
             lanes = min(lanes, fit)
-        threads = max(1, self.cores // lanes)
-        forked = partial(self._forked, "target", self._train_target, work=work, threads=threads)
+        forked = partial(self._forked, work=work, threads=max(1, self.cores // lanes))
         died = []
         for i, outcome in forked(tasks):
             if isinstance(outcome, Died):
                 died.append((tasks[i], outcome))
             else:
-                yield replace(outcome, seconds=outcome.seconds / len(tasks), beside=len(tasks))
+                outcome.seconds /= len(tasks)
+                yield Finished(tasks[i], outcome, beside=len(tasks))
         deaths = Deaths()
-        for task, outcome in died:
-            while isinstance(outcome, Died):
-                following = deaths.of_target(task, outcome.how)
-                if isinstance(following, FullSizeTask):
-                    following = _alone(forked, task)
-                outcome = following
-            yield outcome
+        yield from (Finished(task, self._settled(task, death, forked, deaths)) for task, death in died)
 
-    def _train_target_here(self, task: FullSizeTask, work: Work) -> FullSizeOutcome:
-        if how := work.doing.dropped(task.key):
-            return ended(task, how)
-        with work.doing.of(task.key):
-            return self._train_target(task, work, work.notify)
+    def _train_here(self, task: Task, work: Work) -> Outcome:
+        """Train a task in this process; split a group at which processes died, and drop a trial if one more did."""
+        what = task.key if task.stage == "target" else training_of(task.members, task.span.stop)
+        if len(task.members) > 1 and work.doing.suspected(what):
+            outcome = joined(self._train_here(part, work) for part in task.smaller())
+            work.doing.forget(what)
+            return outcome
+        if len(task.members) == 1 and (how := work.doing.dropped(what)):
+            return Outcome.failed(task.number, how, died=True)
+        with work.doing.of(what):
+            return self._train_part(task, work, work.notify)
 
-    def _train_target(self, task: FullSizeTask, work: Work, notify: Notify) -> FullSizeOutcome:
+    def _train_part(self, task: Task, work: Work, notify: Notify) -> Outcome:
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
             work.doing.reached(epoch)
-            notify(1, metrics)
+            notify(len(task.members), metrics)
 
+        told = work.should_stop, on_epoch
+        if task.stage == "surrogate":
+            return train_group(self._problem, work.trials, task, work.load, *told, self._live)
         state = work.load(task.source) if task.source is not None else None
-        return train_full_size_trial(self._problem, work.trials[task.number], task, state, work.should_stop, on_epoch)
+        return train_full_size_trial(self._problem, work.trials[task.number], task, state, *told)
 
-    def _forked(
-        self, stage: Stage, train: Callable[..., Any], tasks: Sequence[Any], work: Work, threads: int
-    ) -> Iterator[tuple[int, Any]]:
+    def _settled(self, task: Task, outcome: Outcome | Died, forked: _Forked, deaths: Deaths) -> Outcome:
+        """Return a task's outcome; if its process died, train it again with the device to itself."""
+        if isinstance(outcome, Outcome):
+            return outcome
+        following = deaths.of(task, outcome.how)
+        if isinstance(following, Outcome):
+            return following
+        return joined(self._settled(part, _alone(forked, part), forked, deaths) for part in following)
+
+    def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
         """Train tasks in a process each, as many at the same time as fit memory and cores, and learn what they take."""
-        peaks, kinds = self._peaks[stage], [_kind(task, work) for task in tasks]
+        stage, kinds = tasks[0].stage, [_kind(task, work) for task in tasks]
+        peaks = self._peaks[stage]
 
         def took(i: int, peak: int) -> None:
             peaks.learn(*kinds[i], peak)
 
         crowd = Crowd(self.free, self.cores, [peaks.expected(*kind) for kind in kinds], took)
-        pieces = [partial(train, task, work) for task in tasks]
+        pieces = [partial(self._train_part, task, work) for task in tasks]
         yield from imap_forked(pieces, threads, work.notify, self._paces[stage], crowd, self._relayed)
         peaks.keep(self.free / self.cores)
 
-    def _at_once(self, stage: Stage, tasks: Sequence[Any], work: Work) -> int:
+    def _at_once(self, tasks: Sequence[Task], work: Work) -> int:
         """Return how many of these tasks may begin at the same time, by memory alone."""
-        peaks = self._peaks[stage]
+        peaks = self._peaks[tasks[0].stage]
         jobs = [Job(task.key, peaks.expected(*_kind(task, work)), 0.0, 0.0) for task in tasks]
         return len(beside(jobs, Room("", self.free, self.cores)))
 
@@ -238,17 +228,17 @@ class Device:
         return (left if share.memory is None else min(left, share.memory)) / share.processes
 
 
-def _kind(task: GroupTask | FullSizeTask, work: Work) -> tuple[str, int]:
+def _kind(task: Task, work: Work) -> tuple[str, int]:
     """Return the key of a training's memory peak: its kind, and how many models train as one."""
-    if isinstance(task, FullSizeTask):
+    if task.stage == "target":
         return kind_of_target(work.trials[task.number]), 1
     (group,) = task.groups
     return kind_of_group(group.kind, [work.trials[n] for n in group.members]), len(group.members)
 
 
-_Forked = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
+_Forked = Callable[[Sequence[Task]], Iterator[tuple[int, Any]]]
 """A function that trains tasks at the same time, each in its own process: if one dies, this one does not."""
 
 
-def _alone(forked: _Forked, task: Any) -> Any:
+def _alone(forked: _Forked, task: Task) -> Any:
     return next(outcome for _, outcome in forked([task]))

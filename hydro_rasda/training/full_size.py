@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, History, Span
+from hydro_rasda.contracts import EpochMetrics, History, Outcome, Span, Task
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
@@ -71,15 +71,15 @@ def _epochs(
 def train_full_size_trial(
     problem: Problem,
     trial: Trial,
-    task: FullSizeTask,
+    task: Task,
     state: Mapping[str, Any] | None,
     should_stop: Callable[[], bool] = lambda: False,
     on_epoch: Callable[[int, EpochMetrics], None] = lambda epoch, metrics: None,
-) -> FullSizeOutcome:
+) -> Outcome:
     """Train a trial's full-size model for a span of epochs; if it has several, epoch by epoch one after another."""
     started = time.perf_counter()
 
-    def train(problem: Problem) -> FullSizeOutcome:
+    def train(problem: Problem) -> Outcome:
         history: History = []
         each = problem.each("target")
         learners = [full_size_learner(of_model, trial) for of_model in each]
@@ -96,16 +96,16 @@ def train_full_size_trial(
             if ended or good_enough(problem, metrics):
                 break
         reached = states_together([learner.state() for learner in learners])
-        return FullSizeOutcome(task, reached, history, None, time.perf_counter() - started, ended=ended)
+        return Outcome.of_model(trial.number, reached, history, time.perf_counter() - started, ended=ended)
 
-    def train_again(problem: Problem) -> FullSizeOutcome:
+    def train_again(problem: Problem) -> Outcome:
         learner = full_size_learner(problem, trial)
         for epoch, metrics in train_epochs(learner, problem, task.span, trial.batch_size, [trial.number]):
             on_epoch(epoch, {problem.settings.metric: []})
             if diverged(metrics):
                 raise FloatingPointError(f"the training loss of epoch {epoch} is not finite")
         learner.remember(task.span.stop, 0.0, problem.settings.mode, averaged=task.averaged)
-        return FullSizeOutcome(task, learner.state(), [], None, time.perf_counter() - started, ended=True)
+        return Outcome.of_model(trial.number, learner.state(), [], time.perf_counter() - started, ended=True)
 
     try:
         problem = problem.at_full_size(task.seed, task.horizon)
@@ -115,4 +115,4 @@ def train_full_size_trial(
             return train_own(problem, trial, task, state, should_stop, on_epoch)
         return with_graphs(train, problem)
     except (Exception, SystemExit):
-        return FullSizeOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
+        return Outcome.failed(trial.number, traceback.format_exc(), time.perf_counter() - started)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from fusion.hyperparameters import read
 from fusion.width import keep_freed_memory
-from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, Span
+from hydro_rasda.contracts import EpochMetrics, Outcome, Span, Task
 from hydro_rasda.data import Shard
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.across_ranks import Store
@@ -113,16 +113,16 @@ class Place:
 def train_target_on_ranks(
     problem: Problem,
     trial: Trial,
-    task: FullSizeTask,
+    task: Task,
     state: Mapping[str, Any] | None,
     place: Place,
     open_store: Callable[[], Store],
     should_stop: Callable[[], bool],
     on_epoch: Callable[[int, EpochMetrics], None],
-) -> FullSizeOutcome:
+) -> Outcome:
     """Train one full-size model for a span of epochs, as one of several ranks; each rank calls it.
 
-    Only rank 0's outcome has a state and a history.
+    Only rank 0's outcome has a checkpoint and a history.
     """
     started = time.perf_counter()
     own_loop = problem.full_size is not None
@@ -138,11 +138,11 @@ def train_target_on_ranks(
                     train_full_size(worker, problem.settings.race.lr_rule)
             reached = worker.reached(state)
     except (Exception, SystemExit):
-        return FullSizeOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
+        return Outcome.failed(trial.number, traceback.format_exc(), time.perf_counter() - started)
     more = {name: value for name, value in worker.saved(None).items() if name in ("rescaled", "measured") and value}
     seconds = time.perf_counter() - started
     if worker.rank:
-        return FullSizeOutcome(task, None, [], None, seconds)
+        return Outcome([], {}, {}, seconds)
     since_best = epochs_since((reached or {}).get("best"), worker.iteration)
     ended = not worker.left if own_loop else problem.settings.out_of_patience(since_best)
-    return FullSizeOutcome(task, reached, worker.history, None, seconds, ended=ended, more=more)
+    return Outcome.of_model(trial.number, reached, worker.history, seconds, ended=ended, more=more)

@@ -15,7 +15,7 @@ from fusion import FusionMismatch, FusionWarning, dry_run, fusion_key
 from fusion.backoff import back_off, is_out_of_memory
 from fusion.warn import warn
 from fusion.width.microbatch import can_be_split, split
-from hydro_rasda.contracts import EpochMetrics, Group, GroupOutcome, GroupTask, History
+from hydro_rasda.contracts import EpochMetrics, Group, History, Outcome, Task
 from hydro_rasda.data import ALONE, Batch
 from hydro_rasda.objective import scalars
 from hydro_rasda.precision import as_given
@@ -55,7 +55,7 @@ class LiveGroup:
     def drop(self) -> None:
         self._learner = None
 
-    def take(self, problem: Problem, trials: Mapping[int, Trial], task: GroupTask) -> FusedLearner | None:
+    def take(self, problem: Problem, trials: Mapping[int, Trial], task: Task) -> FusedLearner | None:
         """Return the learner of a task's group, copies made; None if it is to be rebuilt from checkpoints.
 
         Either way, the group is kept no longer. It goes on here only where a rebuild would give the same, to the last
@@ -103,12 +103,12 @@ def _is_alike(problem: Problem, trial: Trial, source: Trial) -> bool:
 def train_group(
     problem: Problem,
     trials: Mapping[int, Trial],
-    task: GroupTask,
+    task: Task,
     load: Load,
     should_stop: Callable[[], bool] = lambda: False,
     on_epoch: OnEpoch = lambda epoch, metrics: None,
     live: LiveGroup | None = None,
-) -> GroupOutcome:
+) -> Outcome:
     """Train a group to its milestone, fused; one member after another if vmap cannot follow the model.
 
     If members have not trained together before, one batch first compares the group with each member alone.
@@ -121,7 +121,7 @@ def train_group(
         live: The group that this process trained last; the new one takes its place.
     """
 
-    def train(work: tuple[Problem, GroupTask]) -> GroupOutcome:
+    def train(work: tuple[Problem, Task]) -> Outcome:
         asked, part = work
         members = part.members
         try:
@@ -132,13 +132,13 @@ def train_group(
             if is_out_of_memory(error) and can_be_smaller(work):
                 raise
             if len(members) == 1:
-                return GroupOutcome([], {members[0]: []}, {members[0]: traceback.format_exc()})
+                return Outcome.failed(members[0], traceback.format_exc())
             if isinstance(error, FusionMismatch):
                 warn(f"{len(members)} trials train each by itself: {error}", FusionWarning)
         singles = (replace(part, groups=(part.groups[0].of([number]),)) for number in members)
         return joined(train_group(problem, trials, one, load, should_stop, on_epoch) for one in singles)
 
-    def can_be_smaller(work: tuple[Problem, GroupTask]) -> bool:
+    def can_be_smaller(work: tuple[Problem, Task]) -> bool:
         asked, part = work
         if records(asked):
             return True
@@ -148,7 +148,7 @@ def train_group(
             return len(group.members) > 1
         return can_be_split(next(problem.train_data.epoch(batch_size, part.span.start)))
 
-    def smaller(work: tuple[Problem, GroupTask]) -> list[tuple[Problem, GroupTask]]:
+    def smaller(work: tuple[Problem, Task]) -> list[tuple[Problem, Task]]:
         asked, part = work
         if records(asked):  # a recording holds memory beside the steps that run as written
             return [(asked.with_settings(graph=False), part)]
@@ -160,12 +160,12 @@ def train_group(
 def _train(
     problem: Problem,
     trials: Mapping[int, Trial],
-    task: GroupTask,
+    task: Task,
     load: Load,
     should_stop: Callable[[], bool],
     on_epoch: OnEpoch,
     live: LiveGroup,
-) -> GroupOutcome:
+) -> Outcome:
     members, (group,) = task.members, task.groups
     batch_size = trials[members[0]].batch_size
     learner = live.take(problem, trials, task) or _built(problem, trials, task, load)
@@ -176,12 +176,12 @@ def _train(
         for k, number in enumerate(members):
             history[number].append((epoch, {name: values[k] for name, values in metrics.items()}))
         on_epoch(epoch, metrics)
-    outcome = GroupOutcome([{"members": list(members), "state": learner.state()}], history, {})
+    outcome = Outcome([{"members": list(members), "state": learner.state()}], history, {})
     live.put(task.key, group, trials, learner)
     return outcome
 
 
-def _built(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load: Load) -> FusedLearner:
+def _built(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load) -> FusedLearner:
     """The learner of a group, from its members' checkpoints or anew; one batch tries whether it can train as one."""
     members, (group,) = task.members, task.groups
     known = False
@@ -209,10 +209,10 @@ def _built(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load:
     return learner
 
 
-def joined(outcomes: Iterable[GroupOutcome]) -> GroupOutcome:
-    """The outcomes of a group's parts as that of the group."""
-    whole = GroupOutcome([], {}, {})
-    for outcome in outcomes:
+def joined(outcomes: Iterable[Outcome]) -> Outcome:
+    """The outcomes of a task's parts as that of the task."""
+    whole, *others = outcomes
+    for outcome in others:
         whole.checkpoint += outcome.checkpoint
         whole.history |= outcome.history
         whole.failures |= outcome.failures
@@ -235,7 +235,7 @@ def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source
     return [learner.member_state(at) for at in range(problem.settings.models("target"))]
 
 
-def cut_down(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load: Load) -> dict[str, Any]:
+def cut_down(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load) -> dict[str, Any]:
     """Return what a task goes on from as a part of a checkpoint that holds its members alone."""
     members = task.members
     learner, _ = _resume(problem, trials, members, task.sources, load, task.copies)

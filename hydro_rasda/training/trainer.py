@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
+from hydro_rasda.contracts import EpochMetrics, Finished, Outcome, Task, Widths
 from hydro_rasda.data import Shard, move
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.forks import Notify
@@ -70,18 +70,12 @@ class Trainer:
     def plan(self, kinds: Mapping[str, Sequence[Trial]], seconds: float) -> dict[str, Widths]:
         return self._device.plan(kinds, seconds)
 
-    def train_groups(self, task: GroupTask, given: Given) -> tuple[GroupOutcome, float]:
-        """Train groups; what it gave, on the CPU, and the seconds that it took."""
-        started = time.monotonic()
-        outcome = self._device.train_groups(task, self._work(given))
-        return replace(outcome, checkpoint=move(outcome.checkpoint, _CPU, wait=True)), time.monotonic() - started
+    def train(self, tasks: Sequence[Task], given: Given) -> list[Finished]:
+        """Train tasks at the same time; what they leave is on the CPU."""
+        found = self._device.train(tasks, self._work(given), given.devices)
+        return [replace(finished, outcome=_on_cpu(finished.outcome)) for finished in found]
 
-    def train_full_size(self, tasks: Sequence[FullSizeTask], given: Given) -> list[FullSizeOutcome]:
-        """Train full-size trials at the same time; their states are on the CPU."""
-        outcomes = self._device.train_full_size(tasks, self._work(given), given.devices)
-        return [replace(outcome, state=move(outcome.state, _CPU, wait=True)) for outcome in outcomes]
-
-    def train_rank(self, task: FullSizeTask, given: Given, place: Place, meeting: Any) -> FullSizeOutcome:
+    def train_rank(self, task: Task, given: Given, place: Place, meeting: Any) -> Outcome:
         """Train a full-size trial as one of several ranks, which find each other by the file `meeting`."""
         self._device.forget_group()
         work, open_store = self._work(given), partial(self._store, place.shard, meeting)
@@ -92,8 +86,7 @@ class Trainer:
         # On the CPU: a rank of several may hold a part alone.
         trial, state = work.trials[task.number], given.load(task.source) if task.source is not None else None
         told = work.should_stop, on_epoch
-        outcome = train_target_on_ranks(self._problem, trial, task, state, place, open_store, *told)
-        return replace(outcome, state=move(outcome.state, _CPU, wait=True))
+        return _on_cpu(train_target_on_ranks(self._problem, trial, task, state, place, open_store, *told))
 
     def _store(self, shard: Shard, meeting: Any) -> Store:
         """Return the store by which a rank finds the others."""
@@ -111,4 +104,5 @@ class Trainer:
         return Work(given.trials, load, should_stop, self._notify)
 
 
-_CPU = torch.device("cpu")
+def _on_cpu(outcome: Outcome) -> Outcome:
+    return replace(outcome, checkpoint=move(outcome.checkpoint, torch.device("cpu"), wait=True))

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from fusion.streams import seed_generators
 from hydro_rasda.argument_checks import is_metric, require
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, History
+from hydro_rasda.contracts import EpochMetrics, History, Outcome, Task
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
@@ -60,7 +60,7 @@ class SpanWorker(Worker):
         self,
         problem: Problem,
         trial: Trial,
-        task: FullSizeTask,
+        task: Task,
         state: State | None,
         should_stop: Callable[[], bool],
         on_epoch: Callable[[int, EpochMetrics], None],
@@ -159,11 +159,11 @@ def _state_of(saving: Saving) -> dict[str, Any]:
 def train_own(
     problem: Problem,
     trial: Trial,
-    task: FullSizeTask,
+    task: Task,
     state: Mapping[str, Any] | None,
     should_stop: Callable[[], bool],
     on_epoch: Callable[[int, EpochMetrics], None],
-) -> FullSizeOutcome:
+) -> Outcome:
     """Train a full-size model for a span of epochs by the user's function, from a checkpoint or anew."""
     started = time.perf_counter()
     worker = SpanWorker(problem, trial, task, state, should_stop, on_epoch)
@@ -171,7 +171,7 @@ def train_own(
         train_own_on_rank(worker)
     reached = worker.reached(state)
     seconds = time.perf_counter() - started
-    return FullSizeOutcome(task, reached, worker.history, None, seconds, ended=not worker.left)
+    return Outcome.of_model(trial.number, reached, worker.history, seconds, ended=not worker.left)
 
 
 def train_own_on_rank(worker: Worker) -> None:

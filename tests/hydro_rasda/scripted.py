@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydro_rasda.config import Keep
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History
+from hydro_rasda.contracts import Finished, History, Outcome, Task, Widths
 from hydro_rasda.history.lines import Stage, Unit, metric_lines
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.run_folder import Store
@@ -31,18 +31,39 @@ class Scripted:
     def __init__(self, scores: Scores, epochs: float = math.inf, keep: Keep = "last") -> None:
         self.scores, self.left, self.keep = scores, epochs, keep
         self.trained: list[tuple[int, int]] = []
+        self.task: Task | None = None
 
-    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
-        for task in tasks:
-            if not self.left:
-                return
-            yield self._train(task)
+    def idle(self, task: Task | None = None) -> list[int]:
+        return [0] if self.left and self.task is None else []
 
-    def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+    def busy(self) -> bool:
+        return self.task is not None
+
+    def start(self, device: int, task: Task) -> None:
+        self.task = task
+
+    def finished(self) -> list[Finished]:
+        assert self.task is not None
+        task, self.task = self.task, None
+        return [Finished(task, self._train(task))]
+
+    def speed(self, device: int, kind: str) -> None:
+        """There is no other to compare with."""
+
+    def machine(self, device: int) -> str:
+        return "a machine"
+
+    def cores(self, device: int) -> int:
+        return 1
+
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+        return dict.fromkeys(kinds, Widths(1))
+
+    def _train(self, task: Task) -> Outcome:
         history: History = []
         for epoch in range(task.span.start + 1, task.span.stop + 1):
             if epoch > len(self.scores[task.number]):
-                return FullSizeOutcome(task, None, [], f"trial {task.number} raised in epoch {epoch}", 1.0)
+                return Outcome.failed(task.number, f"trial {task.number} raised in epoch {epoch}", 1.0)
             score = self.scores[task.number][epoch - 1]
             history.append((epoch, {"train_loss": score, "val_loss": score}))
             self.trained.append((task.number, epoch))
@@ -53,7 +74,7 @@ class Scripted:
         if self.keep == "best":
             score, epoch = min((score, i) for i, score in enumerate(self.scores[task.number][: state["epoch"]], 1))
             state["best"] = {"epoch": epoch, "score": score, "model": {}}
-        return FullSizeOutcome(task, state, history, None, 1.0)
+        return Outcome.of_model(task.number, state, history, 1.0)
 
 
 def open_run(path: Path, problem: Problem, number: int, **settings: Any) -> Run:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydro_rasda import TuneResult
-from hydro_rasda.contracts import Group, GroupTask, Span
+from hydro_rasda.contracts import Group, Span, Task
 from hydro_rasda.data import Shard
 from hydro_rasda.metrics import Collected, of_members
 from hydro_rasda.objective import as_objective
@@ -48,7 +48,7 @@ def test_each_member_of_a_group_has_its_own(scored: Problem, digits: Any) -> Non
 
     config = {"lr": 0.1, "optimizer": "sgd", "batch_size": 11, "accumulate": 3}
     trials = {n: Trial(n, {**config, "lr": 0.1 / (n + 1)}) for n in range(3)}
-    task = GroupTask("to-1/0", (Group("kind", (0, 1, 2), fused=True),), (), Span(0, 1))
+    task = Task("to-1/0", (Group("kind", (0, 1, 2), fused=True),), (), Span(0, 1))
     outcome = train_group(replace(scored, metrics=noting), trials, task, lambda key: {})
     assert not outcome.failures
     _, (_, y) = digits

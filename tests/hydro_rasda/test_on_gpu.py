@@ -24,7 +24,7 @@ from fusion.graph import GraphWarning
 from fusion.width.memory import available_memory, peak_memory
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, TuneResult, load
 from hydro_rasda.bubbles import BubbleBackend
-from hydro_rasda.contracts import FullSizeTask, Span
+from hydro_rasda.contracts import Span, full_size_task
 from hydro_rasda.data import ALONE
 from hydro_rasda.packing import Task, nvml, pack
 from hydro_rasda.packing.mps import CONTROL
@@ -183,13 +183,13 @@ def test_a_guest_trains_in_the_bubbles_of_a_gpu(quick: Quick, tmp_path: Path) ->
 
 def test_a_rank_trains_through_nccl(problem: Problem) -> None:
     trial = Trial(0, {"optimizer": "adamw", "lr": 0.01, "batch_size": 48})
-    place, task = Place(ALONE, 1.0, "nccl"), FullSizeTask("key", 0, Span(0, 2), None, 0)
+    place, task = Place(ALONE, 1.0, "nccl"), full_size_task("key", 0, Span(0, 2), None, 0)
     histories = []
     for own in (problem.on(GPU), problem):
         through = place if own.device.type == "cuda" else Place(ALONE, 1.0, "gloo")
         outcome = train_target_on_ranks(own, trial, task, None, through, lambda: None, lambda: False, lambda *_: None)
         assert outcome.error is None, outcome.error
-        histories.append([metrics["val_loss"] for _, metrics in outcome.history])
+        histories.append([metrics["val_loss"] for _, metrics in outcome.epochs])
     assert histories[0] == pytest.approx(histories[1], rel=1e-3)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, TuneResult, loguniform, tune
-from hydro_rasda.contracts import FullSizeTask, Group, GroupTask, Span
+from hydro_rasda.contracts import Group, Span, Task, full_size_task
 from hydro_rasda.data import make_batches
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import train_full_size_trial
@@ -69,7 +69,7 @@ MODELS: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
 
 def losses(problem: Problem, members: tuple[int, ...], fused: bool = True) -> Mapping[int, list[float]]:
     """Training and validation losses of each trial, over the epochs."""
-    task = GroupTask("a task", (Group("kind", members, fused),), (), Span(0, EPOCHS))
+    task = Task("a task", (Group("kind", members, fused),), (), Span(0, EPOCHS))
     outcome = train_group(problem, TRIALS, task, lambda key: {})
     assert outcome.failures == {}
     return {n: flat(history) for n, history in outcome.history.items()}
@@ -81,10 +81,10 @@ def flat(history: Any) -> list[float]:
 
 def at_full_size(problem: Problem, number: int) -> list[float]:
     outcome = train_full_size_trial(
-        problem, TRIALS[number], FullSizeTask("a task", number, Span(0, EPOCHS), None, problem.settings.seed), None
+        problem, TRIALS[number], full_size_task("a task", number, Span(0, EPOCHS), None, problem.settings.seed), None
     )
     assert outcome.error is None
-    return flat(outcome.history)
+    return flat(outcome.epochs)
 
 
 @pytest.mark.filterwarnings("ignore::fusion.FusionWarning")

@@ -17,10 +17,11 @@ import torch
 
 from hydro_rasda import LocalBackend
 from hydro_rasda.backends.local import LocalDevice
-from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, GroupOutcome, GroupTask, Widths
+from hydro_rasda.contracts import Devices, Finished, History, Outcome, Task, Widths
 from hydro_rasda.run.state import Run
 from hydro_rasda.testing import Check, backend_checks, backends
 from hydro_rasda.testing.tiny_runs import is_running, train_two_rungs
+from hydro_rasda.training.group_training import joined
 
 each_check = pytest.mark.parametrize("check", backend_checks(), ids=lambda check: check.__name__)
 
@@ -51,12 +52,12 @@ class ForgetsKinds(Broken):
 
 
 class AlwaysIdle(Broken):
-    def idle(self) -> Sequence[int]:
+    def idle(self, task: Task | None = None) -> Sequence[int]:
         return [0]
 
 
 class IgnoresSources(Broken):
-    def start(self, device: int, task: GroupTask) -> None:
+    def start(self, device: int, task: Task) -> None:
         super().start(device, dataclasses.replace(task, sources=()))
 
 
@@ -70,9 +71,9 @@ class FailsAll(Broken):
         return [dataclasses.replace(finished, outcome=outcome)]
 
 
-class ReadsAhead(Broken):
-    def train_each(self, tasks: Any) -> Iterator[FullSizeOutcome]:
-        yield from super().train_each(list(tasks))
+class TakesAll(Broken):
+    def idle(self, task: Task | None = None) -> Sequence[int]:
+        return super().idle() if task is None or task.stage == "surrogate" else [0]
 
 
 class HasNoClock(Broken):
@@ -98,7 +99,7 @@ class IsBusyAtOnce(Broken):
 
 
 class IsNeverBusy(Broken):
-    def idle(self) -> Sequence[int]:
+    def idle(self, task: Task | None = None) -> Sequence[int]:
         return [] if super().busy() else [0]
 
     def busy(self) -> bool:
@@ -136,64 +137,60 @@ class RenamesTasks(Broken):
 
 
 class AnswersOtherwise(Broken):
-    """Changes the outcome of groups, and of full-size models."""
+    """Changes the outcomes of groups, and of full-size models."""
 
     def finished(self) -> Sequence[Finished]:
-        return [dataclasses.replace(done, outcome=self.changed(done.outcome)) for done in super().finished()]
+        found = ((done, self.changed(done.outcome, done.task.stage)) for done in super().finished())
+        return [dataclasses.replace(done, outcome=outcome) for done, outcome in found if outcome is not None]
 
-    def train_each(self, tasks: Any) -> Iterator[FullSizeOutcome]:
-        yield from (found for outcome in super().train_each(tasks) if (found := self.otherwise(outcome)))
-
-    def changed(self, outcome: GroupOutcome) -> GroupOutcome:
-        return outcome
-
-    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome | None:
+    def changed(self, outcome: Outcome, stage: str) -> Outcome | None:
         return outcome
 
 
 class TellsAnEpochLess(AnswersOtherwise):
-    def changed(self, outcome: GroupOutcome) -> GroupOutcome:
+    def changed(self, outcome: Outcome, stage: str) -> Outcome:
         return dataclasses.replace(outcome, history={n: of[:1] for n, of in outcome.history.items()})
 
 
 class GivesNoReason(AnswersOtherwise):
-    def changed(self, outcome: GroupOutcome) -> GroupOutcome:
+    def changed(self, outcome: Outcome, stage: str) -> Outcome:
         return dataclasses.replace(outcome, failures=dict.fromkeys(outcome.failures, "?"))
-
-    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome:
-        return dataclasses.replace(outcome, error=outcome.error and "?")
 
 
 class FailsEachFullSizeModel(AnswersOtherwise):
-    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome:
-        return dataclasses.replace(outcome, error=outcome.error or "?")
+    def changed(self, outcome: Outcome, stage: str) -> Outcome:
+        failed = {number: Outcome.failed(number, "this trial raises") for number in outcome.history}
+        return outcome if stage == "surrogate" else joined(failed.values())
 
 
 class DropsFailedFullSizeModels(AnswersOtherwise):
-    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome | None:
-        return None if outcome.error else outcome
+    def changed(self, outcome: Outcome, stage: str) -> Outcome | None:
+        return outcome if stage == "surrogate" or not outcome.error else None
 
 
 class ComputesOtherwise(AnswersOtherwise):
-    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome:
-        moved = [(epoch, {name: value + 1 for name, value in metrics.items()}) for epoch, metrics in outcome.history]
-        return dataclasses.replace(outcome, history=moved)
+    def changed(self, outcome: Outcome, stage: str) -> Outcome:
+        def moved(history: History) -> History:
+            return [(epoch, {name: value + 1 for name, value in metrics.items()}) for epoch, metrics in history]
+
+        return dataclasses.replace(outcome, history={n: moved(of) for n, of in outcome.history.items()})
 
 
 class DropsTheLast(AnswersOtherwise):
-    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome | None:
-        return None if outcome.task.number == 4 else outcome
+    def changed(self, outcome: Outcome, stage: str) -> Outcome | None:
+        return None if 4 in outcome.history else outcome
 
 
 class TellsOfTheLastEpochAlone(AnswersOtherwise):
-    def otherwise(self, outcome: FullSizeOutcome) -> FullSizeOutcome:
-        return dataclasses.replace(outcome, history=outcome.history[-1:])
+    def changed(self, outcome: Outcome, stage: str) -> Outcome:
+        return dataclasses.replace(outcome, history={n: of[-1:] for n, of in outcome.history.items()})
 
 
 class HasNoClockAtFullSize(Broken):
-    def train_each(self, tasks: Any) -> Iterator[FullSizeOutcome]:
-        self._run.seconds_left = lambda stage: 1e9  # type: ignore[method-assign]
-        yield from super().train_each(tasks)
+    def start(self, device: int, task: Task) -> None:
+        if task.stage == "target":
+            self._run.seconds_left = lambda stage: 1e9  # type: ignore[method-assign]
+        super().start(device, task)
 
 
 @pytest.mark.parametrize(
@@ -213,14 +210,15 @@ class HasNoClockAtFullSize(Broken):
         (RenamesTasks, "groups", "`finished` names its task"),
         (TellsAnEpochLess, "groups", "trial 0 trains epochs 1 and 2 once each"),
         (IgnoresSources, "results", "metrics are those of the local backend"),
-        (ReadsAhead, "full_size", "`train_each` takes no more tasks than the 1 that can begin"),
-        (DropsTheLast, "full_size", "`train_each` yields each outcome once"),
+        (TakesAll, "full_size", "no more tasks begin than the 1 that devices have room for"),
+        (DropsTheLast, "full_size", "each trial trains once"),
         (FailsEachFullSizeModel, "full_size", "full-size models train without an error"),
         (ComputesOtherwise, "full_size", "full-size models train as in one process"),
+        (TakesAll, "both_kinds", "a full-size model can begin on the devices [], not on [0]"),
         (FailsAll, "failures", "trial 1 fails alone"),
         (GivesNoReason, "failures", "a failure says what was raised"),
-        (DropsFailedFullSizeModels, "failures", "`train_each` yields also what failed"),
-        (FailsEachFullSizeModel, "failures", "no other full-size model fails"),
+        (DropsFailedFullSizeModels, "failures", "trial 1 fails alone, not []"),
+        (FailsEachFullSizeModel, "failures", "trial 1 fails alone, not [0, 1, 2]"),
         (FailsAll, "deaths", "trial 1 fails alone"),
         (TellsAnEpochLess, "deaths", "the others train on"),
         (HasNoClock, "time", "trial 0 of a group ends after its first epoch"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult, choice
-from hydro_rasda.contracts import Backend, Event, FullSizeOutcome, FullSizeTask, Span
+from hydro_rasda.contracts import Backend, Event, Span, full_size_task
 from hydro_rasda.history.full_size import targets_over
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem import Problem
@@ -169,31 +169,17 @@ def open_run(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
     opened[-1].store.close()
 
 
-class Interrupted:
-    """Devices, for so many tasks."""
-
-    def __init__(self, devices: Any, tasks: int) -> None:
-        self._devices, self._left = devices, tasks
-
-    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
-        for task in tasks:
-            if not self._left:
-                return
-            self._left -= 1
-            yield from self._devices.train_each([task])
-
-
 @pytest.mark.slow
 @each_first
 def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backends: tuple[Backend, Backend]) -> None:
     """Each trial's epochs stand in the journal once, and are those of an unbroken training, weights included."""
     first, second = backends
     with first.open(run := open_run()) as devices:
-        train_finalists(run, NUMBERS, Interrupted(devices, tasks=5))  # all to 1, one of them to 2
+        train_finalists(run, NUMBERS, finalists.for_tasks(devices, 5))  # all to 1, one of them to 2
     assert sorted(run.history.epochs("target", number) for number in NUMBERS) == [1, 1, 1, 2]
     with second.open(run := open_run()) as devices:
         train_finalists(run, NUMBERS, devices)
-    assert targets_over(run, NUMBERS)
+    assert targets_over(run.history, NUMBERS)
     assert sorted(run.history.epochs("target", number) for number in NUMBERS) == [
         2,
         2,
@@ -201,11 +187,10 @@ def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backe
         MAX_T,
     ]  # after one epoch, none differs from chance
     for number in NUMBERS:
-        task = FullSizeTask("", number, Span(0, run.history.epochs("target", number)), None, run.settings.seed)
+        task = full_size_task("", number, Span(0, run.history.epochs("target", number)), None, run.settings.seed)
         alone = train_full_size_trial(run.problem, run.history.trials[number], task, None)
-        history = [(epoch, metrics["val_loss"]) for epoch, metrics in alone.history]
+        history = [(epoch, metrics["val_loss"]) for epoch, metrics in alone.epochs]
         assert [(line["epoch"], line["val_loss"]) for line in run.history.metrics["target", number]] == history
-        assert alone.state is not None
         saved = run.store.load(run.history.checkpoints[number])["model"]
         assert all(torch.equal(saved[name], value) for name, value in alone.state["model"].items())
 

@@ -15,13 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult
-from hydro_rasda.contracts import Backend, FullSizeOutcome, FullSizeTask, Span
+from hydro_rasda.contracts import Backend, Outcome, Span, full_size_task
 from hydro_rasda.data import Batch
 from hydro_rasda.history.lines import metric_lines
 from hydro_rasda.problem import OwnLoop
 from hydro_rasda.run.record_full_size import record_epochs
 from hydro_rasda.run.state import Run
 from hydro_rasda.stages.race import train_finalists
+from hydro_rasda.stages.train_tasks import train_tasks
 from hydro_rasda.training.full_size import train_full_size_trial
 from tests.hydro_rasda.backends import finalists
 from tests.hydro_rasda.backends.ray.test_ddp import (
@@ -82,12 +83,12 @@ def lines(run: Run, number: int) -> list[dict[str, Any]]:
     return [dict(line) for line in run.history.metrics["target", number]]
 
 
-def train(run: Run, backend: Backend) -> FullSizeOutcome:
+def train(run: Run, backend: Backend) -> Outcome:
     """The first trial, to the end."""
-    task = FullSizeTask("key", 0, Span(0, MAX_T), None, run.settings.seed)
+    task = full_size_task("key", 0, Span(0, MAX_T), None, run.settings.seed)
     with backend.open(run) as devices:
-        (outcome,) = devices.train_each([task])
-    return outcome
+        (finished,) = train_tasks(devices, [task])
+    return finished.outcome
 
 
 def test_ranks_train_what_those_of_a_script_do_bit_for_bit(two: Backend, open_run: Open) -> None:
@@ -99,12 +100,11 @@ def test_ranks_train_what_those_of_a_script_do_bit_for_bit(two: Backend, open_ru
         2, rank_reports, run.problem, SCHEDULED, {"config": {"trial": 0, "config": SCHEDULED}}
     )[0]
     timed = {"epoch", "epoch_seconds", "scaling_efficiency"}
-    for (epoch, metrics), report in zip(outcome.history, reports, strict=True):
+    for (epoch, metrics), report in zip(outcome.epochs, reports, strict=True):
         assert epoch == report["epoch"]
         assert {k: v for k, v in metrics.items() if k not in timed} == {
             k: v for k, v in report.items() if k not in timed
         }
-    assert outcome.state is not None
     assert outcome.state["model"].keys() == saved["state"]["model"].keys()
     assert all(torch.equal(value, saved["state"]["model"][name]) for name, value in outcome.state["model"].items())
     assert outcome.more["rescaled"] == saved["rescaled"]
@@ -116,10 +116,8 @@ def test_ranks_that_split_a_model_train_as_those_that_hold_it_whole(two: Backend
     """And leave the same checkpoint."""
     whole, split = (train(open_run(RaceConfig(workers=2, strategy=of)), two) for of in STRATEGIES)
     assert split.error is None, split.error
-    for (_, metrics), (_, expected) in zip(split.history, whole.history, strict=True):
+    for (_, metrics), (_, expected) in zip(split.epochs, whole.epochs, strict=True):
         assert metrics["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-11)
-    assert whole.state is not None
-    assert split.state is not None
     for name, value in whole.state["model"].items():
         torch.testing.assert_close(split.state["model"][name], value, rtol=1e-11, atol=1e-13)
 
@@ -147,8 +145,8 @@ def test_a_run_goes_on_on_another_number_of_devices(two: Backend, open_run: Open
     """On fewer than its first workers, a trial keeps the batch that was tuned; to the last digits it is the same."""
     race = RaceConfig(grace_period=2, workers=2, max_workers=2)
     run = open_run(race)
-    with two.open(run) as devices, pytest.raises(KeyboardInterrupt):
-        train_finalists(run, [0], Interrupting(devices))
+    with two.open(run) as devices:
+        train_finalists(run, [0], finalists.for_tasks(devices, 1))
     assert [line["workers"] for line in lines(run, 0)] == [2, 2]
     run = open_run(race)
     with LocalBackend(["cpu"]).open(run) as devices:
@@ -156,20 +154,6 @@ def test_a_run_goes_on_on_another_number_of_devices(two: Backend, open_run: Open
     assert run.history.epochs("target", 0) == MAX_T
     history, _ = one_process(run.problem, SCHEDULED, [(Span(0, MAX_T), 1)], number=0)
     assert [line["val_loss"] for line in lines(run, 0)] == pytest.approx([of["val_loss"] for of in history], rel=1e-11)
-
-
-class Interrupting:
-    """Devices whose user interrupts them after the first training."""
-
-    def __init__(self, devices: Any) -> None:
-        self._devices, self._trained = devices, 0
-
-    def train_each(self, tasks: Any) -> Any:
-        if self._trained:
-            raise KeyboardInterrupt
-        for outcome in self._devices.train_each(tasks):
-            self._trained += 1
-            yield outcome
 
 
 def failing(folder: Path) -> dict[str, Any]:
@@ -204,12 +188,13 @@ def test_ranks_that_die_are_replaced_and_one_that_raises_is_told_of(
     hows = [("dies once", 1), ("dies ever", 99), ("raises", 1)]
     configs = [{**SCHEDULED, "how": how, "times": times} for how, times in hows]
     run = open_run(RaceConfig(workers=2), configs, **failing(tmp_path / "failures"))
-    tasks = [FullSizeTask(f"key {n}", n, Span(0, MAX_T), None, run.settings.seed) for n in range(len(hows))]
+    tasks = [full_size_task(f"key {n}", n, Span(0, MAX_T), None, run.settings.seed) for n in range(len(hows))]
     with two.open(run) as devices:
-        again, died, raised = sorted(devices.train_each(tasks), key=lambda outcome: outcome.task.number)
+        done = sorted(train_tasks(devices, tasks), key=lambda finished: finished.task.number)
+    again, died, raised = (finished.outcome for finished in done)
     assert again.error is None, again.error
     history, _ = one_process(problem(), SCHEDULED, [(Span(0, MAX_T), 1)], number=0)
-    for (_, metrics), expected in zip(again.history, history, strict=True):
+    for (_, metrics), expected in zip(again.history.epochs, history, strict=True):
         assert metrics["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-11)
     assert died.died
     assert "the process that trained it died 2 times: " in str(died.error)
@@ -236,18 +221,18 @@ def test_ranks_run_a_training_function_of_the_users_own(two: Backend, digits: An
     """It is left where its span ends, on both ranks, and goes on from there."""
     own = replace(problem(), full_size=OwnLoop(train_own, digits))
     run = finalists.open_run(tmp_path / "run", own, [{"lr": 0.1}], max_t=MAX_T, race=RaceConfig(workers=2))
-    tasks = [FullSizeTask("key", 0, Span(0, 2), None, 0), FullSizeTask("key", 0, Span(2, MAX_T), "first", 0)]
+    tasks = [full_size_task("key", 0, Span(0, 2), None, 0), full_size_task("key", 0, Span(2, MAX_T), "first", 0)]
     with two.open(run) as devices:
-        (first,) = devices.train_each(tasks[:1])
+        (first,) = (finished.outcome for finished in train_tasks(devices, tasks[:1]))
         assert first.error is None, first.error
-        assert first.state is not None
-        record_epochs(run, 0, metric_lines("target", 0, first.history), first.state, **first.more)
-        (second,) = devices.train_each([replace(tasks[1], source=run.history.checkpoints[0])])
+        record_epochs(run, 0, metric_lines("target", 0, first.epochs), first.state, **first.more)
+        rest = replace(tasks[1], sources=(run.history.checkpoints[0],))
+        (second,) = (finished.outcome for finished in train_tasks(devices, [rest]))
     assert not first.ended
     alone = train_full_size_trial(run.problem, run.history.trials[0], replace(tasks[0], span=Span(0, MAX_T)), None)
-    history = first.history + second.history
-    assert [epoch for epoch, _ in history] == [epoch for epoch, _ in alone.history]
-    for (_, metrics), (_, expected) in zip(history, alone.history):
+    history = first.epochs + second.epochs
+    assert [epoch for epoch, _ in history] == [epoch for epoch, _ in alone.epochs]
+    for (_, metrics), (_, expected) in zip(history, alone.epochs):
         assert metrics["workers"] == 2
         assert metrics["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-4)
     run.store.close()

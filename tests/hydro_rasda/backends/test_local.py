@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ import torch
 from hydro_rasda import LocalBackend, RayBackend, TuneResult
 from hydro_rasda.contracts import Backend, Devices
 from hydro_rasda.run.state import Run
+from hydro_rasda.testing.tiny_runs import is_running, opened, targets
 from tests.hydro_rasda.models import mlp
 
 Quick = Callable[..., TuneResult]
@@ -44,6 +49,33 @@ def test_a_backend_is_a_name_or_an_object(quick: Quick) -> None:
     assert named.best_metric == given.best_metric == own.best_metric
     assert named.trials == given.trials == own.trials
     assert mine.told == ["opened", "closed"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked on Linux alone")
+def test_full_size_models_that_still_train_end_with_the_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two beside each other, one is done when an error ends the run."""
+    seen, begun = tmp_path / "processes", list[int]()
+    seen.mkdir()
+    configs: list[dict[str, Any]] = [{"lr": 0.1}, {"lr": 0.1, "waits_in": str(seen), "tuner": os.getpid()}]
+
+    def fail() -> None:
+        with opened(LocalBackend("cpu"), tmp_path / "run", configs) as (run, devices):
+            for task in targets(run, 1):
+                (device,) = devices.idle(task)
+                devices.start(device, task)
+            assert [finished.task.number for finished in devices.finished()] == [0]
+            while not [*seen.iterdir()]:
+                time.sleep(0.01)
+            begun.extend(int(file.name.split("@")[0]) for file in seen.iterdir())
+            raise ArithmeticError
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(ArithmeticError) as kept:
+        fail()
+    assert kept.traceback, "the devices are not freed with their frames"
+    assert not any(map(is_running, begun))
 
 
 def test_a_backend_is_closed_where_training_fails(one_process: None, quick: Quick) -> None:

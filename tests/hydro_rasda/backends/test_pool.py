@@ -14,11 +14,12 @@ from hydro_rasda import RaceConfig
 from hydro_rasda.backends import pool as pool_module
 from hydro_rasda.backends.elastic_pool import DoublingPool
 from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupOutcome, GroupTask, Span, Widths, group_key
+from hydro_rasda.contracts import Finished, Group, Outcome, Span, Task, Widths, full_size_task, group_key
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.state import Run
+from hydro_rasda.stages.train_tasks import train_tasks
 from hydro_rasda.training.group_training import Load
 from tests.hydro_rasda.scripted import open_run
 
@@ -64,16 +65,17 @@ class Scripted:
             self.pool.trained.append((work.number,))
             if work.number in self.pool.deadly:
                 return Said(DeviceDied("SIGKILL"))
-            return Said(FullSizeOutcome(work, {}, [], "it raised" if work.number in self.pool.raising else None, 1.0))
-        numbers = work.members if isinstance(work, GroupTask) else [task.number for task in work]
+            raises = work.number in self.pool.raising
+            return Said(
+                Outcome.failed(work.number, "it raised") if raises else Outcome.of_model(work.number, {}, [], 1.0)
+            )
+        numbers = [number for task in work for number in task.members]
         self.pool.trained.append(tuple(numbers))
         if self.pool.hanging & set(numbers):
             return Never(None)
         if self.pool.deadly & set(numbers):
             return Said(DeviceDied("SIGKILL"))
-        if isinstance(work, GroupTask):
-            return Said((GroupOutcome([], {n: [] for n in numbers}, {}), 1.0))
-        return Said([FullSizeOutcome(task, {}, [], None, 1.0) for task in work])
+        return Said([Finished(task, Outcome([], {n: [] for n in task.members}, {}, 1.0)) for task in work])
 
     def end(self) -> None:
         self.ended = True
@@ -119,12 +121,12 @@ def run(problem: Problem, tmp_path: Path) -> Iterator[Run]:
     opened.store.close()
 
 
-def group(*members: int) -> GroupTask:
-    return GroupTask(group_key(SPAN, members), (Group("a kind", members, len(members) > 1),), (), SPAN)
+def group(*members: int) -> Task:
+    return Task(group_key(SPAN, members), (Group("a kind", members, len(members) > 1),), (), SPAN)
 
 
-def targets(*numbers: int, beside: int = 1) -> list[FullSizeTask]:
-    return [FullSizeTask(f"target/{n}", n, SPAN, None, 0, beside) for n in numbers]
+def targets(*numbers: int, beside: int = 1) -> list[Task]:
+    return [full_size_task(f"target/{n}", n, SPAN, None, 0, beside) for n in numbers]
 
 
 def test_what_died_is_trained_by_whichever_device_is_free_before_anything_new(run: Run) -> None:
@@ -159,10 +161,10 @@ def test_what_hangs_is_ended_once_it_is_known_how_long_others_take(run: Run, mon
     assert failures.keys() == {1}
     assert "died 2 times: it was ended as it hung: no epoch was over for 0 s" in failures[1]
     assert sorted(n for finished in done for n in finished.outcome.history) == [0, 1, 2]
-    list(pool.train_each(targets(3)))
-    (outcome,) = pool.train_each(targets(1))
-    assert "it was ended as it hung" in str(outcome.error)
-    assert outcome.died
+    list(train_tasks(pool, targets(3)))
+    (finished,) = train_tasks(pool, targets(1))
+    assert "it was ended as it hung" in str(finished.outcome.error)
+    assert finished.outcome.died
     assert all(process.ended for process in pool.processes[:-1])
 
 
@@ -232,7 +234,7 @@ def test_devices_that_other_jobs_hold_are_told_of_and_left_out(
         assert pool.idle() == [0]
         told = [message.text for message in read_messages(run.store.path)]
         assert told == ["1 of 2 devices have come. Other jobs may use the rest, which joins later."]
-        assert [outcome.error for outcome in pool.train_each(targets(1))] == [None]
+        assert [finished.outcome.error for finished in train_tasks(pool, targets(1))] == [None]
 
 
 @pytest.mark.timeout(60)
@@ -242,7 +244,20 @@ def test_where_no_device_comes_the_time_budget_ends_the_wait(run: Run, monkeypat
     pool = ScriptedPool(run, 2)
     pool.held = frozenset([0, 1])
     assert (pool.idle(), pool.busy()) == ([], False)
-    assert list(pool.train_each(targets(1))) == []
+    assert list(train_tasks(pool, targets(1))) == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("task", [group(1, 2), *targets(1)], ids=["a group", "a full-size model"])
+def test_where_no_device_comes_back_the_time_budget_ends_the_wait(
+    run: Run, monkeypatch: pytest.MonkeyPatch, task: Task
+) -> None:
+    monkeypatch.setattr(Run, "out_of_time", lambda *_: True)
+    pool = ScriptedPool(run, 1, deadly=[1])
+    pool.idle()
+    pool.held = frozenset([0])
+    assert list(train_tasks(pool, [task])) == []
+    assert pool.trained == [task.members]
 
 
 def test_nothing_is_busy_before_it_was_asked_for(run: Run) -> None:
@@ -255,20 +270,19 @@ def test_full_size_models_share_the_devices_that_no_group_occupies(run: Run) -> 
     pool = ScriptedPool(run, 3, cores=4)
     pool.idle()
     pool.start(0, group(0))
-    outcomes = list(pool.train_each(targets(1, 2, 3, 4, 5, beside=5)))
+    done = [finished.task.number for finished in train_tasks(pool, targets(1, 2, 3, 4, 5, beside=5))]
     assert pool.trained[:3] == [(0,), (1, 2), (3, 4)]  # a third of five, rounded up
-    assert sorted(outcome.task.number for outcome in outcomes) == [1, 2, 3, 4, 5]
-    assert [finished.task.members for finished in pool.finished()] == [(0,)]
-    assert not pool.busy()
+    while pool.busy():
+        done += [finished.task.number for finished in pool.finished()]
+    assert sorted(done) == [0, 1, 2, 3, 4, 5]
 
 
 def test_full_size_models_wait_where_groups_occupy_all_devices(run: Run) -> None:
     pool = ScriptedPool(run, 1)
     pool.idle()
     pool.start(0, group(0))
-    assert [outcome.task.number for outcome in pool.train_each(targets(1, 2))] == [1, 2]
+    assert [finished.task.number for finished in train_tasks(pool, targets(1, 2))] == [0, 1, 2]
     assert pool.trained == [(0,), (1,), (2,)]
-    assert len(pool.finished()) == 1
 
 
 class ScriptedDoubling(ScriptedPool, DoublingPool):
@@ -290,10 +304,9 @@ def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_
     with run.store, closing(ScriptedDoubling(run, deadly=[0])) as pool:
         pool.idle()
         pool.start(0, group(0))
-        outcomes = [outcome.task.number for outcome in pool.train_each(targets(1))]
+        done = [finished.task.number for finished in train_tasks(pool, targets(1))]
         assert pool.trained == [(0,), (0,), (1,), (1,)]
-        assert outcomes == [1]
-        assert [finished.task.members for finished in pool.finished()] == [(0,)]
+        assert done == [0, 1]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -310,27 +323,28 @@ def test_what_ends_with_its_machine_is_not_to_blame(problem: Problem, tmp_path: 
         assert pool.trained == [(0,)] * 5
         assert done[0].outcome.failures == {0: "the process that trained it died 2 times: SIGKILL"}
         pool.machines_end = 3
-        (died,) = pool.train_each(targets(1))
+        (died,) = train_tasks(pool, targets(1))
         assert pool.trained.count((1,)) == 5 * workers
-        assert "died 2 times: SIGKILL" in str(died.error)
+        assert "died 2 times: SIGKILL" in str(died.outcome.error)
 
 
 def test_a_process_that_raised_is_kept_where_nobody_waits_for_it(run: Run) -> None:
     with closing(ScriptedDoubling(run)) as pool:
         pool.raising = frozenset([1])
-        (outcome,) = pool.train_each(targets(1))
-        assert outcome.error == "it raised"
+        (finished,) = train_tasks(pool, targets(1))
+        assert finished.outcome.error == "it raised"
         assert len(pool.processes) == 2
     run.problem = run.problem.with_settings(race=RaceConfig(workers=2))
     with closing(ScriptedDoubling(run)) as pool:
         pool.raising = frozenset([1])
-        (outcome,) = pool.train_each(targets(1))
+        list(train_tasks(pool, targets(1)))
         assert len(pool.processes) == 4
 
 
 def test_a_full_size_model_that_dies_beside_another_is_tried_again_alone(run: Run) -> None:
     pool = ScriptedPool(run, 1, deadly=[1], cores=2)
-    errors = {outcome.task.number: outcome.error for outcome in pool.train_each(targets(0, 1, 2, beside=3))}
+    done = train_tasks(pool, targets(0, 1, 2, beside=3))
+    errors = {finished.task.number: finished.outcome.error for finished in done}
     assert pool.trained == [(0, 1), (0,), (1,), (2,)]
     assert errors == {0: None, 1: "the process that trained it died 2 times: SIGKILL", 2: None}
 

@@ -19,7 +19,7 @@ import pytest
 from hydro_rasda.bubbles import BubbleBackend, bubbles
 from hydro_rasda.bubbles.bubble_backend import BubbleDevices
 from hydro_rasda.bubbles.rendezvous import connect
-from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, History, Span, group_key
+from hydro_rasda.contracts import Group, History, Outcome, Span, Task, group_key
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.group_training import train_group
@@ -27,7 +27,7 @@ from hydro_rasda.trial import Trial
 from tests.hydro_rasda.scripted import open_run
 
 SPAN = Span(0, 2)
-TASK = GroupTask(group_key(SPAN, (0, 1)), (Group("a", (0, 1), True),), (), SPAN)
+TASK = Task(group_key(SPAN, (0, 1)), (Group("a", (0, 1), True),), (), SPAN)
 
 
 def test_a_source_that_is_no_path() -> None:
@@ -76,9 +76,9 @@ def run(problem: Problem, tmp_path: Path) -> Iterator[Run]:
     opened.store.close()
 
 
-def outcome(epoch: int) -> GroupOutcome:
+def outcome(epoch: int) -> Outcome:
     history = {n: [(epoch, {"train_loss": 1.0, "val_loss": 1.0})] for n in (0, 1)}
-    return GroupOutcome([{"members": [0, 1], "epoch": epoch}], history, {})
+    return Outcome([{"members": [0, 1], "epoch": epoch}], history, {})
 
 
 def test_a_group_in_pieces_leaves_no_checkpoint_once_it_is_over(run: Run, tmp_path: Path) -> None:
@@ -91,21 +91,21 @@ def test_a_group_in_pieces_leaves_no_checkpoint_once_it_is_over(run: Run, tmp_pa
         assert devices.finished() == []
         opening, (method, task, given, threads) = guest.sent
         assert opening == ("open", tmp_path / "problem")
-        assert (method, task, threads, given.trials.keys()) == ("train_part", TASK, 1, {0, 1})
+        assert (method, task, threads, given.trials.keys()) == ("train_piece", TASK, 1, {0, 1})
         # It gives the first epoch, and is handed the rest.
-        guest.says(devices, "done", (outcome(1), 0.5))
+        guest.says(devices, "done", outcome(1))
         assert devices.finished() == []
         (_, rest, _, _) = guest.sent[-1]
         (so_far,) = rest.sources
         assert (rest.span, run.store.has(so_far)) == (Span(1, 2), True)
-        guest.says(devices, "done", (outcome(2), 0.5))
+        guest.says(devices, "done", outcome(2))
         (finished,) = devices.finished()
         assert finished.task == TASK
         assert finished.outcome.checkpoint == outcome(2).checkpoint
         assert [epoch for epoch, _ in finished.outcome.history[0]] == [1, 2]
         assert not devices.busy()
         assert run.store.has(so_far), "the group has yet to be recorded"
-        devices.start(0, GroupTask(group_key(SPAN, (0,)), (Group("a", (0,), False),), (), SPAN))
+        devices.start(0, Task(group_key(SPAN, (0,)), (Group("a", (0,), False),), (), SPAN))
         assert not run.store.has(so_far)
     finally:
         devices.close()
@@ -126,7 +126,7 @@ def test_a_guest_that_comes_as_the_sweep_ends_is_sent_away(run: Run, tmp_path: P
             guest.recv_bytes()
 
 
-def trained(run: Run, task: GroupTask, stop: int) -> GroupOutcome:
+def trained(run: Run, task: Task, stop: int) -> Outcome:
     """What a guest gives of a task until this epoch."""
     return train_group(run.problem, run.history.trials, replace(task, span=Span(task.span.start, stop)), run.store.load)
 
@@ -143,12 +143,12 @@ def test_a_half_that_is_given_up_goes_on_later_from_all_that_it_had(
 ) -> None:
     """Two guests die of a group, after its first epoch or before it; then the time ends, for both halves or for one."""
     run.history.trials |= {n: Trial(n, {"lr": 0.1 / (n + 1), "momentum": 0.5}) for n in range(4)}
-    task = GroupTask(group_key(Span(0, 3), range(4)), (Group("a", (0, 1, 2, 3), True),), (), Span(0, 3))
+    task = Task(group_key(Span(0, 3), range(4)), (Group("a", (0, 1, 2, 3), True),), (), Span(0, 3))
     unbroken = trained(run, task, 3)
     devices = BubbleDevices(run, tmp_path / "source", tmp_path / "problem", 1, 0.0)
 
-    def handed() -> GroupTask:
-        found: GroupTask = guest.sent[-1][1]
+    def handed() -> Task:
+        found: Task = guest.sent[-1][1]
         return found
 
     try:
@@ -157,7 +157,7 @@ def test_a_half_that_is_given_up_goes_on_later_from_all_that_it_had(
         devices.start(0, task)
         assert devices.finished() == []
         if first:
-            guest.says(devices, "done", (trained(run, handed(), first), 0.5))
+            guest.says(devices, "done", trained(run, handed(), first))
             assert devices.finished() == []
         for _ in range(2):
             assert (handed().members, handed().span) == ((0, 1, 2, 3), Span(first, 3))
@@ -167,7 +167,7 @@ def test_a_half_that_is_given_up_goes_on_later_from_all_that_it_had(
             assert devices.finished() == []
         for half in [(0, 1), (2, 3)][:halves]:
             assert handed().members == half
-            guest.says(devices, "done", (trained(run, handed(), 3), 0.5))
+            guest.says(devices, "done", trained(run, handed(), 3))
             assert devices.finished() == []
         guest.says(devices, "died")  # with its host
         monkeypatch.setattr(run, "out_of_time", lambda stage: True)
@@ -186,7 +186,7 @@ def test_a_half_that_is_given_up_goes_on_later_from_all_that_it_had(
     run.save(got.key, {"parts": kept.checkpoint}, got.members)
     left = tuple(n for n in there if n not in ended)
     if left:
-        rest = GroupTask(group_key(Span(1, 3), left), (Group("a", left, True),), (got.key,), Span(1, 3))
+        rest = Task(group_key(Span(1, 3), left), (Group("a", left, True),), (got.key,), Span(1, 3))
         kept.history |= trained(run, rest, 3).history
     expected = last_scores({n: unbroken.history[n] for n in there})
     assert last_scores(kept.history) == pytest.approx(expected, rel=1e-5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,14 @@ import pytest
 from hydro_rasda import RaceConfig, TuneResult, Worker
 from hydro_rasda.bubbles import BubbleBackend
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
-from hydro_rasda.contracts import (
-    FullSizeOutcome,
-    FullSizeTask,
-    Group,
-    GroupOutcome,
-    GroupTask,
-    History,
-    Span,
-    group_key,
-)
+from hydro_rasda.contracts import Group, History, Outcome, Span, Task, full_size_task, group_key
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.scripted import open_run
 
-TASK = FullSizeTask("target/trial-0/to-4", 0, Span(0, 4), None, 0, 1)
+TASK = full_size_task("target/trial-0/to-4", 0, Span(0, 4), None, 0, 1)
 
 
 @pytest.fixture
@@ -38,9 +28,9 @@ def run(problem: Problem, tmp_path: Path) -> Iterator[Run]:
     opened.store.close()
 
 
-def given(task: FullSizeTask, epochs: Mapping[int, float], ended: bool = False) -> FullSizeOutcome:
+def given(task: Task, epochs: Mapping[int, float], ended: bool = False) -> Outcome:
     history = [(epoch, {"val_loss": score}) for epoch, score in epochs.items()]
-    return FullSizeOutcome(task, {"model": {}}, history, None, 1.0, ended=ended)
+    return Outcome.of_model(task.number, {"model": {}}, history, 1.0, ended=ended)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +44,7 @@ def given(task: FullSizeTask, epochs: Mapping[int, float], ended: bool = False) 
     ],
     ids=["ended before", "ended", "good enough", "diverged", "goes on"],
 )
-def test_a_training_that_is_over_before_its_milestone_is_done(run: Run, last: FullSizeOutcome, over: bool) -> None:
+def test_a_training_that_is_over_before_its_milestone_is_done(run: Run, last: Outcome, over: bool) -> None:
     """Without patience left it may have no epoch to give; a training function need not report a `train_loss`."""
     work = TargetWork(run, TASK, 1)
     assert list(work.begin()) == [TASK]
@@ -63,14 +53,13 @@ def test_a_training_that_is_over_before_its_milestone_is_done(run: Run, last: Fu
     left = work.took(rest, last, go_on=True)
     assert (work.done, not left) == (over, over)
     if over:
-        assert work.outcome is not None
-        assert (work.outcome.task, work.outcome.ended) == (TASK, last.ended)
-        assert [epoch for epoch, _ in work.outcome.history] == [1, 2, *(epoch for epoch, _ in last.history)]
+        assert work.outcome.ended == last.ended
+        assert [epoch for epoch, _ in work.outcome.epochs] == [1, 2, *(epoch for epoch, _ in last.epochs)]
 
 
 def test_trials_whose_guests_die_again_and_again_fail_one_by_one(run: Run) -> None:
     """The group is tried again, then halved, until each of them is alone."""
-    task = GroupTask("surrogate/to-2/group-0", (Group("a", (0, 1), True),), (), Span(0, 2))
+    task = Task("surrogate/to-2/group-0", (Group("a", (0, 1), True),), (), Span(0, 2))
     work, deaths = GroupWork(run, task, 1), Deaths()
     left = [*work.begin()]
     while left:
@@ -86,14 +75,14 @@ def lines(numbers: Sequence[int], epochs: Iterable[int], loss: float = 1.0) -> d
 
 
 def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next(run: Run) -> None:
-    task = GroupTask("surrogate/to-4/group-0", (Group("a", (0, 1, 2), True),), ("before",), Span(1, 4))
+    task = Task("surrogate/to-4/group-0", (Group("a", (0, 1, 2), True),), ("before",), Span(1, 4))
     work = GroupWork(run, task, 1)
     assert list(work.begin()) == [task]
     assert not work.done
     # A guest leaves after an epoch; one trial has failed by then.
     kept = [{"members": [0, 1], "model": 1}]
-    found = GroupOutcome(kept, lines([0, 1, 2], [2]) | {2: []}, {2: "raised"})
-    (rest,) = work.took(task, (found, 0.5), go_on=True)
+    found = Outcome(kept, lines([0, 1, 2], [2]) | {2: []}, {2: "raised"})
+    (rest,) = work.took(task, found, go_on=True)
     key = group_key(task.span, (0, 1, 2)) + "/so-far-of-3"
     assert (rest.members, rest.span, rest.sources) == ((0, 1), Span(2, 4), (key,))
     assert rest.key == group_key(Span(2, 4), (0, 1))
@@ -104,31 +93,31 @@ def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next
     for each in (work, again):
         part = {"members": [0, 1], "model": 2}
         assert not each.done
-        assert not each.took(rest, (GroupOutcome([part], lines([0, 1], [3, 4]), {}), 0.5), go_on=True)
+        assert not each.took(rest, Outcome([part], lines([0, 1], [3, 4]), {}), go_on=True)
         assert each.done
         assert each.outcome.checkpoint == [part]
         assert each.outcome.history == lines([0, 1], [2, 3, 4]) | {2: []}
         assert each.outcome.failures == {2: "raised"}
-    other = GroupTask(task.key, (Group("a", (0, 3, 4), True),), (), Span(1, 4))
+    other = Task(task.key, (Group("a", (0, 3, 4), True),), (), Span(1, 4))
     assert [*GroupWork(run, other, 1).begin()] == [other], "a rest of other members is not theirs"
 
 
 def test_what_has_diverged_or_may_not_go_on_is_over(run: Run) -> None:
-    task = GroupTask("surrogate/to-4/group-0", (Group("a", (0, 1), True),), (), Span(0, 4))
+    task = Task("surrogate/to-4/group-0", (Group("a", (0, 1), True),), (), Span(0, 4))
     part = {"members": [0, 1]}
     for loss, go_on, over in ((math.nan, True, True), (1.0, False, True), (1.0, True, False)):
         work = GroupWork(run, task, 1)
         list(work.begin())
-        left = work.took(task, (GroupOutcome([part], lines([0, 1], [1, 2], loss), {}), 0.5), go_on)
+        left = work.took(task, Outcome([part], lines([0, 1], [1, 2], loss), {}), go_on)
         assert (work.done, not left, work.outcome.checkpoint == [part]) == (over, over, over)
         run.store.discard(work.saved)
 
 
 def test_a_piece_that_is_given_up_leaves_what_it_had(run: Run) -> None:
-    task = GroupTask("surrogate/to-4/group-0", (Group("a", (0, 1), True),), (), Span(0, 4))
+    task = Task("surrogate/to-4/group-0", (Group("a", (0, 1), True),), (), Span(0, 4))
     work, part = GroupWork(run, task, 1), {"members": [0, 1], "model": 1}
     list(work.begin())
-    (rest,) = work.took(task, (GroupOutcome([part], lines([0, 1], [1]), {}), 0.5), go_on=True)
+    (rest,) = work.took(task, Outcome([part], lines([0, 1], [1]), {}), go_on=True)
     work.give_up(rest)
     assert work.done
     assert (work.outcome.checkpoint, work.outcome.history) == ([part], lines([0, 1], [1]))
@@ -148,21 +137,18 @@ def test_a_full_size_model_goes_on_or_is_given_up_with_what_it_had(run: Run) -> 
     assert [*again.begin()] == [rest]
     again.give_up(rest)
     assert again.done
-    assert again.outcome is not None
-    assert (again.outcome.state, [epoch for epoch, _ in again.outcome.history]) == ({"model": {}}, [1, 2])
+    assert (again.outcome.state, [epoch for epoch, _ in again.outcome.epochs]) == ({"model": {}}, [1, 2])
     assert not work.took(rest, given(TASK, {3: 0.5, 4: 0.4}), go_on=True)
-    assert work.outcome is not None
-    assert (work.outcome.seconds, work.outcome.task) == (2.0, TASK)
-    assert [epoch for epoch, _ in work.outcome.history] == [1, 2, 3, 4]
+    assert work.outcome.seconds == 2.0
+    assert [epoch for epoch, _ in work.outcome.epochs] == [1, 2, 3, 4]
     run.store.discard(work.saved)
     failed = TargetWork(run, TASK, 1)
     list(failed.begin())
-    failed.took(TASK, replace(given(TASK, {1: 0.7}), error="raised"), go_on=True)
-    assert failed.outcome is not None
-    assert (failed.outcome.error, failed.outcome.history) == ("raised", [])
+    failed.took(TASK, Outcome.failed(0, "raised"), go_on=True)
+    assert (failed.outcome.error, failed.outcome.epochs) == ("raised", [])
     unbegun = TargetWork(run, TASK, 1)
     unbegun.give_up(*unbegun.begin())
-    assert (unbegun.done, unbegun.outcome) == (True, None)
+    assert (unbegun.done, unbegun.outcome.history) == (True, {})
 
 
 def test_a_full_size_model_whose_guests_die_is_tried_twice(run: Run) -> None:
@@ -172,7 +158,6 @@ def test_a_full_size_model_whose_guests_die_is_tried_twice(run: Run) -> None:
     assert not work.done
     assert not work.died(TASK, "signal 9", deaths)
     assert work.done
-    assert work.outcome is not None
     assert "signal 9" in str(work.outcome.error)
 
 

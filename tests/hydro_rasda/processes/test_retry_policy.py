@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupOutcome, GroupTask, Span, group_key
+from hydro_rasda.contracts import Group, Outcome, Span, Task, full_size_task, group_key
 from hydro_rasda.processes.retry_policy import Deaths
 
 SPAN = Span(1, 3)
 
 
-def task(*groups: tuple[int, ...]) -> GroupTask:
+def task(*groups: tuple[int, ...]) -> Task:
     those = tuple(Group("a kind", members, fused=True) for members in groups)
-    return GroupTask(group_key(SPAN, groups[0]), those, ("a source",), SPAN)
+    return Task(group_key(SPAN, groups[0]), those, ("a source",), SPAN)
 
 
-def tried(killers: set[int], whole: GroupTask) -> tuple[list[tuple[int, ...]], dict[int, str]]:
+def tried(killers: set[int], whole: Task) -> tuple[list[tuple[int, ...]], dict[int, str]]:
     """What is trained, in turn, and what fails, where some trials kill each process that trains them."""
     deaths, left, trained, failures = Deaths(), [whole], list[tuple[int, ...]](), dict[int, str]()
     while left:
@@ -19,8 +19,8 @@ def tried(killers: set[int], whole: GroupTask) -> tuple[list[tuple[int, ...]], d
         trained.append(at.members)
         assert at.sources == whole.sources
         if killers & set(at.members):
-            following = deaths.of_group(at, "SIGKILL")
-            if isinstance(following, GroupOutcome):
+            following = deaths.of(at, "SIGKILL")
+            if isinstance(following, Outcome):
                 failures |= following.failures
             else:
                 left = following + left
@@ -46,8 +46,8 @@ def test_parts_are_units_of_their_own() -> None:
 
 
 def test_a_full_size_model_is_tried_twice() -> None:
-    deaths, target = Deaths(), FullSizeTask("a key", 7, SPAN, None, 0)
-    assert deaths.of_target(target, "SIGKILL") == target
-    outcome = deaths.of_target(target, "SIGKILL")
-    assert isinstance(outcome, FullSizeOutcome)
+    deaths, target = Deaths(), full_size_task("a key", 7, SPAN, None, 0)
+    assert deaths.of(target, "SIGKILL") == [target]
+    outcome = deaths.of(target, "SIGKILL")
+    assert isinstance(outcome, Outcome)
     assert outcome.error == "the process that trained it died 2 times: SIGKILL"

@@ -15,7 +15,7 @@ from torch import nn
 from fusion import lr_factor
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, quniform, sample_from, uniform
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.contracts import Event, Finished, GroupTask, History, Widths
+from hydro_rasda.contracts import Event, Finished, History, Task, Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.history.lineage import Ancestor, lineages, schedule_of, smoothed
 from hydro_rasda.objective import supervised
@@ -50,7 +50,7 @@ class Fails(Curves):
             done.outcome.history[FAILED] = []
         return [done]
 
-    def _history(self, task: GroupTask, number: int, stop: int) -> History:
+    def _history(self, task: Task, number: int, stop: int) -> History:
         history = super()._history(task, number, stop)
         if any(math.isfinite(metrics["val_loss"]) for _, metrics in history):
             return history
@@ -122,9 +122,7 @@ def test_the_check_of_the_transfer_trains_the_configurations_that_were_scored(
     checked: list[Config] = []
     monkeypatch.setattr(
         "hydro_rasda.stages.sweep.check_transfer",
-        lambda run, scores, epochs, device: checked.extend(
-            dict(run.history.trials[number].config) for number in scores
-        ),
+        lambda run, scores, *_: checked.extend(dict(run.history.trials[number].config) for number in scores),
     )
     asked = again(run, sweep=replace(run.settings.sweep, check_transfer=True))
     finite = [{**config, "final": float(i)} for i, config in enumerate(configs())]
@@ -191,7 +189,7 @@ class LosesOne(Curves):
 
     lost = False
 
-    def idle(self) -> list[int]:
+    def idle(self, task: Task | None = None) -> list[int]:
         return [device for device in super().idle() if device or not self.lost]
 
     def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:

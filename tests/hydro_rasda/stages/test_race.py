@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History
+from hydro_rasda.contracts import History, Outcome, Task
 from hydro_rasda.history.full_size import deciding_curve
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.problem import Problem
@@ -259,7 +259,7 @@ def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
 class EndsByItself(Scripted):
     """As `Scripted`, but a training that diverges has ended by itself the epoch before."""
 
-    def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+    def _train(self, task: Task) -> Outcome:
         ends = self.scores[task.number][task.span.stop :] == [math.nan]
         return replace(super()._train(task), ended=ends)
 
@@ -438,7 +438,7 @@ def test_where_nobody_is_left_the_best_of_those_that_were_stopped_goes_on(open_r
 
 def test_nobody_comes_back_where_one_has_ended_by_itself(open_race: Callable[..., Run]) -> None:
     class Ending(Scripted):
-        def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+        def _train(self, task: Task) -> Outcome:
             return replace(super()._train(task), ended=task.number == 3 and task.span.stop == 2)
 
     train_finalists(run := open_race(), [0, 1, 2, 3], Ending({**SCORES, 2: [0.7, math.nan]}))
@@ -447,7 +447,7 @@ def test_nobody_comes_back_where_one_has_ended_by_itself(open_race: Callable[...
 
 def test_the_winner_that_is_told_may_have_ended_early_or_be_of_an_earlier_call(open_race: Callable[..., Run]) -> None:
     class Ending(Scripted):
-        def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+        def _train(self, task: Task) -> Outcome:
             return replace(super()._train(task), ended=task.number == 3 and task.span.stop == 2)
 
     scores, said = {**SCORES, 3: [0.6, 0.2]}, list[str]()
@@ -473,12 +473,12 @@ def test_a_race_that_goes_on_repeats_its_decisions_with_the_scores_of_then(open_
 class MetricComesLate(Scripted):
     """The training loss is finite, whatever the metric is."""
 
-    def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+    def _train(self, task: Task) -> Outcome:
         stop, scores = min(task.span.stop, task.span.start + self.left), self.scores[task.number]
         self.left -= stop - task.span.start
         epochs = range(task.span.start + 1, int(stop) + 1)
         history: History = [(epoch, {"train_loss": 1.0, "val_loss": scores[epoch - 1]}) for epoch in epochs]
-        return FullSizeOutcome(task, {"model": {}, "epoch": stop}, history, None, 1.0)
+        return Outcome.of_model(task.number, {"model": {}, "epoch": stop}, history, 1.0)
 
 
 @pytest.mark.parametrize("checkpoint_every", [None, 1])
@@ -509,11 +509,11 @@ class Stumbling(Scripted):
         super().__init__(scores)
         self.times, self.died = times, died
 
-    def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+    def _train(self, task: Task) -> Outcome:
         if self.times == 0:
             return super()._train(task)
         self.times -= 1
-        return FullSizeOutcome(task, None, [], "Traceback\nOSError: the network is down\n", 1.0, self.died)
+        return Outcome.failed(task.number, "Traceback\nOSError: the network is down\n", 1.0, self.died)
 
 
 @pytest.mark.parametrize(("times", "fails"), [(1, False), (2, False), (3, True)])

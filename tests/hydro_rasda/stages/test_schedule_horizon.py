@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, uniform
-from hydro_rasda.contracts import Event, FullSizeTask, Span
+from hydro_rasda.contracts import Event, Span, full_size_task
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.schedulers import Continue, SweepRule
@@ -89,12 +89,12 @@ def test_it_is_said_once_that_no_learning_rate_decays(schedule: dict[str, Any], 
 
 def test_a_full_size_training_with_another_horizon_is_one_of_so_many_epochs(problem: Problem) -> None:
     trial = Trial(0, {"lr": 0.1, "batch_size": 32, "schedule": "wsd", "decay_start": 0.5, "warmup": 0.2})
-    task = FullSizeTask("check", 0, Span(0, 2), None, 3, horizon=2)
+    task = full_size_task("check", 0, Span(0, 2), None, 3, horizon=2)
     found = train_full_size_trial(problem, trial, task, None)
     settings = replace(problem.settings, max_t=2, seed=3, race=RaceConfig(grace_period=2))
     whole = train_full_size_trial(replace(problem, settings=settings), trial, replace(task, horizon=None), None)
     assert found.error is None
-    assert [line["train_loss"] for _, line in found.history] == [line["train_loss"] for _, line in whole.history]
+    assert [line["train_loss"] for _, line in found.epochs] == [line["train_loss"] for _, line in whole.epochs]
 
 
 class Killed(KeyboardInterrupt):

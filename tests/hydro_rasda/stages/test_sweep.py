@@ -12,7 +12,7 @@ from torch import nn
 
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.config import Mode, TuneConfig
-from hydro_rasda.contracts import Finished, GroupOutcome, GroupTask, History, Widths
+from hydro_rasda.contracts import Finished, History, Outcome, Task, Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.history.history import GROUP, SWEEP_DECISION
 from hydro_rasda.history.lines import Unit
@@ -55,10 +55,10 @@ class Curves:
         self.run, self.devices, self.last_first, self.clock = run, devices, last_first, clock or Clock()
         self.speeds = [1.0] * devices
         self.slow = False
-        self.tasks: list[GroupTask] = []
-        self._under_way: dict[int, GroupTask] = {}
+        self.tasks: list[Task] = []
+        self._under_way: dict[int, Task] = {}
 
-    def idle(self) -> list[int]:
+    def idle(self, task: Task | None = None) -> list[int]:
         return [d for d in range(self.devices) if d not in self._under_way]
 
     def busy(self) -> bool:
@@ -76,7 +76,7 @@ class Curves:
     def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(4))
 
-    def start(self, device: int, task: GroupTask) -> None:
+    def start(self, device: int, task: Task) -> None:
         assert device not in self._under_way
         self.tasks.append(task)
         self._under_way[device] = task
@@ -90,7 +90,8 @@ class Curves:
             reached += 1
             self.clock.now += 1.0
         self.clock.now += 0.2 if self.slow else 0.0
-        return [Finished(task, GroupOutcome([], {n: self._history(task, n, reached) for n in task.members}, {}), 0.0)]
+        history = {n: self._history(task, n, reached) for n in task.members}
+        return [Finished(task, Outcome([{"members": [*task.members], "state": {}}], history, {}))]
 
     def _require_what_is_needed(self) -> None:
         """No more checkpoints lie there than a trial goes on from, and each is recorded."""
@@ -102,10 +103,7 @@ class Curves:
         else:
             assert there <= {self.run.store.file(key).name for key in needed}
 
-    def train_each(self, tasks: Any) -> Any:
-        raise NotImplementedError
-
-    def _history(self, task: GroupTask, number: int, stop: int) -> History:
+    def _history(self, task: Task, number: int, stop: int) -> History:
         sign = 1.0 if self.run.settings.mode == "min" else -1.0
         final = self.run.history.trials[number].config["final"]
         values = {epoch: sign * (final - 0.001 * epoch) for epoch in range(task.span.start + 1, stop + 1)}
@@ -230,6 +228,27 @@ def test_who_trains_first_or_in_which_batch_does_not_matter(run: Run) -> None:
     assert sweep(run, Given(split), Curves(run, devices=3, last_first=True)) == [0]
 
 
+def test_groups_count_that_are_done_while_the_transfer_is_checked(run: Run) -> None:
+    """An idle device goes on with the best at the first milestone; it may still train when all have come there."""
+    done = list[str]()
+    at_once = 0
+
+    class Notes(Curves):
+        def finished(self) -> list[Finished]:
+            nonlocal at_once
+            at_once += len({task.stage for task in self._under_way.values()}) > 1
+            (finished,) = super().finished()
+            done.append(finished.task.stage)
+            return [finished]
+
+    checked = again(run, sweep=replace(run.settings.sweep, check_transfer=True))
+    assert sweep(checked, Given([configs(FINALS)]), Notes(checked, devices=3)) == [0]
+    assert checked.transfer is not None
+    assert at_once
+    assert done.count("target") == 7
+    assert done.count("surrogate") == sum("/group-" in key for key in checked.store.units())
+
+
 def test_max_mirrors_min(run: Run) -> None:
     mirrored = replace(run, problem=run.problem.with_settings(mode="max", race=RaceConfig(top_k=3)))
     assert sweep(mirrored, Given([configs(FINALS)]), Curves(mirrored)) == [0, 4, 8]
@@ -251,7 +270,7 @@ def test_all_diverged(run: Run) -> None:
 
 def test_if_all_that_went_on_diverge_those_stopped_before_are_finalists(run: Run) -> None:
     class BestDiverge(Curves):
-        def _history(self, task: GroupTask, number: int, stop: int) -> History:
+        def _history(self, task: Task, number: int, stop: int) -> History:
             late = self.run.history.trials[number].config["final"] < 9.0
             told = super()._history(task, number, stop)
             return [(at, {name: math.nan if late and at > 1 else of for name, of in m.items()}) for at, m in told]
@@ -456,7 +475,7 @@ def test_who_has_lost_a_checkpoint_where_time_ended_a_group_trains_all_epochs_ag
 class MetricComesLate(Curves):
     """The metric is NaN before the third epoch, though the training loss is finite."""
 
-    def _history(self, task: GroupTask, number: int, stop: int) -> History:
+    def _history(self, task: Task, number: int, stop: int) -> History:
         found = super()._history(task, number, stop)
         return [(epoch, {**of, "val_loss": math.nan if epoch < 3 else of["val_loss"]}) for epoch, of in found]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, grid_search, loguniform, uniform
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
+from hydro_rasda.contracts import Finished, Group, Outcome, Span, Task, full_size_task
 from hydro_rasda.history.history import FINALISTS
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem import Problem
@@ -105,15 +105,17 @@ def check(problem: Problem, tmp_path: Path) -> Iterator[Check]:
     """Checks four trials by script, three epochs each; surrogates rank them as their numbers do."""
     opened: list[Run] = []
     narrow = {n: 0.1 * n for n in range(1, 5)}
+    others: list[Finished] = []
 
     def call(device: Scripted, **settings: Any) -> tuple[Run, RankComparison | None]:
         for run in opened:
             run.store.close()
         opened.append(run := open_run(tmp_path / "run", problem, 5, **settings))
-        return run, check_transfer(run, narrow, 3, device)
+        return run, check_transfer(run, narrow, 3, device, others.append)
 
     yield call
     opened[-1].store.close()
+    assert not others
 
 
 SAME_ORDER = {n: [0.1 * n + 0.3, 0.1 * n + 0.2, 0.1 * n] for n in range(1, 5)}
@@ -134,9 +136,9 @@ def test_the_check_begins_no_training_without_time_and_goes_on_with_more(check: 
 
 def test_a_check_that_is_good_enough_early_has_not_diverged(check: Check) -> None:
     class Stops(Scripted):
-        def _train(self, task: FullSizeTask) -> FullSizeOutcome:
+        def _train(self, task: Task) -> Outcome:
             outcome = super()._train(task)
-            return replace(outcome, history=outcome.history[:1]) if task.number == 1 else outcome
+            return replace(outcome, history={1: outcome.epochs[:1]}) if task.number == 1 else outcome
 
     _, found = check(Stops({**SAME_ORDER, 1: [0.05, 0.04, 0.03]}), stop_at=0.06)
     assert found is not None
@@ -183,9 +185,9 @@ CONFIGS: list[Config] = [
 ]
 
 
-def trained(problem: Problem, trial: Trial, span: Span, state: Any = None) -> FullSizeOutcome:
+def trained(problem: Problem, trial: Trial, span: Span, state: Any = None) -> Outcome:
     return train_full_size_trial(
-        problem, trial, FullSizeTask("a task", trial.number, span, None, problem.settings.seed), state
+        problem, trial, full_size_task("a task", trial.number, span, None, problem.settings.seed), state
     )
 
 
@@ -203,17 +205,15 @@ def test_going_on_from_a_fused_sweep_is_training_in_one(problem: Problem, model_
     # Epochs of a sweep are not those of averaged weights.
     problem = replace(problem, model_fn=model_fn).with_settings(sweep=SweepConfig(surrogate=1), race=RaceConfig(ema=0))
     trials = {n: Trial(n, {**config, "batch_size": 32, "dropout": 0.2}) for n, config in enumerate(CONFIGS)}
-    task = GroupTask("a group", (Group("", tuple(trials), fused=fused),), (), Span(0, 2))
+    task = Task("a group", (Group("", tuple(trials), fused=fused),), (), Span(0, 2))
     outcome = train_group(problem, trials, task, load=pytest.fail)
     for number, trial in trials.items():
         (state,) = states_of(problem, trials, number, "a group", lambda key: {"parts": outcome.checkpoint})
         whole, rest = trained(problem, trial, Span(0, 4)), trained(problem, trial, Span(2, 4), state)
-        history = outcome.history[number] + rest.history
+        history = outcome.history[number] + rest.epochs
         assert [epoch for epoch, _ in history] == [1, 2, 3, 4]
-        for (_, metrics), (_, expected) in zip(history, whole.history, strict=True):
+        for (_, metrics), (_, expected) in zip(history, whole.epochs, strict=True):
             assert metrics == pytest.approx(expected, rel=1e-4)
-        assert rest.state is not None
-        assert whole.state is not None
         torch.testing.assert_close(rest.state["model"], whole.state["model"], rtol=1e-3, atol=1e-5)
 
 
@@ -239,7 +239,7 @@ def test_the_sweeps_epochs_count_once_and_its_checkpoints_go(quick: Quick) -> No
         result.best_model(number)
     assert len(list((result.path / "checkpoints").iterdir())) == 2
     again = quick(sweep=SweepConfig(surrogate=1), space=SPACE, race=RaceConfig(grace_period=1))
-    assert (again.trials, again.cost.target_epochs) == (result.trials, 2)
+    assert (again.history.trials, again.cost.target_epochs) == (result.trials, 2)
 
 
 def test_finalists_that_the_sweep_trained_to_the_end_train_no_more(quick: Quick, digits: tuple[Pair, Pair]) -> None:
@@ -279,7 +279,7 @@ def test_narrow_surrogates_are_not_handed_over(quick: Quick) -> None:
 def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
     """Opens a run of two trials once more, which a sweep at full width has trained for two epochs."""
     opened: list[Run] = []
-    group = GroupTask("surrogate/to-2/from-0/group-0", (Group("", (0, 1), fused=True),), (), Span(0, 2))
+    group = Task("surrogate/to-2/group-0", (Group("", (0, 1), fused=True),), (), Span(0, 2))
 
     def call() -> Run:
         for run in opened:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydro_rasda.contracts import FullSizeTask, Group, GroupTask, Span, Widths
+from hydro_rasda.contracts import Group, Outcome, Span, Task, Widths, full_size_task
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
@@ -51,8 +51,13 @@ def work(told: list[Any] | None = None, trials: Mapping[int, Trial] = TRIALS) ->
     return Work(trials, no_checkpoint, lambda: False, lambda *content: heard.append(content))
 
 
-def groups(*those: Group) -> GroupTask:
-    return GroupTask("a task", those, (), Span(0, 2))
+def groups(*those: Group) -> Task:
+    return Task("a task", those, (), Span(0, 2))
+
+
+def train_groups(device: Device, task: Task, how: Work) -> Outcome:
+    (finished,) = device.train([task], how)
+    return finished.outcome
 
 
 def deadly(problem: Problem, folder: Path, times: int) -> Problem:
@@ -71,11 +76,11 @@ def deadly(problem: Problem, folder: Path, times: int) -> Problem:
 
 def test_groups_beside_each_other_are_the_groups_one_after_another(problem: Problem) -> None:
     device, told = Device(problem), list[Any]()
-    both = device.train_groups(groups(EVEN, ODD), work(told))
+    both = train_groups(device, groups(EVEN, ODD), work(told))
     assert [part["members"] for part in both.checkpoint] == [[0, 2, 4], [1, 3, 5]]
     assert sum(epochs for epochs, _ in told) == 12
     for group in (EVEN, ODD):
-        alone = device.train_groups(groups(group), work())
+        alone = train_groups(device, groups(group), work())
         for number in group.members:
             for (epoch, metrics), (its_epoch, its_metrics) in zip(
                 both.history[number], alone.history[number], strict=True
@@ -93,16 +98,16 @@ def test_a_warning_of_each_milestone_is_given_once(problem: Problem) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for group in (EVEN, ODD):
-            device.train_groups(groups(group), work())
+            train_groups(device, groups(group), work())
     assert [str(warning.message) for warning in caught] == ["of the model"]
 
 
 def test_a_process_that_died_once_costs_time_alone(problem: Problem, tmp_path: Path) -> None:
     """On as many threads as it had, so that sums are added up in the same order: what it gives is the same."""
     trials = {**TRIALS, 1: Trial(1, {**TRIALS[1].config, "deadly": True})}
-    unbroken = Device(problem).train_groups(groups(EVEN, ODD), work(trials=trials))
+    unbroken = train_groups(Device(problem), groups(EVEN, ODD), work(trials=trials))
     folder = tmp_path / "deaths"
-    outcome = Device(deadly(problem, folder, times=1)).train_groups(groups(EVEN, ODD), work(trials=trials))
+    outcome = train_groups(Device(deadly(problem, folder, times=1)), groups(EVEN, ODD), work(trials=trials))
     assert len(list(folder.iterdir())) == 1
     assert not outcome.failures
     assert outcome.history == unbroken.history
@@ -121,8 +126,8 @@ def test_what_is_trained_again_has_the_threads_that_it_had(problem: Problem, tmp
         return mlp(config, width_ratio)
 
     device = Device(replace(problem, model_fn=model_fn))
-    assert device.train_groups(groups(Group("even", (0,), True), Group("odd", (1,), True)), work()).failures
-    list(device.train_full_size(tasks(0, 1), work()))
+    assert train_groups(device, groups(Group("even", (0,), True), Group("odd", (1,), True)), work()).failures
+    list(device.train(tasks(0, 1), work()))
     assert seen.read_text() == "1" * 8
 
 
@@ -133,10 +138,10 @@ def test_what_kills_its_process_fails_alone_where_nothing_trains_beside_it(
     torch.set_num_threads(threads)
     trials = {**TRIALS, 0: Trial(0, {**TRIALS[0].config, "deadly": True})}
     dying = Device(deadly(problem, tmp_path / "deaths", times=1000))
-    assert dying.train_groups(groups(Group("even", (0,), True)), work(trials=trials)).failures.keys() == {0}
-    (outcome,) = dying.train_full_size(tasks(0), work(trials=trials))
-    assert outcome.error is not None
-    assert outcome.died
+    assert train_groups(dying, groups(Group("even", (0,), True)), work(trials=trials)).failures.keys() == {0}
+    (finished,) = dying.train(tasks(0), work(trials=trials))
+    assert finished.outcome.error is not None
+    assert finished.outcome.died
 
 
 @pytest.mark.parametrize("forked", [True, False])
@@ -154,11 +159,11 @@ def test_code_that_would_end_the_script_fails_its_trial(
 
     for broken in (replace(problem, model_fn=model_fn), replace(problem, objective=objective)):
         device = Device(broken)
-        assert "SystemExit" in device.train_groups(groups(Group("even", (0,), True)), work()).failures[0]
-        (outcome,) = device.train_full_size(tasks(0), work())
-        assert outcome.error is not None
-        assert "SystemExit" in outcome.error
-        assert not outcome.died
+        assert "SystemExit" in train_groups(device, groups(Group("even", (0,), True)), work()).failures[0]
+        (finished,) = device.train(tasks(0), work())
+        assert finished.outcome.error is not None
+        assert "SystemExit" in finished.outcome.error
+        assert not finished.outcome.died
         with pytest.raises(ValueError, match="SystemExit"):
             dry_run(broken, [TRIALS[0]])
 
@@ -166,7 +171,7 @@ def test_code_that_would_end_the_script_fails_its_trial(
 def test_only_the_trial_that_kills_its_process_fails(problem: Problem, tmp_path: Path) -> None:
     trials = {**TRIALS, 3: Trial(3, {**TRIALS[3].config, "deadly": True})}
     dying = Device(deadly(problem, tmp_path / "deaths", times=1000))
-    outcome = dying.train_groups(groups(EVEN, ODD), work(trials=trials))
+    outcome = train_groups(dying, groups(EVEN, ODD), work(trials=trials))
     assert set(outcome.failures) == {3}
     assert "the process that trained it died 2 times: SIGKILL" in outcome.failures[3]
     assert {n: len(history) for n, history in outcome.history.items()} == {0: 2, 1: 2, 2: 2, 3: 0, 4: 2, 5: 2}
@@ -260,12 +265,12 @@ def test_what_is_killed_for_memory_trains_alone_from_then_on(
     def train(problem: Problem) -> dict[int, Any]:
         device = Device(problem, share=Share(memory=ROOM))
         if stage == "surrogate":
-            outcome = device.train_groups(groups(even, odd), work())
+            outcome = train_groups(device, groups(even, odd), work())
             assert not outcome.failures
             return outcome.history
-        outcomes = list(device.train_full_size(tasks(0, 1), work()))
-        assert not any(outcome.error for outcome in outcomes)
-        return {outcome.task.number: outcome.history for outcome in outcomes}
+        outcomes = {done.task.number: done.outcome for done in device.train(tasks(0, 1), work())}
+        assert not any(outcome.error for outcome in outcomes.values())
+        return {number: outcome.epochs for number, outcome in outcomes.items()}
 
     def began() -> int:
         return len((folder / "began").read_text().split())
@@ -287,7 +292,7 @@ def test_what_fits_memory_trains_at_the_same_time(problem: Problem, tmp_path: Pa
     even, odd = Group("even", (0,), fused=True), Group("odd", (1,), fused=True)
     device._peaks["surrogate"].learn("even+adamw", 1, 1.2 * BALLAST)
     device._peaks["surrogate"].learn("odd+adamw", 1, 1.2 * BALLAST)
-    outcome = device.train_groups(groups(even, odd), work())  # would wait for ever for each other
+    outcome = train_groups(device, groups(even, odd), work())  # would wait for ever for each other
     assert not outcome.failures
 
 
@@ -300,21 +305,20 @@ def test_the_share_of_memory_is_told_in_hundredths_of_a_core(problem: Problem, m
         assert device.plan({"even": [TRIALS[0]]})["even"].share == 37 / 300
 
 
-def tasks(*numbers: int) -> list[FullSizeTask]:
-    return [FullSizeTask(f"target/{n}", n, Span(0, 2), None, 0, len(numbers)) for n in numbers]
+def tasks(*numbers: int) -> list[Task]:
+    return [full_size_task(f"target/{n}", n, Span(0, 2), None, 0, len(numbers)) for n in numbers]
 
 
 def test_full_size_trials_beside_each_other_are_those_one_after_another(problem: Problem) -> None:
     device, told = Device(problem), list[Any]()
-    beside = {outcome.task.number: outcome for outcome in device.train_full_size(tasks(0, 1, 2), work(told))}
+    beside = {done.task.number: done.outcome for done in device.train(tasks(0, 1, 2), work(told))}
     assert sum(epochs for epochs, _ in told) == 6
     for number, outcome in beside.items():
-        (alone,) = device.train_full_size(tasks(number), work())
-        for (epoch, metrics), (its_epoch, its_metrics) in zip(alone.history, outcome.history, strict=True):
+        (done,) = device.train(tasks(number), work())
+        alone = done.outcome
+        for (epoch, metrics), (its_epoch, its_metrics) in zip(alone.epochs, outcome.epochs, strict=True):
             assert epoch == its_epoch
             assert metrics == pytest.approx(its_metrics, rel=1e-4)
-        assert alone.state is not None
-        assert outcome.state is not None
         for name, value in alone.state["model"].items():
             torch.testing.assert_close(outcome.state["model"][name], value, rtol=1e-3, atol=1e-4)
 
@@ -322,10 +326,10 @@ def test_full_size_trials_beside_each_other_are_those_one_after_another(problem:
 def test_a_full_size_trial_has_a_second_chance_alone(problem: Problem, tmp_path: Path) -> None:
     trials = {**TRIALS, 1: Trial(1, {**TRIALS[1].config, "deadly": True})}
     once = Device(deadly(problem, tmp_path / "once", times=1))
-    found = {o.task.number: o.error for o in once.train_full_size(tasks(0, 1), work(trials=trials))}
+    found = {done.task.number: done.outcome.error for done in once.train(tasks(0, 1), work(trials=trials))}
     assert found == {0: None, 1: None}
     twice = Device(deadly(problem, tmp_path / "twice", times=2))
-    errors = {o.task.number: o.error for o in twice.train_full_size(tasks(0, 1), work(trials=trials))}
+    errors = {done.task.number: done.outcome.error for done in twice.train(tasks(0, 1), work(trials=trials))}
     assert errors[0] is None
     assert errors[1] is not None
     assert "died 2 times: SIGKILL" in errors[1]
@@ -340,7 +344,7 @@ def test_the_fewer_are_left_the_more_threads_each_has(problem: Problem) -> None:
 
     device = Device(replace(problem, model_fn=model_fn))
     for numbers in ((0, 1, 2), (0,)):
-        for outcome in device.train_full_size(tasks(*numbers), work()):
-            assert outcome.error is not None
-            seen.append(int(outcome.error.strip().rsplit(" ", 1)[1]))
+        for done in device.train(tasks(*numbers), work()):
+            assert done.outcome.error is not None
+            seen.append(int(done.outcome.error.strip().rsplit(" ", 1)[1]))
     assert seen == [1, 1, 1, 3]

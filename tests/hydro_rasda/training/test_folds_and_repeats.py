@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
+from hydro_rasda.contracts import Group, Outcome, Span, Task, full_size_task
 from hydro_rasda.data import make_batches, make_folds
 from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
@@ -72,8 +72,8 @@ def repeated(digits: tuple[Pair, Pair], **settings: Any) -> Problem:
     return Problem(wide, OBJECTIVE, *batches, asked, CPU)
 
 
-def task(members: Sequence[int], start: int, stop: int, sources: tuple[str, ...] = (), fused: bool = True) -> GroupTask:
-    return GroupTask(f"to-{stop}", (Group("kind", tuple(members), fused=fused),), sources, Span(start, stop))
+def task(members: Sequence[int], start: int, stop: int, sources: tuple[str, ...] = (), fused: bool = True) -> Task:
+    return Task(f"to-{stop}", (Group("kind", tuple(members), fused=fused),), sources, Span(start, stop))
 
 
 def alone(problem: Problem, number: int, stop: int) -> tuple[list[float], Mapping[str, Tensor]]:
@@ -213,8 +213,8 @@ def test_whole_metrics_are_those_of_each_fold(doubles: Pair) -> None:
         assert found["val_hits"] == pytest.approx(fmean(hits))
 
 
-def full_size(problem: Problem, number: int, span: Span, state: Any = None, **more: Any) -> FullSizeOutcome:
-    asked = FullSizeTask("a task", number, span, None, problem.settings.seed, **more)
+def full_size(problem: Problem, number: int, span: Span, state: Any = None, **more: Any) -> Outcome:
+    asked = full_size_task("a task", number, span, None, problem.settings.seed, **more)
     outcome = train_full_size_trial(problem, TRIALS[number], asked, state)
     assert outcome.error is None, outcome.error
     return outcome
@@ -226,11 +226,9 @@ def test_a_finalist_on_its_folds_is_a_training_on_each(doubles: Pair) -> None:
     first = full_size(problem, 0, Span(0, 2))
     done = full_size(problem, 0, Span(2, 4), first.state)
     own = [full_size(of_model, 0, Span(0, 4)) for of_model in problem.each("target")]
-    for epoch, (_, metrics) in enumerate(first.history + done.history):
-        assert metrics["val_loss"] == pytest.approx(fmean(of.history[epoch][1]["val_loss"] for of in own), rel=1e-12)
-    assert done.state is not None
+    for epoch, (_, metrics) in enumerate(first.epochs + done.epochs):
+        assert metrics["val_loss"] == pytest.approx(fmean(of.epochs[epoch][1]["val_loss"] for of in own), rel=1e-12)
     for state, of in zip(states_apart(done.state, 3), own, strict=True):
-        assert of.state is not None
         torch.testing.assert_close(state["model"], of.state["model"], rtol=0, atol=0)
     # All are kept at the same epoch, that of the best mean.
     assert len({state["best"]["epoch"] for state in states_apart(done.state, 3)} | {done.state["best"]["epoch"]}) == 1
@@ -240,7 +238,7 @@ def test_the_deviation_over_folds_is_that_of_the_weights_that_count(doubles: Pai
     """Averages over half of a short training lag, and count in no fold."""
     x, y = doubles
     own, both = (
-        full_size(folded((x[:100], y[:100]), KFold(3), race=RaceConfig(ema=ema)), 1, Span(0, 4)).history[-1][1]
+        full_size(folded((x[:100], y[:100]), KFold(3), race=RaceConfig(ema=ema)), 1, Span(0, 4)).epochs[-1][1]
         for ema in (0, 0.5)
     )
     assert both["val_loss_averaged"] > both["val_loss"]
@@ -263,8 +261,8 @@ def test_the_winner_is_trained_once_more_as_a_run_on_all_examples_trains_it(doub
 def test_a_winner_that_diverges_on_all_examples_is_not_handed_back(doubles: Pair) -> None:
     x, y = doubles
     problem, wild = folded((x[:100], y[:100]), KFold(3)), Trial(0, {"optimizer": "sgd", "lr": 1e200, "batch_size": 32})
-    outcome = train_full_size_trial(problem, wild, FullSizeTask("a task", 0, Span(0, 3), None, 0, refit=True), None)
-    assert outcome.state is None
+    outcome = train_full_size_trial(problem, wild, full_size_task("a task", 0, Span(0, 3), None, 0, refit=True), None)
+    assert not outcome.checkpoint
     assert outcome.error is not None
     assert "FloatingPointError: the training loss of epoch 1 is not finite" in outcome.error
 
@@ -274,10 +272,9 @@ def test_what_stops_a_finalist_leaves_all_of_its_models_at_one_epoch(doubles: Pa
     problem = folded((x[:60], y[:60]), KFold(2))
     asked = iter([False, True])
     outcome = train_full_size_trial(
-        problem, TRIALS[0], FullSizeTask("a task", 0, Span(0, 4), None, 0), None, lambda: next(asked)
+        problem, TRIALS[0], full_size_task("a task", 0, Span(0, 4), None, 0), None, lambda: next(asked)
     )
-    assert [epoch for epoch, _ in outcome.history] == [1, 2]
-    assert outcome.state is not None
+    assert [epoch for epoch, _ in outcome.epochs] == [1, 2]
     steps = [
         {int(of["step"]) for of in s["optimizer"]["state"].values() if "step" in of} for s in outcome.state["models"]
     ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from fusion.optim.schedule_free import ScheduleFreeSGD
 from hydro_rasda import RaceConfig
 from hydro_rasda.config import Keep, Mode
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History, Span
+from hydro_rasda.contracts import History, Outcome, Span, full_size_task
 from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.problem import Problem
@@ -32,8 +32,8 @@ SCHEDULE: dict[str, Any] = {"schedule": "cosine", "decay_start": 0.3, "floor": 0
 CONFIG: dict[str, Any] = {"lr": 0.01, "batch_size": 32, "dropout": 0.2, "grad_clip": 1.0, **SCHEDULE}
 
 
-def trained(problem: Problem, trial: Trial, span: Span, state: Any = None, **told: Any) -> FullSizeOutcome:
-    task = FullSizeTask("a task", trial.number, span, None, problem.settings.seed)
+def trained(problem: Problem, trial: Trial, span: Span, state: Any = None, **told: Any) -> Outcome:
+    task = full_size_task("a task", trial.number, span, None, problem.settings.seed)
     return train_full_size_trial(problem, trial, task, state, **told)
 
 
@@ -42,7 +42,7 @@ def with_modes(params: Any, lr: float) -> torch.optim.Optimizer:
 
 
 def history_of(problem: Problem, config: Config, span: Span, **told: Any) -> History:
-    return trained(problem, Trial(0, config), span, **told).history
+    return trained(problem, Trial(0, config), span, **told).epochs
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,8 @@ def test_training_in_spans_is_training_in_one(problem: Problem, optimizer: dict[
     first = trained(problem, trial, Span(0, 1))
     torch.rand(7)
     second = trained(problem, trial, Span(1, 4), first.state)
-    assert first.history + second.history == whole.history
-    assert [epoch for epoch, _ in whole.history] == [1, 2, 3, 4]
-    assert whole.state is not None
-    assert second.state is not None
+    assert first.epochs + second.epochs == whole.epochs
+    assert [epoch for epoch, _ in whole.epochs] == [1, 2, 3, 4]
     for state, again in ((whole.state, second.state),):
         parts = [(state["model"], again["model"])]
         parts += [(state["trained"], again["trained"])] if "trained" in state else []
@@ -81,25 +79,23 @@ def test_what_is_validated_and_kept_are_averaged_weights(problem: Problem) -> No
     """Training knows nothing of them."""
     trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
     own, other = (trained(problem.with_settings(race=RaceConfig(ema=ema)), trial, Span(0, 6)) for ema in (0.0, 0.5))
-    assert [line["train_loss"] for _, line in own.history] == [line["train_loss"] for _, line in other.history]
-    assert own.state is not None
-    assert other.state is not None
+    assert [line["train_loss"] for _, line in own.epochs] == [line["train_loss"] for _, line in other.epochs]
     for name, value in own.state["model"].items():
         assert torch.equal(other.state["model"][name], value)
     best = other.state["best"]
-    assert best["score"] == min(line["val_loss"] for _, line in other.history)
+    assert best["score"] == min(line["val_loss"] for _, line in other.epochs)
     learner = SingleLearner(problem.target(trial), trial.config, problem.objective, problem.settings.max_t)
     for weights, line in (
-        (best["model"], other.history[best["epoch"] - 1][1]),
-        ({**other.state["model"], **other.state["average"]["means"]}, other.history[-1][1]),
-        (own.state["model"], own.history[-1][1]),
+        (best["model"], other.epochs[best["epoch"] - 1][1]),
+        ({**other.state["model"], **other.state["average"]["means"]}, other.epochs[-1][1]),
+        (own.state["model"], own.epochs[-1][1]),
     ):
         learner.model.load_state_dict(weights)
         with learner.evaluating():
             shares = problem.val_data.shares(1000, None, ALONE)
             found = mean_metrics((learner.evaluate(share.batch), share.examples) for share in shares)
         assert found["loss"].item() == pytest.approx(line["val_loss"])
-    assert own.history[-1][1]["val_loss"] != other.history[-1][1]["val_loss"]
+    assert own.epochs[-1][1]["val_loss"] != other.epochs[-1][1]["val_loss"]
 
 
 @pytest.mark.parametrize("lr", [0.02, 0.5])
@@ -108,10 +104,8 @@ def test_of_averaged_and_other_weights_the_better_ones_are_kept(problem: Problem
     trial = Trial(5, {"lr": lr, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
     own = trained(problem.with_settings(race=RaceConfig(ema=0)), trial, Span(0, 4))
     both = trained(problem.with_settings(race=RaceConfig(ema=0.5)), trial, Span(0, 4))
-    assert own.state is not None
-    assert both.state is not None
-    best, (_, last) = both.state["best"], both.history[-1]
-    left = {name: value for name, value in own.history[-1][1].items() if name.startswith("val_")}
+    best, (_, last) = both.state["best"], both.epochs[-1]
+    left = {name: value for name, value in own.epochs[-1][1].items() if name.startswith("val_")}
     if lr == 0.02:
         assert last["val_loss_averaged"] > last["val_loss"]
         assert last.items() >= left.items()
@@ -129,7 +123,6 @@ def test_the_optimizers_own_averages_are_validated_and_kept(problem: Problem, ke
     """Nothing else averages weights, and validation changes nothing in training."""
     trial = Trial(5, {"lr": 0.02, "optimizer": optimizer, "batch_size": 32, "warmup_epochs": 0.5})
     outcome = trained(problem.with_settings(race=RaceConfig(keep=keep)), trial, Span(0, 3))
-    assert outcome.state is not None
     assert {"average", "best"} & outcome.state.keys() == ({"best"} if keep == "best" else set())
     model = problem.target(trial)
     own = SingleLearner(model, trial.config, problem.objective, problem.settings.max_t)
@@ -147,7 +140,7 @@ def test_the_optimizers_own_averages_are_validated_and_kept(problem: Problem, ke
         torch.testing.assert_close(value, model.state_dict()[name])
     (share,) = problem.val_data.shares(1000, None, ALONE)
     found = own.evaluate(share.batch)["loss"].item()
-    assert found == pytest.approx(outcome.history[-1][1]["val_loss"])
+    assert found == pytest.approx(outcome.epochs[-1][1]["val_loss"])
     if keep == "best":
         assert outcome.state["best"]["epoch"] == 3, "choose another learning rate"
         for name, value in outcome.state["best"]["model"].items():
@@ -157,7 +150,6 @@ def test_the_optimizers_own_averages_are_validated_and_kept(problem: Problem, ke
 def test_averages_stay_where_training_goes_on_with_another_share_of_them(problem: Problem) -> None:
     config = {"lr": 0.02, "optimizer": "schedule_free_adamw", "batch_size": 32}
     first = trained(problem, Trial(5, config), Span(0, 1))
-    assert first.state is not None
     own = SingleLearner(problem.target(Trial(5, config)), {**config, "beta1": 0.5}, problem.objective, 4)
     own.load(first.state)
     again = own.state()
@@ -171,15 +163,12 @@ def test_the_best_epochs_weights_are_kept_across_spans(problem: Problem, mode: M
     trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
     last = trained(problem.with_settings(race=RaceConfig(keep="last")), trial, Span(0, 6))
     problem = problem.with_settings(mode=mode, race=RaceConfig(ema=0))
-    scores = [metrics["val_loss"] for _, metrics in last.history]
+    scores = [metrics["val_loss"] for _, metrics in last.epochs]
     best = rank(scores, mode)[0] + 1
     assert 1 < best < 6, "choose another learning rate"
     first = trained(problem, trial, Span(0, best))
-    assert first.state is not None
-    assert last.state is not None
     assert "best" not in last.state
     for outcome in (trained(problem, trial, Span(0, 6)), trained(problem, trial, Span(best, 6), first.state)):
-        assert outcome.state is not None
         assert (outcome.state["best"]["epoch"], outcome.state["best"]["score"]) == (best, scores[best - 1])
         for name, value in first.state["model"].items():
             assert torch.equal(outcome.state["best"]["model"][name], value)
@@ -191,22 +180,22 @@ def test_patience_ends_a_training_that_becomes_no_better(problem: Problem) -> No
     """Whatever span it is in, and whether or not the process lived to tell."""
     trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
     problem = problem.with_settings(race=RaceConfig(ema=0))
-    scores = [metrics["val_loss"] for _, metrics in trained(problem, trial, Span(0, 6)).history]
+    scores = [metrics["val_loss"] for _, metrics in trained(problem, trial, Span(0, 6)).epochs]
     best = [scores.index(min(scores[: epoch + 1])) for epoch in range(6)]
     last = next(epoch + 1 for epoch in range(6) if epoch - best[epoch] == 1)
     assert 1 < last < 6, "choose another learning rate"
     patient = problem.with_settings(race=RaceConfig(patience=1, ema=0))
     outcome = trained(patient, trial, Span(0, 6))
-    assert (outcome.ended, [metrics["val_loss"] for _, metrics in outcome.history]) == (True, scores[:last])
+    assert (outcome.ended, [metrics["val_loss"] for _, metrics in outcome.epochs]) == (True, scores[:last])
     first = trained(patient, trial, Span(0, last - 1))
     assert not first.ended
-    assert trained(patient, trial, Span(last - 1, 6), first.state).history == outcome.history[last - 1 :]
+    assert trained(patient, trial, Span(last - 1, 6), first.state).epochs == outcome.epochs[last - 1 :]
     again = trained(patient, trial, Span(last, 6), outcome.state)
-    assert (again.ended, again.history) == (True, [])
+    assert (again.ended, again.epochs) == (True, [])
     place = Place(ALONE, 1.0, "gloo")
-    task = FullSizeTask("key", 5, Span(0, 6), None, patient.settings.seed)
+    task = full_size_task("key", 5, Span(0, 6), None, patient.settings.seed)
     of_ranks = train_target_on_ranks(patient, trial, task, None, place, lambda: None, lambda: False, lambda *_: None)
-    assert (of_ranks.ended, [metrics["val_loss"] for _, metrics in of_ranks.history]) == (True, scores[:last])
+    assert (of_ranks.ended, [metrics["val_loss"] for _, metrics in of_ranks.epochs]) == (True, scores[:last])
 
 
 def test_what_is_not_finite_is_never_kept_and_of_equals_the_last_is(problem: Problem) -> None:
@@ -251,9 +240,9 @@ def test_a_batch_in_parts_teaches_what_the_whole_one_does(problem: Problem, batc
 
 
 def test_another_seed_is_another_training(problem: Problem) -> None:
-    trial, task = Trial(0, CONFIG), FullSizeTask("a task", 0, Span(0, 1), None, problem.settings.seed)
-    first, again = (train_full_size_trial(problem, trial, task, None).history for _ in range(2))
-    other = train_full_size_trial(problem, trial, replace(task, seed=problem.settings.seed + 1), None).history
+    trial, task = Trial(0, CONFIG), full_size_task("a task", 0, Span(0, 1), None, problem.settings.seed)
+    first, again = (train_full_size_trial(problem, trial, task, None).epochs for _ in range(2))
+    other = train_full_size_trial(problem, trial, replace(task, seed=problem.settings.seed + 1), None).epochs
     assert first == again != other
 
 
@@ -262,8 +251,8 @@ def test_what_raises_fails_with_its_traceback(problem: Problem) -> None:
         raise ArithmeticError("this model cannot be built")
 
     outcome = trained(replace(problem, model_fn=model_fn), Trial(0, CONFIG), Span(0, 1))
-    assert outcome.state is None
-    assert outcome.history == []
+    assert not outcome.checkpoint
+    assert outcome.epochs == []
     assert outcome.error is not None
     assert "ArithmeticError: this model cannot be built" in outcome.error
 

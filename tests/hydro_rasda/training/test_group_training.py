@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fusion import FusedModel, FusionWarning, fuse, lr_factor
 from fusion.skeleton_and_tensors import duplicate, is_batched
 from hydro_rasda import SweepConfig
-from hydro_rasda.contracts import Group, GroupTask, Span
+from hydro_rasda.contracts import Group, Span, Task
 from hydro_rasda.data import Share, make_batches
 from hydro_rasda.objective import OptimizerSettings, as_objective
 from hydro_rasda.problem import Problem
@@ -89,8 +89,8 @@ def alone(problem: Problem, trial: Trial, epochs: int) -> tuple[nn.Module, list[
     return module, losses
 
 
-def task(members: tuple[int, ...], start: int, stop: int, sources: tuple[str, ...] = ()) -> GroupTask:
-    return GroupTask(f"to-{stop}/{members[0]}", (Group("kind", members, fused=True),), sources, Span(start, stop))
+def task(members: tuple[int, ...], start: int, stop: int, sources: tuple[str, ...] = ()) -> Task:
+    return Task(f"to-{stop}/{members[0]}", (Group("kind", members, fused=True),), sources, Span(start, stop))
 
 
 def no_sources(key: str) -> Mapping[str, Any]:
@@ -146,7 +146,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_regrouping_from_checkpoint_files_equals_unbroken_training(problem: Problem, store: Store) -> None:
     unbroken = train_group(problem, TRIALS, task((0, 1, 2, 3, 4, 5), 0, EPOCHS), no_sources)
 
-    def run(one: GroupTask) -> Any:
+    def run(one: Task) -> Any:
         outcome = train_group(problem, TRIALS, one, store.load)
         store.save(one.key, {"parts": outcome.checkpoint})
         return outcome

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fusion.optim import optimizer
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.contracts import Group, GroupTask, Span
+from hydro_rasda.contracts import Group, Span, Task
 from hydro_rasda.objective import OptimizerSettings, supervised
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import Problem
@@ -73,7 +73,7 @@ def test_the_fused_sweep_and_the_full_size_that_goes_on_from_it(problem: Problem
     problem = replace(problem, objective=in_precision(SparesBiases(), precision)).with_settings(
         sweep=SweepConfig(surrogate=1), race=RaceConfig(keep="last")
     )
-    task = GroupTask("sweep", (Group("kind", (0, 1), fused=True),), (), Span(0, 1))
+    task = Task("sweep", (Group("kind", (0, 1), fused=True),), (), Span(0, 1))
     outcome = train_group(problem, TRIALS, task, lambda key: {})
     assert outcome.failures == {}
     for number, trial in TRIALS.items():

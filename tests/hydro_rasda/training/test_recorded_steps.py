@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fusion.graph import GraphWarning
 from fusion.optim import native
 from hydro_rasda import LocalBackend, RaceConfig, TuneResult
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupOutcome, GroupTask, Span
+from hydro_rasda.contracts import Group, Outcome, Span, Task, full_size_task
 from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.problem import Problem
 from hydro_rasda.training import fused_learner, single_learner
@@ -62,9 +62,9 @@ def equal(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def group(problem: Problem, members: tuple[int, ...], start: int, stop: int, source: Any = None) -> GroupOutcome:
+def group(problem: Problem, members: tuple[int, ...], start: int, stop: int, source: Any = None) -> Outcome:
     parts = (Group("kind", members, fused=True),)
-    task = GroupTask("key", parts, () if source is None else ("before",), Span(start, stop))
+    task = Task("key", parts, () if source is None else ("before",), Span(start, stop))
     return train_group(problem, TRIALS, task, lambda key: {"parts": source})
 
 
@@ -84,9 +84,9 @@ def test_a_group_trains_the_same_also_as_members_leave(problem: Problem, recorde
         assert equal(ours.checkpoint, theirs.checkpoint)
 
 
-def target(problem: Problem, number: int, span: Span, state: Any = None) -> FullSizeOutcome:
+def target(problem: Problem, number: int, span: Span, state: Any = None) -> Outcome:
     trial = Trial(number, {**TRIALS[number].config, "accumulate": number or 1})
-    outcome = train_full_size_trial(problem, trial, FullSizeTask("key", number, span, None, 0), state)
+    outcome = train_full_size_trial(problem, trial, full_size_task("key", number, span, None, 0), state)
     assert outcome.error is None, outcome.error
     return outcome
 
@@ -106,10 +106,8 @@ def test_a_full_size_model_trains_the_same(
     monkeypatch.setattr(type(recorder), "record", fail)
     with pytest.warns(GraphWarning, match="not recorded, RuntimeError: operation not permitted"):
         fallen_back = target(problem, number, Span(0, EPOCHS))
-    assert equal(recorded.history, fallen_back.history)
+    assert equal(recorded.epochs, fallen_back.epochs)
     assert equal(recorded.state, fallen_back.state)
-    assert recorded.state is not None
-    assert plain.state is not None
     (ours,), (theirs,) = (state["optimizer"]["param_groups"] for state in (recorded.state, plain.state))
     assert ours == {**theirs, "lr": pytest.approx(theirs["lr"], rel=1e-6)}
     for name, weight in plain.state["model"].items():
@@ -124,8 +122,8 @@ def test_a_recorded_run_goes_on_as_another_and_the_other_way_round(
     for first, second in (("auto", False), (False, "auto")):
         half = target(problem.with_settings(graph=first), number, Span(0, 2))
         rest = target(problem.with_settings(graph=second), number, Span(2, 4), half.state)
-        losses = [metrics["train_loss"] for _, metrics in half.history + rest.history]
-        assert losses == pytest.approx([metrics["train_loss"] for _, metrics in whole.history], rel=1e-4)
+        losses = [metrics["train_loss"] for _, metrics in half.epochs + rest.epochs]
+        assert losses == pytest.approx([metrics["train_loss"] for _, metrics in whole.epochs], rel=1e-4)
     assert recorder.recordings == 2
 
 
@@ -166,7 +164,7 @@ def test_sparse_gradients_train_as_they_did(problem: Problem, recorder: Recorder
     outcome = train_full_size_trial(
         problem.with_settings(race=RaceConfig(ema=0.0)),
         Trial(0, {"optimizer": "sgd", "lr": 0.1, "batch_size": 4}),
-        FullSizeTask("key", 0, Span(0, 1), None, 0),
+        full_size_task("key", 0, Span(0, 1), None, 0),
         None,
     )
     assert outcome.error is None, outcome.error
@@ -175,10 +173,10 @@ def test_sparse_gradients_train_as_they_did(problem: Problem, recorder: Recorder
 
 def test_ranks_whose_optimizer_has_hooks_are_not_recorded(problem: Problem, recorder: Recorder | Counted) -> None:
     """What times and rescales their steps, no replay would call."""
-    place, task = Place(ALONE, 1.0, "gloo"), FullSizeTask("key", 1, Span(0, 2), None, 0)
+    place, task = Place(ALONE, 1.0, "gloo"), full_size_task("key", 1, Span(0, 2), None, 0)
     outcome = train_target_on_ranks(problem, TRIALS[1], task, None, place, lambda: None, lambda: False, lambda *_: None)
     assert outcome.error is None, outcome.error
-    assert len(outcome.history) == 2
+    assert len(outcome.epochs) == 2
     assert recorder.recordings == 0
 
 
@@ -193,7 +191,7 @@ def test_what_fits_memory_only_as_it_is_written_trains_so(
     for module in (fused_learner, single_learner):
         monkeypatch.setattr(module, "recorded", recorded)
     assert equal(
-        target(problem, 1, Span(0, 2)).history, target(problem.with_settings(graph=False), 1, Span(0, 2)).history
+        target(problem, 1, Span(0, 2)).epochs, target(problem.with_settings(graph=False), 1, Span(0, 2)).epochs
     )
     outcome = group(problem, (0, 1, 2), 0, 1)
     assert [part["members"] for part in outcome.checkpoint] == [[0, 1, 2]]
@@ -224,9 +222,9 @@ def test_it_is_refused_where_there_is_no_gpu(quick: Callable[..., TuneResult]) -
 def test_a_compiled_group_trains_the_same_up_to_rounding_and_again_to_the_last_bit(problem: Problem) -> None:
     trials = {n: Trial(n, {**trial.config, "dropout": 0.0}) for n, trial in TRIALS.items()}
 
-    def train(compiled: bool, graph: Any = "auto") -> GroupOutcome:
+    def train(compiled: bool, graph: Any = "auto") -> Outcome:
         members = Group("kind", (0, 1, 2), fused=True, compiled=compiled)
-        task = GroupTask("key", (members,), (), Span(0, EPOCHS))
+        task = Task("key", (members,), (), Span(0, EPOCHS))
         return train_group(problem.with_settings(graph=graph), trials, task, lambda key: {})
 
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, TuneResult, Worker, load, loguniform
-from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Span
+from hydro_rasda.contracts import Outcome, Span, full_size_task
 from hydro_rasda.problem import OwnLoop, Problem
 from hydro_rasda.results.report import state_of
 from hydro_rasda.training.full_size import train_full_size_trial
@@ -54,10 +54,12 @@ def own(problem: Problem, digits: Any) -> Problem:
     return replace(problem, full_size=OwnLoop(train, digits))
 
 
-def trained(problem: Problem, span: Span, state: Mapping[str, Any] | None = None, **told: Any) -> FullSizeOutcome:
+def trained(problem: Problem, span: Span, state: Mapping[str, Any] | None = None, **told: Any) -> Outcome:
     trial = Trial(5, {"lr": 0.1})
     # As from a file: an optimizer goes on with the tensors that it is given.
-    return train_full_size_trial(problem, trial, FullSizeTask("a task", 5, span, None, 0), copy.deepcopy(state), **told)
+    return train_full_size_trial(
+        problem, trial, full_size_task("a task", 5, span, None, 0), copy.deepcopy(state), **told
+    )
 
 
 def running(problem: Problem, function: Callable[[Worker], None]) -> Problem:
@@ -71,18 +73,16 @@ def test_it_is_left_where_the_span_ends_and_goes_on_from_there(own: Problem) -> 
     second = trained(own, Span(1, 4), first.state)
     # The weights that the function draws depend on where its span begins; from a checkpoint, on nothing but that.
     again = trained(own, Span(1, 4), first.state)
-    assert [epoch for epoch, _ in first.history + second.history] == [1, 2, 3, 4]
-    assert second.history == again.history
+    assert [epoch for epoch, _ in first.epochs + second.epochs] == [1, 2, 3, 4]
+    assert second.epochs == again.epochs
     assert told == [1]
     assert not first.ended
     assert not second.ended
-    assert set(first.history[0][1]) == {"val_loss"}
-    best = min(first.history + second.history, key=lambda line: line[1]["val_loss"])
-    assert second.state is not None
+    assert set(first.epochs[0][1]) == {"val_loss"}
+    best = min(first.epochs + second.epochs, key=lambda line: line[1]["val_loss"])
     assert (second.state["best"]["epoch"], second.state["best"]["score"]) == (best[0], best[1]["val_loss"])
     whole = trained(own, Span(0, 4))
-    assert whole.history == first.history + second.history
-    assert whole.state is not None
+    assert whole.epochs == first.epochs + second.epochs
     for name, value in whole.state["model"].items():
         assert torch.equal(second.state["own"]["model"][name], value)
 
@@ -90,22 +90,21 @@ def test_it_is_left_where_the_span_ends_and_goes_on_from_there(own: Problem) -> 
 def test_it_is_over_where_it_returns(own: Problem) -> None:
     short = running(own, lambda worker: train(worker, last=2))
     outcome = trained(short, Span(0, 4))
-    assert (outcome.ended, [epoch for epoch, _ in outcome.history]) == (True, [1, 2])
+    assert (outcome.ended, [epoch for epoch, _ in outcome.epochs]) == (True, [1, 2])
     again = trained(short, Span(2, 4), outcome.state)
-    assert (again.ended, again.history, again.error) == (True, [], None)
+    assert (again.ended, again.epochs, again.error) == (True, [], None)
 
 
 def test_it_stops_when_asked_or_diverged(own: Problem) -> None:
     asked = trained(own, Span(0, 4), should_stop=lambda: True)
-    assert ([epoch for epoch, _ in asked.history], asked.ended) == ([1], False)
+    assert ([epoch for epoch, _ in asked.epochs], asked.ended) == ([1], False)
 
     def diverges(worker: Worker) -> None:
         for loss in (0.5, math.nan, 0.4):
             worker.report({"val_loss": loss}, {"model": {}})
 
     diverged = trained(running(own, diverges), Span(0, 4))
-    assert [epoch for epoch, _ in diverged.history] == [1, 2]
-    assert diverged.state is not None
+    assert [epoch for epoch, _ in diverged.epochs] == [1, 2]
     assert diverged.state["best"]["epoch"] == 1
 
 
