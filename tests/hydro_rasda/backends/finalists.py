@@ -11,13 +11,14 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.trial import Trial
+from tests.hydro_rasda.scripted import run_of
 
 
 def open_run(path: Path, problem: Problem, configs: list[dict[str, Any]], **settings: Any) -> Run:
     """A run of these finalists, as the next process would open it."""
     store = Store.open(path, {}, "auto")
     trials = {number: Trial(number, config) for number, config in enumerate(configs)}
-    return Run(problem.with_settings(**settings), store, trials=trials)
+    return run_of(problem.with_settings(**settings), store, trials)
 
 
 def for_tasks(devices: Devices, count: int) -> Devices:

@@ -194,7 +194,7 @@ def test_ranks_that_die_are_replaced_and_one_that_raises_is_told_of(
     again, died, raised = (finished.outcome for finished in done)
     assert again.error is None, again.error
     history, _ = one_process(problem(), SCHEDULED, [(Span(0, MAX_T), 1)], number=0)
-    for (_, metrics), expected in zip(again.history.epochs, history, strict=True):
+    for (_, metrics), expected in zip(again.epochs, history, strict=True):
         assert metrics["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-11)
     assert died.died
     assert "the process that trained it died 2 times: " in str(died.error)

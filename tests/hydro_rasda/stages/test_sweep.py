@@ -16,6 +16,7 @@ from hydro_rasda.contracts import Finished, History, Outcome, Task, Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.history.history import GROUP, SWEEP_DECISION
 from hydro_rasda.history.lines import Unit
+from hydro_rasda.history.transfer import transfer_of
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
@@ -243,7 +244,7 @@ def test_groups_count_that_are_done_while_the_transfer_is_checked(run: Run) -> N
 
     checked = again(run, sweep=replace(run.settings.sweep, check_transfer=True))
     assert sweep(checked, Given([configs(FINALS)]), Notes(checked, devices=3)) == [0]
-    assert checked.transfer is not None
+    assert transfer_of(checked.history) is not None
     assert at_once
     assert done.count("target") == 7
     assert done.count("surrogate") == sum("/group-" in key for key in checked.store.units())

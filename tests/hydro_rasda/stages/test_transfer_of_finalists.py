@@ -239,7 +239,7 @@ def test_the_sweeps_epochs_count_once_and_its_checkpoints_go(quick: Quick) -> No
         result.best_model(number)
     assert len(list((result.path / "checkpoints").iterdir())) == 2
     again = quick(sweep=SweepConfig(surrogate=1), space=SPACE, race=RaceConfig(grace_period=1))
-    assert (again.history.trials, again.cost.target_epochs) == (result.trials, 2)
+    assert (again.trials, again.cost.target_epochs) == (result.trials, 2)
 
 
 def test_finalists_that_the_sweep_trained_to_the_end_train_no_more(quick: Quick, digits: tuple[Pair, Pair]) -> None:
