@@ -270,7 +270,8 @@ class _Sweep:
             told = f"trial {kept[0]} leads with {run.settings.metric} {show(scores[kept[0]], 4)}"
             if self._by_place:
                 front = run.settings.comparison.front({n: run.values_at("surrogate", n, stop) for n in scores})
-                told = f"the front of all has {len({*front} & {*kept})} of them"
+                count = len({*front} & {*kept})
+                told = f"{count} of them {'is' if count == 1 else 'are'} on the front of all {len(scores)}"
             going = f"{len(kept)} of {len(scores)} go on; " * (len(kept) < len(scores) or self._by_place)
             run.say(f"surrogates at epoch {stop}: {going}{told}")
 
