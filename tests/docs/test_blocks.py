@@ -41,7 +41,7 @@ def names(code: str) -> tuple[set[str], set[str]]:
 
 def lacking(page: str) -> Iterator[tuple[int, set[str]]]:
     """Yield the line of each Python block, and the names that it uses and that only another section imports."""
-    known, section = {*hydro_rasda.__all__}, set[str]()
+    known, section = {*vars(hydro_rasda)["__all__"]}, set[str]()
     for part in _PART.finditer(page):
         if part["heading"]:
             section = set()
