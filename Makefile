@@ -8,6 +8,7 @@ CONSTRAINTS := constraints.txt
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/digits.py
+	@echo "To type hydro-rasda as above, activate the environment: source $(BIN)/activate"
 
 # Two processes: what most machines have cores for, and tests use processes of their own. Their threads wait without
 # spinning, which would take the cores from each other.
@@ -76,12 +77,14 @@ $(BIN)/python:
 
 # mup brings torchvision along, which torch does not need and which, where the two builds do not match, cannot be
 # imported and then breaks the import of transformers.
-install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[$(1)]" \
+install = @echo "Installing hydro_rasda[$(1)] into $(VENV). The first time, that takes minutes: torch is large." \
+	&& $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[$(1)]" \
 	&& { $(BIN)/python -c "import torchvision" 2>/dev/null || $(BIN)/python -m pip uninstall --quiet --yes torchvision; } \
 	&& touch $@
 
+# For the page that the program's last line names; it brings scikit-learn, too.
 $(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(call install,examples)
+	$(call install,report)
 
 $(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(call install,docs)

@@ -45,7 +45,11 @@ PICTURES = {"rasda_beyond.png": "RASDA and its neighbours in virtual time: GPUs 
 _HEAD = """# Results
 
 Each table answers a question, best row first, and links to the pages that it is drawn from. They have the settings,
-seeds and versions, and the command that measures each number again. Numbers are medians, with quartiles in brackets."""
+seeds and versions, and the command that measures each number again. Numbers are medians, with quartiles in brackets.
+
+- **A seed's spread** is the standard deviation of a score between trainings of one configuration from different seeds.
+- **Regret** is how far the winner of a search is behind the best configuration of that search.
+- **A full training** is one training of the model to the end."""
 
 
 def answers(folder: Path) -> list[Answer]:

@@ -238,6 +238,8 @@ def shown(cell: dict[str, Any] | None, row: Row) -> str:
     if cell is None:
         return "-"
     number = cell["number"]
+    if number < 0:  # a difference of two times, within their noise
+        return f"about 0 {row.unit}"
     return f"{number:,.0f} {row.unit}" if abs(number) >= 100 else f"{number:.3g} {row.unit}"
 
 

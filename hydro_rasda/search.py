@@ -18,6 +18,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import is_a, is_grid, plain, rounded, to_ray
 from hydro_rasda.history.history import GROUP, SWEEP_DECISION
 from hydro_rasda.history.lines import Unit, jsonable
+from hydro_rasda.results.optuna_study import quiet
 from hydro_rasda.run.recorded_configs import as_recorded, with_objects
 from hydro_rasda.run.state import Run
 from hydro_rasda.sampling_and_branches import chosen, indexed, is_branching, is_nested, leaves, restricted, unknown_keys
@@ -180,7 +181,8 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives
     _check_places(space)
     metric, mode = ([*each] if several else each[0] for each in zip(*objectives, strict=True))
     try:
-        told = searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
+        with quiet():  # an `OptunaSearch` makes its study here
+            told = searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
     listens = type(searcher).set_search_properties is not Searcher.set_search_properties

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.answers.answer import Answer, machines_of
@@ -13,7 +13,7 @@ from benchmarks.replay.anytime import IN_TIME, SHARES
 from benchmarks.replay.live import agreement_with_live
 from benchmarks.replay.table import Table, pooled
 from benchmarks.replay.yardsticks import AGAIN, HEAT, RESAMPLES, RULES, TODAY, Row, halves, mean, races, rows
-from benchmarks.vs_asha.report import of_today, read
+from benchmarks.vs_asha.report import TASK_NAMES, of_today, read
 from benchmarks.vs_asha.statistics import BASELINE, overall
 from benchmarks.vs_asha.yardsticks import by_chance
 
@@ -32,6 +32,16 @@ ABLATIONS = (
     HEAT,
     f'{TODAY}, `keep="last"`',
 )
+
+PLAINLY = {
+    TODAY: "**today's rule**",
+    "cooldowns of 25 % in the sweep": "in the sweep, the rate decays to 0 before each comparison",
+    "cooldowns of 25 % in the race": "at full size, the rate decays to 0 before each comparison",
+    "best epochs decide": "at full size, each trial counts by its best epoch",
+    "first look after a third": "at full size, the first comparison after a third of the training",
+    "no last look": "at full size, no comparison between the first and the end",
+}
+"""Rules in words that need no other page; the other names are plain."""
 
 REPLAY = "replay.md"
 ASKED = {
@@ -63,14 +73,14 @@ def _unseen(folder: Path, tables: Mapping[str, Table], found: Mapping[str, Mappi
     ]
     for what, share in (("handed back", "handed"), ("trained again", "retrained")):
         behind = [name for name in tables if getattr(found[TODAY][name], share) < getattr(found[AGAIN][name], share)]
-        lines.append((f"tasks on which the other is ahead, {what}, replayed", ", ".join(behind) or "none", ""))
+        lines.append((f"tasks on which the other ASHA is ahead, {what}, replayed", _named(behind), ""))
     live, where_live = _live(folder, tables)
     sources = [REPLAY, "replay_notes.md", *["vs_asha.md"] * bool(live)]
     return Answer(
-        "Is it as good on tasks that chose none of its rules?",
+        "Is it as good on tasks that were not used to choose its rules?",
         f"There, the model of `tune` tests as well as ASHA's in {today.handed:.0%} of searches; ASHA with other "
         f"configurations does so in {again.handed:.0%}.",
-        ("tests as well as ASHA's", "`tune`", "ASHA with another sample"),
+        ("tests as well as ASHA's", "`tune`", "ASHA with other configurations"),
         [*lines, *live, *_agreement(folder)],
         sources,
         f"{where}{where_live}",
@@ -87,10 +97,14 @@ def _live(folder: Path, tables: Collection[str]) -> tuple[list[Cells], str]:
     lines: list[Cells] = [
         ("the model handed back, really run", *handed),
         ("its configuration, trained again, really run", *again),
-        ("tasks on which it is worse in the mean, really run", ", ".join(found.lost) or "none", ""),
+        ("tasks on which it is worse in the mean, really run", _named(found.lost), ""),
     ]
     cells = [cell for methods in tasks.values() for name in (BASELINE, "tune") for cell in methods[name]]
     return lines, f"; real runs: {machines_of(cell['environment'] for cell in cells)}"
+
+
+def _named(tasks: Iterable[str]) -> str:
+    return "; ".join(TASK_NAMES.get(task, task) for task in tasks) or "none"
 
 
 def _agreement(folder: Path) -> list[Cells]:
@@ -108,7 +122,7 @@ def _certainty(tables: Mapping[str, Table], resamples: int, where: str) -> list[
         Answer(
             "Can I believe the confidence that a run states?",
             f"If a run states a confidence of {stated:.0%}, expect its winner to be the best finalist in {best:.0%}.",
-            ("winners of which this is stated", "mean of the stated confidence", "best of their finalists"),
+            ("stated confidence", "its mean", "winners that are the best of their finalists"),
             [(f"at least {SURE:.0%}", f"{stated:.0%}", f"{best:.0%}")],
             [REPLAY],
             where,
@@ -124,9 +138,7 @@ def _rules(folder: Path, found: Mapping[str, Mapping[str, Row]], where: str) -> 
             row, today = mean(found[name].values()), mean(found[TODAY][task] for task in found[name])
             other = "" if name == TODAY else f"{_percent(today)}, {today.cost:.1f}"
             of = f"{row.retrained:.0%}", f"{row.handed:.0%}", f"{row.cost:.1f}", other
-            lines.append(
-                (row.retrained, ("**today's rule**" if name == TODAY else name.removeprefix(f"{TODAY}, "), *of))
-            )
+            lines.append((row.retrained, (PLAINLY.get(name, name.removeprefix(f"{TODAY}, ")), *of)))
     lines += [(float(cells[1].rstrip("%")) / 100, cells) for cells in rules_of_page(folder)]
     own = round(mean(found[TODAY].values()).retrained, 2)
     better = [f"{cells[0]} ({cells[3]} full trainings)" for share, cells in lines if round(share, 2) > own]
@@ -140,7 +152,7 @@ def _rules(folder: Path, found: Mapping[str, Mapping[str, Row]], where: str) -> 
             "trained again, as good as ASHA",
             "handed back, as good as ASHA",
             "cost, in full trainings",
-            "the same of today's rule",
+            "today's rule on the same tasks",
         ),
         [cells for _, cells in sorted(lines, key=lambda line: -line[0])],
         [REPLAY, "replay_ladder.md", "replay_notes.md"],

@@ -26,10 +26,12 @@ def throughput(folder: Path) -> list[Answer]:
     found.sort(key=lambda row: -row["speedup"])
     titles = {case.name: case.title for case in CASES}
     faster_by_jax = [titles[row["case"]] for row in found if (_jax(row) or 0) > row["speedup"]]
-    meaning = f"Expect 32 fused trials to take 1/{found[0]['speedup']:.1f} to 1/{found[-1]['speedup']:.1f} of the time "
-    meaning += "that they take one after another."
+    meaning = (
+        f"Expect 32 fused trials to train {found[-1]['speedup']:.1f} to {found[0]['speedup']:.1f} times as fast as "
+    )
+    meaning += "one after another."
     if faster_by_jax:
-        meaning += f" `jit(vmap)` of JAX is faster on {'; '.join(faster_by_jax)}."
+        meaning += f" JAX's `jit(vmap)` is faster than fusion on {'; '.join(faster_by_jax)}."
     rows = [
         (
             titles[row["case"]],
@@ -78,7 +80,7 @@ def on_a_gpu(folder: Path) -> list[Answer]:
                 "trials fused",
                 "precision",
                 "step",
-                "one narrow trial alone, recorded",
+                "one narrow trial alone, as a graph",
             ),
             lines,
             ["fusion_cuda.md"],

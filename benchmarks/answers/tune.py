@@ -77,7 +77,7 @@ def sooner(folder: Path) -> list[Answer]:
         for values, what in ((ray, "Ray Tune's ASHA"), (alone, "ASHA in one process"))
         if values
     ]
-    part = " Part of the lead over Ray Tune is its start-up." * bool(ray)
+    part = " Part of the lead over Ray Tune is Ray's start-up." * bool(ray)
     rows = [
         [
             task.name,
@@ -248,7 +248,7 @@ def own_cost(folder: Path) -> list[Answer]:
         rows.append(("a search on digits, beside training", f"{show(beside)} s", ""))
         meaning += f" A search on digits spends {beside.median:.2g} s beside training."
     where = machines_of({**result["environment"], **cell} for cell in measured.values())
-    columns = ("of", "now", "before the work on this row")
+    columns = ("what", "now", "before it was made faster")
     return [Answer("What does the library itself cost?", meaning, columns, rows, ["scale.md"], where)]
 
 

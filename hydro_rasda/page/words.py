@@ -74,12 +74,12 @@ def configuration(record: RunRecord) -> Facts:
 
 
 def row(record: RunRecord, idle: float) -> list[str]:
-    """A run in the list of all: its state, progress, trials, metric, best score, and time."""
+    """A run in the list of all: its state, best score, metric, progress, trials, and time; a phone shows the first."""
     score, stage = best_score(record)
     best = "" if stage is None else f"{show(score, 4)}{' (surrogate)' * (stage == 'surrogate')}"
     metric, failed = f"{record.metric} ({record.mode})", sum(trial.status == "failed" for trial in record.trials)
     counts = [str(len(record.trials)), str(failed)]
-    return [state_of(record), progress_of(record, idle), *counts, metric, best, duration(record.cost.seconds)]
+    return [state_of(record), best, metric, progress_of(record, idle), *counts, duration(record.cost.seconds)]
 
 
 def counts(record: RunRecord) -> str:

@@ -26,6 +26,7 @@ from hydro_rasda.plots.figure_style import (
     thinned,
 )
 from hydro_rasda.plots.importance import FEWEST, importance_of, too_few
+from hydro_rasda.results.optuna_study import domains_in_words
 from hydro_rasda.results.records import RunRecord, TrialRecord, flat
 from hydro_rasda.results.report import varied
 from hydro_rasda.run.run_json import read_asked
@@ -205,7 +206,8 @@ def _evenly_drawn(record: RunRecord) -> Set[str]:
         space = read_asked(record.path)["space"]
     except ValueError:  # its folder is gone
         return frozenset()
-    return {name for name, told in flat(space).items() if str(told).startswith(("float uniform(", "integer uniform("))}
+    domains = (("/".join(path), words) for path, words in domains_in_words(space))
+    return {name for name, words in domains if str(words).startswith(("float uniform(", "integer uniform("))}
 
 
 def _axis(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> tuple[list[Any], dict[str, Any]]:

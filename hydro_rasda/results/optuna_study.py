@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -36,7 +37,7 @@ def make_study(record: RunRecord) -> Study:
         raise ImportError("`to_optuna` needs Optuna, which is not there: pip install 'hydro-rasda[optuna]'") from error
     asked = read_asked(record.path)
     laws: dict[tuple[str, ...], list[str]] = {}
-    for path, words in _leaves(asked["space"]):
+    for path, words in domains_in_words(asked["space"]):
         laws.setdefault(path, []).append(words)
     varied = {"/".join(path): path for path, of in laws.items() if len({*of}) > 1 or _varies(of[0])}
     values = {
@@ -66,14 +67,13 @@ def make_study(record: RunRecord) -> Study:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Leave out what Optuna logs of a study that is made here: nobody asked for it."""
-    from optuna import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.WARNING)
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        logger.setLevel(level)
 
 
 def _trial(
@@ -178,14 +178,14 @@ def _varies(words: str) -> bool:
     return any(pattern.fullmatch(words) for pattern in (RANGE, _CHOICE, _UNBOUNDED))
 
 
-def _leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def domains_in_words(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield each key that a configuration can have, with its domain in words: once for each branch that has it."""
     for name, words in space.items():
         if isinstance(words, Mapping):
-            yield from _leaves(words, (*path, name))
+            yield from domains_in_words(words, (*path, name))
         elif isinstance(words, list):
             for branch in words:
-                yield from _leaves(branch, path)
+                yield from domains_in_words(branch, path)
         else:
             yield (*path, name), words
 

@@ -150,7 +150,7 @@ def doubt_line(result: RunRecord) -> list[str]:
     if winner is None or len(trained) < 2:
         return []
     told = sampling_line(result)
-    line = f"trial {winner.trial} won among {len(trained)} at full size (confidence {winner.chance:.0%}"
+    line = f"trial {winner.trial} won among {len(trained)} at full size (confidence {_percent(winner.chance)}"
     line += " on these validation examples)" if told else ")"
     if result.expected_gain > _NOTHING * abs(result.best_metric):
         change = "lower" if result.mode == "min" else "raise"
@@ -160,9 +160,13 @@ def doubt_line(result: RunRecord) -> list[str]:
     other = max(trained.values(), key=lambda record: record.chance)
     likelier = other.status == "stopped" and round(other.chance, 2) > round(winner.chance, 2)
     doubt = f"trial {other.trial} was stopped after epoch {other.epochs} and may have become better"
-    doubts = [f"{doubt} ({other.chance:.0%}): raise `full_trainings` to find out"] if likelier else []
+    doubts = [f"{doubt} ({_percent(other.chance)}): raise `full_trainings` to find out"] if likelier else []
     without = [] if likelier else _without_averages_line(result, winner)
     return [line, *told, *doubts, *better_line(result), *without]
+
+
+def _percent(chance: float) -> str:
+    return f"{chance:.0%}" if chance < 0.995 else "over 99%"  # it is an estimate: never 100%
 
 
 _NOTHING = 1e-3

@@ -207,7 +207,7 @@ class _Sweep:
         first_rung = None if self._first_rung_is_over else self._first_rung()
         if first_rung is not None:
             self._first_rung_is_over = True
-            if is_undecided := bool(state.waiting_at(first_rung[1])):
+            if is_undecided := bool(run.history.finalists is None and state.waiting_at(first_rung[1])):
                 warn_of_chance(run, *first_rung)
             # Copies take the places of configurations that were scored.
             copied = any(part.copy_of is not None for trial in state.trials.values() for part in trial.intervals)
@@ -266,12 +266,11 @@ class _Sweep:
         run.notify(RungDecided, **over, recalled=recalled)
         if kept:
             told = f"trial {kept[0]} leads with {run.settings.metric} {show(scores[kept[0]], 4)}"
-            if comparison.by_place:
-                front = run.settings.comparison.front({n: run.history.values_at("surrogate", n, stop) for n in scores})
-                told = f"the front of all has {len({*front} & {*kept})} of them"
-            going = f"{len(kept)} of {len(scores)} go on; " * (
-                len(kept) < len(scores) or run.settings.comparison.by_place
-            )
+            by_place, of = comparison.by_place, run.history.values_at
+            if by_place:
+                count = len({*comparison.front({n: of("surrogate", n, stop) for n in scores})} & {*kept})
+                told = f"{count} of them {'is' if count == 1 else 'are'} on the front of all {len(scores)}"
+            going = f"{len(kept)} of {len(scores)} go on; " * (len(kept) < len(scores) or by_place)
             run.say(f"surrogates at epoch {stop}: {going}{told}")
 
     def _dispatch(self) -> bool:

@@ -55,7 +55,7 @@ def test_a_loss_is_said_and_comes_last(tmp_path: Path) -> None:
     (tmp_path / "fusion_throughput.json").write_text(json.dumps(result))
     (slowed,) = answers(tmp_path)
     assert slowed.rows[-1][1].startswith("0.50x")
-    assert "1/0.5" in slowed.meaning
+    assert "0.5 to " in slowed.meaning
 
 
 def test_an_answer_is_a_heading_a_sentence_a_table_and_its_sources() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import math
 import random
 import warnings
@@ -537,3 +538,18 @@ def test_a_resumed_run_has_the_values_that_it_trained_with(quick: Quick) -> None
 def has_little_dropout(config: dict[str, Any]) -> bool:
     few: bool = config["dropout"] < 0.15
     return few
+
+
+@pytest.mark.parametrize("given", ["tpe", OptunaSearch(seed=0)])
+def test_nothing_is_logged_of_a_searchers_study(
+    given: Any, open_search: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.addHandler(caplog.handler)
+    try:
+        open_search(given, num_samples=4)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert caplog.text == ""
+    assert logger.level == level

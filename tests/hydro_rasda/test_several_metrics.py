@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,7 @@ def test_figure_page_and_last_lines_show_the_front(quick: Quick) -> None:
     html = Page(result).html()
     assert "<h2>Front</h2>" in html
     assert "On the front of the full-size models" in html
+    assert any(re.search(r"\d of them (is|are) on the front of all \d", message.text) for message in result.messages)
     lines = "\n".join(closing_lines(result, "runs/run", 4))
     assert all(f"trial {trial.trial} (val_loss" in lines for trial in result.pareto)
     alone = quick(model_fn=sized, space=SPACE, name="one")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hydro_rasda.page import write_page
+from hydro_rasda.page.write import list_page
 from hydro_rasda.results.records import RunRecord
 from tests.hydro_rasda.browser import ALL_DRAWN, DRAWN, errors, needs_chromium, open_page, wait
 
@@ -231,6 +232,19 @@ def test_a_phone_scrolls_down_but_not_sideways(browser: Any, sorts: dict[str, Ru
     wait(browser, ALL_DRAWN)
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
     assert errors(browser) == []
+
+
+def test_the_list_of_runs_shows_the_best_score_on_a_phone(
+    browser: Any, sorts: dict[str, RunRecord], tmp_path: Path
+) -> None:
+    path = tmp_path / "list.html"
+    path.write_text(list_page([("tune-20261128-130344", sorts["interrupted"], 1e9)], tmp_path))
+    open_page(browser, path.as_uri(), width=400, height=900)
+    ends = browser.execute_script(
+        "return Object.fromEntries([...document.querySelectorAll('th')].map((head) => "
+        "[head.textContent, head.getBoundingClientRect().right]))"
+    )
+    assert ends["best"] <= 400
 
 
 @pytest.mark.parametrize("width", [400, 1400])

@@ -173,9 +173,13 @@ def test_the_surrogates_best_ends_with_the_sweep(sorts: Sorts) -> None:
         assert last[0] == pytest.approx(max(each.ended for each in found if each.stage == stage), rel=1e-4)
 
 
+@pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize(("told", "kind"), [("float uniform(0, 0.9)", None), ("float loguniform(0.001, 0.3)", "log")])
-def test_axes_follow_the_domain(sorts: Sorts, told: str, kind: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hyperparameters, "read_asked", lambda path: {"space": {"lr": told}})
+def test_axes_follow_the_domain(
+    sorts: Sorts, told: str, kind: str | None, branches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = {"branch": [{"depth": "1"}, {"lr": told}]} if branches else {"lr": told}
+    monkeypatch.setattr(hyperparameters, "read_asked", lambda path: {"space": space})
     assert plots.slices(sorts["large"], ["lr"]).layout.xaxis.type == kind
 
 

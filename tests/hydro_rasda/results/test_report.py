@@ -85,6 +85,8 @@ def test_a_line_says_how_sure_the_choice_is() -> None:
     assert f"{told}; one more full training should lower val_loss by at most 0.0125\n" in printed(RECORD)
     assert "should raise val_loss by" in printed(replace(RECORD, mode="max"))
     assert f"{told}\n" in printed(replace(RECORD, expected_gain=math.nan))
+    sure = replace(RECORD.trials[2], chance=0.9999)
+    assert "(confidence over 99%)" in printed(replace(RECORD, trials=(*RECORD.trials[:2], sure, *RECORD.trials[3:])))
     nothing = f"{told}; no gain is expected from one more full training\n"
     assert nothing in printed(replace(RECORD, expected_gain=2e-11))
     other = "trial 1 was stopped after epoch 2 and may have become better (80%): raise `full_trainings` to find out\n"

@@ -329,7 +329,7 @@ def test_a_trial_that_breaks_a_bound_has_no_chance(problem: Problem, tmp_path: P
     run.store.close()
     assert result.best_trial == 0
     assert [trial.chance for trial in result.trials] == [1.0, 0.0]
-    assert doubt_line(result) == ["trial 0 won among 2 at full size (confidence 100%)"]
+    assert doubt_line(result) == ["trial 0 won among 2 at full size (confidence over 99%)"]
 
 
 def test_where_who_went_on_diverges_or_fails_one_that_was_stopped_goes_on(race: Callable[..., TuneResult]) -> None:

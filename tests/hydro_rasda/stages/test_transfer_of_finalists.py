@@ -279,7 +279,7 @@ def test_narrow_surrogates_are_not_handed_over(quick: Quick) -> None:
 def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
     """Opens a run of two trials once more, which a sweep at full width has trained for two epochs."""
     opened: list[Run] = []
-    group = Task("surrogate/to-2/group-0", (Group("", (0, 1), fused=True),), (), Span(0, 2))
+    group = Task("surrogate/to-2/from-0/group-0", (Group("", (0, 1), fused=True),), (), Span(0, 2))
 
     def call() -> Run:
         for run in opened:
