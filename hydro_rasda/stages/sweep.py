@@ -11,6 +11,7 @@ finished, and each decision is taken from the journal.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +37,11 @@ from hydro_rasda.stages.dispatch import Dispatcher, cannot_grow, make_copies
 from hydro_rasda.stages.fusion_groups import Unread, find_kinds, warn_of_unread
 from hydro_rasda.stages.run_plan import RunPlan
 from hydro_rasda.stages.transfer_of_finalists import check_transfer, finalists_in_time, finalists_of_rule
+from hydro_rasda.training.group_widths import MEASURING
 from hydro_rasda.trial import Trial
+
+BUILDING_S = 2.0
+"""Seconds of building models that there are in any case, whatever is left of the time."""
 
 
 def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = None) -> list[int]:
@@ -105,11 +110,22 @@ class _Sweep:
                 self._decide_arrival(key)
             elif not self._dispatch():
                 if not self._devices.busy():
-                    if self._state.training:
-                        return finalists_in_time(self._run, self._search, self._dispatcher.copies)
+                    if self._state.training or self._has_no_time_to_build():
+                        return self._finalists_in_time()
                     return finalists_of_rule(self._run, self._search, self._rule, self._state, self._tell)
                 for finished in self._devices.finished():
                     self._record(finished)
+
+    def _finalists_in_time(self) -> list[int]:
+        if self._candidates:
+            count, planned = len(self._state.trials), self._search.planned
+            self._run.say(f"there was time to build the models of {count} of {planned} configurations")
+        return finalists_in_time(self._run, self._search, self._dispatcher.copies)
+
+    def _has_no_time_to_build(self) -> bool:
+        """Tell whether configurations are left, but no time for them; those of a recorded group had theirs."""
+        needed = not self._state.trials or self._lacks_trials()
+        return bool(self._candidates) and not needed and self._run.out_of_time("surrogate")
 
     def _show(self) -> None:
         self._run.begin_stage(
@@ -127,22 +143,35 @@ class _Sweep:
                 return False
             self._candidates.extend(self._search.next_trials())
             state.left = len(self._candidates)
+        elif wanted and self._has_no_time_to_build():
+            return False
         elif wanted:
             trials = [self._candidates.popleft() for _ in range(min(wanted, state.left))]
             self._run.trials |= {trial.number: trial for trial in trials}
-            self._find_kinds(trials)
+            left = self._find_kinds(trials)
+            for trial in left:
+                del self._run.trials[trial.number]
             for trial in trials:
-                state.admit(trial.number, trial.config)
+                if trial.number in self._run.trials:
+                    state.admit(trial.number, trial.config)
+            self._candidates.extendleft(reversed(left))
             state.left = len(self._candidates) or max(1, self._search.planned - len(state.trials))
         return wanted > 0
 
-    def _find_kinds(self, unseen: Sequence[Trial]) -> None:
-        """See which trials can train as one; a run that was given more samples has built the first of them before."""
-        run = self._run
+    def _find_kinds(self, unseen: Sequence[Trial]) -> Sequence[Trial]:
+        """See which trials can train as one; return those that have to wait, as building models takes too long.
+
+        A run that was given more samples, or more time, has built the first of them before.
+        """
+        run, count, anew = self._run, len(unseen), False
         costs = {trial.number: of for trial in unseen if (of := self._costs.of(trial.config))}
-        while unseen:
-            key = f"surrogate/kinds-from-{unseen[0].number}"
-            unit = run.unit(key, partial(find_kinds, run.problem, unseen, self._children, run.store.doing, costs))
+        while unseen and not anew:
+            anew = not run.store.done(key := f"surrogate/kinds-from-{unseen[0].number}")
+            if anew and len(unseen) < count and run.out_of_time("surrogate"):
+                break
+            until = time.monotonic() + max(BUILDING_S, MEASURING * run.seconds_left("surrogate"))
+            find = partial(find_kinds, run.problem, unseen, self._children, run.store.doing, costs, until)
+            unit = run.unit(key, find)
             self._dispatcher.kinds |= {int(number): kind for number, kind in unit.value.items()}
             seen = {line["trial"] for line in unit.lines}
             if unseen[0].number not in seen:
@@ -162,6 +191,7 @@ class _Sweep:
             run.unread.clear()
         if len(run.trials) >= self._search.planned and told:
             warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
+        return unseen
 
     def _build_again(self, number: int) -> None:
         """See with which trials one can train whose model failed to be built before; its configuration is recorded."""
