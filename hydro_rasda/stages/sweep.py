@@ -149,8 +149,6 @@ class _Sweep:
             trials = [self._candidates.popleft() for _ in range(min(wanted, state.left))]
             self._run.trials |= {trial.number: trial for trial in trials}
             left = self._find_kinds(trials)
-            for trial in left:
-                del self._run.trials[trial.number]
             for trial in trials:
                 if trial.number in self._run.trials:
                     state.admit(trial.number, trial.config)
@@ -159,7 +157,7 @@ class _Sweep:
         return wanted > 0
 
     def _find_kinds(self, unseen: Sequence[Trial]) -> Sequence[Trial]:
-        """See which trials can train as one; return those that have to wait, as building models takes too long.
+        """See which trials can train as one; take back those that have to wait, as building models takes too long.
 
         A run that was given more samples, or more time, has built the first of them before.
         """
@@ -185,6 +183,8 @@ class _Sweep:
                     unread = line.get("unread", {})
                     self._unread |= unread
                     self._read |= {*paths(run.trials[line["trial"]].config)} - unread.keys()
+        for trial in unseen:
+            del run.trials[trial.number]
         # A training function of the user's own may read any key.
         told = run.problem.full_size is None and not derived(run.space)
         if not told:
