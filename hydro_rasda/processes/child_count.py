@@ -30,7 +30,8 @@ def usable_children(problem: Problem) -> int:
     As many as its device allows, if they can share its data.
 
     Processes cannot share a connection, such as that to a database. Data that hold one are recognised because they
-    cannot be pickled. Open files are opened again in each process, see `open_files_again`.
+    cannot be pickled. A connection that they drop when they are pickled goes unseen: `docs/guides/memory.md` says what
+    such data have to do. Open files are opened again in each process, see `open_files_again`.
     """
     most = most_children(problem.device)
     return most if most and can_be_shared(problem) else 0

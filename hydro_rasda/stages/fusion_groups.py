@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
+import time
 import traceback
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,12 +43,15 @@ def find_kinds(
     children: int,
     doing: CrashLog | None = None,
     costs: Mapping[int, Mapping[str, float]] = {},
+    until: float = math.inf,
 ) -> Unit:
     """Look with whom each trial's surrogate can be fused; a trial whose model cannot be built, fails alone.
 
     Args:
         children: Processes that are forked to build them; 0 builds them in this one.
         costs: Of the full-size models, by trial; for the unit's lines.
+        until: No model is begun after that time of the monotonic clock, but for the first one and that of each process.
+            The unit does not tell of the trials that are left.
 
     Returns:
         A unit whose value has, by trial, a digest of its fusion key, batch size and muP multipliers: trials of one
@@ -58,9 +63,11 @@ def find_kinds(
             evenly(trials, children),
             HangDetector("no model was built", foreseen=problem.epoch_seconds),
             Deaths(),
+            until,
         )
     else:
-        found, _ = _kinds_of(problem, trials, doing or CrashLog())
+        found, _ = _kinds_of(problem, trials, doing or CrashLog(), until)
+    trials = [trial for trial in trials if trial.number in found]
     lines: list[JournalLine] = []
     for trial in trials:
         unread = found[trial.number].unread
@@ -73,7 +80,9 @@ def find_kinds(
     return Unit({number: kind.digest for number, kind in ordered.items() if kind.error is None}, lines)
 
 
-def _found(problem: Problem, parts: Sequence[Sequence[Trial]], pace: HangDetector, deaths: Deaths) -> dict[int, _Kind]:
+def _found(
+    problem: Problem, parts: Sequence[Sequence[Trial]], pace: HangDetector, deaths: Deaths, until: float
+) -> dict[int, _Kind]:
     """Find the kind of each trial; parts are built at the same time, each in its own process.
 
     If a part's process dies or hangs, the part is built again, in the end without the trial that was being built.
@@ -81,7 +90,7 @@ def _found(problem: Problem, parts: Sequence[Sequence[Trial]], pace: HangDetecto
     found: dict[int, _Kind] = {}
     reached = {at: part[0].number for at, part in enumerate(parts)}
     died: dict[int, str] = {}
-    pieces = [partial(_built, problem, part, at) for at, part in enumerate(parts)]
+    pieces = [partial(_built, problem, part, at, until) for at, part in enumerate(parts)]
     for at, given in imap_forked(pieces, 1, reached.__setitem__, pace):
         if isinstance(given, Died):
             died[at] = given.how
@@ -95,12 +104,14 @@ def _found(problem: Problem, parts: Sequence[Sequence[Trial]], pace: HangDetecto
             found[reached[at]] = _Kind(error=failure(how, "built"))
             again = [trial for trial in again if trial.number != reached[at]]
         if again:
-            found |= _found(problem, [again], pace, deaths)
+            found |= _found(problem, [again], pace, deaths, until)
     return found
 
 
-def _built(problem: Problem, trials: Sequence[Trial], part: int, notify: Notify) -> tuple[dict[int, _Kind], Plans]:
-    return _kinds_of(problem, trials, CrashLog(), partial(notify, part))
+def _built(
+    problem: Problem, trials: Sequence[Trial], part: int, until: float, notify: Notify
+) -> tuple[dict[int, _Kind], Plans]:
+    return _kinds_of(problem, trials, CrashLog(), until, partial(notify, part))
 
 
 ALIKE = 4
@@ -128,13 +139,19 @@ class _Seen:
 
 
 def _kinds_of(
-    problem: Problem, trials: Sequence[Trial], doing: CrashLog, notify: Notify = lambda number: None
+    problem: Problem,
+    trials: Sequence[Trial],
+    doing: CrashLog,
+    until: float,
+    notify: Notify = lambda number: None,
 ) -> tuple[dict[int, _Kind], Plans]:
     """Find the kind of each trial; also return the plans of narrower models, for other processes."""
     seen: list[_Seen] = []
     found: dict[int, _Kind] = {}
     # Those last at which processes died.
     for trial in sorted(trials, key=lambda trial: doing.suspected(_building(trial))):
+        if trials[0].number in found and time.monotonic() >= until:
+            break
         notify(trial.number)
         if how := doing.dropped(_building(trial)):
             found[trial.number] = _Kind(error=how)

@@ -11,6 +11,7 @@ and asks its rule what comes next.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +39,11 @@ from hydro_rasda.stages.dispatch import Dispatcher, cannot_grow, check_copies
 from hydro_rasda.stages.fusion_groups import Unread, find_kinds, warn_of_unread
 from hydro_rasda.stages.run_plan import RunPlan
 from hydro_rasda.stages.transfer_of_finalists import check_transfer, finalists_in_time, finalists_of_rule
+from hydro_rasda.training.group_widths import MEASURING
 from hydro_rasda.trial import Trial
+
+BUILDING_S = 2.0
+"""Seconds of building models that there are in any case, whatever is left of the time."""
 
 
 def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = None) -> list[int]:
@@ -117,11 +122,23 @@ class _Sweep:
             if self._decide() or self._admit() or self._dispatch():
                 continue
             if not self._devices.busy():
-                if state.training:
-                    return finalists_in_time(run, self._search, run.history.copies)
+                if state.training or self._has_no_time_to_build():
+                    return self._finalists_in_time()
                 return finalists_of_rule(run, self._search, self._rule, state, self._tell)
             for finished in self._devices.finished():
                 self._record(finished)
+
+    def _finalists_in_time(self) -> list[int]:
+        if self._candidates:
+            count, planned = len(self._state.trials), self._search.planned
+            self._run.say(f"there was time to build the models of {count} of {planned} configurations")
+        return finalists_in_time(self._run, self._search, self._run.history.copies)
+
+    def _has_no_time_to_build(self) -> bool:
+        """Tell whether configurations are left whose models were never built, but no time for them."""
+        run = self._run
+        unseen = bool(self._candidates) and self._candidates[0].number not in run.history.trials
+        return unseen and bool(self._state.trials) and run.out_of_time("surrogate")
 
     def _hear(self, key: str, unit: Unit, recalled: bool = False) -> None:
         """Tell the search and the user of a unit that the run's history has taken in."""
@@ -159,10 +176,13 @@ class _Sweep:
                 return False
             self._candidates.extend(self._search.next_trials())
             state.left = len(self._candidates)
+        elif wanted and self._has_no_time_to_build():
+            return False
         elif wanted:
             trials = [self._candidates.popleft() for _ in range(min(wanted, state.left))]
-            self._find_kinds([trial for trial in trials if trial.number not in run.history.trials])
-            numbers = [trial.number for trial in trials]
+            left = self._find_kinds(trials)
+            self._candidates.extendleft(reversed(left))
+            numbers = [trial.number for trial in trials if trial not in left]
             value = {"trials": numbers, "samples": run.settings.num_samples}
             run.record(f"{ADMITTED}-from-{numbers[0]}", Unit(value), again=True)
             state.left = self._left()
@@ -173,13 +193,19 @@ class _Sweep:
         """Count the configurations that can be had; 1 where a search has to be asked whether it has more."""
         return len(self._candidates) or max(1, self._search.planned - len(self._state.trials))
 
-    def _find_kinds(self, unseen: Sequence[Trial]) -> None:
-        """See which trials can train as one."""
-        if unseen:
-            run, key = self._run, f"{KINDS_FROM}{unseen[0].number}"
+    def _find_kinds(self, trials: Sequence[Trial]) -> Sequence[Trial]:
+        """See which trials can train as one; return those that have to wait, as building models takes too long.
+
+        A run that was given more samples, or more time, has built the first of them before.
+        """
+        run, history = self._run, self._run.history
+        unseen = [trial for trial in trials if trial.number not in history.trials]
+        if unseen and (len(unseen) == len(trials) or not run.out_of_time("surrogate")):
             costs = {trial.number: of for trial in unseen if (of := self._costs.of(trial.config))}
-            unit = run.unit(key, partial(find_kinds, run.problem, unseen, self._children, run.store.doing, costs))
-            self._hear(key, unit)
+            until = time.monotonic() + max(BUILDING_S, MEASURING * run.seconds_left("surrogate"))
+            find = partial(find_kinds, run.problem, unseen, self._children, run.store.doing, costs, until)
+            self._hear(key := f"{KINDS_FROM}{unseen[0].number}", run.unit(key, find))
+        return [trial for trial in unseen if trial.number not in history.trials]
 
     def _build_again(self, number: int) -> None:
         """See with which trials one can train whose model failed to be built before; its configuration is recorded."""

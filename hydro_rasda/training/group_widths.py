@@ -76,7 +76,7 @@ GAIN = 2.0
 """How many times as fast as single trials such groups are taken to train."""
 
 MEASURING = 1 / 4
-"""Largest share of the sweep's time left that measuring takes: the rest is for training."""
+"""Largest share of the sweep's time left that measuring takes, or building models: the rest is for training."""
 
 
 def planned_widths(

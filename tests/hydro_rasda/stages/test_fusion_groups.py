@@ -53,6 +53,14 @@ def test_trials_of_one_kind_share_structure_and_batch_size(problem: Problem, chi
     assert len(set(kinds.values())) == 3
 
 
+@pytest.mark.parametrize(("children", "built"), [(0, [0]), (2, [0, 2])])
+def test_where_time_is_up_each_process_builds_its_first_model_alone(
+    problem: Problem, children: int, built: list[int]
+) -> None:
+    unit = find_kinds(problem, trials({}, {}, {}, {}), children, until=0.0)
+    assert list(unit.value) == [line["trial"] for line in unit.lines] == built
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked on Linux alone")
 def test_kinds_are_in_the_order_of_the_trials_whichever_child_is_done_first(problem: Problem, tmp_path: Path) -> None:
     done = tmp_path / "done"

@@ -25,6 +25,8 @@ from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import MessageSaid, StageBegan
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers import SweepRule
+from hydro_rasda.schedulers.named_rules import NoStopping
 from hydro_rasda.schedulers.sweep_rule import Stop, move_of
 from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.trial import Trial
@@ -343,6 +345,26 @@ def test_with_more_time_a_sweep_goes_on_where_it_stood(run: Run, clock: Clock, b
         assert epochs(longer)[number] == next(trained for left, trained in rungs.items() if place < left)
     if budget == 21.0:  # it ended between the two epochs of a group, which goes on from there
         assert (before, run.store.swept) == (11, 8 + 3 * 2 + 6)
+
+
+@pytest.mark.parametrize("rule", [None, NoStopping(9)])
+def test_where_building_models_takes_all_the_time_the_others_wait_for_more(
+    run: Run, clock: Clock, rule: SweepRule | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydro_rasda.stages.sweep.BUILDING_S", 0.0)
+    said: list[str] = []
+    for _ in range(2):
+        timed = again(run, time_budget_s=1e-9)
+        timed.callbacks = Callbacks([lambda event: said.append(getattr(event, "text", ""))])
+        clock.now += 1.0
+        assert sweep(timed, Given([configs(FINALS)]), Curves(timed, clock=clock), rule) == [0]
+        assert [*timed.history.trials] == [0]
+    assert said.count("there was time to build the models of 1 of 27 configurations") == 2
+    longer, whole = again(run), replace(run, store=Store.open(run.store.path.parent / "whole", {}, "auto"))
+    found = sweep(longer, Given([configs(FINALS)]), Curves(longer, clock=clock), rule)
+    assert found == sweep(whole, Given([configs(FINALS)]), Curves(whole, clock=clock), rule)
+    assert epochs(longer) == epochs(whole)
+    whole.store.close()
 
 
 def test_a_budget_that_was_spent_between_two_groups_stays_spent(run: Run, clock: Clock) -> None:
