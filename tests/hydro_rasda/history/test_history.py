@@ -1,0 +1,146 @@
+"""The fold of a journal: facts stay for the life of a run, decisions for a call."""
+
+from __future__ import annotations
+
+import cProfile
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
+from hydro_rasda.history.history import CALL, DONE, FINALISTS, History
+from hydro_rasda.history.lines import Stage, Unit, failure_line, metric_lines
+from hydro_rasda.run.run_folder import Store
+from tests.hydro_rasda.journals import write_run
+
+SETTINGS = TuneConfig(num_samples=4, max_t=8, sweep=SweepConfig(surrogate=0.5), race=RaceConfig(top_k=2))
+
+
+def scores(stage: Stage, of: Mapping[int, Mapping[int, float]]) -> list[dict[str, Any]]:
+    """Lines of epochs, by trial."""
+    return [
+        line
+        for number, curve in of.items()
+        for line in metric_lines(stage, number, [(t, {"train_loss": v, "val_loss": v}) for t, v in curve.items()])
+    ]
+
+
+def swept(settings: TuneConfig = SETTINGS) -> History:
+    """Four trials: all train to epoch 1, and the best two to epoch 2."""
+    history = History(settings)
+    told = [{"event": "trial", "trial": n, "config": {"lr": 0.1 * n}} for n in range(4)]
+    history.take("surrogate/kinds-from-0", Unit({str(n): "kind" for n in range(4)}, told))
+    history.take("surrogate/admitted-from-0", Unit({"trials": [0, 1, 2, 3], "samples": 4}))
+    history.take("surrogate/begin/of-4-a", Unit([[n, 1] for n in range(4)]))
+    first = scores("surrogate", {n: {1: 0.5 + 0.1 * n} for n in range(4)})
+    history.take("surrogate/to-1/from-0/group-0", Unit({"members": [0, 1, 2, 3]}, first))
+    history.take("surrogate/to-1/kept/of-4-b", Unit([[0, 2], [1, 2], [2, None], [3, None]]))
+    second = scores("surrogate", {0: {2: 0.4}, 1: {2: 0.3}})
+    history.take("surrogate/to-2/from-1/group-0", Unit({"members": [0, 1]}, second))
+    return history
+
+
+def test_the_state_of_the_sweep_is_that_of_its_decisions_and_groups() -> None:
+    history = swept()
+    assert history.sweep.scores == {1: {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.8}, 2: {0: 0.4, 1: 0.3}}
+    assert [n for n, trial in history.sweep.trials.items() if trial.dropped] == [2, 3]
+    assert [*history.sweep.waiting] == [0, 1]
+    assert history.sweep.spent == 6
+    assert history.sources == dict.fromkeys((0, 1), "surrogate/to-2/from-1/group-0")
+    assert [*history.released()] == ["surrogate/to-1/from-0/group-0"]
+    assert [*history.released()] == []
+
+
+def test_a_call_decides_anew_and_keeps_what_was_trained() -> None:
+    history = swept()
+    history.take(FINALISTS, Unit([1, 0]))
+    history.take(CALL, Unit({"samples": 5}))
+    assert (history.finalists, history.samples, history.sweep.trials) == (None, 5, {})
+    told = [{"event": "trial", "trial": 4, "config": {"lr": 0.5}}]
+    history.take("surrogate/kinds-from-4", Unit({"4": "kind"}, told))
+    history.take("surrogate/admitted-from-0", Unit({"trials": [0, 1, 2, 3, 4], "samples": 5}))
+    history.take("surrogate/begin/of-5-c", Unit([[n, 1] for n in range(5)]))
+    assert [*history.sweep.waiting] == [0, 1, 2, 3]  # they have come there before
+    assert [*history.sweep.training] == [4]
+    assert history.sweep.trials[0].curve == {1: 0.5}, "the rule does not see what an earlier call trained beyond"
+
+
+def test_epochs_that_are_trained_again_replace_their_lines() -> None:
+    history = swept()
+    again = scores("surrogate", {0: {2: 0.35, 3: 0.2}})
+    history.take("surrogate/to-3/from-1/group-0", Unit({"members": [0]}, again))
+    assert history.curve("surrogate", 0) == {1: 0.5, 2: 0.35, 3: 0.2}
+    assert history.epochs("surrogate", 0) == 3
+
+
+def test_a_copy_has_its_sources_weights_configuration_and_kind_as_they_were_before_any_copy() -> None:
+    history = swept()
+    before = {n: history.sources[n] for n in (0, 1)}
+    history.take("surrogate/to-2/kept/of-2-d", Unit([[0, 4, 1, {"lr": 0.9}], [1, 4, 0, {}]]))
+    assert [dict(history.trials[n].config) for n in (0, 1)] == [{"lr": 0.9}, {"lr": 0.0}]
+    assert history.copies == {0: 1, 1: 0}
+    assert history.sources == {0: before[1], 1: before[0]}
+    longer = scores("surrogate", {0: {3: 0.2, 4: 0.1}, 1: {3: 0.2, 4: 0.15}})
+    history.take("surrogate/to-4/from-2/group-0", Unit({"members": [0, 1]}, longer))
+    assert history.copies == {}
+    assert [*history.sweep.waiting] == [0, 1]
+
+
+def test_who_failed_at_full_size_goes_on_in_a_sweep_that_is_given_more() -> None:
+    history = swept()
+    history.take("target/trial-0/failed-after-0", Unit(None, [failure_line(0, "out of memory")]))
+    assert history.failures == {0: "out of memory"}
+    assert not history.passed("surrogate", 0, 4)
+    assert math.isnan(history.score("target", 0))
+    history.take("target/retry-of-0", Unit(None, [{"event": "retried", "trial": 0}]))
+    assert history.failures == {}
+
+
+def test_a_lost_checkpoint_takes_its_epochs_along() -> None:
+    history = swept()
+    key = "target/trial-1/to-2"
+    value = {"checkpoint": key, "best": {"epoch": 2, "score": 0.2}}
+    history.take(key, Unit(value, scores("target", {1: {1: 0.3, 2: 0.2}})))
+    assert (history.checkpoints, history.best, history.epochs("target", 1)) == ({1: key}, {1: (2, 0.2)}, 2)
+    history.take("target/trial-1/lost-after-2", Unit(None))
+    assert (history.checkpoints, history.best, history.epochs("target", 1)) == ({}, {}, 0)
+    assert key in [*history.released()]
+
+
+def test_a_checkpoint_lives_until_no_trial_needs_it() -> None:
+    history = swept()
+    [*history.released()]
+    key = "surrogate/to-2/from-1/group-0"
+    history.take("surrogate/to-2/kept/of-2-d", Unit([[0, 4], [1, None]]))
+    assert [*history.released()] == []
+    history.take("surrogate/to-4/from-2/group-0", Unit({"members": [0]}, scores("surrogate", {0: {3: 0.2, 4: 0.1}})))
+    assert [*history.released()] == [key]
+    history.take(FINALISTS, Unit([0]))
+    assert [*history.released()] == ["surrogate/to-4/from-2/group-0"]
+
+
+def test_a_full_size_stage_that_is_over_says_for_whom() -> None:
+    history = swept()
+    history.take(DONE, Unit([0, 1]))
+    assert (history.over, history.last, history.last_target) == ([0, 1], DONE, DONE)
+
+
+def test_a_unit_costs_no_more_among_many(tmp_path: Path) -> None:
+    """Function calls of a fold, for each trial: counts do not depend on load."""
+
+    def calls(number: int) -> float:
+        folder = tmp_path / str(number)
+        write_run(folder, num_samples=number, width=8)
+        units = Store.read(folder).units()
+        history, profile = (
+            History(TuneConfig(num_samples=number, max_t=27, race=RaceConfig(top_k=3))),
+            cProfile.Profile(),
+        )
+        profile.enable()
+        for key, unit in units.items():
+            history.take(key, unit)
+        profile.disable()
+        return sum(entry.callcount for entry in profile.getstats()) / number
+
+    assert calls(2000) < 1.1 * calls(500)
