@@ -180,9 +180,8 @@ class _Sweep:
             return False
         elif wanted:
             trials = [self._candidates.popleft() for _ in range(min(wanted, state.left))]
-            left = self._find_kinds(trials)
-            self._candidates.extendleft(reversed(left))
-            numbers = [trial.number for trial in trials if trial not in left]
+            self._candidates.extendleft(reversed(self._find_kinds(trials)))
+            numbers = [trial.number for trial in trials if trial.number in run.history.trials]
             value = {"trials": numbers, "samples": run.settings.num_samples}
             run.record(f"{ADMITTED}-from-{numbers[0]}", Unit(value), again=True)
             state.left = self._left()
