@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from hydro_rasda.argument_checks import require
 from hydro_rasda.page.sections import Drawn
 from hydro_rasda.page.write import Page, list_page, prepare
-from hydro_rasda.results.record_from_journal import Stamp, Unreadable, or_why, read_record, runs_in, stamp
+from hydro_rasda.results.record_from_journal import Follower, Stamp, Unreadable, or_why, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.run_json import SPEC
 
@@ -72,6 +72,7 @@ class Runs:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser().absolute()
         self._read: dict[str, tuple[Stamp, RunRecord | Unreadable]] = {}
+        self._followers: dict[str, Follower] = {}  # of runs that go on
         self._made: dict[tuple[str, ...], _Made] = {}
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._stamps: dict[str, Stamp] = {}
@@ -100,7 +101,11 @@ class Runs:
         # Not the lock of its page: the list does not wait for figures.
         with self._locks[f"{name}/record"]:
             if name not in self._read or self._read[name][0] != stamp:
-                self._read[name] = stamp, or_why(partial(read_record, self._path(name)))
+                follower = self._followers.pop(name, None) or Follower(self._path(name))
+                found = or_why(follower.read)
+                if not isinstance(found, Unreadable) and not found.ended:
+                    self._followers[name] = follower
+                self._read[name] = stamp, found
             return self._read[name][1]
 
     def shown(self, *names: str) -> tuple[Stamp, ...]:

@@ -21,7 +21,7 @@ from hydro_rasda.cli.output import age, print_record
 from hydro_rasda.cli.runs import row_of, written
 from hydro_rasda.console import LINE_SECONDS, make_console
 from hydro_rasda.history.lines import jsonable
-from hydro_rasda.results.record_from_journal import Stamp, read_record, runs_in, stamp
+from hydro_rasda.results.record_from_journal import Follower, Stamp, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import (
     best_line,
@@ -86,11 +86,11 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
 def _looks(folder: Path, clock: Clock, wait: bool, last: list[RunRecord]) -> Iterator[RunRecord | None]:
     """Yield the run again and again until it is over; None while there is none. `last` keeps the latest record."""
     record: RunRecord | None = None
-    seen = None
+    seen, follower = None, Follower(folder)
     while record is None or not record.ended:
         began = clock.now()
         if (stamp := _stamp(folder)) != seen:
-            record, seen = read_record(folder), stamp
+            record, seen = follower.read(), stamp
         took = clock.now() - began
         last[:] = [] if record is None else [record]
         yield record

@@ -13,8 +13,8 @@ from hydro_rasda.history.full_size import run_end, score_that_ended, tried_targe
 from hydro_rasda.history.history import History
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
-from hydro_rasda.run.journal import JOURNAL
-from hydro_rasda.run.run_folder import Store
+from hydro_rasda.run.journal import JOURNAL, Record, read_units
+from hydro_rasda.run.run_folder import Store, take_in
 from hydro_rasda.run.run_json import SPEC, read_asked, recorded
 from hydro_rasda.secret_masking import described_secrets
 
@@ -22,25 +22,43 @@ from hydro_rasda.secret_masking import described_secrets
 def read_record(path: str | Path) -> RunRecord:
     """Read what a run has found so far. The folder is only read; a run in progress is not disturbed."""
     check_path("path", path)
-    folder = Path(path).expanduser().absolute()
-    asked = read_asked(folder)
-    history = read_history(folder, asked)
-    undecided = _undecided(history) if run_end(history) == "open" else None
-    finalists, hidden = tried_targets(history, history.finalists or ()), described_secrets(asked["space"])
-    return sum_up(history, finalists, folder, undecided, hidden)
+    return Follower(Path(path).expanduser().absolute()).read()
 
 
-def read_history(folder: Path, asked: Mapping[str, Any]) -> History:
-    """Read the history of a run that was asked for so."""
-    settings, own_loop = settings_of(asked), asked["digests"].get("full_size") is not None
-    store = Store.read(folder)
-    for key in store.units():  # run.json leaves it out: another one may go on
-        if key.startswith("target/"):
-            settings = replace(settings, stop_at=score_that_ended(key))
-    history = History(settings, own_loop, reads_any=own_loop or "sample_from(" in repr(asked["space"]))
-    for _ in store.folded_into(history):
-        pass
-    return history
+class Follower:
+    """Reads a run again and again; of its journal only what was written since the last time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._asked: Mapping[str, Any] = {}
+        self._journal: Record | None = None
+
+    def read(self) -> RunRecord:
+        """Read what the run has found so far."""
+        asked, before = read_asked(self._folder), self._journal
+        if asked != self._asked:
+            before = None
+        self._asked = asked
+        self._journal = journal = read_units(self._folder / JOURNAL, before)
+        if before is None or journal.units is not before.units or journal.taken_back:
+            self._begin_anew(journal)
+        else:
+            for key in journal.new:
+                take_in(self._history, key, journal.units[key], self._folder)
+        history = self._history
+        # run.json leaves it out: another one may go on.
+        history.settings = replace(history.settings, stop_at=score_that_ended(history.last_target))
+        undecided = _undecided(history) if run_end(history) == "open" else None
+        finalists, hidden = tried_targets(history, history.finalists or ()), described_secrets(asked["space"])
+        return sum_up(history, finalists, self._folder, undecided, hidden)
+
+    def _begin_anew(self, journal: Record) -> None:
+        asked = self._asked
+        own_loop = asked["digests"].get("full_size") is not None
+        reads_any = own_loop or "sample_from(" in repr(asked["space"])
+        self._history = History(settings_of(asked), own_loop, reads_any=reads_any)
+        for _ in Store(self._folder, journal).folded_into(self._history):
+            pass
 
 
 T = TypeVar("T")

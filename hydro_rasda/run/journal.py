@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,6 +72,10 @@ class Record:
         damage: A message on whole lines after that which cannot be read, or were changed; empty if there are none.
         run: The `id` of the run that wrote the journal; empty if it names none.
         sum: The checksum of all lines up to the last unit.
+        new: Keys of the units that this reading has found, in order.
+        taken_back: True if this reading has found a unit that replaces an earlier one, or takes it back.
+        count: Number of lines up to the last unit.
+        file: The number of the file in its file system.
     """
 
     units: dict[str, Unit]
@@ -78,6 +83,11 @@ class Record:
     damage: str = ""
     run: str = ""
     sum: int = 0
+    new: Sequence[str] = ()
+    taken_back: bool = False
+    count: int = 0
+    file: int = 0
+    _finished: set[int] = field(default_factory=set, repr=False)
 
 
 _SUM = re.compile(rb', "sum": \d+\}\n$')
@@ -98,26 +108,33 @@ def _sum(raws: Iterable[bytes], body: bytes, before: int) -> int:
     return zlib.crc32(body, before)
 
 
-def read_units(path: Path) -> Record:
+def read_units(path: Path, before: Record | None = None) -> Record:
     """Read a journal, even while a process writes to it.
+
+    Args:
+        before: An earlier reading of this journal, whose units come to hold those that were finished since. Only what
+            was written since is read, unless another file has taken the journal's place.
 
     Raises:
         DamagedJournal: if finished units follow a line that cannot be read or was changed, or a line is too long.
         Unsafe: if it is no regular file.
     """
-    units: dict[str, Unit] = {}
     try:
         file = open_to_read(path)
     except FileNotFoundError:
-        return Record(units)
-    lines: dict[bytes, JournalLine] = {}
-    finished: set[bytes] = set()  # a unit's line has its time, so that no run writes the same line twice
-    end = kept = number = bad = total = 0
-    first, damage, run = 1, "", ""  # the first line of the unit that is read
+        return Record({})
     with file:
-        require(file.seek(0, 2) <= MOST, "path", str(path), f"a journal of at most {MOST} bytes")
-        file.seek(0)
-        for number, raw in enumerate(iter(partial(file.readline, LONGEST + 1), b""), 1):
+        found, length = os.fstat(file.fileno()).st_ino, file.seek(0, 2)
+        require(length <= MOST, "path", str(path), f"a journal of at most {MOST} bytes")
+        if before is None or before.file != found or length < before.end:
+            before = Record({}, file=found)
+        units, finished = before.units, before._finished
+        end, number, total, run = before.end, before.count, before.sum, before.run
+        kept, count, new, taken_back = end, number, list[str](), False
+        lines: dict[bytes, JournalLine] = {}
+        first, bad, damage = number + 1, 0, ""  # the first line of the unit that is read
+        file.seek(end)
+        for number, raw in enumerate(iter(partial(file.readline, LONGEST + 1), b""), first):
             if len(raw) > LONGEST:
                 raise DamagedJournal(f"line {number} of {path} has more than {LONGEST} bytes: no run wrote it")
             end += len(raw)
@@ -138,23 +155,23 @@ def read_units(path: Path) -> Record:
                     f"{damage}, and finished units of work follow. Put back what was written, or leave line {bad} "
                     f"and all after it out (`head -n {bad - 1}` of the file in its place): that work is then done again"
                 )
-            if raw not in finished:
+            # A unit's line has its time, so that no run writes the same line twice.
+            if (mark := hash(raw)) not in finished:
                 body = _SUM.sub(b"}", raw)
                 if line["sum"] != (now := _sum(lines, body, total)):
                     which = f"line {number}" if first == number else f"one of lines {first} to {number}"
                     bad, damage = first, f"{which} of {path} was changed, or a line is missing there or before"
                     continue
                 total = now
-                finished.add(raw)
-                units.pop(line["key"], None)
-                if line["value"] == FORGOTTEN:
-                    lines, kept, first = {}, end, number + 1
-                    continue
-                told = [line for line in lines.values() if line["event"] != RUN]
-                at = line["at"], line["swept"], line.get("left")
-                units[line["key"]] = Unit(line["value"], told, line["seconds"], *at)
-            lines, kept, first = {}, end, number + 1
-    return Record(units, kept, damage, run, total)
+                finished.add(mark)
+                taken_back |= units.pop(line["key"], None) is not None
+                if line["value"] != FORGOTTEN:
+                    told = [line for line in lines.values() if line["event"] != RUN]
+                    at = line["at"], line["swept"], line.get("left")
+                    units[line["key"]] = Unit(line["value"], told, line["seconds"], *at)
+                    new.append(line["key"])
+            lines, kept, count, first = {}, end, number, number + 1
+    return Record(units, kept, damage, run, total, new, taken_back, count, found, finished)
 
 
 def _parsed(raw: bytes) -> JournalLine:

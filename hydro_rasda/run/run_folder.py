@@ -236,14 +236,9 @@ class Store:
         is_void = CALL in self._units  # what was decided before the last call that decides anew
         for key, unit in self._units.items():
             is_void = is_void and key != CALL
-            if is_void and is_decision(key):
-                continue
-            try:
-                history.take(key, unit)
-            except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                told = f"the unit {key!r} of {self.path / JOURNAL} does not follow from those before it"
-                raise DamagedJournal(f"{told} ({type(error).__name__}: {error}): begin anew") from error
-            yield key, unit
+            if not (is_void and is_decision(key)):
+                take_in(history, key, unit, self.path)
+                yield key, unit
 
     def save(self, name: str, payload: Mapping[str, Any]) -> None:
         """Write a checkpoint atomically: it is whole, or not there at all."""
@@ -308,6 +303,15 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def take_in(history: History, key: str, unit: Unit, folder: Path) -> None:
+    """Have a history take in the next unit of a folder; DamagedJournal if it does not follow from those before it."""
+    try:
+        history.take(key, unit)
+    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        told = f"the unit {key!r} of {folder / JOURNAL} does not follow from those before it"
+        raise DamagedJournal(f"{told} ({type(error).__name__}: {error}): begin anew") from error
 
 
 def checkpoint_file(folder: Path, name: str) -> Path:

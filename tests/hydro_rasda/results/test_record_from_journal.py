@@ -1,0 +1,59 @@
+"""Runs that are read again and again while they go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hydro_rasda.results.record_from_journal import Follower, read_record
+from hydro_rasda.run import journal
+from hydro_rasda.run.journal import JOURNAL, JournalLine
+from tests.hydro_rasda.journals import write_run
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The lines of journals that were parsed."""
+    found: list[bytes] = []
+    parse = journal._parsed
+
+    def noted(raw: bytes) -> JournalLine:
+        found.append(raw)
+        return parse(raw)
+
+    monkeypatch.setattr(journal, "_parsed", noted)
+    return found
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1000])
+def test_a_follower_reads_each_line_once_and_sees_what_a_new_reader_sees(
+    tmp_path: Path, parsed: list[bytes], cut: int
+) -> None:
+    """The journal grows by so many bytes at a time, or by so many lines."""
+    write_run(tmp_path / "run", num_samples=9, width=3)
+    path = tmp_path / "run" / JOURNAL
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    steps = [b"".join(lines[:end]) for end in range(0, len(lines), cut)] if cut > 1 else [whole[: len(whole) // 2]]
+    follower, seen = Follower(tmp_path / "run"), list[bytes]()
+    for content in [*steps, whole]:
+        path.write_bytes(content)
+        parsed.clear()
+        record = follower.read()
+        seen += [raw for raw in parsed if b'"unit"' in raw]
+        assert vars(record) == vars(read_record(tmp_path / "run"))
+    assert len(seen) == len(set(seen)) == sum(b'"unit"' in raw for raw in lines)
+
+
+def test_a_follower_begins_anew_where_another_run_has_taken_the_place(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", num_samples=9, width=3)
+    follower = Follower(tmp_path / "run")
+    assert follower.read().finished
+    other = tmp_path / "other"
+    write_run(other, num_samples=12, width=3, rungs=2)
+    for name in ("run.json", JOURNAL):
+        (other / name).replace(tmp_path / "run" / name)
+    record = follower.read()
+    assert (len(record.trials), record.finished) == (12, False)
+    assert vars(record) == vars(read_record(tmp_path / "run"))
