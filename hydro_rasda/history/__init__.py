@@ -1,1 +1,1 @@
-"""What a run's journal says, as pure functions of its lines: curves, scores, decisions, the winner."""
+"""The fold of a run's journal, as pure functions: curves, scores, decisions, the winner."""

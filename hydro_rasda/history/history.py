@@ -2,8 +2,8 @@
 
 To resume a run is to fold its journal and to go on. Units hold facts and decisions. Facts are epochs, failures,
 checkpoints, the kinds of models. They count for as long as the run lives. Decisions of the sweep count until a call of
-`tune` asks for more samples: its `call` unit begins the sweep's state anew, and trials that have trained before come to
-their milestones at once.
+`tune` asks for more samples. The `call` unit of that call begins the sweep's state anew. Trials that have trained
+before then come to their milestones at once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_decision(key: str) -> bool:
 
 
 class History:
-    """What the units of a run's journal say, once `take` has taken them in.
+    """The content of a run's journal, as far as `take` has taken in its units.
 
     Attributes:
         settings: The run's.

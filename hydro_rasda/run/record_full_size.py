@@ -1,4 +1,4 @@
-"""What a run records of its full-size stage.
+"""Writing down the full-size stage of a run.
 
 All backends record full-size trainings alike, so that each can resume the work of another:
 

@@ -45,7 +45,7 @@ class Run:
         space: The space of the trials' configurations: domains by name, as `tune` was given them.
         hidden: Places of secrets in configurations; no file, event or message shows them.
         known: Trials with the objects of the space, by number, as the search gave them.
-        history: What the journal says; `fold` takes in what earlier processes wrote.
+        history: The content of the journal; `fold` takes in the units that earlier processes wrote.
         time_left: The estimate of the time left, from the plans and epochs of the stages.
     """
 
