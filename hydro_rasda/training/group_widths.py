@@ -72,6 +72,10 @@ UNMEASURED = 20
 
 In `benchmarks/results/fusion_throughput.md`, groups of 16 have at least 74 % of the best group's speed.
 """
+FEW_STEPS, UNMEASURED_OF_FEW = 100, 160
+"""Steps of the sweep's longest trials below which groups may have so many members: to fuse and to check a group then
+takes longer than to train it.
+"""
 GAIN = 2.0
 """How many times as fast as single trials such groups are taken to train."""
 
@@ -148,7 +152,8 @@ def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
     """
     models, stop = problem.settings.models("surrogate"), problem.settings.sweep_milestones[-1]
     steps, seconds = problem.train_data.steps(trial.batch_size), problem.steady_epoch_seconds
-    most = max(1, UNMEASURED // models)
+    few = steps is not None and steps * stop < FEW_STEPS
+    most = max(1, (UNMEASURED_OF_FEW if few else UNMEASURED) // models)
     if steps is None or steps * stop >= MEASURED_FROM or seconds * stop >= MEASURED_FROM_S:
         return None
     if problem.device.type != "cpu" or most * models * problem.peak > room:
