@@ -21,7 +21,6 @@ from hydro_rasda.packing.job_process import Resident
 from hydro_rasda.packing.job_states import Grid
 from hydro_rasda.packing.packer import OUT_OF_MEMORY
 from hydro_rasda.packing.tasks import tasks_of
-from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.run_folder import Store
 
 MB = 1e6
