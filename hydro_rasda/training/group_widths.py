@@ -152,11 +152,11 @@ def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
     """
     models, stop = problem.settings.models("surrogate"), problem.settings.sweep_milestones[-1]
     steps, seconds = problem.train_data.steps(trial.batch_size), problem.steady_epoch_seconds
-    few = steps is not None and steps * stop < FEW_STEPS
-    most = max(1, (UNMEASURED_OF_FEW if few else UNMEASURED) // models)
     if steps is None or steps * stop >= MEASURED_FROM or seconds * stop >= MEASURED_FROM_S:
         return None
-    if problem.device.type != "cpu" or most * models * problem.peak > room:
+    widths = (max(1, of // models) for of in (UNMEASURED_OF_FEW, UNMEASURED)[steps * stop >= FEW_STEPS :])
+    most = next((width for width in widths if width * models * problem.peak <= room), None)
+    if problem.device.type != "cpu" or most is None:
         return None
     return Widths(most, throughput={most: GAIN * steps / seconds, 1: steps / seconds}, assumed=True)
 

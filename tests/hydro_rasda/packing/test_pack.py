@@ -224,12 +224,6 @@ def test_a_partial_of_other_arguments_is_another_job(tmp_path: Path) -> None:
         packed(tmp_path, [partial(abs, -2), partial(abs, -2)])
 
 
-def test_a_run_that_knows_functions_by_their_names_alone_goes_on(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "pack", {"packing": 1}, "auto") as store:
-        store.record("jobs", Unit({"0": ["builtins.abs"]}))
-    assert packed(tmp_path, [partial(abs, -1)]).values == [1]
-
-
 def test_a_job_that_ended_when_nobody_was_left_to_see_it_has_ended(tmp_path: Path) -> None:
     jobs = [["false"]]
     with Store.open(tmp_path / "pack", {"packing": 1}, "auto") as store:

@@ -119,7 +119,9 @@ def test_a_sweep_that_is_as_short_as_a_measurement_is_not_measured(
     steps = problem.train_data.steps(32)
     assert steps is not None
     rate = steps / 0.5
-    assert planned_widths(tried, {"kind": trials(8)}) == {"kind": Widths(20, 2, {1: rate, 20: 2 * rate}, assumed=True)}
+    for max_t, memory, most in ((27, None, 160), (27, 1599.0, 20), (81, None, 20)):
+        found = planned_widths(tried.with_settings(max_t=max_t), {"kind": trials(8)}, memory=memory)
+        assert found == {"kind": Widths(most, 2, {1: rate, most: 2 * rate}, assumed=True)}
     assert not cache_folder().exists()
     for long, memory in (
         (tried.with_settings(max_t=3**9), None),
@@ -133,7 +135,7 @@ def test_a_sweep_that_is_as_short_as_a_measurement_is_not_measured(
 
 def test_nothing_that_is_measured_outlasts_the_time_left(problem: Problem) -> None:
     """A step of trainings so long would be compiled, for half a minute, to see whether that pays."""
-    long = replace(problem, steady_epoch_seconds=1e3).with_settings(max_t=10**7)
+    long = replace(problem, steady_epoch_seconds=1e3).with_settings(max_t=10**6)
     with pytest.warns(UserWarning, match="there was no time left for it"):
         assert planned_widths(long, {"kind": trials(8)}, seconds=0.0) == {"kind": Widths(1, assumed=True)}
     assert not cache_folder().exists()
