@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from hydro_rasda.history.lines import Unit
 from hydro_rasda.packing import Device, Estimate, PackResult, Task, pack
 from hydro_rasda.packing.job_process import Resident
 from hydro_rasda.packing.job_states import Grid

@@ -115,10 +115,10 @@ def test_a_sweep_that_is_as_short_as_a_measurement_is_not_measured(
 ) -> None:
     """It has groups of a width that suits most models; each bound on the sweep makes it long enough."""
     refuse_to_measure(monkeypatch)
-    tried = replace(problem, steady_epoch_seconds=0.5, peak=10.0)
+    tried = replace(problem, steady_epoch_seconds=0.25, peak=10.0)
     steps = problem.train_data.steps(32)
     assert steps is not None
-    rate = steps / 0.5
+    rate = steps / 0.25
     for max_t, memory, most in ((27, None, 160), (27, 1599.0, 20), (81, None, 20)):
         found = planned_widths(tried.with_settings(max_t=max_t), {"kind": trials(8)}, memory=memory)
         assert found == {"kind": Widths(most, 2, {1: rate, most: 2 * rate}, assumed=True)}
