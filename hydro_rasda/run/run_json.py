@@ -48,7 +48,11 @@ def unique_name(path: Path) -> str:
 
     So are a run that was set aside (`resume="changed"`) and the one that began anew in its place.
     """
-    return f"{path.name}-{hashlib.sha256(f'{run_id(path)} {path}'.encode()).hexdigest()[:8]}"
+    try:
+        own = run_id(path)
+    except FileNotFoundError:  # a logger can be told of something else than a run
+        own = ""
+    return f"{path.name}-{hashlib.sha256(f'{own} {path}'.encode()).hexdigest()[:8]}"
 
 
 _NO_RUN = "a run's folder, `storage_path/name`: its run.json is not one of a run's"

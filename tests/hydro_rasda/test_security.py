@@ -215,8 +215,7 @@ def test_a_reader_neither_follows_nor_waits(kind: str, name: str, tmp_path: Path
 @pytest.mark.parametrize("planted", ["metrics.csv", "tensorboard", "tensorboard/trial-0"])
 def test_loggers_write_through_no_link_in_a_runs_folder(planted: str, tmp_path: Path) -> None:
     run, victim = tmp_path / "run", tmp_path / "victim"
-    Store.open(run, {}, "auto").close()
-    (run / planted).parent.mkdir(parents=True, exist_ok=True)
+    (run / planted).parent.mkdir(parents=True)
     victim.write_text("precious\n") if planted == "metrics.csv" else victim.mkdir()
     (run / planted).symlink_to(victim)
     began = RunBegan(seconds=0.0, path=run, metric="val_loss", mode="min", settings={})
@@ -228,10 +227,9 @@ def test_loggers_write_through_no_link_in_a_runs_folder(planted: str, tmp_path: 
 def test_a_logger_follows_a_link_that_its_user_names(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     (tmp_path / "mine.csv").symlink_to(tmp_path / "scratch" / "m.csv")
-    logger, run = CSVLogger(tmp_path / "mine.csv"), tmp_path / "run"
-    Store.open(run, {}, "auto").close()
+    logger = CSVLogger(tmp_path / "mine.csv")
     for _ in range(2):
-        logger.on_event(RunBegan(seconds=0.0, path=run, metric="val_loss", mode="min", settings={}))
+        logger.on_event(RunBegan(seconds=0.0, path=tmp_path, metric="val_loss", mode="min", settings={}))
     assert (tmp_path / "scratch" / "m.csv").read_text().count("trial,stage") == 1
 
 
