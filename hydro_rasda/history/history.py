@@ -113,7 +113,8 @@ class History:
         self.kinds: dict[int, str] = {}
         self.metrics: dict[tuple[Stage, int], list[JournalLine]] = {}
         self.failed: dict[tuple[Stage, int], str] = {}
-        self.sweep, self.samples = self.new_sweep(), None
+        self.sweep = self.new_sweep()
+        self.samples: int | None = None
         self.copies: dict[int, int] = {}
         self.finalists: list[int] | None = None
         self.sources: dict[int, str] = {}

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from hydro_rasda.argument_checks import require
 from hydro_rasda.history.lines import JournalLine, Unit
@@ -128,50 +128,55 @@ def read_units(path: Path, before: Record | None = None) -> Record:
         require(length <= MOST, "path", str(path), f"a journal of at most {MOST} bytes")
         if before is None or before.file != found or length < before.end:
             before = Record({}, file=found)
-        units, finished = before.units, before._finished
-        end, number, total, run = before.end, before.count, before.sum, before.run
-        kept, count, new, taken_back = end, number, list[str](), False
-        lines: dict[bytes, JournalLine] = {}
-        first, bad, damage = number + 1, 0, ""  # the first line of the unit that is read
-        file.seek(end)
-        for number, raw in enumerate(iter(partial(file.readline, LONGEST + 1), b""), first):
-            if len(raw) > LONGEST:
-                raise DamagedJournal(f"line {number} of {path} has more than {LONGEST} bytes: no run wrote it")
-            end += len(raw)
-            if not raw.endswith(b"\n"):
-                break
-            try:
-                line = _parsed(raw)
-            except ValueError as error:
-                bad, damage = bad or number, damage or f"line {number} of {path} cannot be read ({error})"
+        return _read_on(file, path, before)
+
+
+def _read_on(file: BinaryIO, path: Path, before: Record) -> Record:
+    """Read what was written after an earlier reading of a file."""
+    units, finished = before.units, before._finished
+    end, number, total, run = before.end, before.count, before.sum, before.run
+    kept, count, new, taken_back = end, number, list[str](), False
+    lines: dict[bytes, JournalLine] = {}
+    first, bad, damage = number + 1, 0, ""  # the first line of the unit that is read
+    file.seek(end)
+    for number, raw in enumerate(iter(partial(file.readline, LONGEST + 1), b""), first):
+        if len(raw) > LONGEST:
+            raise DamagedJournal(f"line {number} of {path} has more than {LONGEST} bytes: no run wrote it")
+        end += len(raw)
+        if not raw.endswith(b"\n"):
+            break
+        try:
+            line = _parsed(raw)
+        except ValueError as error:
+            bad, damage = bad or number, damage or f"line {number} of {path} cannot be read ({error})"
+            continue
+        if line["event"] != UNIT:
+            lines.pop(raw, None)
+            lines[raw] = line
+            run = run or (line["id"] if line["event"] == RUN else "")
+            continue
+        if damage:
+            raise DamagedJournal(
+                f"{damage}, and finished units of work follow. Put back what was written, or leave line {bad} "
+                f"and all after it out (`head -n {bad - 1}` of the file in its place): that work is then done again"
+            )
+        # A unit's line has its time, so that no run writes the same line twice.
+        if (mark := hash(raw)) not in finished:
+            body = _SUM.sub(b"}", raw)
+            if line["sum"] != (now := _sum(lines, body, total)):
+                which = f"line {number}" if first == number else f"one of lines {first} to {number}"
+                bad, damage = first, f"{which} of {path} was changed, or a line is missing there or before"
                 continue
-            if line["event"] != UNIT:
-                lines.pop(raw, None)
-                lines[raw] = line
-                run = run or (line["id"] if line["event"] == RUN else "")
-                continue
-            if damage:
-                raise DamagedJournal(
-                    f"{damage}, and finished units of work follow. Put back what was written, or leave line {bad} "
-                    f"and all after it out (`head -n {bad - 1}` of the file in its place): that work is then done again"
-                )
-            # A unit's line has its time, so that no run writes the same line twice.
-            if (mark := hash(raw)) not in finished:
-                body = _SUM.sub(b"}", raw)
-                if line["sum"] != (now := _sum(lines, body, total)):
-                    which = f"line {number}" if first == number else f"one of lines {first} to {number}"
-                    bad, damage = first, f"{which} of {path} was changed, or a line is missing there or before"
-                    continue
-                total = now
-                finished.add(mark)
-                taken_back |= units.pop(line["key"], None) is not None
-                if line["value"] != FORGOTTEN:
-                    told = [line for line in lines.values() if line["event"] != RUN]
-                    at = line["at"], line["swept"], line.get("left")
-                    units[line["key"]] = Unit(line["value"], told, line["seconds"], *at)
-                    new.append(line["key"])
-            lines, kept, count, first = {}, end, number, number + 1
-    return Record(units, kept, damage, run, total, new, taken_back, count, found, finished)
+            total = now
+            finished.add(mark)
+            taken_back |= units.pop(line["key"], None) is not None
+            if line["value"] != FORGOTTEN:
+                told = [line for line in lines.values() if line["event"] != RUN]
+                at = line["at"], line["swept"], line.get("left")
+                units[line["key"]] = Unit(line["value"], told, line["seconds"], *at)
+                new.append(line["key"])
+        lines, kept, count, first = {}, end, number, number + 1
+    return Record(units, kept, damage, run, total, new, taken_back, count, before.file, finished)
 
 
 def _parsed(raw: bytes) -> JournalLine:

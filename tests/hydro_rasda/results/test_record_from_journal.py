@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hydro_rasda.history.lines import JournalLine
 from hydro_rasda.results.record_from_journal import Follower, read_record
 from hydro_rasda.run import journal
-from hydro_rasda.run.journal import JOURNAL, JournalLine
+from hydro_rasda.run.journal import JOURNAL
 from tests.hydro_rasda.journals import write_run
 
 

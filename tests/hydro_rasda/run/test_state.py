@@ -18,7 +18,7 @@ def test_a_decision_is_taken_once_over_the_same_candidates_and_anew_over_others(
     def decided(candidates: list[int], kept: list[int]) -> list[int]:
         with Store.open(tmp_path / "run", {}, "auto") as store:
             run = Run(problem, store)
-            return run.decide("target/to-3/kept", candidates, lambda: kept)
+            return run.decide("check/to-3/chosen", candidates, lambda: kept)
 
     assert decided([0, 1, 2], [2]) == [2]
     assert decided([2, 1, 0], [0]) == [2]
