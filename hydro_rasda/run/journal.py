@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from hydro_rasda.argument_checks import require
 from hydro_rasda.history.lines import JournalLine, Unit
@@ -131,7 +131,7 @@ def read_units(path: Path, before: Record | None = None) -> Record:
         return _read_on(file, path, before)
 
 
-def _read_on(file: BinaryIO, path: Path, before: Record) -> Record:
+def _read_on(file: IO[bytes], path: Path, before: Record) -> Record:
     """Read what was written after an earlier reading of a file."""
     units, finished = before.units, before._finished
     end, number, total, run = before.end, before.count, before.sum, before.run
