@@ -86,7 +86,7 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
     run.end_by_time("surrogate")
     run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
     history = run.history
-    epochs, numbers = partial(history.epochs, "surrogate"), sorted(history.trials.keys() - set(copies))
+    epochs, numbers = partial(history.epochs, "surrogate"), sorted(history.sweep.trials.keys() - set(copies))
     scores = {n: history.score("surrogate", n) for n in numbers}
     best_first = ranked(scores, run.settings.mode)
     if (comparison := run.settings.comparison).by_place:
@@ -146,13 +146,13 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
 
     def decided() -> Unit:
         entrants = [(of, changes) for of in finalists for changes in _variants(run, of, smoothed(found[of]))]
-        new = count(len(run.history.trials))
+        new = count(len(run.history.sweep.trials))
         racing = entrants[: run.settings.race.top_k]
         value: list[list[Any]] = [[next(new) if changes else of, of, changes] for of, changes in racing]
         return Unit(value, [_configured(run, *entrant) for entrant in value if entrant[2]])
 
     told: list[str] = []
-    unit = run.unit(decision_key(SCHEDULES, run.history.trials), decided)
+    unit = run.unit(decision_key(SCHEDULES, run.history.sweep.trials), decided)
     for number, source, changes in unit.value:
         if changes:
             how = "with a linear decay" if changes.items() >= LINEAR.items() else "by its schedule, smoothed"

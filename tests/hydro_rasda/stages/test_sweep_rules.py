@@ -447,6 +447,7 @@ def test_a_population_that_was_asked_to_grow_is_as_it_was(quick: Callable[..., T
         quick(num_samples=8, sweep={"rule": "pbt"})
     same = quick(num_samples=6, sweep={"rule": "pbt"})
     assert same.finished
+    assert len(same.trials) == len(result.trials), "finalists by found schedules are trials of their own, made once"
     assert (same.best_trial, same.cost.surrogate_epochs) == (result.best_trial, result.cost.surrogate_epochs)
 
 
