@@ -60,34 +60,34 @@ class History:
     """The content of a run's journal, as far as `take` has taken in its units.
 
     Attributes:
-        settings: The run's.
+        settings: The settings of the run.
         own_loop: True if a function of the user's trains at full size.
         trials: All configurations so far, by number.
-        unkept: By trial, the places of values that JSON does not keep.
-        unread: By trial, the keys of its configuration that nothing reads; nested ones are written `a.b`.
-        costs: By trial, the costs of the full-size model that trials are compared by; see `comparison_of_trials.COSTS`.
-        kinds: By trial, a digest that is equal for trials that can train as one fused model.
-        metrics: By stage and trial, the journal's lines, one an epoch.
-        failed: By stage and trial that raised, the traceback.
+        unkept: Places of the values of each trial that JSON does not keep.
+        unread: Keys of each trial's configuration that nothing reads; nested ones are written `a.b`.
+        costs: Costs of each trial's full-size model that trials are compared by; see `comparison_of_trials.COSTS`.
+        kinds: Digests by trial; two are equal if the trials can train as one fused model.
+        metrics: The journal's lines by stage and trial, one an epoch.
+        failed: Tracebacks by stage and trial, of the trials that raised.
         sweep: The state of the sweep, as its rule sees it.
         samples: `num_samples` of the call that decides the sweep; None before the first trial is admitted.
-        copies: By trial that goes on with another trial's weights, and has not trained since, that other trial.
-        finalists: Those that the sweep chose; None while it is not over.
-        sources: By trial that the sweep may go on with, the name of the checkpoint that holds it. Once the sweep is
-            done, only finalists are left whose full-size training can begin there (`sweep.surrogate=1`).
-        checkpoints: By trial that trained at full size, the name of its last checkpoint.
-        refits: By trial whose model was trained once more on the examples of all folds, the name of that checkpoint.
-        best: With `keep="best"`, by the same trials: the epoch whose weights the checkpoint keeps, and its metric.
-        ended: By trial whose full-size training ended by itself, the epoch.
-        decided: For each full-size trial at an epoch with a decision, whether it goes on.
+        copies: Maps each trial that goes on with another trial's weights, and has not trained since, to that trial.
+        finalists: The trials that the sweep chose; None while it is not over.
+        sources: Names of the checkpoints from which trials of the sweep can go on. Once the sweep is done, only
+            finalists are left whose full-size training can begin there (`sweep.surrogate=1`).
+        checkpoints: Name of the last checkpoint of each trial that trained at full size.
+        refits: Name of the checkpoint of the model that was trained once more on the examples of all folds, by trial.
+        best: With `keep="best"`, the epoch whose weights each of these checkpoints keeps, and its metric.
+        ended: Epochs at which full-size trainings ended by themselves, by trial.
+        decided: Maps each full-size trial at an epoch with a decision to whether it goes on.
         last: Key of the last unit.
         last_target: Key of the last unit of the full-size stage.
         over: The finalists of a full-size stage that has come to its end.
         left: The last estimate of the seconds that the run still takes; None if it was not known.
         seconds: Wall time of the run at its last unit.
-        spent: By stage, the seconds of its units.
-        epoch_seconds: Of each epoch that was trained at full size, its share of the seconds of its unit.
-        checked: By name, what the units of the transfer check found.
+        spent: Seconds of the units of each stage.
+        epoch_seconds: Mean seconds of an epoch of one model, and the number of such epochs, of each full-size unit.
+        checked: Values of the units of the transfer check, by name.
         refitted: Epochs of models that were trained once more on the examples of all folds.
     """
 
@@ -138,7 +138,7 @@ class History:
         self._unplaced: set[int] = set()
 
     def new_sweep(self) -> SweepState:
-        """Return the state of a sweep before its first trial."""
+        """Return the state of a sweep, or of the race, before its first trial."""
         settings = self.settings
         mode = "min" if settings.comparison.by_place else settings.mode
         return SweepState(mode, settings.max_t, settings.race.top_k, settings.seed)

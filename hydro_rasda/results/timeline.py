@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from hydro_rasda.history.history import GROUP, TARGET
 from hydro_rasda.history.lines import Unit, score_in
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.journal import JOURNAL, read_units
-
-_GROUP = re.compile(r"surrogate/to-(?P<stop>\d+)/from-(?P<start>\d+)/group-\d+(?:/again)*")
-_TARGET = re.compile(r"target/trial-(?P<trial>\d+)/to-(?P<stop>\d+)")
 
 
 @dataclass(frozen=True)
@@ -80,13 +77,13 @@ def trainings(units: Mapping[str, Unit]) -> list[Training]:
 def _trainings(units: Mapping[str, Unit]) -> Iterator[Training]:
     reached: dict[int, int] = {}
     for key, unit in units.items():
-        if (name := _GROUP.fullmatch(key)) is not None:
+        if (name := GROUP.fullmatch(key)) is not None:
             value, began = unit.value, max(0.0, unit.at - unit.seconds)
             for group in value["groups"] or [value["members"]]:
                 start, stop = int(name["start"]), int(value["stop"])
                 yield Training("surrogate", tuple(group), start, stop, began, unit.at, value.get("device"))
-        elif (name := _TARGET.fullmatch(key)) is not None and not unit.value.get("swept"):
-            trial, stop, value = int(name["trial"]), int(name["stop"]), unit.value
+        elif (name := TARGET.fullmatch(key)) is not None and name["what"] == "to" and not unit.value.get("swept"):
+            trial, stop, value = int(name["trial"]), int(name["epoch"]), unit.value
             began = max(0.0, unit.at - unit.seconds * value.get("beside", 1))
             yield Training("target", (trial,), reached.get(trial, 0), stop, began, unit.at, value.get("device"))
             reached[trial] = stop

@@ -118,7 +118,7 @@ def _entered(run: Run, finalists: Sequence[int]) -> tuple[RaceRule, SweepState]:
     # A front has no leader to improve on; a budget for all is a wish to see all end.
     by_worth = not by_place and race.full_trainings < settings.race.top_k
     rule = RaceRule(race, settings.race_milestones, settings.last_look, by_worth)
-    state = SweepState("min" if by_place else settings.mode, settings.max_t, settings.race.top_k, settings.seed)
+    state = run.history.new_sweep()
     for number in finalists:
         state.admit(number, run.history.trials[number].config)
     carry_out(rule.decide(state), state)
