@@ -424,7 +424,7 @@ def test_finalists_that_had_no_time_are_not_forgotten(quick: Quick) -> None:
     assert len(finalists) == 2
 
     def out_of_time(run: Any, stage: str) -> bool:
-        return stage == "target" and any(of == "target" for of, _ in run.metrics)
+        return stage == "target" and any(of == "target" for of, _ in run.history.metrics)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hydro_rasda.run.state.Run.out_of_time", out_of_time)
