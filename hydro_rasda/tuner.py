@@ -38,7 +38,7 @@ from hydro_rasda.search import RandomSearch, Search, SearcherSearch
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.stages.cost_limits import Costs, all_fit
 from hydro_rasda.stages.dry_run_and_hints import Ready, get_ready
-from hydro_rasda.stages.race import train_finalists
+from hydro_rasda.stages.race import Race
 from hydro_rasda.stages.sweep import sweep as run_sweep
 from hydro_rasda.stages.transfer_of_finalists import hand_over
 from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
@@ -331,9 +331,10 @@ def _train(run: Run, search: Search, asked: SweepConfig, backend: Backend) -> Tu
     """Both stages of a run that is ready."""
     try:
         with backend.open(run) as devices:
-            finalists = run_sweep(run, search, devices, None if isinstance(asked.rule, str) else asked.rule)
+            race = Race(run, devices)
+            finalists = run_sweep(run, search, devices, None if isinstance(asked.rule, str) else asked.rule, race)
             hand_over(run, finalists)
-            tried = train_finalists(run, finalists, devices)
+            tried = race.between(finalists)
         for line in overfitting_line(run, tried):
             run.say(line)
         result = make_result(run, tried)

@@ -16,9 +16,10 @@ from typing import Any
 
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.history.lines import JournalLine, Stage, Unit, number_of, score_in
+from hydro_rasda.history.scores import averages_at, deciding_curve, goes_on
 from hydro_rasda.history.unkept_values import changed, restored
 from hydro_rasda.schedulers import Continue, SweepState
-from hydro_rasda.schedulers.sweep_rule import Stop, move_of
+from hydro_rasda.schedulers.sweep_rule import Move, Stop, carry_out, move_of
 from hydro_rasda.secret_masking import Place
 from hydro_rasda.trial import Trial
 
@@ -37,10 +38,16 @@ SCHEDULES = "surrogate/schedules"
 KINDS_FROM, KIND_OF = "surrogate/kinds-from-", "surrogate/kind-of-"
 """Beginnings of the names of units that tell which trials can train as one: of many, and of one that is built again."""
 
+ENTERED = "target/entered"
+"""Key of the unit that lets finalists into the race, which is decided anew from there."""
+
 DONE = "target/done"
 
 SWEEP_DECISION = re.compile(r"surrogate/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
 """Pattern of the journal's names of the sweep's decisions."""
+
+RACE_DECISION = re.compile(r"target/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
+"""Pattern of the journal's names of the decisions of the race."""
 
 GROUP = re.compile(r"surrogate/to-(?P<stop>\d+)/from-(?P<start>\d+)/group-\d+(?:/again)*")
 """Pattern of the journal's names of groups that trained."""
@@ -70,6 +77,11 @@ class History:
         metrics: The journal's lines by stage and trial, one an epoch.
         failed: Tracebacks by stage and trial, of the trials that raised.
         sweep: The state of the sweep, as its rule sees it.
+        race: The state of the race at full size, as its rule sees it.
+        entrants: The finalists that the race is between, best first; None before it begins.
+        early: Full-size trainings of trials that have not entered the race, by trial: name and unit. Nothing else of
+            the history tells of them. When the trial enters, they count; when others enter, they are forgotten.
+        rungs: The decisions of the race so far: the milestone, the trials compared there, and what became of each.
         samples: `num_samples` of the call that decides the sweep; None before the first trial is admitted.
         copies: Maps each trial that goes on with another trial's weights, and has not trained since, to that trial.
         finalists: The trials that the sweep chose; None while it is not over.
@@ -113,7 +125,10 @@ class History:
         self.kinds: dict[int, str] = {}
         self.metrics: dict[tuple[Stage, int], list[JournalLine]] = {}
         self.failed: dict[tuple[Stage, int], str] = {}
-        self.sweep = self.new_sweep()
+        self.sweep, self.race = self.new_sweep(), self.new_sweep()
+        self.entrants: list[int] | None = None
+        self.early: dict[int, tuple[str, Unit]] = {}
+        self.rungs: list[tuple[int, dict[int, Move]]] = []
         self.samples: int | None = None
         self.copies: dict[int, int] = {}
         self.finalists: list[int] | None = None
@@ -150,6 +165,8 @@ class History:
         self.last, self.left, self.seconds = key, unit.left, max(self.seconds, unit.at)
         if key.startswith(f"{stage}/"):
             self.spent[stage] += unit.seconds
+        if stage == "target" and self._comes_early(key, unit):
+            return
         for line in unit.lines:
             self._take_line(stage, line)
         if stage == "target":
@@ -272,17 +289,64 @@ class History:
             self.sweep.place(stop, self.settings.comparison.places(values))
         self._unplaced.clear()
 
+    def _comes_early(self, key: str, unit: Unit) -> bool:
+        """Set aside the full-size training of a trial that has not entered the race; return whether it is one."""
+        name = TARGET.fullmatch(key)
+        if name is None or not (unit.value or {}).get("early") or int(name["trial"]) in self.race.trials:
+            return False
+        self.early[int(name["trial"])] = key, unit
+        return True
+
+    def _enter(self, numbers: Sequence[int]) -> None:
+        """Begin the race anew, between these trials."""
+        self.race, self.entrants, self.rungs = self.new_sweep(), list(numbers), []
+        for number in numbers:
+            self.race.admit(number, self.trials[number].config)
+        early, self.early = self.early, {}
+        for number, (key, unit) in early.items():
+            if number in self.race.trials:
+                for line in unit.lines:
+                    self._take_line("target", line)
+                self._take_full_size(key, unit)
+            else:
+                self._released.append(key)
+
+    def _decide_race(self, epoch: int, moves: Iterable[Sequence[Any]]) -> None:
+        """Take in what was decided on trials of the race."""
+        decided = {number: move_of(plain) for number, *plain in moves}
+        for number, move in decided.items():
+            if number in self.checkpoints and self.epochs("target", number) == epoch:
+                self.decided[number] = isinstance(move, Continue)
+        if not decided.keys() <= self.race.trials.keys():
+            return  # of a race before this one
+        carry_out(decided, self.race)
+        if epoch:
+            self.rungs.append((epoch, decided))
+        for number in decided:
+            self._arrive_in_race(number)
+
+    def _arrive_in_race(self, number: int) -> None:
+        """Let a trial of the race wait at its milestone if it has reached it, or cannot; see `_arrive`."""
+        standing = self.race.training.get(number)
+        if standing is None or standing.goal is None or goes_on(self, number, stop := standing.goal):
+            return
+        curve = {at: score for at, score in self.curve("target", number).items() if at <= stop}
+        averages = {} if self.settings.comparison.by_place else averages_at(self, stop, [number])
+        self.race.come(number, curve, deciding_curve(self, number).get(stop, math.nan), averages.get(number))
+
     def _take_full_size(self, key: str, unit: Unit) -> None:
         if (name := TARGET.fullmatch(key)) is not None:
             self._take_target(int(name["trial"]), name["what"], int(name["epoch"]), unit)
+            self._arrive_in_race(int(name["trial"]))
         elif (name := REFIT.fullmatch(key)) is not None:
             for number in list(self.refits):
                 self._set(self.refits, number, None)
             self._set(self.refits, int(name["trial"]), key)
             self.refitted += unit.value["epochs"]
-        elif (decision := _KEPT.fullmatch(key)) is not None:
-            there = [n for n in self.checkpoints if self.epochs("target", n) == int(decision[1])]
-            self.decided |= {number: to is not None for number, to in unit.value if number in there}
+        elif (decision := RACE_DECISION.fullmatch(key)) is not None:
+            self._decide_race(int(decision["epoch"] or 0), unit.value)
+        elif key == ENTERED:
+            self._enter(unit.value)
         elif key == DONE:
             self.over = unit.value
         if count := sum(line["event"] == "metrics" for line in unit.lines):
@@ -403,6 +467,3 @@ class History:
     def began(self, stage: Stage) -> bool:
         """Tell whether any trial has trained an epoch of a stage."""
         return stage in self._begun
-
-
-_KEPT = re.compile(r"target/to-(\d+)/kept.*")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hydro_rasda.history.full_size import at_the_end, end_score, found_enough, kept_of
+from hydro_rasda.history.full_size import at_the_end, end_score, found_enough
 from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import Stage
+from hydro_rasda.history.scores import kept_of
 from hydro_rasda.schedulers.ranking import ranked
 
 

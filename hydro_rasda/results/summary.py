@@ -11,9 +11,10 @@ from statistics import median
 from typing import Any
 
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.history.full_size import averages_lost, done_early, expected_ends, kept_of, refit_key, run_end
+from hydro_rasda.history.full_size import expected_ends, refit_key, run_end
 from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import Stage
+from hydro_rasda.history.scores import averages_lost, done_early, kept_of
 from hydro_rasda.history.transfer import transfer_of
 from hydro_rasda.history.winner import best_of, eligible, scored
 from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord

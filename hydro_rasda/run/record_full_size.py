@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hydro_rasda.history.full_size import BY_SCORE, kept_of, refit_key, tried_targets
+from hydro_rasda.history.full_size import BY_SCORE, refit_key, tried_targets
 from hydro_rasda.history.history import CALL, DONE, KINDS_FROM
 from hydro_rasda.history.lines import JournalLine, Unit, failure_line, retry_key
+from hydro_rasda.history.scores import kept_of
 from hydro_rasda.history.winner import best_of
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.locks_and_crashes import DROPPED

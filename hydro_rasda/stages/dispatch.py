@@ -76,16 +76,15 @@ class Dispatcher:
         """Tell whether any trial may begin."""
         return bool(self._queues)
 
-    def start_next(self) -> None:
-        """Have the first idle device begin the groups that it is to train next; nothing if a device ended meanwhile."""
-        device = self._devices.idle()[0]
+    def next_task(self, device: int) -> Task | None:
+        """Return the groups that an idle device is to train next; None if a device ended meanwhile."""
         try:
             task = self._task(device)
         except _Gone:
-            return
+            return None
         for number in task.members:
             self.remove(number)
-        self._devices.start(device, task)
+        return task
 
     def foreseen(self, count: float, lanes: int) -> float:
         """Wall seconds of an epoch of so many trials, of all kinds alike, on cores that each train a group; NaN where

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hydro_rasda.contracts import Devices, Finished, Span, Task, full_size_task
-from hydro_rasda.history.full_size import (
-    averages_at,
-    averages_lost,
-    deciding_curve,
-    done_early,
-    ended_early,
-    found_enough,
-    kept_of,
-    places_at,
-    race_of,
-    refit_key,
-    targets_over,
-    tried_targets,
-)
+from hydro_rasda.history.full_size import found_enough, race_of, refit_key, targets_over, tried_targets
+from hydro_rasda.history.history import ENTERED
 from hydro_rasda.history.lines import Unit, decision_key, metric_lines
+from hydro_rasda.history.scores import averages_lost, deciding_curve, end_of, goes_on, kept_of, places_at
 from hydro_rasda.history.winner import best_of
 from hydro_rasda.processes.retry_policy import RETRIES
 from hydro_rasda.run.events import CHECK, FULL_SIZE, SURROGATES, RungDecided
@@ -39,10 +28,11 @@ from hydro_rasda.run.record_full_size import (
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.schedulers.race_rule import RaceRule
-from hydro_rasda.schedulers.sweep_rule import Continue, carry_out, move_of, plain_move
-from hydro_rasda.schedulers.sweep_state import End, SweepState
+from hydro_rasda.schedulers.sweep_rule import Continue, Move
+from hydro_rasda.schedulers.sweep_state import SweepState
 from hydro_rasda.short_values import show
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
+from hydro_rasda.stages.heat import Heat
 from hydro_rasda.stages.run_plan import race_pieces, tell_race
 from hydro_rasda.stages.train_tasks import train_tasks
 from hydro_rasda.training.kept_weights import kept_epoch
@@ -51,157 +41,293 @@ from hydro_rasda.training.kept_weights import kept_epoch
 def train_finalists(run: Run, finalists: Sequence[int], devices: Devices) -> list[int]:
     """Train the full-size models; the best continue at each of RASDA's milestones.
 
-    Epochs that earlier processes trained count, on any backend. A stage that is over trains nothing.
+    Epochs that earlier processes trained count, on any backend. A race that is over trains nothing.
 
     Returns:
         All trials trained at full size: the finalists, and those of an earlier call with fewer samples or less time.
     """
-    if another_chance(run, finalists) or not targets_over(run.history, finalists) or drop_lost_winner(run, finalists):
-        _race(run, finalists, devices)
-    else:  # of more samples, say, the same ones were chosen
-        _recall_decisions(run, finalists)
-        _refit(run, finalists, devices)
-        end_targets(run, finalists)
-    return tried_targets(run.history, finalists)
+    return Race(run, devices).between(finalists)
 
 
-def _race(run: Run, finalists: Sequence[int], devices: Devices) -> None:
-    settings = run.settings
-    rule, state = _entered(run, finalists)
-    for over in (SURROGATES, CHECK):  # perhaps ended by the time budget
-        run.time_left.plan(over, [])
-    stops, raised = settings.race_milestones, Counter[int]()
-    while left := [*state.training]:
-        stop = max(trial.goal or 0 for trial in state.training.values())
-        reached = max((at for at in stops if at < stop), default=0)
-        epochs = sum(max(0, stop - run.history.epochs("target", n)) for n in left)
-        plan = race_pieces(run, len(left), epochs, reached, _epochs_trained(run, finalists, reached))
-        told = run.time_left.planned(FULL_SIZE)
-        run.time_left.plan(FULL_SIZE, plan)
-        if not told:
-            tell_race(run, plan, len(left))
-        leader = _first_to_its_end(run, left, stop, plan) if stop == stops[0] else None
-        beyond = 0 if leader is None else settings.max_t - max(stop, run.history.epochs("target", leader))
-        run.begin_stage(FULL_SIZE, epochs + beyond)
-        if leader is not None:
-            _train_to_its_end(leader, stop, run, left, devices, raised)
-        _train_to(stop, run, left, devices, raised)
-        run.end_stage()
-        if found_enough(run.history):
-            _refit(run, finalists, devices)
+class Race(Heat):
+    """The race under way: who trains next, and what is decided next."""
+
+    stage = "target"
+
+    def __init__(self, run: Run, devices: Devices) -> None:
+        settings, race = run.settings, race_of(run.history)
+        # A front has no leader to improve on; a budget for all is a wish to see all end.
+        by_worth = not settings.comparison.by_place and race.full_trainings < settings.race.top_k
+        self._asked = RaceRule(race, settings.race_milestones, settings.last_look, by_worth)
+        super().__init__(run, devices, self._asked)
+        self._raised = Counter[int]()
+        self._leader: int | None = None
+        self._told = 0
+        self._began = False
+        self._has_entered = self._is_announced = False
+
+    @property
+    def state(self) -> SweepState:
+        return self._run.history.race
+
+    def between(self, finalists: Sequence[int]) -> list[int]:
+        """Train the finalists; see `train_finalists`."""
+        run, history = self._run, self._run.history
+        again = another_chance(run, finalists) or drop_lost_winner(run, finalists)
+        if again or history.entrants != list(finalists):
+            run.record(ENTERED, Unit(list(finalists)), again=True)
+        self._has_entered, self._began = True, history.began(self.stage)
+        was_over = targets_over(history, finalists)
+        if not was_over:
+            for over in (SURROGATES, CHECK):  # perhaps ended by the time budget
+                run.time_left.plan(over, [])
+        self._tell_rungs(recalled=True, said=not was_over)
+        if self.state.training:
+            self._plan()
+        self.train()
+        self._end_stage()
+        if found_enough(history):
+            _refit(run, finalists, self._devices)
             end_by_score(run)
-            return
-        if any(_goes_on(run, n, stop) for n in left):
-            run.end_by_time("target")
+        elif self.state.training:
+            run.end_by_time(self.stage)
             run.say("`time_budget_s` is spent; repeat the call with a larger one to go on")
+        else:
+            self._tell_of_end(finalists, was_over)
+            _refit(run, finalists, self._devices)
+            end_targets(run, finalists)
+        return tried_targets(history, finalists)
+
+    def begin_early(self, numbers: Iterable[int], beside: int) -> None:
+        """Have idle devices begin the training of trials that may enter the race, to its first milestone.
+
+        Nothing is decided by what they train until they enter; see `History.early`.
+
+        Args:
+            beside: How many trials are expected to enter.
+        """
+        run, history = self._run, self._run.history
+        if run.settings.sweep.surrogate == 1 and run.problem.full_size is None:  # they go on from the sweep
             return
-        for at, kept in _decide(run, rule, state):
-            if at < stop:
-                run.say(f"full size at epoch {stop}: nobody is left; of those stopped at epoch {at}, {kept} go on")
-            elif kept and (len(kept) < len(left) or stop == stops[-1]):
-                _tell(run, finalists, kept, len(left), stop)
-    _refit(run, finalists, devices)
-    end_targets(run, finalists)
+        known = {*self.under_way, *history.early, *self.state.trials}
+        for number in numbers:
+            if number in known or history.epochs(self.stage, number):
+                continue
+            task = self._task(number, self._asked.milestones[0], beside)
+            if run.store.doing.suspected(task.key):
+                continue
+            if not (idle := self._devices.idle(task)):
+                return
+            self._start(idle[0], task)
 
+    def _prepare(self) -> bool:
+        run, state = self._run, self.state
+        if state.training or found_enough(run.history):
+            return False
+        if state.waiting_at(0):
+            return True
+        self._end_stage()
+        reached = max((trial.epoch for trial in state.trials.values()), default=0)
+        state.spent = _epochs_trained(run, [*state.trials], reached)
+        state.ended = {n: end for n in state.trials if (end := end_of(run.history, n)) is not None}
+        if there := self._asked.compared(state):
+            self._see_scores(state.trials[there[0]].epoch, there)
+        return bool(there)
 
-def _recall_decisions(run: Run, finalists: Sequence[int]) -> None:
-    """Send callbacks the decisions of a race that is over; a race that goes on repeats them when it reaches them."""
-    rule, state = _entered(run, finalists)
-    while state.training:
-        list(_decide(run, rule, state, ask=False))
+    def _see_scores(self, stop: int, there: Sequence[int]) -> None:
+        """Put what a decision needs to know of all trials of a milestone into the state: their places, and chance."""
+        run, state = self._run, self.state
+        scores = {number: deciding_curve(run.history, number).get(stop, math.nan) for number in there}
+        if run.settings.comparison.by_place:
+            state.place(stop, places_at(run.history, stop, scores))
+        compares = stop < run.settings.max_t and len(there) > 1
+        state.at_chance = compares and unbeaten_chance(run, self.stage, scores) is not None
+        if state.at_chance:
+            run.say(f"no finalist's {run.settings.metric} differs from chance at epoch {stop}: none is stopped")
 
+    def _decision_key(self, moves: Mapping[int, Move]) -> str:
+        at = self.state.trials[next(iter(moves))].epoch
+        return decision_key(f"target/to-{at}/kept" if at else "target/begin", moves)
 
-def _entered(run: Run, finalists: Sequence[int]) -> tuple[RaceRule, SweepState]:
-    """Return the rule of the race, and its state once the finalists are on their way to the first milestone."""
-    settings, race = run.settings, race_of(run.history)
-    by_place = settings.comparison.by_place
-    # A front has no leader to improve on; a budget for all is a wish to see all end.
-    by_worth = not by_place and race.full_trainings < settings.race.top_k
-    rule = RaceRule(race, settings.race_milestones, settings.last_look, by_worth)
-    state = run.history.new_sweep()
-    for number in finalists:
-        state.admit(number, run.history.trials[number].config)
-    carry_out(rule.decide(state), state)
-    return rule, state
+    def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
+        return moves
 
+    def _decided(self, key: str, unit: Unit) -> None:
+        self._tell_rungs()
+        if self.state.training:
+            self._plan()
 
-def _decide(run: Run, rule: RaceRule, state: SweepState, ask: bool = True) -> Iterator[tuple[int, list[int]]]:
-    """Have all trials come to their milestone, and decide until somebody goes on.
+    def _tell_rungs(self, recalled: bool = False, said: bool = True) -> None:
+        """Tell callbacks of each decision once, and the user of how many go on, and of who leads."""
+        run, rungs, by_place = self._run, self._run.history.rungs, self._run.settings.comparison.by_place
+        for index in range(self._told, len(rungs)):
+            stop, moves = rungs[index]
+            kept = [number for number, move in moves.items() if isinstance(move, Continue)]
+            over = {"stage": self.stage, "epoch": stop, "candidates": tuple(sorted(moves)), "kept": tuple(kept)}
+            run.notify(RungDecided, **over, recalled=recalled)
+            before = {n: move for at, earlier in rungs[:index] if at == stop for n, move in earlier.items()}
+            came = len(self.state.scores[stop].keys() - before.keys())
+            if not said or not kept:
+                continue
+            if kept[0] in before:
+                told = f"nobody is left; of those stopped at epoch {stop}, {kept} go on"
+                run.say(f"full size at epoch {_goal(moves[kept[0]])}: {told}")
+            elif len(kept) < came:
+                leads = "" if by_place else f"; {self._leads(kept[0], stop)}"
+                run.say(f"full size at epoch {stop}: {len(kept)} of {came} go on{leads}")
+        self._told = len(rungs)
 
-    Yields a milestone for each decision, and the trials that go on from there, best first.
+    def _leads(self, number: int, stop: int) -> str:
+        """Tell that a trial leads at a milestone, by its best epoch up to there."""
+        history, settings = self._run.history, self._run.settings
+        epoch, score = history.best.get(number, (stop, history.score_at(self.stage, number, stop)))
+        if epoch > stop:  # a run that goes on repeats its decisions
+            curve = {at: value for at, value in history.curve(self.stage, number).items() if at <= stop}
+            epoch = kept_epoch(curve, settings.mode)
+            score = curve.get(epoch, math.nan)
+        return f"trial {number} leads with {settings.metric} {show(score, 4)} (epoch {epoch})"
 
-    Args:
-        ask: False to take decisions from the journal alone.
-    """
-    for number in [*state.training]:
-        _come(run, number, state)
-    stop, kept = max(trial.epoch for trial in state.trials.values()), list[int]()
-    state.spent = _epochs_trained(run, [*state.trials], stop)
-    ended = {number: end for number in state.trials if (end := _end_of(run, number)) is not None}
-    before = {
-        n: end for n, end in ended.items() if run.history.epochs("target", n) < stop + (n not in run.history.failures)
-    }
-    while not kept:
-        # Others may have ended after the milestone, before the run was interrupted. Then the journal's decision counts.
-        for known in (before, ended):
-            state.ended = known
-            there = rule.compared(state)
-            at = max((state.trials[number].epoch for number in there), default=0)
-            if recalled := run.store.done(key := decision_key(f"target/to-{at}/kept", there)):
+    def _tell_of_end(self, finalists: Sequence[int], was_over: bool) -> None:
+        """Tell who wins, if anybody came to the end; with several metrics, nobody does."""
+        run, state, settings = self._run, self.state, self._run.settings
+        if not (kept := [*self._asked.finalists(state)]):
+            return
+        among = tuple(sorted(self._asked.compared(state)))
+        over = {"stage": self.stage, "epoch": settings.max_t, "candidates": among, "kept": tuple(kept)}
+        run.notify(RungDecided, **over, recalled=was_over)
+        if was_over:
+            return
+        winner, _ = best_of(run.history, tried_targets(run.history, finalists))  # perhaps one that ended early
+        epoch, score = kept_of(run.history, winner)
+        wins = f"; trial {winner} wins with {settings.metric} {show(score, 4)} (epoch {epoch})"
+        run.say(f"full size at epoch {settings.max_t}: done{'' if settings.comparison.by_place else wins}")
+
+    def _plan(self) -> None:
+        """Foresee the time that is left of the race, and begin the way to the next milestone."""
+        run, state, settings = self._run, self.state, self._run.settings
+        stop = self._milestone()
+        reached = max((at for at in self._asked.milestones if at < stop), default=0)
+        epochs = sum(max(0, stop - run.history.epochs(self.stage, n)) for n in state.training)
+        plan = race_pieces(run, self._racing(), epochs, reached, _epochs_trained(run, [*state.trials], reached))
+        was_planned = run.time_left.planned(FULL_SIZE)
+        run.time_left.plan(FULL_SIZE, plan)
+        if not was_planned:
+            tell_race(run, plan, self._racing())
+        if stop == self._asked.milestones[0] and self._leader is None:
+            self._leader = self._first_to_its_end(stop, plan)
+        beyond = 0
+        if (leader := self._leader) is not None and goes_on(run.history, leader, settings.max_t):
+            beyond = settings.max_t - max(stop, run.history.epochs(self.stage, leader))
+        run.begin_stage(FULL_SIZE, epochs + beyond)
+        self._is_announced = True
+
+    def _end_stage(self) -> None:
+        if self._is_announced:
+            self._run.end_stage()
+        self._is_announced = False
+
+    def _milestone(self) -> int:
+        """Return the milestone that trials are on their way to."""
+        return max(trial.goal or 0 for trial in self.state.training.values())
+
+    def _racing(self) -> int:
+        """Count the trials that are on their way to the milestone, or have come there before others."""
+        return len(self.state.training) + len(self.state.waiting)
+
+    def _first_to_its_end(self, stop: int, plan: Sequence[Piece]) -> int | None:
+        """Return the sweep's leader if it should train to its end before the finalists are compared; None otherwise.
+
+        It should if the time budget seems enough for its training, but not for the race. The model in hand then comes
+        from a whole training, instead of being the best of several half-trained ones. On recorded trainings, given half
+        of a search's time, that halves the regret (`benchmarks/results/replay_notes.md`).
+        """
+        run, racing, lanes = self._run, self._racing(), self._run.time_left.lanes
+        leader, *_ = run.history.entrants or [0]
+        end, epochs = run.settings.max_t, sum(piece.epochs for piece in plan)
+        if run.store.doing.suspected(self._task(leader, end, racing).key):
+            return None
+        foreseen, left = run.time_left.foreseen(), run.seconds_left(self.stage)
+        if foreseen is None or foreseen <= left or lanes >= racing:
+            return None
+        alone = foreseen * lanes * (end - run.history.epochs(self.stage, leader)) / epochs
+        if alone > left or not goes_on(run.history, leader, end):
+            return None
+        told = f"trial {leader}, best in the sweep, trains to its end first"
+        run.say(f"`time_budget_s` may end before the race does: {told}")
+        return leader
+
+    def _begin(self) -> bool:
+        run = self._run
+        while (task := self._next_task()) is not None and self._may_begin():
+            if not (idle := self._devices.idle(task)):
                 break
-        if not there or not (ask or recalled):
-            return
-        _see_scores(run, at, there, state, ask=not recalled)
-        decided = run.unit(key, lambda: Unit([[n, *plain_move(move)] for n, move in rule.decide(state).items()]))
-        moves = {number: move_of(values) for number, *values in decided.value}
-        kept = [n for n, move in moves.items() if isinstance(move, Continue)] or [*rule.finalists(state)]
-        carry_out(moves, state)
-        among = tuple(sorted(there))
-        run.notify(RungDecided, stage="target", epoch=at, candidates=among, kept=tuple(kept), recalled=recalled)
-        yield at, kept
+            if task.source is not None and source_of(run, task.number) is None:
+                continue  # it is damaged, and the trial trains anew
+            self._began = True
+            self._start(idle[0], task)
+        return False
+
+    def _may_begin(self) -> bool:
+        """Tell whether there is time for another training; the first of all begins in any case."""
+        return not found_enough(self._run.history) and not (self._began and self._run.out_of_time(self.stage))
+
+    def _next_task(self) -> Task | None:
+        """Return what is to begin next: first the trials that are behind; None if nothing is."""
+        run, state, end = self._run, self.state, self._run.settings.max_t
+        if not state.training:
+            return None
+        stop, racing = self._milestone(), self._racing()
+        if (leader := self._leader) is not None and goes_on(run.history, leader, end):
+            if leader not in self.under_way:
+                return self._task(leader, end, racing)
+            if len(self.under_way) >= run.time_left.lanes:
+                return None
+        waiting = [self._task(n, stop, racing) for n in state.training if n not in self.under_way]
+        # Those at which processes died come when all others are there, the one with the fewest deaths first.
+        died = {task.key: run.store.doing.suspected(task.key) for task in waiting}
+        if alive := [task for task in waiting if not died[task.key]]:
+            return min(alive, key=lambda task: task.span.start)
+        return None if self.under_way else min(waiting, key=lambda task: died[task.key], default=None)
+
+    def _task(self, number: int, stop: int, beside: int) -> Task:
+        """Return the task that trains a trial from its last checkpoint to the next one before a milestone."""
+        run = self._run
+        start, every = run.history.epochs(self.stage, number), run.settings.race.checkpoint_every or stop
+        span = Span(start, min(stop, start - start % every + every))
+        key = f"target/trial-{number}/to-{span.stop}"
+        return full_size_task(key, number, span, run.history.checkpoints.get(number), run.settings.seed, beside)
+
+    def _wait(self) -> bool:
+        comes = self.under_way & self.state.trials.keys() or (self._next_task() is not None and self._may_begin())
+        return bool(comes) and super()._wait()
+
+    def _record(self, finished: Finished) -> None:
+        """Write down what a training gave; one that raised is tried again before it fails."""
+        run, number, outcome = self._run, finished.task.number, finished.outcome
+        early = number not in self.state.trials
+        if early and (self._has_entered or outcome.error is not None or outcome.ended):
+            return  # if it enters, it trains from its beginning
+        if outcome.error is None:
+            lines = metric_lines(self.stage, number, outcome.epochs)
+            # For who wants to see who trained beside whom.
+            shared = {"beside": finished.beside} if finished.beside > 1 else {}
+            where = {"device": finished.device} if finished.device is not None else {}
+            when = {"early": True} if early else {}
+            if lines:
+                more = {**shared, **where, **when, **outcome.more}
+                record_epochs(run, number, lines, outcome.state, outcome.seconds, **more)
+            if outcome.ended:
+                record_done(run, number)
+        elif outcome.died or self._raised[number] == RETRIES:
+            record_failure(run, number, outcome.error, outcome.seconds)
+        else:
+            self._raised[number] += 1
+            again = f"trial {number} is tried again at full size ({self._raised[number]} of {RETRIES}), as it raised"
+            run.say(f"{again} {outcome.error.strip().splitlines()[-1]}")
 
 
-def _come(run: Run, number: int, state: SweepState) -> None:
-    """Have a trial come to its milestone in the state, with what it trained up to there."""
-    stop = state.trials[number].goal or 0
-    curve = {at: score for at, score in run.history.curve("target", number).items() if at <= stop}
-    averages = {} if run.settings.comparison.by_place else averages_at(run.history, stop, [number])
-    state.come(number, curve, deciding_curve(run.history, number).get(stop, math.nan), averages.get(number))
-
-
-def _end_of(run: Run, number: int) -> End | None:
-    if done_early(run.history, number):
-        return "done"
-    if number in run.history.failures:
-        return "failed"
-    return "diverged" if ended_early(run.history, number) else None
-
-
-def _see_scores(run: Run, stop: int, there: Sequence[int], state: SweepState, ask: bool) -> None:
-    """Put what a decision needs to know of all trials of a milestone into the state: their places, and chance."""
-    scores = {number: deciding_curve(run.history, number).get(stop, math.nan) for number in there}
-    if run.settings.comparison.by_place:
-        state.place(stop, places_at(run.history, stop, scores))
-    compares = ask and stop < run.settings.max_t and len(there) > 1
-    state.at_chance = compares and unbeaten_chance(run, "target", scores) is not None
-    if state.at_chance:
-        run.say(f"no finalist's {run.settings.metric} differs from chance at epoch {stop}: none is stopped")
-
-
-def _tell(run: Run, finalists: Sequence[int], left: Sequence[int], racing: int, stop: int) -> None:
-    """Tell how many go on from a milestone, and who leads or wins; with several metrics, nobody does."""
-    ends, metric, leader = stop == run.settings.max_t, run.settings.metric, left[0]
-    kept = "done" if ends else f"{len(left)} of {racing} go on"
-    epoch, score = run.history.best.get(leader, (stop, run.history.score_at("target", leader, stop)))
-    if epoch > stop:  # a run that goes on repeats its decisions
-        curve = {at: value for at, value in run.history.curve("target", leader).items() if at <= stop}
-        epoch = kept_epoch(curve, run.settings.mode)
-        score = curve.get(epoch, math.nan)
-    if ends:  # perhaps one that ended early, or a finalist of an earlier call
-        leader, _ = best_of(run.history, tried_targets(run.history, finalists))
-        epoch, score = kept_of(run.history, leader)
-    leads = f"; trial {leader} {'wins' if ends else 'leads'} with {metric} {show(score, 4)} (epoch {epoch})"
-    run.say(f"full size at epoch {stop}: {kept}{'' if run.settings.comparison.by_place else leads}")
+def _goal(move: Move) -> int | None:
+    return move.to if isinstance(move, Continue) else None
 
 
 def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
@@ -236,101 +362,3 @@ def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
     """Epochs up to a milestone that trials have trained at full size; those of a sweep at full width are no part."""
     lines = [line for number in numbers for line in run.history.metrics.get(("target", number), ())]
     return len([line for line in lines if line["stage"] == "target" and line["epoch"] <= stop])
-
-
-def _first_to_its_end(run: Run, numbers: Sequence[int], stop: int, plan: Sequence[Piece]) -> int | None:
-    """Return the sweep's leader if it should train to its end before the finalists are compared; None otherwise.
-
-    It should if the time budget seems enough for its training, but not for the race. The model in hand then comes from
-    a whole training, instead of being the best of several half-trained ones. On recorded trainings, given half of a
-    search's time, that halves the regret (`benchmarks/results/replay_notes.md`).
-    """
-    leader, lanes, epochs = numbers[0], run.time_left.lanes, sum(piece.epochs for piece in plan)
-    if run.store.doing.suspected(_next_task(run, leader, run.settings.max_t, len(numbers)).key):
-        return None
-    foreseen, left = run.time_left.foreseen(), run.seconds_left("target")
-    compared = not any(_goes_on(run, n, stop) for n in numbers)
-    if foreseen is None or foreseen <= left or compared or lanes >= len(numbers):
-        return None
-    alone = foreseen * lanes * (run.settings.max_t - run.history.epochs("target", leader)) / epochs
-    if alone > left or not _goes_on(run, leader, run.settings.max_t):
-        return None
-    run.say(f"`time_budget_s` may end before the race does: trial {leader}, best in the sweep, trains to its end first")
-    return leader
-
-
-def _train_to_its_end(
-    leader: int, stop: int, run: Run, numbers: Sequence[int], devices: Devices, raised: Counter[int]
-) -> None:
-    """Train the leader to its end, and others to a milestone where a device has more lanes than one."""
-    while _goes_on(run, leader, run.settings.max_t):
-        others = [n for n in numbers if n != leader and _goes_on(run, n, stop)]
-        tasks = [_next_task(run, leader, run.settings.max_t, len(numbers))]
-        tasks += [_next_task(run, n, stop, len(numbers)) for n in others[: run.time_left.lanes - 1]]
-        if not _train(run, tasks, devices, raised):
-            return
-
-
-def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: Devices, raised: Counter[int]) -> None:
-    """Train finalists to a milestone, in spans that end where a checkpoint is due, or as far as time goes."""
-    while tasks := [_next_task(run, n, stop, len(numbers)) for n in numbers if _goes_on(run, n, stop)]:
-        # Those at which processes died come when all others are there, the one with the fewest deaths first.
-        died = {task.key: run.store.doing.suspected(task.key) for task in tasks}
-        next_ones = [t for t in tasks if not died[t.key]] or [min(tasks, key=lambda task: died[task.key])]
-        # Those that were interrupted last time catch up first.
-        if not _train(run, sorted(next_ones, key=lambda task: task.span.start), devices, raised):
-            return
-
-
-def _train(run: Run, tasks: Sequence[Task], devices: Devices, raised: Counter[int]) -> bool:
-    """Train the tasks that the time budget allows to begin, the first of all in any case; return whether any began."""
-    began = run.history.began("target")
-
-    def may_begin() -> bool:
-        nonlocal began
-        before, began = began, True
-        return not found_enough(run.history) and not (before and run.out_of_time("target"))
-
-    trained = False
-    for finished in train_tasks(devices, tasks, may_begin):
-        trained = True
-        _record(run, finished, raised)
-    return trained
-
-
-def _goes_on(run: Run, number: int, stop: int) -> bool:
-    """Tell whether a full-size trial still has epochs to train before a milestone."""
-    return (
-        run.history.epochs("target", number) < stop
-        and not ended_early(run.history, number)
-        and not done_early(run.history, number)
-    )
-
-
-def _next_task(run: Run, number: int, stop: int, beside: int) -> Task:
-    """Return the task that trains a finalist from its last checkpoint to the milestone."""
-    source = source_of(run, number)
-    start, every = run.history.epochs("target", number), run.settings.race.checkpoint_every or stop
-    span = Span(start, min(stop, start - start % every + every))
-    key = f"target/trial-{number}/to-{span.stop}"
-    return full_size_task(key, number, span, source, run.settings.seed, beside)
-
-
-def _record(run: Run, finished: Finished, raised: Counter[int]) -> None:
-    """Keep what a full-size training gave; one that raised is tried again before it fails."""
-    number, outcome = finished.task.number, finished.outcome
-    if outcome.error is None:
-        lines = metric_lines("target", number, outcome.epochs)
-        # For who wants to see who trained beside whom.
-        shared = {"beside": finished.beside} if finished.beside > 1 else {}
-        where = {"device": finished.device} if finished.device is not None else {}
-        if lines:
-            record_epochs(run, number, lines, outcome.state, outcome.seconds, **shared, **where, **outcome.more)
-        if outcome.ended:
-            record_done(run, number)
-    elif outcome.died or raised[number] == RETRIES:
-        record_failure(run, number, outcome.error, outcome.seconds)
-    else:
-        raised[number] += 1
-        again = f"trial {number} is tried again at full size ({raised[number]} of {RETRIES}), as it raised"
-        run.say(f"{again} {outcome.error.strip().splitlines()[-1]}")

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fusion.part_settings import check_settings
 from hydro_rasda.config_access import paths
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.history.history import ADMITTED, CALL, GROUP, KIND_OF, KINDS_FROM, SWEEP_DECISION
@@ -28,7 +27,7 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule
 from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.schedulers.ranking import ranked
-from hydro_rasda.schedulers.sweep_rule import checked_admission, checked_epochs, checked_moves, move_of, plain_move
+from hydro_rasda.schedulers.sweep_rule import checked_admission, checked_epochs, move_of
 from hydro_rasda.search import Search
 from hydro_rasda.secret_masking import hide
 from hydro_rasda.short_values import show
@@ -37,6 +36,8 @@ from hydro_rasda.stages.chance_baseline import warn_of_chance
 from hydro_rasda.stages.cost_limits import Costs, all_fit
 from hydro_rasda.stages.dispatch import Dispatcher, cannot_grow, check_copies
 from hydro_rasda.stages.fusion_groups import Unread, find_kinds, warn_of_unread
+from hydro_rasda.stages.heat import Heat
+from hydro_rasda.stages.race import Race
 from hydro_rasda.stages.run_plan import RunPlan
 from hydro_rasda.stages.transfer_of_finalists import check_transfer, finalists_in_time, finalists_of_rule
 from hydro_rasda.training.group_widths import MEASURING
@@ -46,17 +47,21 @@ BUILDING_S = 2.0
 """Seconds of building models that there are in any case, whatever is left of the time."""
 
 
-def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = None) -> list[int]:
+def sweep(
+    run: Run, search: Search, devices: Devices, rule: SweepRule | None = None, race: Race | None = None
+) -> list[int]:
     """Try configurations on their surrogates, until a rule lets none of them go on.
 
     Args:
         rule: Decides which trials continue; None for the rule that the run's settings name.
+        race: What follows; the sweep's leader may begin in it while others still train. None for nothing that may.
 
     Returns:
         The finalists' numbers, best first; at most `top_k`.
     """
-    under_way = _Sweep(run, search, devices, rule or _named(run))
+    under_way = _Sweep(run, search, devices, rule or _named(run), race)
     with run.store.sweeping():
+        under_way.train()
         finalists = under_way.finalists()
     run.end_stage()
     return finalists
@@ -73,11 +78,14 @@ def _named(run: Run) -> SweepRule:
     )
 
 
-class _Sweep:
+class _Sweep(Heat):
     """A sweep under way: what waits for a device, and what is decided next."""
 
-    def __init__(self, run: Run, search: Search, devices: Devices, rule: SweepRule) -> None:
-        self._run, self._search, self._devices, self._rule = run, search, devices, rule
+    stage = "surrogate"
+
+    def __init__(self, run: Run, search: Search, devices: Devices, rule: SweepRule, race: Race | None) -> None:
+        super().__init__(run, devices, rule)
+        self._search, self._race = search, race
         self._dispatcher, self._costs = Dispatcher(run, devices), Costs(run)
         self._unread: Unread = {}
         self._read: set[str] = set()
@@ -92,7 +100,7 @@ class _Sweep:
         self._resume()
 
     @property
-    def _state(self) -> SweepState:
+    def state(self) -> SweepState:
         return self._run.history.sweep
 
     def _resume(self) -> None:
@@ -110,27 +118,21 @@ class _Sweep:
         if self._grows:
             run.record(CALL, Unit({"samples": samples}), again=True)
         given = search.given or search.next_trials()
-        self._candidates = deque(trial for trial in given if trial.number not in self._state.trials)
-        self._state.left = self._left() if self._state.trials else len(self._candidates)
+        self._candidates = deque(trial for trial in given if trial.number not in self.state.trials)
+        self.state.left = self._left() if self.state.trials else len(self._candidates)
         self._warn_of_unread()
-        for number, standing in self._state.training.items():
+        for number, standing in self.state.training.items():
             self._dispatcher.add(number, standing.goal or 0)
 
     def finalists(self) -> list[int]:
-        run, state = self._run, self._state
-        while True:
-            if self._decide() or self._admit() or self._dispatch():
-                continue
-            if not self._devices.busy():
-                if state.training or self._has_no_time_to_build():
-                    return self._finalists_in_time()
-                return finalists_of_rule(run, self._search, self._rule, state, self._tell)
-            for finished in self._devices.finished():
-                self._record(finished)
+        """Choose the finalists of the sweep, which is over or out of time."""
+        if self.state.training or self._has_no_time_to_build():
+            return self._finalists_in_time()
+        return finalists_of_rule(self._run, self._search, self._rule, self.state, self._tell)
 
     def _finalists_in_time(self) -> list[int]:
         if self._candidates:
-            count, planned = len(self._state.trials), self._search.planned
+            count, planned = len(self.state.trials), self._search.planned
             self._run.say(f"there was time to build the models of {count} of {planned} configurations")
         return finalists_in_time(self._run, self._search, self._run.history.copies)
 
@@ -138,7 +140,7 @@ class _Sweep:
         """Tell whether configurations are left whose models were never built, but no time for them."""
         run = self._run
         unseen = bool(self._candidates) and self._candidates[0].number not in run.history.trials
-        return unseen and bool(self._state.trials) and run.out_of_time("surrogate")
+        return unseen and bool(self.state.trials) and run.out_of_time("surrogate")
 
     def _hear(self, key: str, unit: Unit, recalled: bool = False) -> None:
         """Tell the search and the user of a unit that the run's history has taken in."""
@@ -157,7 +159,7 @@ class _Sweep:
     def _tell_moves(self, moves: Mapping[int, Move], recalled: bool) -> None:
         run, stood = self._run, set[int]()
         for number, move in moves.items():
-            standing = self._state.trials[number]
+            standing = self.state.trials[number]
             stood.add(standing.epoch if isinstance(move, Stop) else standing.intervals[-1].start)
             if isinstance(move, Continue) and move.copy_of is not None:
                 config = hide(run.history.trials[number].config, run.hidden)
@@ -167,7 +169,7 @@ class _Sweep:
 
     def _admit(self) -> bool:
         """Take in as many configurations as the rule wants; whether there are more now, or are known to be none."""
-        run, state = self._run, self._state
+        run, state = self._run, self.state
         wanted = checked_admission(self._rule, self._rule.admit(state)) if state.left else 0
         if wanted and not self._candidates:
             # A searcher learns from the first milestone of each batch before it gives the next one.
@@ -190,7 +192,7 @@ class _Sweep:
 
     def _left(self) -> int:
         """Count the configurations that can be had; 1 where a search has to be asked whether it has more."""
-        return len(self._candidates) or max(1, self._search.planned - len(self._state.trials))
+        return len(self._candidates) or max(1, self._search.planned - len(self.state.trials))
 
     def _find_kinds(self, trials: Sequence[Trial]) -> Sequence[Trial]:
         """See which trials can train as one; return those that have to wait, as building models takes too long.
@@ -220,12 +222,11 @@ class _Sweep:
         run = self._run
         # A training function of the user's own may read any key.
         told = run.problem.full_size is None and not derived(run.space)
-        if told and len(self._state.trials) >= self._search.planned:
+        if told and len(self.state.trials) >= self._search.planned:
             warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
 
-    def _decide(self) -> bool:
-        """Have the rule decide; return whether any trial goes on or is dropped."""
-        state, run = self._state, self._run
+    def _prepare(self) -> bool:
+        state, run = self.state, self._run
         run.history.place()
         if not state.waiting and not state.idle:
             return False
@@ -237,19 +238,14 @@ class _Sweep:
             # Copies take the places of configurations that were scored.
             copied = any(part.copy_of is not None for trial in state.trials.values() for part in trial.intervals)
             if run.settings.sweep.check_transfer and (is_undecided or not copied):
-                check_transfer(run, *first_rung, self._devices, self._record)
+                check_transfer(run, *first_rung, self._devices, self.take)
                 run.begin_stage(SURROGATES, max(0, checked_epochs(self._rule, self._rule.epochs(state)) - self._done))
-        moves = checked_moves(self._rule, self._rule.decide(state), state, check_settings)
+        return True
+
+    def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
         moves = {number: self._fitting(move) for number, move in moves.items()}
-        check_copies(run, moves)
-        if moves:
-            key = self._decision_key()
-            plain = [[number, *plain_move(move)] for number, move in moves.items()]
-            self._hear(key, run.record(key, Unit(plain), again=True))
-        for number in moves:
-            if number in state.training:
-                self._dispatcher.add(number, state.training[number].goal or 0)
-        return bool(moves)
+        check_copies(self._run, moves)
+        return moves
 
     def _fitting(self, move: Move) -> Move:
         """Have a copy keep its source's values if the changed ones break a constraint on configurations."""
@@ -259,9 +255,15 @@ class _Sweep:
         config = {**self._run.history.trials[move.copy_of].config, **move.changes}
         return move if fits(config) else replace(move, changes={})
 
-    def _decision_key(self) -> str:
+    def _decided(self, key: str, unit: Unit) -> None:
+        self._hear(key, unit)
+        for number, *_ in unit.value:
+            if number in self.state.training:
+                self._dispatcher.add(number, self.state.training[number].goal or 0)
+
+    def _decision_key(self, moves: Mapping[int, Move]) -> str:
         """Name of a decision in the journal, which says where the sweep stands; so more samples make it another one."""
-        state = self._state
+        state = self.state
         at = min(
             (epoch for epoch in (0, *state.scores) if state.waiting_at(epoch)), default=max(state.scores, default=0)
         )
@@ -270,7 +272,7 @@ class _Sweep:
 
     def _first_rung(self) -> tuple[Mapping[int, float], int] | None:
         """The scores at the first milestone, and which it is, once all trials have come to it."""
-        state = self._state
+        state = self.state
         first = min(state.scores, default=0)
         coming = not first or state.left or state.training_to(first)  # asked often: it looks at no trial
         if coming or any(trial.epoch < first for trial in state.trials.values()):
@@ -281,7 +283,7 @@ class _Sweep:
 
     def _tell(self, stop: int, recalled: bool) -> None:
         """Tell the user how many go on from a milestone, once, when nobody is on the way to it any more."""
-        state, run, scores = self._state, self._run, self._state.scores.get(stop, {})
+        state, run, scores = self.state, self._run, self.state.scores.get(stop, {})
         if stop <= self._told_of or any(state.training_to(earlier) for earlier in state.scores if earlier <= stop):
             return
         self._told_of, comparison = stop, run.settings.comparison
@@ -298,27 +300,54 @@ class _Sweep:
             going = f"{len(kept)} of {len(scores)} go on; " * (len(kept) < len(scores) or by_place)
             run.say(f"surrogates at epoch {stop}: {going}{told}")
 
-    def _dispatch(self) -> bool:
-        """Have idle devices begin what waits; where nothing does, whether the rule now has anyone go on."""
-        devices, dispatcher = self._devices, self._dispatcher
-        while dispatcher and self._may_begin() and devices.idle():
-            dispatcher.start_next()
+    def _begin(self) -> bool:
+        devices, dispatcher, state = self._devices, self._dispatcher, self.state
+        while dispatcher and self._may_begin() and (idle := devices.idle()):
+            if (task := dispatcher.next_task(idle[0])) is not None:
+                self._start(idle[0], task)
             self._plan.tell(self._done)
-        nothing_trains = not self._state.training and not devices.busy()
-        if dispatcher or not devices.idle() or not (self._may_begin() or nothing_trains):
+        nothing_trains = not state.training and not self.under_way
+        if dispatcher or not (devices.idle() or nothing_trains) or not (self._may_begin() or nothing_trains):
             return False
-        self._state.idle = True
+        state.idle = True
         moved = self._decide()
-        self._state.idle = False
+        state.idle = False
+        if not moved and self._race is not None:
+            self._begin_race_early(self._race)
         return moved
+
+    def _begin_race_early(self, race: Race) -> None:
+        """Have idle devices begin the full-size models of the leaders, once all others are on their last way.
+
+        Of those that came to the last milestone, the leaders are those that will be among the best `top_k` whatever
+        becomes of the others; in any case, the first is one (Hydro's eager transfer).
+        """
+        state = self.state
+        last, training = max(state.scores, default=0), len(state.training)
+        if state.left or not training or len(state.training_to(last)) < training:
+            return
+        best = [state.trials[number] for number in state.best(state.top_k)]
+        own = [trial for trial in best if trial.epoch == last and all(p.copy_of is None for p in trial.intervals)]
+        leaders = [trial.number for trial in own[: max(1, state.top_k - training)]]
+        race.begin_early(leaders, beside=min(state.top_k, len(state.scores[last]) + training))
+
+    def _wait(self) -> bool:
+        return bool(self.under_way or (self._dispatcher and self._may_begin())) and super()._wait()
+
+    def take(self, finished: Finished) -> None:
+        """Write down what a task gave, also one of the race that began early."""
+        if self._race is not None and finished.task.stage == self._race.stage:
+            self._race.take(finished)
+        else:
+            super().take(finished)
 
     def _may_begin(self) -> bool:
         """Tell whether there is time for a group; the very first group begins in any case."""
-        nothing_yet = not self._run.history.began("surrogate") and not self._devices.busy()
+        nothing_yet = not self._run.history.began("surrogate") and not self.under_way
         return nothing_yet or not self._run.out_of_time("surrogate")
 
     def _record(self, finished: Finished) -> None:
-        """Keep what a device has done: first the checkpoint, then the journal's lines."""
+        """Keep what a group has trained: first the checkpoint, then the journal's lines."""
         run, outcome, key = self._run, finished.outcome, finished.task.key
         epochs, copied = partial(run.history.epochs, "surrogate"), run.history.copies
         while run.store.done(key):  # a trial that has lost its checkpoint may begin a span once more

@@ -87,8 +87,8 @@ def open_run(path: Path, problem: Problem, number: int, **settings: Any) -> Run:
 def run_of(problem: Problem, store: Store, trials: dict[int, Trial]) -> Run:
     """A run of these trials, as the next process would open it."""
     run = Run(problem, store, known=trials)
-    run.fold()
     run.history.trials |= trials
+    run.fold()
     return run
 
 

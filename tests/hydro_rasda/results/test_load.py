@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, uniform
-from hydro_rasda.history.history import FINALISTS
+from hydro_rasda.history.history import ENTERED, FINALISTS
 from hydro_rasda.history.lines import JournalLine, Stage, Unit, metric_lines
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.report import state_of
@@ -282,7 +282,9 @@ def test_one_whose_race_goes_on(problem: Problem, tmp_path: Path) -> None:
         record_epochs(run, 1, epochs_of("target", 1, [0.8]), weights, 1.0)
         undecided = [record.status for record in load(store.path).trials]
         run.record(FINALISTS, Unit([0, 1]), again=True)
-        run.record("target/to-1/kept", Unit([[1, 4], [0, None]]))
+        run.record(ENTERED, Unit([0, 1]))
+        run.record("target/begin/of-2", Unit([[0, 1], [1, 1]]))
+        run.record("target/to-1/kept/of-2", Unit([[1, 4], [0, None]]))
         record_epochs(run, 1, epochs_of("target", 1, [0.4, 0.3, 0.2], first=2), weights, 3.0)
         before_end = load(store.path)
         end_targets(run, [0, 1])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.contracts import History, Outcome, Task
-from hydro_rasda.history.full_size import deciding_curve
+from hydro_rasda.contracts import Finished, History, Outcome, Task
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
+from hydro_rasda.history.scores import deciding_curve
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.callbacks import Callbacks
@@ -338,12 +338,33 @@ def test_how_slow_the_sweep_was_does_not_change_who_trains_first(tight: Callable
     assert device.trained[:4] == [(1, epoch) for epoch in (1, 2, 3, 4)]
 
 
+class TwoLanes(Scripted):
+    """Trains up to two models beside each other."""
+
+    def __init__(self, scores: Scores) -> None:
+        super().__init__(scores)
+        self.tasks: list[Task] = []
+
+    def idle(self, task: Task | None = None) -> list[int]:
+        return [0] * (len(self.tasks) < 2)
+
+    def busy(self) -> bool:
+        return bool(self.tasks)
+
+    def start(self, device: int, task: Task) -> None:
+        self.tasks.append(task)
+
+    def finished(self) -> list[Finished]:
+        tasks, self.tasks = self.tasks, []
+        return [Finished(task, self._train(task)) for task in tasks]
+
+
 def test_beside_the_leader_other_lanes_train_others_to_the_milestone(tight: Callable[..., Run]) -> None:
-    train_finalists(tight(lanes=2, full_trainings=3, time_budget_s=35.0), [1, 0, 2, 3], device := Scripted(SCORES))
+    train_finalists(tight(lanes=2, full_trainings=3, time_budget_s=35.0), [1, 0, 2, 3], device := TwoLanes(SCORES))
     assert device.trained[:7] == [*((1, epoch) for epoch in (1, 2, 3, 4)), (0, 1), (2, 1), (3, 1)]
     every = RaceConfig(grace_period=1, checkpoint_every=1)
     spans = tight("spans", lanes=2, race=every, full_trainings=3, time_budget_s=35.0)
-    train_finalists(spans, [1, 0, 2, 3], device := Scripted(SCORES))
+    train_finalists(spans, [1, 0, 2, 3], device := TwoLanes(SCORES))
     assert device.trained[:7] == [(1, 1), (0, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4)]
 
 

@@ -1,0 +1,100 @@
+"""A heat of a search: a rule lets fewer and fewer trials train on, and devices train them.
+
+The sweep is a heat on surrogates, the race is one at full size. Each does the same in turn until nothing is left to do:
+it asks its rule and writes the moves down, lets more trials in, gives work to idle devices, and waits for one of them.
+The state that the rule sees is the fold of the run's journal. So a heat that continues in another process folds the
+journal, and asks its rule what comes next.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from fusion.part_settings import check_settings
+from hydro_rasda.contracts import Devices, Finished, Task
+from hydro_rasda.history.lines import Stage, Unit
+from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers import Move, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import checked_moves, plain_move
+
+
+class Heat(ABC):
+    """A heat under way.
+
+    Attributes:
+        stage: The stage of its tasks, and of its lines in the journal.
+        under_way: The trials that devices train.
+    """
+
+    stage: Stage
+
+    def __init__(self, run: Run, devices: Devices, rule: SweepRule) -> None:
+        self._run, self._devices, self._rule = run, devices, rule
+        self.under_way = set[int]()
+
+    @property
+    @abstractmethod
+    def state(self) -> SweepState:
+        """The state of the heat, as its rule sees it."""
+
+    def train(self) -> None:
+        """Train until the rule lets nobody go on, or nothing more may begin."""
+        while self._decide() or self._admit() or self._begin() or self._wait():
+            pass
+
+    def _decide(self) -> bool:
+        """Have the rule decide; return whether any trial goes on or is dropped."""
+        if not self._prepare():
+            return False
+        state = self.state
+        moves = self._possible(checked_moves(self._rule, self._rule.decide(state), state, check_settings))
+        if moves:
+            key = self._decision_key(moves)
+            plain = [[number, *plain_move(move)] for number, move in moves.items()]
+            self._decided(key, self._run.record(key, Unit(plain), again=True))
+        return bool(moves)
+
+    @abstractmethod
+    def _prepare(self) -> bool:
+        """Put into the state what no line of the journal says; return False if there is nothing to decide."""
+
+    @abstractmethod
+    def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
+        """Return the moves as they are carried out; ValueError if one cannot be."""
+
+    @abstractmethod
+    def _decision_key(self, moves: Mapping[int, Move]) -> str:
+        """Return the journal's name of a decision."""
+
+    @abstractmethod
+    def _decided(self, key: str, unit: Unit) -> None:
+        """Go on with the trials of a decision that the history has taken in just now."""
+
+    def _admit(self) -> bool:
+        """Let more trials in; return whether there are more now, or are known to be none."""
+        return False
+
+    @abstractmethod
+    def _begin(self) -> bool:
+        """Give work to idle devices; return whether a decision followed from there being none."""
+
+    def _start(self, device: int, task: Task) -> None:
+        self.under_way.update(task.members)
+        self._devices.start(device, task)
+
+    def _wait(self) -> bool:
+        """Take in tasks that are done; return False, without waiting, if no device trains, or comes back."""
+        if not self._devices.busy():
+            return False
+        for finished in self._devices.finished():
+            self.take(finished)
+        return True
+
+    def take(self, finished: Finished) -> None:
+        """Write down what a task of this heat gave."""
+        self.under_way.difference_update(finished.task.members)
+        self._record(finished)
+
+    @abstractmethod
+    def _record(self, finished: Finished) -> None: ...

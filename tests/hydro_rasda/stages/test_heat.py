@@ -1,0 +1,114 @@
+"""Two heats at once: a device that has nothing to do begins the race of the sweep's leader."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydro_rasda import RaceConfig
+from hydro_rasda.contracts import Finished, Outcome
+from hydro_rasda.history.full_size import tried_targets
+from hydro_rasda.history.history import FINALISTS
+from hydro_rasda.results.summary import sum_up
+from hydro_rasda.run.run_folder import Store
+from hydro_rasda.run.state import Run
+from hydro_rasda.stages.race import Race
+from hydro_rasda.stages.sweep import sweep
+from tests.hydro_rasda.stages.test_sweep import FINALS, Curves, Given, configs
+from tests.hydro_rasda.stages.test_sweep import run as run
+
+pytestmark = pytest.mark.usefixtures("one_process")
+
+SLOW = 0
+"""The trial that is slow in the last rung of the sweep, and the best; 4 and 8 are the next best."""
+
+
+class OneIsSlow(Curves):
+    """All else is done before the slow trial's last rung; `done` has stage, members and last epoch in that order."""
+
+    def __init__(self, run: Run, devices: int, most: float = math.inf) -> None:
+        super().__init__(run, devices)
+        self.done: list[tuple[str, tuple[int, ...], int]] = []
+        self.most = most
+
+    def finished(self) -> list[Finished]:
+        if len(self.done) == self.most:
+            raise KeyboardInterrupt
+
+        def comes_last(device: int) -> bool:
+            task = self._under_way[device]
+            return task.stage == "surrogate" and task.span.stop == 9 and SLOW in task.members
+
+        device = min(self._under_way, key=comes_last)
+        if (task := self._under_way[device]).stage == "surrogate":
+            self._under_way = {device: task, **self._under_way}
+            (finished,) = super().finished()
+        else:
+            del self._under_way[device]
+            history = self._history(task, task.number, task.span.stop)
+            state = {"model": {}, "epoch": task.span.stop}
+            finished = Finished(task, Outcome.of_model(task.number, state, history, 1.0), device)
+        self.done.append((task.stage, task.members, task.span.stop))
+        return [finished]
+
+    def _require_what_is_needed(self) -> None:
+        """Checkpoints of two heats lie there."""
+
+
+def begun(of: Run, path: Path, top_k: int) -> Run:
+    """A run whose groups have one member each; the race compares finalists after nine epochs."""
+    settings = of.settings
+    race, one_by_one = RaceConfig(top_k=top_k, grace_period=9), replace(settings.sweep, fusion=1)
+    return Run(of.problem.with_settings(race=race, sweep=one_by_one), Store.open(path, {}, "auto"))
+
+
+def search(run: Run, trains: OneIsSlow, eager: bool = True) -> None:
+    """Do both heats."""
+    race = Race(run, trains)
+    finalists = sweep(run, Given([configs(FINALS)]), trains, race=race if eager else None)
+    race.between(finalists)
+
+
+def found(run: Run) -> dict[str, Any]:
+    """Results, checkpoints, and those decisions that do not depend on idle devices."""
+    summed = sum_up(run.history, tried_targets(run.history, run.history.finalists or ()), run.store.path)
+    return {
+        "decided": {k: u.value for k, u in run.store.units().items() if "target/to-" in k or k == FINALISTS},
+        "winner": (summed.best_trial, summed.best_metric, summed.cost.target_epochs),
+        "records": [(r.trial, r.epochs, r.kept_epoch, r.status, r.history) for r in summed.trials],
+        "checkpoints": {path.name for path in (run.store.path / "checkpoints").iterdir()},
+    }
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_what_begins_early_changes_no_decision_and_no_result(run: Run, tmp_path: Path, top_k: int) -> None:
+    """With one place in the race, the trial that began early does not enter it."""
+    seen = []
+    for devices, eager in ((1, True), (2, True), (2, False), (5, True)):
+        with closing((of := begun(run, tmp_path / f"{devices}-{eager}", top_k)).store):
+            search(of, trains := OneIsSlow(of, devices), eager)
+            swept = trains.done.index(("surrogate", (SLOW,), 9))
+            early = [members for stage, members, _ in trains.done[:swept] if stage == "target"]
+            assert early == ([(4,)] if eager and devices > 1 else [])
+            seen.append(found(of))
+    for other in seen:
+        assert other == seen[0]
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_what_began_early_outlives_a_kill(run: Run, tmp_path: Path, top_k: int) -> None:
+    """The process ends once the training that began early is recorded, while the slow trial trains."""
+    with closing((unbroken := begun(run, tmp_path / "unbroken", top_k)).store):
+        search(unbroken, trains := OneIsSlow(unbroken, 2))
+        expected, most = found(unbroken), trains.done.index(("target", (4,), 9)) + 1
+    with closing((killed := begun(run, tmp_path / "killed", top_k)).store), pytest.raises(KeyboardInterrupt):
+        search(killed, OneIsSlow(killed, 2, most))
+    with closing((goes_on := begun(run, tmp_path / "killed", top_k)).store):
+        search(goes_on, trains := OneIsSlow(goes_on, 2))
+        assert found(goes_on) == expected
+    assert ("target", (4,), 9) not in trains.done
