@@ -28,6 +28,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
 
 
+def free_memory() -> None:
+    """Give the memory of tensors that nothing refers to any more back to the system, also in circles of references."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def back_off(
     do: Callable[[Work], Result],
     work: Work,
@@ -65,7 +72,5 @@ def back_off(
         if not is_out_of_memory(error) or not can_be_smaller(work):
             raise
     # Only here are the failed attempt's tensors gone: until then the error's traceback holds them.
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_memory()
     return [result for part in smaller(work) for result in back_off(do, part, can_be_smaller, smaller)]

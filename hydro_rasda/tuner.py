@@ -39,7 +39,7 @@ from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.stages.cost_limits import Costs, all_fit
 from hydro_rasda.stages.dry_run_and_hints import Ready, get_ready
 from hydro_rasda.stages.race import Race
-from hydro_rasda.stages.sweep import sweep as run_sweep
+from hydro_rasda.stages.sweep import Sweep
 from hydro_rasda.stages.transfer_of_finalists import hand_over
 from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
 
@@ -259,18 +259,25 @@ def _run(
         if resume == "changed":
             try_dropped_again(run)
         held_back.give()
-        fits = all_fit(constraints, Costs(run))
         search: Search = candidates
+        fits = all_fit(constraints, Costs(run))
         if searcher is not None:
             search = SearcherSearch(searcher, request.space, run, fits)
         elif fits is not None:
             search = RandomSearch(*sampled, fits, _enough(run))
-        if isinstance(search, RandomSearch):
-            search.recall(run)
-            if search.planned < settings.num_samples:
-                run.say((few_in_time if search.late else few_fit)(search.planned, settings.num_samples))
+        _recall(search, run)
+        rule = settings.sweep.rule
         try:
-            result = _train(run, search, settings.sweep, backend)
+            with _end_told(run):
+                with backend.open(run) as devices:
+                    race = Race(run, devices)
+                    sweep = Sweep(run, search, devices, None if isinstance(rule, str) else rule, race)
+                    with store.sweeping():
+                        sweep.train()
+                        finalists = sweep.finalists()
+                    hand_over(run, finalists)
+                    tried = race.between(finalists)
+                result = _result(run, tried)
         except KeyboardInterrupt as stopped:
             if shown is None:
                 raise
@@ -319,6 +326,14 @@ def _announce(run: Run, ready: Ready) -> None:
         run.say(f"resuming the run: {store.recorded} finished units of work are not repeated")
 
 
+def _recall(search: Search, run: Run) -> None:
+    """Take back what a run has recorded of its sample; say if it has fewer configurations than were asked for."""
+    if isinstance(search, RandomSearch):
+        search.recall(run)
+        if search.planned < run.settings.num_samples:
+            run.say((few_in_time if search.late else few_fit)(search.planned, run.settings.num_samples))
+
+
 def _enough(run: Run) -> Callable[[int], bool]:
     """Return whether no more configurations are drawn: time is up, and all that the run has recorded are there."""
     lines = (line for unit in run.store.units().values() for line in unit.lines)
@@ -327,19 +342,11 @@ def _enough(run: Run) -> Callable[[int], bool]:
     return lambda found: found >= drawn and run.out_of_time("surrogate")
 
 
-def _train(run: Run, search: Search, asked: SweepConfig, backend: Backend) -> TuneResult:
-    """Both stages of a run that is ready."""
+@contextlib.contextmanager
+def _end_told(run: Run) -> Iterator[None]:
+    """Tell callbacks of the error that ends a run; that of Ctrl-C says how to go on."""
     try:
-        with backend.open(run) as devices:
-            race = Race(run, devices)
-            finalists = run_sweep(run, search, devices, None if isinstance(asked.rule, str) else asked.rule, race)
-            hand_over(run, finalists)
-            tried = race.between(finalists)
-        for line in overfitting_line(run, tried):
-            run.say(line)
-        result = make_result(run, tried)
-        for line in undecided_line(result) if not run.out_of_time("target") else ():
-            run.say(line)
+        yield
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             path = run.store.path
@@ -347,6 +354,15 @@ def _train(run: Run, search: Search, asked: SweepConfig, backend: Backend) -> Tu
             error.args = (f"the same call with {told} goes on from the last finished unit of work",)
         run.notify(RunEnded, error=f"{type(error).__name__}: {error}")
         raise
+
+
+def _result(run: Run, tried: list[int]) -> TuneResult:
+    """Return the result of a run that is over, or out of time."""
+    for line in overfitting_line(run, tried):
+        run.say(line)
+    result = make_result(run, tried)
+    for line in undecided_line(result) if not run.out_of_time("target") else ():
+        run.say(line)
     run.notify(
         RunEnded,
         best_trial=result.best_trial,

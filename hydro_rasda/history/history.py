@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.history.lines import JournalLine, Stage, Unit, number_of, score_in
-from hydro_rasda.history.scores import averages_at, deciding_curve, goes_on
+from hydro_rasda.history.lines import JournalLine, Stage, Unit, number_of
+from hydro_rasda.history.scores import Curves, averages_at, deciding_curve, goes_on
 from hydro_rasda.history.unkept_values import changed, restored
 from hydro_rasda.schedulers import Continue, SweepState
 from hydro_rasda.schedulers.sweep_rule import Move, Stop, carry_out, move_of
@@ -63,19 +63,14 @@ def is_decision(key: str) -> bool:
     return key.startswith(ADMITTED) or key == FINALISTS or SWEEP_DECISION.fullmatch(key) is not None
 
 
-class History:
+class History(Curves):
     """The content of a run's journal, as far as `take` has taken in its units.
 
     Attributes:
-        settings: The settings of the run.
-        own_loop: True if a function of the user's trains at full size.
         trials: All configurations so far, by number.
         unkept: Places of the values of each trial that JSON does not keep.
         unread: Keys of each trial's configuration that nothing reads; nested ones are written `a.b`.
-        costs: Costs of each trial's full-size model that trials are compared by; see `comparison_of_trials.COSTS`.
         kinds: Digests by trial; two are equal if the trials can train as one fused model.
-        metrics: The journal's lines by stage and trial, one an epoch.
-        failed: Tracebacks by stage and trial, of the trials that raised.
         sweep: The state of the sweep, as its rule sees it.
         race: The state of the race at full size, as its rule sees it.
         entrants: The finalists that the race is between, best first; None before it begins.
@@ -89,8 +84,6 @@ class History:
             finalists are left whose full-size training can begin there (`sweep.surrogate=1`).
         checkpoints: Name of the last checkpoint of each trial that trained at full size.
         refits: Name of the checkpoint of the model that was trained once more on the examples of all folds, by trial.
-        best: With `keep="best"`, the epoch whose weights each of these checkpoints keeps, and its metric.
-        ended: Epochs at which full-size trainings ended by themselves, by trial.
         decided: Maps each full-size trial at an epoch with a decision to whether it goes on.
         last: Key of the last unit.
         last_target: Key of the last unit of the full-size stage.
@@ -116,15 +109,12 @@ class History:
             known: Trials with the objects of the space; others are made of what the journal has of them.
             reads_any: True if a function of the user's may read any key.
         """
-        self.settings, self.own_loop = settings, own_loop
+        super().__init__(settings, own_loop)
         self._known, self._reads_any = {} if known is None else known, reads_any
         self.trials: dict[int, Trial] = {}
         self.unkept: dict[int, frozenset[Place]] = {}
         self.unread: dict[int, frozenset[str]] = {}
-        self.costs: dict[int, Mapping[str, float]] = {}
         self.kinds: dict[int, str] = {}
-        self.metrics: dict[tuple[Stage, int], list[JournalLine]] = {}
-        self.failed: dict[tuple[Stage, int], str] = {}
         self.sweep, self.race = self.new_sweep(), self.new_sweep()
         self.entrants: list[int] | None = None
         self.early: dict[int, tuple[str, Unit]] = {}
@@ -135,8 +125,6 @@ class History:
         self.sources: dict[int, str] = {}
         self.checkpoints: dict[int, str] = {}
         self.refits: dict[int, str] = {}
-        self.best: dict[int, tuple[int, float]] = {}
-        self.ended: dict[int, int] = {}
         self.decided: dict[int, bool] = {}
         self.last = self.last_target = ""
         self.over: list[int] | None = None
@@ -393,22 +381,9 @@ class History:
         released, self._released = self._released, []
         yield from (name for name in released if name not in self._uses)
 
-    @property
-    def failures(self) -> dict[int, str]:
-        """By trial that raised in either stage, the traceback."""
-        return {number: error for (_, number), error in self.failed.items()}
-
-    def line_at(self, stage: Stage, number: int, epoch: int) -> JournalLine | None:
-        """Return a trial's line of an epoch; None if it has not trained it."""
-        lines = self.metrics.get((stage, number), ())
-        if 0 < epoch <= len(lines) and lines[epoch - 1]["epoch"] == epoch:
-            return lines[epoch - 1]
-        return next((line for line in lines if line["epoch"] == epoch), None)
-
-    def epochs(self, stage: Stage, number: int) -> int:
-        """Count the epochs that a trial has trained in a stage."""
-        lines = self.metrics.get((stage, number))
-        return int(lines[-1]["epoch"]) if lines else 0
+    def began(self, stage: Stage) -> bool:
+        """Tell whether any trial has trained an epoch of a stage."""
+        return stage in self._begun
 
     def epochs_in(self, key: str, number: int) -> int:
         """Count the epochs of the sweep that a trial had trained in a checkpoint.
@@ -416,54 +391,3 @@ class History:
         They are fewer than those recorded if an earlier checkpoint was lost, and time ended the training after it.
         """
         return self._behind.get(key, {}).get(str(number), self.epochs("surrogate", number))
-
-    def has_failed(self, stage: Stage, number: int) -> bool:
-        """Tell whether a trial raised by a stage: in the sweep, or at full size."""
-        return ("surrogate", number) in self.failed or (stage == "target" and ("target", number) in self.failed)
-
-    def diverged(self, stage: Stage, number: int) -> bool:
-        """Tell whether the training loss of a trial was not finite in its last epoch."""
-        *_, last = self.metrics.get((stage, number)) or [{}]
-        return last.get("train_loss", 0.0) is None
-
-    def score(self, stage: Stage, number: int) -> float:
-        """Return the metric after a trial's last epoch; NaN if it diverged, failed or never began."""
-        if self.has_failed(stage, number):
-            return math.nan
-        return self.score_at(stage, number, self.epochs(stage, number))
-
-    def score_at(self, stage: Stage, number: int, epoch: int) -> float:
-        """Return the metric after an epoch; NaN if the trial had diverged, or has none there."""
-        line = self.line_at(stage, number, epoch)
-        return math.nan if line is None else self.score_of(line)
-
-    def score_of(self, line: JournalLine, metric: str | None = None) -> float:
-        """Return the metric, or another one, in a line of the journal; NaN if the trial had diverged."""
-        return number_of(score_in(line, metric or self.settings.metric))
-
-    def values_at(self, stage: Stage, number: int, epoch: int, suffix: str = "") -> dict[str, float]:
-        """Return all that a trial is compared by after an epoch; NaN for a metric that it has not, or has no more.
-
-        Args:
-            suffix: Of the metrics' names, where an epoch has them with it; see `config.unaveraged`.
-        """
-        found: dict[str, float] = {**self.costs.get(number, {})}
-        line = self.line_at(stage, number, epoch) or {}
-        for name in self.settings.comparison.trained:
-            there = name + suffix if name + suffix in line else name
-            found[name] = self.score_of(line, there) if there in line else math.nan
-        return found
-
-    def passed(self, stage: Stage, number: int, epoch: int) -> bool:
-        """Tell whether a trial is through with an epoch: it trained the epoch, or diverged or failed before."""
-        trained = self.line_at(stage, number, epoch) is not None
-        return trained or self.has_failed(stage, number) or self.diverged(stage, number)
-
-    def curve(self, stage: Stage, number: int) -> dict[int, float]:
-        """Return the metric by epoch; NaN if the trial had diverged, or has none there."""
-        lines = self.metrics.get((stage, number), ())
-        return {line["epoch"]: self.score_of(line) for line in lines}
-
-    def began(self, stage: Stage) -> bool:
-        """Tell whether any trial has trained an epoch of a stage."""
-        return stage in self._begun

@@ -1,7 +1,4 @@
-"""The score of a full-size trial at each epoch, and how far it can train.
-
-The history asks this of itself, so that trials come to their milestones in the fold of the journal.
-"""
+"""The curves of trials: their scores by epoch, the score by which each is compared, and how far it can train."""
 
 from __future__ import annotations
 
@@ -9,17 +6,101 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hydro_rasda.config import Mode, averaged, unaveraged
+from hydro_rasda.config import Mode, TuneConfig, averaged, unaveraged
+from hydro_rasda.history.lines import JournalLine, Stage, number_of, score_in
 from hydro_rasda.schedulers import final_score, rank
 from hydro_rasda.schedulers.sweep_state import End
 
-if TYPE_CHECKING:  # which imports this module
-    from hydro_rasda.history.history import History
+
+class Curves:
+    """The epochs that a run's trials have trained, and the questions to them.
+
+    Attributes:
+        settings: The settings of the run.
+        own_loop: True if a function of the user's trains at full size.
+        costs: Costs of each trial's full-size model that trials are compared by; see `comparison_of_trials.COSTS`.
+        metrics: The journal's lines by stage and trial, one an epoch.
+        failed: Tracebacks by stage and trial, of the trials that raised.
+        best: With `keep="best"`, by full-size trial, the epoch whose weights its last checkpoint keeps, and its metric.
+        ended: Epochs at which full-size trainings ended by themselves, by trial.
+    """
+
+    def __init__(self, settings: TuneConfig, own_loop: bool) -> None:
+        self.settings, self.own_loop = settings, own_loop
+        self.costs: dict[int, Mapping[str, float]] = {}
+        self.metrics: dict[tuple[Stage, int], list[JournalLine]] = {}
+        self.failed: dict[tuple[Stage, int], str] = {}
+        self.best: dict[int, tuple[int, float]] = {}
+        self.ended: dict[int, int] = {}
+
+    @property
+    def failures(self) -> dict[int, str]:
+        """By trial that raised in either stage, the traceback."""
+        return {number: error for (_, number), error in self.failed.items()}
+
+    def line_at(self, stage: Stage, number: int, epoch: int) -> JournalLine | None:
+        """Return a trial's line of an epoch; None if it has not trained it."""
+        lines = self.metrics.get((stage, number), ())
+        if 0 < epoch <= len(lines) and lines[epoch - 1]["epoch"] == epoch:
+            return lines[epoch - 1]
+        return next((line for line in lines if line["epoch"] == epoch), None)
+
+    def epochs(self, stage: Stage, number: int) -> int:
+        """Count the epochs that a trial has trained in a stage."""
+        lines = self.metrics.get((stage, number))
+        return int(lines[-1]["epoch"]) if lines else 0
+
+    def has_failed(self, stage: Stage, number: int) -> bool:
+        """Tell whether a trial raised by a stage: in the sweep, or at full size."""
+        return ("surrogate", number) in self.failed or (stage == "target" and ("target", number) in self.failed)
+
+    def diverged(self, stage: Stage, number: int) -> bool:
+        """Tell whether the training loss of a trial was not finite in its last epoch."""
+        *_, last = self.metrics.get((stage, number)) or [{}]
+        return last.get("train_loss", 0.0) is None
+
+    def score(self, stage: Stage, number: int) -> float:
+        """Return the metric after a trial's last epoch; NaN if it diverged, failed or never began."""
+        if self.has_failed(stage, number):
+            return math.nan
+        return self.score_at(stage, number, self.epochs(stage, number))
+
+    def score_at(self, stage: Stage, number: int, epoch: int) -> float:
+        """Return the metric after an epoch; NaN if the trial had diverged, or has none there."""
+        line = self.line_at(stage, number, epoch)
+        return math.nan if line is None else self.score_of(line)
+
+    def score_of(self, line: JournalLine, metric: str | None = None) -> float:
+        """Return the metric, or another one, in a line of the journal; NaN if the trial had diverged."""
+        return number_of(score_in(line, metric or self.settings.metric))
+
+    def values_at(self, stage: Stage, number: int, epoch: int, suffix: str = "") -> dict[str, float]:
+        """Return all that a trial is compared by after an epoch; NaN for a metric that it has not, or has no more.
+
+        Args:
+            suffix: Of the metrics' names, where an epoch has them with it; see `config.unaveraged`.
+        """
+        found: dict[str, float] = {**self.costs.get(number, {})}
+        line = self.line_at(stage, number, epoch) or {}
+        for name in self.settings.comparison.trained:
+            there = name + suffix if name + suffix in line else name
+            found[name] = self.score_of(line, there) if there in line else math.nan
+        return found
+
+    def passed(self, stage: Stage, number: int, epoch: int) -> bool:
+        """Tell whether a trial is through with an epoch: it trained the epoch, or diverged or failed before."""
+        trained = self.line_at(stage, number, epoch) is not None
+        return trained or self.has_failed(stage, number) or self.diverged(stage, number)
+
+    def curve(self, stage: Stage, number: int) -> dict[int, float]:
+        """Return the metric by epoch; NaN if the trial had diverged, or has none there."""
+        lines = self.metrics.get((stage, number), ())
+        return {line["epoch"]: self.score_of(line) for line in lines}
 
 
-def deciding_curve(history: History, number: int, *, with_averages: bool = True) -> dict[int, float]:
+def deciding_curve(history: Curves, number: int, *, with_averages: bool = True) -> dict[int, float]:
     """Return the scores by which a full-size trial is compared, by epoch.
 
     With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs. A user who
@@ -46,7 +127,7 @@ def deciding_curve(history: History, number: int, *, with_averages: bool = True)
     return found or curve
 
 
-def kept_of(history: History, number: int) -> tuple[int, float]:
+def kept_of(history: Curves, number: int) -> tuple[int, float]:
     """Return the full-size epoch whose weights count, and the metric after it.
 
     A trial's best epoch counts even if it diverged or raised later.
@@ -56,7 +137,7 @@ def kept_of(history: History, number: int) -> tuple[int, float]:
     return history.best.get(number, last) if history.settings.race.keep == "best" or math.isfinite(score) else last
 
 
-def averages_at(history: History, stop: int, numbers: Iterable[int]) -> dict[int, float]:
+def averages_at(history: Curves, stop: int, numbers: Iterable[int]) -> dict[int, float]:
     """Return the scores of averaged weights after an epoch, of trials that have some and are compared by others."""
     lines = {n: history.line_at("target", n, stop) or {} for n in numbers}
     return {n: history.score_of(line) for n, line in lines.items() if unaveraged(history.settings.metric) in line}
@@ -67,12 +148,12 @@ def averages_lost(lines: Iterable[Mapping[str, Any]], epoch: int, metric: str) -
     return any(averaged(metric) in line for line in lines if line["epoch"] == epoch)
 
 
-def done_early(history: History, number: int) -> bool:
+def done_early(history: Curves, number: int) -> bool:
     """Tell whether the training of a full-size trial has ended by itself before the last epoch."""
     return number in history.ended and history.ended[number] == history.epochs("target", number)
 
 
-def ended_early(history: History, number: int) -> bool:
+def ended_early(history: Curves, number: int) -> bool:
     """Tell whether a full-size trial cannot go on, even with time left: it raised, or it diverged.
 
     A metric may be finite again later. But a training function of the user's is left where its metric is not.
@@ -82,7 +163,7 @@ def ended_early(history: History, number: int) -> bool:
     return lost or number in history.failures or history.diverged("target", number)
 
 
-def places_at(history: History, stop: int, scores: Mapping[int, float]) -> dict[int, float]:
+def places_at(history: Curves, stop: int, scores: Mapping[int, float]) -> dict[int, float]:
     """Return the places of full-size trials at a milestone by all that they are compared by."""
     values = {n: history.values_at("target", n, stop, suffix=unaveraged("")) for n in scores}
     return history.settings.comparison.places(
@@ -94,7 +175,7 @@ def _better(one: float, other: float, mode: Mode) -> float:
     return (one, other)[rank((one, other), mode)[0]]
 
 
-def end_of(history: History, number: int) -> End | None:
+def end_of(history: Curves, number: int) -> End | None:
     """Return how a full-size trial has ended before its last epoch; None if it has not."""
     if done_early(history, number):
         return "done"
@@ -103,6 +184,6 @@ def end_of(history: History, number: int) -> End | None:
     return "diverged" if ended_early(history, number) else None
 
 
-def goes_on(history: History, number: int, stop: int) -> bool:
+def goes_on(history: Curves, number: int, stop: int) -> bool:
     """Tell whether a full-size trial still has epochs to train before a milestone."""
     return history.epochs("target", number) < stop and end_of(history, number) is None

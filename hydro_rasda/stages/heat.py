@@ -40,8 +40,13 @@ class Heat(ABC):
 
     def train(self) -> None:
         """Train until the rule lets nobody go on, or nothing more may begin."""
-        while self._decide() or self._admit() or self._begin() or self._wait():
-            pass
+        while True:
+            if self._decide() or self._admit() or self._begin():
+                continue
+            if not self._is_under_way() or not self._devices.busy():
+                return
+            for finished in self._devices.finished():
+                self.take(finished)
 
     def _decide(self) -> bool:
         """Have the rule decide; return whether any trial goes on or is dropped."""
@@ -83,13 +88,9 @@ class Heat(ABC):
         self.under_way.update(task.members)
         self._devices.start(device, task)
 
-    def _wait(self) -> bool:
-        """Take in tasks that are done; return False, without waiting, if no device trains, or comes back."""
-        if not self._devices.busy():
-            return False
-        for finished in self._devices.finished():
-            self.take(finished)
-        return True
+    @abstractmethod
+    def _is_under_way(self) -> bool:
+        """Tell whether a trial of the heat trains, or waits for a device."""
 
     def take(self, finished: Finished) -> None:
         """Write down what a task of this heat gave."""

@@ -297,9 +297,8 @@ class Race(Heat):
         key = f"target/trial-{number}/to-{span.stop}"
         return full_size_task(key, number, span, run.history.checkpoints.get(number), run.settings.seed, beside)
 
-    def _wait(self) -> bool:
-        comes = self.under_way & self.state.trials.keys() or (self._next_task() is not None and self._may_begin())
-        return bool(comes) and super()._wait()
+    def _is_under_way(self) -> bool:
+        return bool(self.under_way & self.state.trials.keys()) or (self._next_task() is not None and self._may_begin())
 
     def _record(self, finished: Finished) -> None:
         """Write down what a training gave; one that raised is tried again before it fails."""

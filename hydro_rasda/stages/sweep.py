@@ -47,26 +47,6 @@ BUILDING_S = 2.0
 """Seconds of building models that there are in any case, whatever is left of the time."""
 
 
-def sweep(
-    run: Run, search: Search, devices: Devices, rule: SweepRule | None = None, race: Race | None = None
-) -> list[int]:
-    """Try configurations on their surrogates, until a rule lets none of them go on.
-
-    Args:
-        rule: Decides which trials continue; None for the rule that the run's settings name.
-        race: What follows; the sweep's leader may begin in it while others still train. None for nothing that may.
-
-    Returns:
-        The finalists' numbers, best first; at most `top_k`.
-    """
-    under_way = _Sweep(run, search, devices, rule or _named(run), race)
-    with run.store.sweeping():
-        under_way.train()
-        finalists = under_way.finalists()
-    run.end_stage()
-    return finalists
-
-
 def _named(run: Run) -> SweepRule:
     settings, asked = run.settings, run.settings.sweep
     assert isinstance(asked.rule, str)
@@ -78,13 +58,20 @@ def _named(run: Run) -> SweepRule:
     )
 
 
-class _Sweep(Heat):
-    """A sweep under way: what waits for a device, and what is decided next."""
+class Sweep(Heat):
+    """The sweep under way: many configurations on their surrogates, until a rule lets none of them go on.
+
+    Args:
+        rule: Decides which trials continue; None for the rule that the run's settings name.
+        race: What follows; the sweep's leader may begin in it while others still train. None for nothing that may.
+    """
 
     stage = "surrogate"
 
-    def __init__(self, run: Run, search: Search, devices: Devices, rule: SweepRule, race: Race | None) -> None:
-        super().__init__(run, devices, rule)
+    def __init__(
+        self, run: Run, search: Search, devices: Devices, rule: SweepRule | None = None, race: Race | None = None
+    ) -> None:
+        super().__init__(run, devices, rule or _named(run))
         self._search, self._race = search, race
         self._dispatcher, self._costs = Dispatcher(run, devices), Costs(run)
         self._unread: Unread = {}
@@ -95,8 +82,8 @@ class _Sweep(Heat):
         self._told_of = 0
         fresh = run.history.new_sweep()
         fresh.left = search.planned
-        self._plan = RunPlan(run, devices, self._dispatcher, rule, fresh)
-        run.begin_stage(SURROGATES, checked_epochs(rule, rule.epochs(fresh)))
+        self._plan = RunPlan(run, devices, self._dispatcher, self._rule, fresh)
+        run.begin_stage(SURROGATES, checked_epochs(self._rule, self._rule.epochs(fresh)))
         self._resume()
 
     @property
@@ -125,10 +112,13 @@ class _Sweep(Heat):
             self._dispatcher.add(number, standing.goal or 0)
 
     def finalists(self) -> list[int]:
-        """Choose the finalists of the sweep, which is over or out of time."""
+        """Return the finalists of the sweep, which is over or out of time: at most `top_k`, best first."""
         if self.state.training or self._has_no_time_to_build():
-            return self._finalists_in_time()
-        return finalists_of_rule(self._run, self._search, self._rule, self.state, self._tell)
+            finalists = self._finalists_in_time()
+        else:
+            finalists = finalists_of_rule(self._run, self._search, self._rule, self.state, self._tell)
+        self._run.end_stage()
+        return finalists
 
     def _finalists_in_time(self) -> list[int]:
         if self._candidates:
@@ -331,8 +321,8 @@ class _Sweep(Heat):
         leaders = [trial.number for trial in own[: max(1, state.top_k - training)]]
         race.begin_early(leaders, beside=min(state.top_k, len(state.scores[last]) + training))
 
-    def _wait(self) -> bool:
-        return bool(self.under_way or (self._dispatcher and self._may_begin())) and super()._wait()
+    def _is_under_way(self) -> bool:
+        return bool(self.under_way or (self._dispatcher and self._may_begin()))
 
     def take(self, finished: Finished) -> None:
         """Write down what a task gave, also one of the race that began early."""

@@ -136,7 +136,7 @@ class Device:
             yield from self._train_models(tasks, work, devices)
             return
         (task,), started = tasks, time.perf_counter()
-        outcome = self._train_groups(task, work) if self.children else self._train_here(task, work)
+        outcome = self._train_groups(task, work) if self.children else self._train_part(task, work, work.notify)
         outcome.seconds = time.perf_counter() - started
         yield Finished(task, outcome)
 
@@ -152,7 +152,7 @@ class Device:
         """Train full-size models at the same time; the fewer they are, the more threads each has."""
         self.forget_group()
         if not self.children:
-            yield from (Finished(task, self._train_here(task, work)) for task in tasks)
+            yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)
             return
         # Not by how many tasks are left: what is trained after an interruption comes out the same to the last digit.
         lanes, fit = -(-tasks[0].beside // devices), self._at_once(tasks, work)
@@ -169,28 +169,30 @@ class Device:
         deaths = Deaths()
         yield from (Finished(task, self._settled(task, death, forked, deaths)) for task, death in died)
 
-    def _train_here(self, task: Task, work: Work) -> Outcome:
-        """Train a task in this process; split a group at which processes died, and drop a trial if one more did."""
+    def _train_part(self, task: Task, work: Work, notify: Notify) -> Outcome:
+        """Train a group, or a full-size model, in this process.
+
+        A group at which processes died before is split, and a trial is dropped if one more process died. In a fork, the
+        crash log is empty, and stays so.
+        """
         what = task.key if task.stage == "target" else training_of(task.members, task.span.stop)
         if len(task.members) > 1 and work.doing.suspected(what):
-            outcome = joined(self._train_here(part, work) for part in task.smaller())
+            outcome = joined(self._train_part(part, work, notify) for part in task.smaller())
             work.doing.forget(what)
             return outcome
         if len(task.members) == 1 and (how := work.doing.dropped(what)):
             return Outcome.failed(task.number, how, died=True)
-        with work.doing.of(what):
-            return self._train_part(task, work, work.notify)
 
-    def _train_part(self, task: Task, work: Work, notify: Notify) -> Outcome:
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
             work.doing.reached(epoch)
             notify(len(task.members), metrics)
 
         told = work.should_stop, on_epoch
-        if task.stage == "surrogate":
-            return train_group(self._problem, work.trials, task, work.load, *told, self._live)
-        state = work.load(task.source) if task.source is not None else None
-        return train_full_size_trial(self._problem, work.trials[task.number], task, state, *told)
+        with work.doing.of(what):
+            if task.stage == "surrogate":
+                return train_group(self._problem, work.trials, task, work.load, *told, self._live)
+            state = work.load(task.source) if task.source is not None else None
+            return train_full_size_trial(self._problem, work.trials[task.number], task, state, *told)
 
     def _settled(self, task: Task, outcome: Outcome | Died, forked: _Forked, deaths: Deaths) -> Outcome:
         """Return a task's outcome; if its process died, train it again with the device to itself."""
@@ -210,7 +212,8 @@ class Device:
             peaks.learn(*kinds[i], peak)
 
         crowd = Crowd(self.free, self.cores, [peaks.expected(*kind) for kind in kinds], took)
-        pieces = [partial(self._train_part, task, work) for task in tasks]
+        forked = replace(work, doing=CrashLog())
+        pieces = [partial(self._train_part, task, forked) for task in tasks]
         yield from imap_forked(pieces, threads, work.notify, self._paces[stage], crowd, self._relayed)
         peaks.keep(self.free / self.cores)
 

@@ -112,29 +112,24 @@ class FusedLearner:
         return stacked(batches, self.fused.K // self._models)
 
     def _update(self, batch: Batch, given: Iterator[Batch] | None = None) -> Mapping[str, Tensor]:
-        """Update on one batch, or on the next of those given for each member."""
+        """Update on one batch, or on the next of those given for each member: each part of the objective in turn."""
         metrics = dict[str, Mapping[str, Tensor]]()
-        for part in self._turns:
-            metrics[part] = self._take_turn(part, batch, given)
+        scale, norms = self._scale, [read(config, "grad_clip") for config in self._configs]
+        for part, objective in self._turns.items():
+            self.optimizer.zero_grad()
+            scaled = None if scale is None else scale.apply
+            of_each, parts = partial(self._metrics, objective), 1 if given is not None else self.parts_of(batch)
+            if given is not None:
+                of_each = partial(self._of, partial(_of_next, objective, given))
+            with moving(part, self.fused.template, self.fused.stacked):
+                metrics[part] = backward(of_each, batch, parts, scaled=scaled, gradients=self._gradients)
+            takes = None if scale is None else scale.unscale(self.fused)
+            if any(norms):
+                clip_grad_norm_(self.fused, [norm or math.inf for norm in norms])
+            self.optimizer.step(takes)
+            if scale is not None and takes is not None:
+                scale.update(takes)
         return joined(metrics)
-
-    def _take_turn(self, part: str, batch: Batch, given: Iterator[Batch] | None) -> Mapping[str, Tensor]:
-        self.optimizer.zero_grad()
-        scale, objective = self._scale, self._turns[part]
-        scaled = None if scale is None else scale.apply
-        of_each, parts = partial(self._metrics, objective), 1 if given is not None else self.parts_of(batch)
-        if given is not None:
-            of_each = partial(self._of, lambda model, _: objective(model, copied(next(given))))
-        with moving(part, self.fused.template, self.fused.stacked):
-            metrics = backward(of_each, batch, parts, scaled=scaled, gradients=self._gradients)
-        takes = None if scale is None else scale.unscale(self.fused)
-        norms = [read(config, "grad_clip") for config in self._configs]
-        if any(norms):
-            clip_grad_norm_(self.fused, [norm or math.inf for norm in norms])
-        self.optimizer.step(takes)
-        if scale is not None and takes is not None:
-            scale.update(takes)
-        return metrics
 
     def parts_of(self, batch: Batch) -> int:
         """Return the number of micro-batches of a training batch."""
@@ -256,3 +251,8 @@ class FusedLearner:
             self._scale.concat(other._scale)
         self._scheduled = None
         self._configs += other._configs
+
+
+def _of_next(objective: Objective, given: Iterator[Batch], model: nn.Module, _: Batch) -> Mapping[str, Tensor]:
+    """Return the metrics of a model on the next of the batches that are given."""
+    return objective(model, copied(next(given)))

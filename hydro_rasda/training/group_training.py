@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fusion import FusionMismatch, FusionWarning, dry_run, fusion_key
-from fusion.backoff import back_off, is_out_of_memory
+from fusion.backoff import free_memory, is_out_of_memory
 from fusion.warn import warn
 from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.contracts import EpochMetrics, Group, History, Outcome, Task
@@ -121,40 +121,37 @@ def train_group(
         live: The group that this process trained last; the new one takes its place.
     """
 
-    def train(work: tuple[Problem, Task]) -> Outcome:
-        asked, part = work
-        members = part.members
+    members, (group,) = task.members, task.groups
+    halves = False
+    # A recording holds memory beside the steps that run as written.
+    tries = [problem, problem.with_settings(graph=False)] if records(problem) else [problem]
+    for asked in tries:
         try:
-            return _train(asked, trials, part, load, should_stop, on_epoch, live or LiveGroup())
+            return _train(asked, trials, task, load, should_stop, on_epoch, live or LiveGroup())
         except DamagedCheckpoint:
             raise  # whoever goes on from it is not to blame
         except (Exception, SystemExit) as error:  # the latter would end a script, and look like success
-            if is_out_of_memory(error) and can_be_smaller(work):
-                raise
-            if len(members) == 1:
+            goes_on = is_out_of_memory(error) and asked is not tries[-1]
+            halves = is_out_of_memory(error) and not goes_on and _can_be_smaller(problem, trials, task)
+            if len(members) == 1 and not goes_on and not halves:
                 return Outcome.failed(members[0], traceback.format_exc())
             if isinstance(error, FusionMismatch):
                 warn(f"{len(members)} trials train each by itself: {error}", FusionWarning)
-        singles = (replace(part, groups=(part.groups[0].of([number]),)) for number in members)
-        return joined(train_group(problem, trials, one, load, should_stop, on_epoch) for one in singles)
+        # Only here are the failed attempt's tensors gone: until then the error's traceback holds them.
+        free_memory()
+        if not goes_on:
+            break
+    parts = task.smaller() if halves else [replace(task, groups=(group.of([number]),)) for number in members]
+    return joined(train_group(problem, trials, part, load, should_stop, on_epoch) for part in parts)
 
-    def can_be_smaller(work: tuple[Problem, Task]) -> bool:
-        asked, part = work
-        if records(asked):
-            return True
-        (group,) = part.groups
-        batch_size = trials[group.members[0]].batch_size
-        if len(group.members) > 1 or group.micro_batches >= batch_size:
-            return len(group.members) > 1
-        return can_be_split(next(problem.train_data.epoch(batch_size, part.span.start)))
 
-    def smaller(work: tuple[Problem, Task]) -> list[tuple[Problem, Task]]:
-        asked, part = work
-        if records(asked):  # a recording holds memory beside the steps that run as written
-            return [(asked.with_settings(graph=False), part)]
-        return [(problem, less) for less in part.smaller()]
-
-    return joined(back_off(train, (problem, task), can_be_smaller, smaller))
+def _can_be_smaller(problem: Problem, trials: Mapping[int, Trial], task: Task) -> bool:
+    """Tell whether a group has several members, or a batch that can be taken in more parts than now."""
+    (group,) = task.groups
+    batch_size = trials[group.members[0]].batch_size
+    if len(group.members) > 1 or group.micro_batches >= batch_size:
+        return len(group.members) > 1
+    return can_be_split(next(problem.train_data.epoch(batch_size, task.span.start)))
 
 
 def _train(

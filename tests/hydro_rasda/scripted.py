@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.config import Keep
-from hydro_rasda.contracts import Finished, History, Outcome, Task, Widths
+from hydro_rasda.contracts import Devices, Finished, History, Outcome, Task, Widths
 from hydro_rasda.history.lines import Stage, Unit, metric_lines
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers import SweepRule
+from hydro_rasda.search import Search
+from hydro_rasda.stages.race import Race
+from hydro_rasda.stages.sweep import Sweep
 from hydro_rasda.trial import Trial
 
 Scores = Mapping[int, Sequence[float]]
@@ -90,6 +94,16 @@ def run_of(problem: Problem, store: Store, trials: dict[int, Trial]) -> Run:
     run.history.trials |= trials
     run.fold()
     return run
+
+
+def sweep(
+    run: Run, search: Search, devices: Devices, rule: SweepRule | None = None, race: Race | None = None
+) -> list[int]:
+    """Do a whole sweep, as `tune` does; return the finalists."""
+    heat = Sweep(run, search, devices, rule, race)
+    with run.store.sweeping():
+        heat.train()
+        return heat.finalists()
 
 
 def curves(stage: Stage, scores: Scores) -> Unit:

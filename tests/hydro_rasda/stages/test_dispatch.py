@@ -29,10 +29,10 @@ from hydro_rasda.schedulers import PopulationBasedBandits, PopulationBasedTraini
 from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.space import explored
 from hydro_rasda.stages.dispatch import Dispatcher
-from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.stages.transfer_of_finalists import LINEAR
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
+from tests.hydro_rasda.scripted import sweep
 from tests.hydro_rasda.stages.test_sweep import Curves, Given, X, Y, again, epochs
 
 FINALS = (4.0, 3.0, 2.0, 1.0, math.nan, 5.0, 6.0, 7.0)

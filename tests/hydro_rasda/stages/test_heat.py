@@ -18,7 +18,7 @@ from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.stages.race import Race
-from hydro_rasda.stages.sweep import sweep
+from tests.hydro_rasda.scripted import sweep
 from tests.hydro_rasda.stages.test_sweep import FINALS, Curves, Given, configs
 from tests.hydro_rasda.stages.test_sweep import run as run
 

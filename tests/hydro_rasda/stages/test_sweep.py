@@ -28,9 +28,9 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule
 from hydro_rasda.schedulers.named_rules import NoStopping
 from hydro_rasda.schedulers.sweep_rule import Stop, move_of
-from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
+from tests.hydro_rasda.scripted import sweep
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

@@ -29,9 +29,9 @@ from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, PopulationBasedTraining, Range, Stop, SweepRule, SweepState
 from hydro_rasda.schedulers.named_rules import RULES, RuleName
-from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
+from tests.hydro_rasda.scripted import sweep
 from tests.hydro_rasda.stages.test_sweep import FINALS, Clock, Curves, Given, X, Y, again, configs, epochs
 from tests.hydro_rasda.stages.test_sweep import clock as clock
 
