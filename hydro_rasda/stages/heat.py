@@ -1,7 +1,7 @@
 """A heat of a search: a rule lets fewer and fewer trials train on, and devices train them.
 
-The sweep is a heat on surrogates, the race is one at full size. Each does the same in turn until nothing is left to do:
-it asks its rule and writes the moves down, lets more trials in, gives work to idle devices, and waits for one of them.
+The sweep is a heat on surrogates, the race is one at full size. Each asks its rule and writes the moves down, lets more
+trials in, and gives work to idle devices. It does so again whenever a device is done, until nothing is left to do.
 The state that the rule sees is the fold of the run's journal. So a heat that continues in another process folds the
 journal, and asks its rule what comes next.
 """

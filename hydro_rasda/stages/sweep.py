@@ -63,7 +63,7 @@ class Sweep(Heat):
 
     Args:
         rule: Decides which trials continue; None for the rule that the run's settings name.
-        race: What follows; the sweep's leader may begin in it while others still train. None for nothing that may.
+        race: The heat in which the sweep's leader may begin while others still train. None for nothing that may.
     """
 
     stage = "surrogate"
@@ -309,8 +309,8 @@ class Sweep(Heat):
     def _begin_race_early(self, race: Race) -> None:
         """Have idle devices begin the full-size models of the leaders, once all others are on their last way.
 
-        Of those that came to the last milestone, the leaders are those that will be among the best `top_k` whatever
-        becomes of the others; in any case, the first is one (Hydro's eager transfer).
+        The leaders have come to the last milestone, and will be among the best `top_k` whatever becomes of the others.
+        The first of all is one in any case (Hydro's eager transfer).
         """
         state = self.state
         last, training = max(state.scores, default=0), len(state.training)

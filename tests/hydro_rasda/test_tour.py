@@ -15,7 +15,7 @@ from hydro_rasda import TuneResult
 from hydro_rasda.training.loop import train_epochs
 
 ROOT = Path(__file__).parents[2]
-MOST_FRAMES = 20
+MOST_FRAMES = 12
 
 
 def tour() -> list[str]:

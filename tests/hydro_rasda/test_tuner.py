@@ -4,7 +4,6 @@ import math
 import random
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-import hydro_rasda
-from fusion.optim.fused import FusedOptimizer
 from hydro_rasda import (
     AllTrialsFailed,
     RaceConfig,
@@ -639,22 +636,3 @@ def test_a_warmup_without_end(quick: Quick) -> None:
     with pytest.warns(UserWarning, match="`warmup_epochs` is up to 9, and `max_t` is 4: no trial is halved before"):
         result = quick(space={**LR, "warmup_epochs": 9})
     assert rungs(result) == ({4}, {0, 4})
-
-
-@pytest.mark.usefixtures("one_process")
-def test_few_functions_lie_between_the_call_and_a_fused_step(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that one can read all of them; the step itself counts."""
-    root, depths = Path(hydro_rasda.__file__).parents[1], list[int]()
-    step = FusedOptimizer.step
-
-    def counted(self: FusedOptimizer, takes: torch.Tensor | None = None) -> None:
-        files = [Path(frame.filename).relative_to(root) for frame in traceback.extract_stack() if under(frame.filename)]
-        depths.append(1 + sum(file.parts[0] in ("fusion", "hydro_rasda", "surrogate") for file in files))
-        step(self, takes)
-
-    def under(name: str) -> bool:
-        return Path(name).is_relative_to(root)
-
-    monkeypatch.setattr(FusedOptimizer, "step", counted)
-    quick(num_samples=4, sweep=SweepConfig(fusion=4))
-    assert 0 < max(depths) <= 12
