@@ -31,12 +31,12 @@ from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Group, Span, Task, Widths
 from hydro_rasda.data import Shard, make_batches
+from hydro_rasda.heats.choose_groups import Waiting, next_groups
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator import Cluster, CostModel, Plan, power_law, simulate
-from hydro_rasda.stages.next_groups_and_rounds import Waiting, next_groups
 from hydro_rasda.training.group_training import train_group
 from hydro_rasda.trial import Trial
 

@@ -68,7 +68,7 @@ class Problem:
         epoch_seconds: Seconds that an epoch of it takes, as the dry run reckons; infinite where that is not known.
         steady_epoch_seconds: The same, once nothing is done for the first time.
         horizon: The epoch at which schedules end; None: `max_t`. If the space has shares of the training, that is the
-            sweep's last rung, see `stages.dry_run_and_hints`.
+            sweep's last rung, see `heats.dry_run_and_hints`.
         unhurried: Until this epoch schedules run as in a full training; then all that is left of them passes before
             `horizon`.
         plans: How its models are made narrower, as far as that was found; shared by this problem's copies. For

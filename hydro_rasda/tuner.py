@@ -19,6 +19,11 @@ from hydro_rasda.comparison_of_trials import few_fit, few_in_time, split_metrics
 from hydro_rasda.config import BACKENDS, RESUME, Mode, Precision, RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Data, Splitter
+from hydro_rasda.heats.cost_limits import Costs, all_fit
+from hydro_rasda.heats.dry_run_and_hints import Ready, get_ready
+from hydro_rasda.heats.finalists import hand_over
+from hydro_rasda.heats.race import Race
+from hydro_rasda.heats.sweep import Sweep
 from hydro_rasda.metrics import WholeMetrics
 from hydro_rasda.objective import LossFn
 from hydro_rasda.objective_parts import GivenObjective
@@ -36,11 +41,6 @@ from hydro_rasda.run.run_json import determining
 from hydro_rasda.run.state import Run
 from hydro_rasda.search import RandomSearch, Search, SearcherSearch
 from hydro_rasda.secret_masking import hide, secrets_of
-from hydro_rasda.stages.cost_limits import Costs, all_fit
-from hydro_rasda.stages.dry_run_and_hints import Ready, get_ready
-from hydro_rasda.stages.race import Race
-from hydro_rasda.stages.sweep import Sweep
-from hydro_rasda.stages.transfer_of_finalists import hand_over
 from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
 
 if TYPE_CHECKING:

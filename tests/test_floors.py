@@ -45,12 +45,12 @@ FLOORS = (
     {"contracts"},
     {"processes"},
     {"training"},
-    {"backends", "bubbles", "search", "stages"},
+    {"backends", "bubbles", "search", "heats"},
     {"cli", "dashboard", "integrations", "request", "testing", "tuner"},
 )
 """The rooms of hydro_rasda, the lowest first; those of one floor may use each other, but for those in `BESIDE`."""
 
-BESIDE = {frozenset({"backends", "stages"}), frozenset({"bubbles", "stages"})}
+BESIDE = {frozenset({"backends", "heats"}), frozenset({"bubbles", "heats"})}
 """Rooms of one floor that do not know each other."""
 
 FREE_STANDING = {
@@ -168,15 +168,15 @@ def test_an_arrow_upward_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
     file.write_text(
         "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from hydro_rasda.stages.sweep import sweep\n"
+        "if TYPE_CHECKING:\n    from hydro_rasda.heats.sweep import sweep\n"
         "def f():\n    import hydro_rasda.tuner\n"
     )
-    assert [*imports(file)][1:] == ["hydro_rasda.stages.sweep.sweep", "hydro_rasda.tuner"]
+    assert [*imports(file)][1:] == ["hydro_rasda.heats.sweep.sweep", "hydro_rasda.tuner"]
     assert room("hydro_rasda.run.run_folder.Store") == "run"
     assert not allowed("problem", room("hydro_rasda"))
     assert not allowed("problem", room("hydro_rasda.TuneResult"))
-    assert not allowed("backends", "stages")
+    assert not allowed("backends", "heats")
     assert not allowed("run", "tuner")
     assert not allowed("training", "simulator")
     assert not allowed("simulator", "training")
-    assert allowed("stages", "training")
+    assert allowed("heats", "training")

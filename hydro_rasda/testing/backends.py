@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.contracts import Backend, Finished
+from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.history.full_size import targets_over
-from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.testing.tiny_runs import (
     MAX_T,
     PATIENCE_S,

@@ -9,14 +9,14 @@ from typing import Any
 
 from hydro_rasda.config import Keep
 from hydro_rasda.contracts import Devices, Finished, History, Outcome, Task, Widths
+from hydro_rasda.heats.race import Race
+from hydro_rasda.heats.sweep import Sweep
 from hydro_rasda.history.lines import Stage, Unit, metric_lines
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule
 from hydro_rasda.search import Search
-from hydro_rasda.stages.race import Race
-from hydro_rasda.stages.sweep import Sweep
 from hydro_rasda.trial import Trial
 
 Scores = Mapping[int, Sequence[float]]

@@ -19,11 +19,11 @@ from fusion.optim.schedule_free import ScheduleFreeAdamW
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform, tune, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Batch, Shard, Share, make_batches
+from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.objective import as_objective
 from hydro_rasda.objective_parts import joined
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import Problem
-from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
 from hydro_rasda.training.single_learner import SingleLearner

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hydro_rasda import SweepConfig, loguniform, tune
 from hydro_rasda.dry_run import dry_run
+from hydro_rasda.heats.dry_run_and_hints import get_ready
 from hydro_rasda.lr_roles import roles_of
-from hydro_rasda.stages.dry_run_and_hints import get_ready
 from hydro_rasda.surrogate_models import MOST, Plans, check_width_argument, width_form
 from surrogate import ShrinkPlan, SurrogatePlan, lr_multipliers
 from tests.hydro_rasda.models import Config, fixed_mlp, mlp

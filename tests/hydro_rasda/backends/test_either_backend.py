@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult, choice
 from hydro_rasda.contracts import Backend, Event, Span, full_size_task
+from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.history.full_size import targets_over
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem import Problem
@@ -20,7 +21,6 @@ from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.named_rules import RULES
 from hydro_rasda.simulator import read_past_run
-from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.training.full_size import train_full_size_trial
 from tests.hydro_rasda.backends import finalists
 from tests.hydro_rasda.conftest import SPACE

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult
 from hydro_rasda.contracts import Backend, Outcome, Span, full_size_task
 from hydro_rasda.data import Batch
+from hydro_rasda.heats.race import train_finalists
+from hydro_rasda.heats.train_tasks import train_tasks
 from hydro_rasda.history.lines import metric_lines
 from hydro_rasda.problem import OwnLoop
 from hydro_rasda.run.record_full_size import record_epochs
 from hydro_rasda.run.state import Run
-from hydro_rasda.stages.race import train_finalists
-from hydro_rasda.stages.train_tasks import train_tasks
 from hydro_rasda.training.full_size import train_full_size_trial
 from tests.hydro_rasda.backends import finalists
 from tests.hydro_rasda.backends.ray.test_ddp import (

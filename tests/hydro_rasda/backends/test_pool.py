@@ -15,11 +15,11 @@ from hydro_rasda.backends import pool as pool_module
 from hydro_rasda.backends.elastic_pool import DoublingPool
 from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.contracts import Finished, Group, Outcome, Span, Task, Widths, full_size_task, group_key
+from hydro_rasda.heats.train_tasks import train_tasks
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.state import Run
-from hydro_rasda.stages.train_tasks import train_tasks
 from hydro_rasda.training.group_training import Load
 from tests.hydro_rasda.scripted import open_run
 

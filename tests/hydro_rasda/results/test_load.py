@@ -31,8 +31,8 @@ from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda import journals
+from tests.hydro_rasda.heats.test_sweep_rules import Population
 from tests.hydro_rasda.models import counted, mlp, stumbles_in_some
-from tests.hydro_rasda.stages.test_sweep_rules import Population
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

@@ -18,13 +18,13 @@ from fusion.graph.compiled import compiling_pays
 from fusion.hyperparameters import KEYS, KINDS
 from fusion.part_settings import is_of_part, optimizer_names
 from hydro_rasda.contracts import Devices, Group, Span, Task, Widths, group_key
+from hydro_rasda.heats.choose_groups import Waiting, next_groups
+from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.locks_and_crashes import training_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Move
-from hydro_rasda.stages.fusion_groups import find_kinds
-from hydro_rasda.stages.next_groups_and_rounds import Waiting, next_groups
 from hydro_rasda.training.group_widths import COMPILED_FROM, MEASURING
 from hydro_rasda.trial import Trial
 

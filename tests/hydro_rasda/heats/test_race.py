@@ -10,6 +10,8 @@ import pytest
 
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.contracts import Finished, History, Outcome, Task
+from hydro_rasda.heats.chance_baseline import chance_of
+from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.history.scores import deciding_curve
 from hydro_rasda.problem import Problem
@@ -19,8 +21,6 @@ from hydro_rasda.run.events import CHECK, SURROGATES, MessageSaid
 from hydro_rasda.run.record_full_size import record_done, record_epochs, record_failure, record_swept
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
-from hydro_rasda.stages.chance_baseline import chance_of
-from hydro_rasda.stages.race import train_finalists
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
 
 # A race of up to four trials over milestones 1, 2 and 4, of which half goes on.

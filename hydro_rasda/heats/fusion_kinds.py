@@ -1,28 +1,23 @@
-"""Find the trials that can train as one fused model, and the keys of a configuration that nothing reads.
-
-Most of such keys are misspelled, but stay part of the best configuration.
-"""
+"""Find the trials that can train as one fused model, and note which keys of a configuration building it reads."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import time
 import traceback
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
 
 from torch import nn
 
 from fusion import fusion_key
-from fusion.hyperparameters import KEYS, is_read, own_arguments, read
-from fusion.part_settings import configs_of_parts, is_of_part, own_parts
-from fusion.warn import warn
-from hydro_rasda.config_access import Notes, Reads, all_of, leaves, paths
+from fusion.hyperparameters import read
+from fusion.part_settings import own_parts
+from hydro_rasda.config_access import Notes, Reads, all_of, leaves
 from hydro_rasda.contracts import evenly
+from hydro_rasda.heats.unused_keys import Unread, unread_of
 from hydro_rasda.history.lines import JournalLine, Unit, failure_line
 from hydro_rasda.objective import reads_config, steering
 from hydro_rasda.precision import as_given
@@ -31,7 +26,6 @@ from hydro_rasda.processes.forks import Died, Notify, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.retry_policy import Deaths, failure
 from hydro_rasda.run.locks_and_crashes import CrashLog
-from hydro_rasda.space import ALIASES
 from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
 from hydro_rasda.trial import Trial
@@ -218,10 +212,6 @@ def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
     return reads if reads is None or plan is None else reads | plan[1]
 
 
-Unread = dict[str, str | None]
-"""By key that was not read (`net.depth` if nested), the key that was probably meant."""
-
-
 def build_noting(problem: Problem, trial: Trial) -> tuple[nn.Module, Notes | None]:
     """Build a trial's surrogate, and note the keys that `model_fn` reads for it; None if they are not known.
 
@@ -233,47 +223,3 @@ def build_noting(problem: Problem, trial: Trial) -> tuple[nn.Module, Notes | Non
     except (Exception, SystemExit):  # it is kept; or one of the model's own, or as it takes no stand-in for a dict
         return problem.surrogate(trial), None
     return surrogate, notes
-
-
-def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
-    """Return the keys of a configuration that neither `model_fn`, the objective (as noted) nor the library reads."""
-    if notes is None:
-        return {}
-    unread = [path for path in paths(config) if path not in notes.read]
-    configs = configs_of_parts(config).values()
-    ours = {key for own in configs for key in (*own_arguments(own), *(name for name in KEYS if is_read(name, own)))}
-    left = [path for path in unread if not (is_of_part(path) or path in ours)]
-    known = frozenset((notes.asked | KEYS.keys()) - set(paths(config)) if left else ())
-    return {path: ALIASES[path] if ALIASES.get(path) in known else _closest(path, known) for path in left}
-
-
-def warn_of_unread(unread: Unread) -> None:
-    """Warn of keys that no trial's model or objective read."""
-    names = [_told(key, meant) for key, meant in unread.items()]
-    if names:
-        warn(
-            f"neither `model_fn` nor the library reads {', '.join(names)}: what `space` says there changes nothing, "
-            "though the best configuration will name it"
-        )
-
-
-def _told(key: str, meant: str | None) -> str:
-    if key in KEYS:
-        return f"`{key}` (read where `{KEYS[key].under}` is {' or '.join(KEYS[key].defaults)})"
-    return f"`{key}`" if meant is None else f"`{key}` (did you mean `{meant}`?)"
-
-
-@lru_cache(maxsize=256)
-def _closest(name: str, known: Collection[str]) -> str | None:
-    """The known name that is most like another, in whatever order their words are.
-
-    >>> [_closest(name, ("weight_decay", "grad_clip")) for name in ("weight_deacy", "clip_grad", "width")]
-    ['weight_decay', 'grad_clip', None]
-    """
-    by_words = {_words(other): other for other in sorted(known)}
-    found = difflib.get_close_matches(_words(name), by_words, n=1, cutoff=0.75)
-    return by_words[found[0]] if found else None
-
-
-def _words(name: str) -> str:
-    return "_".join(sorted(name.lower().split("_")))

@@ -30,10 +30,10 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, PopulationBasedTraining, Range, Stop, SweepRule, SweepState
 from hydro_rasda.schedulers.named_rules import RULES, RuleName
 from hydro_rasda.trial import Trial
+from tests.hydro_rasda.heats.test_sweep import FINALS, Clock, Curves, Given, X, Y, again, configs, epochs
+from tests.hydro_rasda.heats.test_sweep import clock as clock
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.scripted import sweep
-from tests.hydro_rasda.stages.test_sweep import FINALS, Clock, Curves, Given, X, Y, again, configs, epochs
-from tests.hydro_rasda.stages.test_sweep import clock as clock
 
 Moves = dict[int, Continue | Stop]
 
@@ -253,7 +253,7 @@ def test_all_brackets_of_hyperband_tell_whether_the_first_rung_differs_from_chan
 ) -> None:
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        "hydro_rasda.stages.sweep.warn_of_chance", lambda run, scores, epoch: told.append((len(scores), epoch))
+        "hydro_rasda.heats.sweep.warn_of_chance", lambda run, scores, epoch: told.append((len(scores), epoch))
     )
     named = by_name(run, "hyperband")
     sweep(named, Given([configs(FINALS)]), Curves(named))

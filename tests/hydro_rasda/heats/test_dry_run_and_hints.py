@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hydro_rasda import AllTrialsFailed, TuneResult, choice, loguniform
 from hydro_rasda.dry_run import dry_run
+from hydro_rasda.heats.dry_run_and_hints import get_ready
 from hydro_rasda.objective import as_objective
-from hydro_rasda.stages.dry_run_and_hints import get_ready
 from tests.hydro_rasda.models import Config, mlp, regressor
 from tests.hydro_rasda.problems import LABELS, X, problem, trials
 

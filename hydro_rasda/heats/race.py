@@ -7,6 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from hydro_rasda.contracts import Devices, Finished, Span, Task, full_size_task
+from hydro_rasda.heats.chance_baseline import unbeaten_chance
+from hydro_rasda.heats.heat import Heat
+from hydro_rasda.heats.run_plan import race_pieces, tell_race
+from hydro_rasda.heats.train_tasks import train_tasks
 from hydro_rasda.history.full_size import found_enough, race_of, refit_key, targets_over, tried_targets
 from hydro_rasda.history.history import ENTERED
 from hydro_rasda.history.lines import Unit, decision_key, metric_lines
@@ -31,10 +35,6 @@ from hydro_rasda.schedulers.race_rule import RaceRule
 from hydro_rasda.schedulers.sweep_rule import Continue, Move
 from hydro_rasda.schedulers.sweep_state import SweepState
 from hydro_rasda.short_values import show
-from hydro_rasda.stages.chance_baseline import unbeaten_chance
-from hydro_rasda.stages.heat import Heat
-from hydro_rasda.stages.run_plan import race_pieces, tell_race
-from hydro_rasda.stages.train_tasks import train_tasks
 from hydro_rasda.training.kept_weights import kept_epoch
 
 

@@ -19,6 +19,16 @@ from functools import partial
 
 from hydro_rasda.config_access import paths
 from hydro_rasda.contracts import Devices, Finished
+from hydro_rasda.heats.chance_baseline import warn_of_chance
+from hydro_rasda.heats.cost_limits import Costs, all_fit
+from hydro_rasda.heats.finalists import finalists_in_time, finalists_of_rule
+from hydro_rasda.heats.fusion_kinds import find_kinds
+from hydro_rasda.heats.group_queue import Dispatcher, cannot_grow, check_copies
+from hydro_rasda.heats.heat import Heat
+from hydro_rasda.heats.race import Race
+from hydro_rasda.heats.run_plan import RunPlan
+from hydro_rasda.heats.transfer_check import check_transfer
+from hydro_rasda.heats.unused_keys import Unread, warn_of_unread
 from hydro_rasda.history.history import ADMITTED, CALL, GROUP, KIND_OF, KINDS_FROM, SWEEP_DECISION
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines, retry_key
 from hydro_rasda.processes.child_count import usable_children
@@ -32,14 +42,6 @@ from hydro_rasda.search import Search
 from hydro_rasda.secret_masking import hide
 from hydro_rasda.short_values import show
 from hydro_rasda.space import derived, explored, tuned
-from hydro_rasda.stages.chance_baseline import warn_of_chance
-from hydro_rasda.stages.cost_limits import Costs, all_fit
-from hydro_rasda.stages.dispatch import Dispatcher, cannot_grow, check_copies
-from hydro_rasda.stages.fusion_groups import Unread, find_kinds, warn_of_unread
-from hydro_rasda.stages.heat import Heat
-from hydro_rasda.stages.race import Race
-from hydro_rasda.stages.run_plan import RunPlan
-from hydro_rasda.stages.transfer_of_finalists import check_transfer, finalists_in_time, finalists_of_rule
 from hydro_rasda.training.group_widths import MEASURING
 from hydro_rasda.trial import Trial
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hydro_rasda.contracts import Group, Widths, evenly
-from hydro_rasda.stages.next_groups_and_rounds import Waiting, next_groups
+from hydro_rasda.heats.choose_groups import Waiting, next_groups
 
 BOUND = Widths(16, 2, {1: 1.0, 16: 1.0})
 """Models for which fusing gains nothing: a group takes as long as its members one after another."""

@@ -351,7 +351,7 @@ def test_with_more_time_a_sweep_goes_on_where_it_stood(run: Run, clock: Clock, b
 def test_where_building_models_takes_all_the_time_the_others_wait_for_more(
     run: Run, clock: Clock, rule: SweepRule | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydro_rasda.stages.sweep.BUILDING_S", 0.0)
+    monkeypatch.setattr("hydro_rasda.heats.sweep.BUILDING_S", 0.0)
     said: list[str] = []
     for _ in range(2):
         timed = again(run, time_budget_s=1e-9)

@@ -27,11 +27,12 @@ from torch.nn import functional as F
 from fusion.hyperparameters import KEYS
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, Worker, choice, loguniform, sample_from, uniform
 from hydro_rasda.config_access import Notes
+from hydro_rasda.heats.fusion_kinds import ALIKE, build_noting, find_kinds
+from hydro_rasda.heats.unused_keys import unread_of, warn_of_unread
 from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.space import ALIASES
-from hydro_rasda.stages.fusion_groups import ALIKE, build_noting, find_kinds, unread_of, warn_of_unread
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, fixed_mlp, mlp, refuses_some
 

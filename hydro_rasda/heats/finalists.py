@@ -1,9 +1,8 @@
-"""From the sweep to full size: the choice of finalists, the check of the surrogates' ranking, and how training resumes.
+"""From the sweep to full size: the choice of finalists, and where their training begins.
 
 The sweep's rule names the finalists; if the time runs out, they are the best so far. Finalists of a population train at
-full size by the schedules that it found, and beside them by a linear decay. In the check, a few configurations are
-tried at full size, early in the sweep. If surrogates were as wide as the model, finalists go on from where the sweep
-left them.
+full size by the schedules that it found, and beside them by a linear decay. If surrogates were as wide as the model,
+finalists go on from where the sweep left them.
 """
 
 from __future__ import annotations
@@ -14,30 +13,23 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from fusion.warn import warn
-from hydro_rasda.config import Mode
-from hydro_rasda.contracts import Devices, Finished, Span, full_size_task
+from hydro_rasda.heats.cost_limits import all_fit
 from hydro_rasda.history.history import FINALISTS, SCHEDULES
 from hydro_rasda.history.lineage import Ancestor, lineages, may_decay, schedule_of, smoothed
-from hydro_rasda.history.lines import JournalLine, Unit, decision_key, shortened
-from hydro_rasda.history.transfer import FEWEST, check_keys, compare_checked
+from hydro_rasda.history.lines import JournalLine, Unit, decision_key
 from hydro_rasda.precision import as_given
 from hydro_rasda.results.result import AllTrialsFailed
-from hydro_rasda.run.events import CHECK, FinalistsChosen
+from hydro_rasda.run.events import FinalistsChosen
 from hydro_rasda.run.record_full_size import record_swept
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule, SweepState
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_finalists
 from hydro_rasda.search import Search
-from hydro_rasda.seeds import next_seed
-from hydro_rasda.stages.cost_limits import all_fit
-from hydro_rasda.stages.train_tasks import train_tasks
 from hydro_rasda.training.full_size import states_together
 from hydro_rasda.training.fused_learner import State
 from hydro_rasda.training.group_training import states_of
 from hydro_rasda.training.kept_weights import bettered, kept_epoch
-from surrogate.transfer_verdict import RankComparison
 
 
 def finalists_of_rule(
@@ -192,79 +184,6 @@ def _shown(changes: Mapping[str, Any]) -> str:
     return " ".join(
         f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in changes.items()
     )
-
-
-CHECKED = 6
-"""Configurations that are tried at full size, spread evenly over the surrogates' ranking."""
-
-
-def check_transfer(
-    run: Run, scores: Mapping[int, float], epochs: int, devices: Devices, others: Callable[[Finished], None]
-) -> RankComparison | None:
-    """Compare the surrogates' first milestone with full-size trainings of the same length.
-
-    The best of them trains twice, from two seeds: what lies between the two is the regret that counts as none.
-
-    Args:
-        others: Called with each group of the sweep that is done meanwhile.
-
-    Returns:
-        Rank correlation, regret and verdict; None where fewer than four trials have a finite metric, or time runs out.
-    """
-    chosen = run.decide(f"check/to-{epochs}/chosen", scores, lambda: _spread(scores, run.settings.mode))
-    if len(chosen) < FEWEST:
-        return None
-    run.begin_stage(CHECK, epochs * (len(chosen) + 1))
-    seed, span = run.settings.seed, Span(0, epochs)
-    keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
-    beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None
-    tasks = [full_size_task(*key, span, None, s, beside, horizon=horizon) for key, s in zip(keys, seeds, strict=True)]
-    last = sorted(tasks, key=lambda task: run.store.doing.suspected(task.key))  # those at which processes died
-    left = [task for task in last if not run.store.done(task.key)]
-    for finished in train_tasks(devices, left, lambda: not run.out_of_time("surrogate")):
-        if finished.task not in left:
-            others(finished)
-        elif not _was_cut_short(run, finished):
-            run.record(finished.task.key, _unit(run, finished))
-    run.end_stage()
-    if not all(run.store.done(task.key) for task in tasks):
-        run.say("the sweep's share of `time_budget_s` is spent: the check of the transfer is left out")
-        return None
-    comparison = compare_checked(run.history, chosen, [scores[number] for number in chosen])
-    run.say(f"transfer is {comparison.verdict}: rank correlation {comparison.rho:.2f} with full size")
-    if comparison.verdict != "trusted":
-        warn(f"transfer to full size is {comparison.verdict}. {comparison.advice}")
-    return comparison
-
-
-def _spread(scores: Mapping[int, float], mode: Mode) -> Sequence[int]:
-    """Trials from the best to the worst on their surrogates, at even distances."""
-    best_first = ranked({n: scores[n] for n in sorted(scores) if math.isfinite(scores[n])}, mode)
-    count = min(CHECKED, len(best_first))
-    return [best_first[round(i * (len(best_first) - 1) / max(1, count - 1))] for i in range(count)]
-
-
-def _was_cut_short(run: Run, finished: Finished) -> bool:
-    """Tell whether the time budget ended a training before the check's last epoch."""
-    task, outcome = finished.task, finished.outcome
-    if outcome.error is not None or outcome.ended:
-        return False
-    reached, metrics = outcome.epochs[-1]
-    over = _diverged(metrics) or run.settings.good_enough(metrics[run.settings.metric])
-    return reached < task.span.stop and not over
-
-
-def _diverged(metrics: Mapping[str, float]) -> bool:
-    return not math.isfinite(metrics.get("train_loss", 0.0))
-
-
-def _unit(run: Run, finished: Finished) -> Unit:
-    task, outcome = finished.task, finished.outcome
-    if outcome.error is not None:
-        line = {"event": "check failed", "trial": task.number, "error": shortened(outcome.error)}
-        return Unit(None, [line], outcome.seconds)
-    _, metrics = outcome.epochs[-1]  # earlier than the last epoch if it ended by itself, or was good enough
-    return Unit(None if _diverged(metrics) else metrics[run.settings.metric], [], outcome.seconds)
 
 
 def hand_over(run: Run, finalists: Sequence[int]) -> None:

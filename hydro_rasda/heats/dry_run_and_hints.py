@@ -15,13 +15,13 @@ from fusion.warn import warn
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import EVAL_BATCH_FACTOR, naming_batch
 from hydro_rasda.dry_run import DryRun
+from hydro_rasda.heats.isolated_dry_run import survived_dry_run
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.content_digest import spread_indices
 from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.schedulers import first_milestone
 from hydro_rasda.space import has_shares, longest_warmup, schedules, tuned
-from hydro_rasda.stages.isolated_dry_run import survived_dry_run
 from hydro_rasda.surrogate_models import about_width_argument
 from hydro_rasda.training.lr_and_decay_by_parameter import check_rule
 from hydro_rasda.trial import Trial

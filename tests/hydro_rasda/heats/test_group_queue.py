@@ -17,6 +17,8 @@ from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, logun
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Event, Finished, History, Task, Widths
 from hydro_rasda.data import make_batches
+from hydro_rasda.heats.finalists import LINEAR
+from hydro_rasda.heats.group_queue import Dispatcher
 from hydro_rasda.history.lineage import Ancestor, lineages, schedule_of, smoothed
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
@@ -28,12 +30,10 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import PopulationBasedBandits, PopulationBasedTraining, Range
 from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.space import explored
-from hydro_rasda.stages.dispatch import Dispatcher
-from hydro_rasda.stages.transfer_of_finalists import LINEAR
 from hydro_rasda.trial import Trial
+from tests.hydro_rasda.heats.test_sweep import Curves, Given, X, Y, again, epochs
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import sweep
-from tests.hydro_rasda.stages.test_sweep import Curves, Given, X, Y, again, epochs
 
 FINALS = (4.0, 3.0, 2.0, 1.0, math.nan, 5.0, 6.0, 7.0)
 FAILED = 7
@@ -121,7 +121,7 @@ def test_the_check_of_the_transfer_trains_the_configurations_that_were_scored(
 ) -> None:
     checked: list[Config] = []
     monkeypatch.setattr(
-        "hydro_rasda.stages.sweep.check_transfer",
+        "hydro_rasda.heats.sweep.check_transfer",
         lambda run, scores, *_: checked.extend(dict(run.history.trials[number].config) for number in scores),
     )
     asked = again(run, sweep=replace(run.settings.sweep, check_transfer=True))

@@ -12,15 +12,15 @@ import pytest
 
 from hydro_rasda import RaceConfig
 from hydro_rasda.contracts import Finished, Outcome
+from hydro_rasda.heats.race import Race
 from hydro_rasda.history.full_size import tried_targets
 from hydro_rasda.history.history import FINALISTS
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.stages.race import Race
+from tests.hydro_rasda.heats.test_sweep import FINALS, Curves, Given, configs
+from tests.hydro_rasda.heats.test_sweep import run as run
 from tests.hydro_rasda.scripted import sweep
-from tests.hydro_rasda.stages.test_sweep import FINALS, Curves, Given, configs
-from tests.hydro_rasda.stages.test_sweep import run as run
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

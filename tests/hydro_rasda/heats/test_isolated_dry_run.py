@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from hydro_rasda import SweepConfig, TuneResult, choice
 from hydro_rasda.data import make_batches
 from hydro_rasda.dry_run import MISFITS, dry_run
+from hydro_rasda.heats.isolated_dry_run import survived_dry_run
 from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.forks import Died, imap_forked
 from hydro_rasda.run.locks_and_crashes import CrashLog
-from hydro_rasda.stages.isolated_dry_run import survived_dry_run
 from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
@@ -163,7 +163,7 @@ def dry_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], li
             lines.write(f"{os.getpid()}\n")
         return dry_run(*given, **more)
 
-    monkeypatch.setattr("hydro_rasda.stages.isolated_dry_run.dry_run", noted)
+    monkeypatch.setattr("hydro_rasda.heats.isolated_dry_run.dry_run", noted)
     return lambda: [int(line) == os.getpid() for line in file.read_text().split()]
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from hydro_rasda.contracts import Devices
+from hydro_rasda.heats.group_queue import Dispatcher
+from hydro_rasda.heats.transfer_check import CHECKED
 from hydro_rasda.history.full_size import race_of
 from hydro_rasda.results.summary import models_in_words
 from hydro_rasda.run.events import CHECK, FULL_SIZE, SURROGATES
@@ -15,8 +17,6 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.schedulers import Bracket, PopulationBasedTraining, SweepRule, SweepState
 from hydro_rasda.schedulers.sweep_rule import checked_epochs
-from hydro_rasda.stages.dispatch import Dispatcher
-from hydro_rasda.stages.transfer_of_finalists import CHECKED
 
 _VERSIONS = re.compile(r"(, \d+ threads)?, torch [^,]*$")
 
