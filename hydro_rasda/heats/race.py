@@ -77,6 +77,7 @@ class Race(Heat):
         if again or history.entrants != list(finalists):
             run.record(ENTERED, Unit(list(finalists)), again=True)
         self._has_entered, self._began = True, history.began(self.stage)
+        self.under_way &= {*finalists}  # nothing waits for others that began early
         was_over = targets_over(history, finalists)
         if not was_over:
             for over in (SURROGATES, CHECK):  # perhaps ended by the time budget
