@@ -20,6 +20,18 @@ RAY = re.compile(
 )
 """Tests that use Ray, which one process after another may have: two at once would starve each other of workers."""
 
+LONG = re.compile(
+    r"tests/(test_(examples|notebook|wheel)|benchmarks/tasks/test_load|fusion/rules/test_torch_operators"
+    r"|hydro_rasda/(bubbles/test_host|run/test_resume|training/test_(across_ranks|lr_and_decay_by_parameter)))\.py::"
+)
+"""Tests of modules that take long. They start early: a process that began one last would keep the other waiting."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the tests that use Ray come first, then the long modules."""
+    items.sort(key=lambda item: 0 if RAY.match(item.nodeid) else 1 if LONG.match(item.nodeid) else 2)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -33,6 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return "ray" if RAY.match(nodeid) else nodeid.partition("::")[0]
 
+    config.option.loadscopereorder = False  # it starts modules of many tests first, which are not the long ones
     return ByModule(config, log)
 
 

@@ -73,7 +73,8 @@ def test_digits_on_ray_ends_with_the_same_model(first_seed: str, tmp_path: Path)
 
 
 def test_the_same_search_without_the_library(tmp_path: Path) -> None:
-    said = run(tmp_path, changed(tmp_path, "random_search.py", "range(128)", "range(8)"))
+    shorter = changed(tmp_path, "random_search.py", "epochs=27) for _ in range(128)", "epochs=9) for _ in range(4)")
+    said = run(tmp_path, shorter, OMP_NUM_THREADS="1")
     assert float(found(r"Test accuracy: ([\d.]+)", said)[1]) >= 0.9, said
 
 
@@ -107,7 +108,8 @@ def test_packed_trainings_share_the_cores(tmp_path: Path) -> None:
 
 
 def test_a_sweep_in_bubbles_and_its_host(tmp_path: Path) -> None:
-    said = run(tmp_path, "bubbles.py", "--runs", str(tmp_path / "runs"))
+    fewer = changed(tmp_path, "bubbles.py", "num_samples=16,\n        max_t=9", "num_samples=4,\n        max_t=3")
+    said = run(tmp_path, fewer, "--runs", str(tmp_path / "runs"))
     assert len(re.findall(r"^rank [01]: \d+ steps; \d+ s of bubbles", said, re.MULTILINE)) == 2, said
     assert (tmp_path / "runs" / "bubbles" / "run.json").exists(), said
 
