@@ -13,6 +13,7 @@ from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Finished, Outcome, Task
 from hydro_rasda.data import Shard
+from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.processes.hang_detector import waited_in_vain
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import RASDA, Growth
@@ -116,8 +117,8 @@ class DoublingPool(DevicePool):
 
     def _epoch_seconds(self, number: int) -> dict[int, float]:
         taken = defaultdict[int, list[float]](list)
-        for key, unit in self._run.store.units().items():
-            if key.startswith(f"target/trial-{number}/to-") and unit.lines:
+        for trial, unit in trained_spans(self._run.store.units()):
+            if trial == number and unit.lines:
                 taken[int(unit.lines[-1].get("workers", 1))].append(unit.seconds / len(unit.lines))
         return {workers: median(seconds) for workers, seconds in taken.items()}
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
 from hydro_rasda.argument_checks import check_number, require
 from hydro_rasda.config import Graph, check_steps
-from hydro_rasda.contracts import Devices, EpochMetrics, Finished, Task, Widths
+from hydro_rasda.contracts import Devices, Finished, Task, Widths
 from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
+from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.device import Device, Share, Work
 from hydro_rasda.trial import Trial
@@ -161,10 +163,7 @@ class LocalDevice:
         def load(key: str) -> Any:
             return run.store.load(key, self._problem.device)
 
-        def notify(epochs: int, metrics: EpochMetrics) -> None:
-            run.advance(epochs, run.note(metrics))
-
-        return Work(run.history.trials, load, lambda: run.out_of_time(stage), notify, run.store.doing)
+        return Work(run.history.trials, load, lambda: run.out_of_time(stage), partial(hear, run), run.store.doing)
 
 
 def _checked(name: object) -> torch.device:

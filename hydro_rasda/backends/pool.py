@@ -11,6 +11,7 @@ from hydro_rasda.contracts import Finished, Outcome, Task, Widths
 from hydro_rasda.processes.forks import RelayedWarnings
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.retry_policy import DEATHS, Deaths
+from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.group_training import Load
 from hydro_rasda.training.trainer import Given
@@ -258,8 +259,7 @@ class DevicePool:
         """Take in what a device's process says while it trains: "notified" of epochs, or "warned"."""
         if kind == "notified":
             self._heard(number)
-            epochs, metrics = content
-            self._run.advance(epochs, self._run.note(metrics))
+            hear(self._run, *content)
         else:
             self._warnings.give(content)
 

@@ -27,6 +27,7 @@ from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.processes.forks import RelayedWarnings, ending, receive
 from hydro_rasda.processes.retry_policy import Deaths
+from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.device import Device
 from hydro_rasda.training.group_training import joined
@@ -276,8 +277,7 @@ class BubbleDevices:
             return
         visitor = self._visitors[connection]
         if kind == "notified":
-            epochs, metrics = content
-            self._run.advance(epochs, self._run.note(metrics))
+            hear(self._run, *content)
         elif kind == "warned":
             self._warnings.give(content)
         elif kind == "raised":

@@ -30,7 +30,8 @@ def say(text: object, end: str = "\n", error: bool = False) -> None:
 
 def trial_values(trial: TrialRecord) -> dict[str, Any]:
     """Return a trial for JSON: all values but its curves."""
-    return {name: value for name, value in vars(trial).items() if name != "history" and (value or name != "costs")}
+    optional = ("costs", "live")
+    return {name: value for name, value in vars(trial).items() if name != "history" and (value or name not in optional)}
 
 
 def print_record(console: Console, record: RunRecord) -> None:

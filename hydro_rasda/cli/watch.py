@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -27,6 +28,8 @@ from hydro_rasda.results.report import (
     best_line,
     explained,
     failed_and_diverged,
+    live_line,
+    live_trials,
     progress_of,
     render,
     rung_lines,
@@ -69,8 +72,8 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
     if as_json:
         before = None
         for record in looks:
-            if record is not None and (told := {**row_of(record), "rungs": rungs(record)}) != before:
-                print(json.dumps(jsonable(told)), flush=True)
+            if record is not None and (told := _values(record)) != before:
+                print(json.dumps(told), flush=True)
                 before = told
     elif console.is_terminal:
         _show_live(looks, folder, console)
@@ -81,6 +84,13 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
     how = f"to wait all the same: hydro-rasda watch {shlex.quote(path)} --wait"
     console.print(f"{explained('interrupted')} ({how})", markup=False, soft_wrap=True)
     return False
+
+
+def _values(record: RunRecord) -> dict[str, Any]:
+    """Return a run as plain values: as in a list of runs, with its rungs, and the last epochs of live trials."""
+    live = [{"trial": trial.trial, "of": record.max_t, **trial.live[-1]} for trial in live_trials(record)]
+    values: dict[str, Any] = jsonable({**row_of(record), "rungs": rungs(record), "live": live})
+    return values
 
 
 def _looks(folder: Path, clock: Clock, wait: bool, last: list[RunRecord]) -> Iterator[RunRecord | None]:
@@ -125,7 +135,8 @@ def _print_lines(looks: Iterator[RunRecord | None], folder: Path, console: Conso
 def _line(record: RunRecord | None, folder: Path) -> str:
     if record is None:
         return f"waiting for a run in {folder}"
-    parts = (state_of(record), _progress(record), *rung_lines(record), best_line(record), failed_and_diverged(record))
+    parts = (state_of(record), _progress(record), *rung_lines(record), live_line(record), best_line(record))
+    parts = (*parts, failed_and_diverged(record))
     return "; ".join(part for part in parts if part)
 
 

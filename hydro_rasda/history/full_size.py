@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from hydro_rasda.history.history import DONE, History
+from hydro_rasda.history.history import DONE, TARGET, History, Live
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.history.scores import deciding_curve, done_early, kept_of
 from hydro_rasda.schedulers import ExpectedEnd, Race
 
@@ -56,6 +57,21 @@ def at_the_end(history: History, number: int) -> bool:
 def tried_targets(history: History, finalists: Sequence[int]) -> list[int]:
     """Return the finalists, and all other trials that were trained at full size."""
     return [*finalists, *sorted({n for stage, n in history.metrics if stage == "target"} - set(finalists))]
+
+
+def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
+    """Yield the units that left a checkpoint of a full-size trial, with the lines of all epochs that led there."""
+    live: dict[int, Live] = {}
+    for key, unit in units.items():
+        if (name := TARGET.fullmatch(key)) is None:
+            continue
+        number, epoch = int(name["trial"]), int(name["epoch"])
+        if name["what"] == "at":
+            live.setdefault(number, Live()).take(epoch, unit.lines)
+            continue
+        before = live.pop(number, Live())
+        if name["what"] == "to":
+            yield number, before.joined(unit, epoch)
 
 
 def refit_key(number: int, epoch: int) -> str:

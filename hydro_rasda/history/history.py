@@ -12,6 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hydro_rasda.config import TuneConfig
@@ -52,10 +53,57 @@ RACE_DECISION = re.compile(r"target/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
 GROUP = re.compile(r"surrogate/to-(?P<stop>\d+)/from-(?P<start>\d+)/group-\d+(?:/again)*")
 """Pattern of the journal's names of groups that trained."""
 
-TARGET = re.compile(r"target/trial-(?P<trial>\d+)/(?P<what>to|failed-after|done-after|lost-after)-(?P<epoch>\d+)")
+TARGET = re.compile(
+    r"target/trial-(?P<trial>\d+)/(?P<what>at|to|failed-after|done-after|lost-after)-(?P<epoch>\d+)(?:/again)*"
+)
 """Pattern of the journal's names of full-size trainings."""
 
 REFIT = re.compile(r"target/refit-(?P<trial>\d+)/to-\d+")
+
+
+_LIVE = re.compile(r"target/trial-\d+/at-.*")
+
+
+def is_live(key: str) -> bool:
+    """Tell whether a unit of this name has epochs of a full-size training that no checkpoint holds yet.
+
+    They are for people who follow the run. It resumes from checkpoints, and nothing that it decides depends on them.
+    """
+    return _LIVE.fullmatch(key) is not None
+
+
+def by_epoch(lines: Iterable[JournalLine]) -> dict[int, JournalLine]:
+    """Return a trial's lines by epoch."""
+    return {line["epoch"]: line for line in lines}
+
+
+@dataclass
+class Live:
+    """The part of a full-size training that its last checkpoint does not hold.
+
+    Attributes:
+        epoch: The epoch that it came to last. After an interruption, it comes to the same epochs once more.
+        lines: All lines of such epochs, by epoch.
+    """
+
+    epoch: int = 0
+    lines: dict[int, JournalLine] = field(default_factory=dict)
+
+    def take(self, epoch: int, lines: Iterable[JournalLine]) -> None:
+        """Come to an epoch, with the lines that are new."""
+        self.epoch = epoch
+        self.lines |= by_epoch(lines)
+
+    def trained(self) -> list[JournalLine]:
+        """Return the lines up to the epoch that was reached, in order."""
+        return [line for at, line in sorted(self.lines.items()) if at <= self.epoch]
+
+    def joined(self, unit: Unit, epoch: int) -> Unit:
+        """Return the unit of a checkpoint after an epoch with the lines of all epochs that led there, in order."""
+        if not self.lines or unit.value.get("swept"):
+            return unit
+        known = {at: line for at, line in self.lines.items() if at <= epoch}
+        return replace(unit, lines=[line for _, line in sorted((known | by_epoch(unit.lines)).items())])
 
 
 def is_decision(key: str) -> bool:
@@ -85,11 +133,13 @@ class History(Curves):
         checkpoints: Name of the last checkpoint of each trial that trained at full size.
         refits: Name of the checkpoint of the model that was trained once more on the examples of all folds, by trial.
         decided: Maps each full-size trial at an epoch with a decision to whether it goes on.
+        live: Epochs at full size since the last checkpoint, by trial; see `is_live`.
         last: Key of the last unit.
         last_target: Key of the last unit of the full-size stage.
         over: The finalists of a full-size stage that has come to its end.
         left: The last estimate of the seconds that the run still takes; None if it was not known.
-        seconds: Wall time of the run at its last unit.
+        seconds: Wall time of the run at its last unit, but for live epochs.
+        now: The same with them.
         spent: Seconds of the units of each stage.
         epoch_seconds: Mean seconds of an epoch of one model, and the number of such epochs, of each full-size unit.
         checked: Values of the units of the transfer check, by name.
@@ -126,10 +176,11 @@ class History(Curves):
         self.checkpoints: dict[int, str] = {}
         self.refits: dict[int, str] = {}
         self.decided: dict[int, bool] = {}
+        self.live: dict[int, Live] = {}
         self.last = self.last_target = ""
         self.over: list[int] | None = None
         self.left: float | None = None
-        self.seconds = 0.0
+        self.seconds = self.now = 0.0
         self.spent: dict[Stage, float] = {"surrogate": 0.0, "target": 0.0}
         self.epoch_seconds: list[tuple[float, int]] = []
         self.refitted = 0
@@ -150,7 +201,15 @@ class History(Curves):
         """Take in a unit that was finished after all that were taken in before; the time that it takes is bounded by
         the unit's own size."""
         stage: Stage = "target" if key.startswith("target/") else "surrogate"
-        self.last, self.left, self.seconds = key, unit.left, max(self.seconds, unit.at)
+        self.last, self.left, self.now = key, unit.left, unit.at
+        if stage == "target" and (name := TARGET.fullmatch(key)) is not None:
+            number, epoch = int(name["trial"]), int(name["epoch"])
+            if name["what"] == "at":
+                self.live.setdefault(number, Live()).take(epoch, unit.lines)
+                return
+            live = self.live.pop(number, Live())
+            unit = live.joined(unit, epoch) if name["what"] == "to" else unit
+        self.seconds = max(self.seconds, unit.at)
         if key.startswith(f"{stage}/"):
             self.spent[stage] += unit.seconds
         if stage == "target" and self._comes_early(key, unit):
@@ -337,6 +396,7 @@ class History(Curves):
             self._enter(unit.value)
         elif key == DONE:
             self.over = unit.value
+            self.live.clear()  # of trials that began early, and did not enter
         if count := sum(line["event"] == "metrics" for line in unit.lines):
             count *= self.settings.models("target")
             self.epoch_seconds.append((unit.seconds / count, count))

@@ -16,6 +16,10 @@ JournalLine = dict[str, Any]
 """One line of the journal: plain values, of which "event" names its kind."""
 
 
+EpochTold = tuple[int, int, Mapping[str, Any]]
+"""A full-size trial, the epochs that it has trained, and the metrics after them."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """A finished unit of work, as the journal keeps it.
@@ -47,14 +51,14 @@ def score_in(metrics: Mapping[str, Any], name: str) -> float | None:
 
 def jsonable(value: Any) -> Any:
     """Return a value as strict JSON gives it back: NaN and infinities as null, other values by `name_of`."""
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
         return value
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
     return name_of(value)
 
 

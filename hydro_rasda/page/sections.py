@@ -18,7 +18,7 @@ from hydro_rasda.plots.figure_style import HEIGHT, begun, is_empty, nothing
 from hydro_rasda.plots.hyperparameters import LINES
 from hydro_rasda.plots.importance import importance_bars, importance_of
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import best_first, varied
+from hydro_rasda.results.report import best_first, status_of, varied
 from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.short_values import show
@@ -170,7 +170,7 @@ def _table(record: RunRecord) -> str:
     trials, metric = best_first(record), record.metric
     columns: dict[str, list[Any]] = {
         "trial": [trial.trial for trial in trials],
-        "state": [trial.status for trial in trials],
+        "state": [status_of(trial) for trial in trials],
         metric: [trial.metric if trial.epochs else None for trial in trials],
         "epochs": [trial.epochs or None for trial in trials],
         f"surrogate {metric}": [trial.surrogate_metric if trial.surrogate_epochs else None for trial in trials],

@@ -21,6 +21,7 @@ from hydro_rasda.results.report import (
     explained,
     front_lines,
     kept_weights,
+    live_line,
     progress_of,
     state_of,
 )
@@ -51,9 +52,8 @@ def answer(record: RunRecord) -> list[str]:
         ]
     else:
         told = ["No trial has a finite score."]
-    return told + [
-        f"{line[0].upper()}{line[1:]}." for line in [*front_lines(record), *_doubt(record), *agreement_line(record)]
-    ]
+    lines = [*filter(None, [live_line(record)]), *front_lines(record), *_doubt(record), *agreement_line(record)]
+    return told + [f"{line[0].upper()}{line[1:]}." for line in lines]
 
 
 def _doubt(record: RunRecord) -> list[str]:

@@ -102,18 +102,18 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     if not panels:
         return nothing(f"no trial has a finite {metric} yet")
     # By place among the finalists, alike in both panels.
-    finalists = [trial.trial for trial in order if trial.epochs]
+    finalists = [trial.trial for trial in order if trial.reached]
     colors = {number: FINALISTS[i % len(FINALISTS)] for i, number in enumerate(finalists)} | {result.best_trial: BEST}
     figure = new_figure(
         height=110 + 330 * len(panels), legend={"yanchor": "top", "y": -0.1 if len(panels) > 1 else -0.2}
     ).set_subplots(rows=len(panels), vertical_spacing=0.14)
     for row, (stage, title) in enumerate(panels, 1):
-        alone = [curve for curve in curves[stage] if curve.trial.epochs]
+        alone = [curve for curve in curves[stage] if curve.trial.reached]
         if many := len(curves[stage]) > MANY:
             alone = alone if len(alone) <= MANY else alone[: len(FINALISTS)]
             traces = _bands(curves[stage], legend=all(trace.name != "median" for trace in figure.data))
         else:
-            traces = _fallen([curve for curve in curves[stage] if not curve.trial.epochs])
+            traces = _fallen([curve for curve in curves[stage] if not curve.trial.reached])
         best, drawn = result.best_trial, [value for trace in traces for value in trace["y"] if value is not None]
         traces += [_alone(each, colors[each.trial.trial], each.trial.trial == best, stage) for each in alone]
         figure.add_traces([*map(go.Scatter, traces)], rows=row, cols=1)
@@ -140,7 +140,8 @@ def _epochs(trial: TrialRecord, stage: Stage) -> int:
 def _curves(trials: Iterable[TrialRecord], stage: Stage, metric: str) -> list[_Curve]:
     found = []
     for trial in trials:
-        lines = [line for line in trial.history if line["stage"] == stage and line.get(metric) is not None]
+        there = (*trial.history, *trial.live)
+        lines = [line for line in there if line["stage"] == stage and line.get(metric) is not None]
         if lines:
             found.append(_Curve(trial, [line["epoch"] for line in lines], [figures_of(line[metric]) for line in lines]))
     return found

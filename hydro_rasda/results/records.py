@@ -52,6 +52,8 @@ class TrialRecord(Portable):
         history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite). With
             folds or `sweep.repeats`, they are means over the trial's models. The standard deviation of the metric over
             them is beside it, such as "val_loss_std".
+        live: While the run goes on, the same of the epochs at full size that the trial has trained since its last
+            checkpoint. No other value counts them. After an interruption, they are trained again.
         error: Traceback of a failed trial.
         costs: Costs of the full-size model by which trials are compared, such as `macs` (see `metric` of `tune`).
         unread: Keys of the configuration that nothing reads, such as `momentum` with adamw; nested ones are written
@@ -74,6 +76,12 @@ class TrialRecord(Portable):
     unread: tuple[str, ...] = field(default=(), repr=False)
     spread: float | None = field(default=None, repr=False)
     costs: Mapping[str, float] = field(default_factory=dict, repr=False, kw_only=True)
+    live: tuple[Mapping[str, Any], ...] = field(default=(), repr=False, kw_only=True)
+
+    @property
+    def reached(self) -> int:
+        """Epochs trained at full size, those included that no checkpoint holds yet."""
+        return self.live[-1]["epoch"] if self.live else self.epochs
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -110,7 +118,8 @@ class Cost:
         target_epochs: Epochs trained at full size after the sweep, over the finalists and all their models.
         target_seconds: Wall time of the full-size trainings.
         target_epoch_seconds: Median wall time of an epoch at full size; NaN if none was trained.
-        seconds: Wall time of the whole run to its last finished unit of work, interrupted sessions included.
+        seconds: Wall time of the whole run to its last finished unit of work, interrupted sessions included. While the
+            run goes on, it is that to the last epoch of a full-size model, if this came later.
     """
 
     surrogate_epochs: int
@@ -159,6 +168,7 @@ class RunRecord(Portable):
     keep: Keep = field(default="best", kw_only=True)
     averaged: bool | None = field(default=None, kw_only=True)
     seconds_left: float | None = field(default=None, kw_only=True)
+    max_t: int = field(default=0, kw_only=True)
     over: str = field(default="", kw_only=True)
     _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
     _unkept: Mapping[int, frozenset[Place]] = field(default_factory=dict, kw_only=True)

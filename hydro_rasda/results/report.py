@@ -16,6 +16,7 @@ from rich.text import Text
 
 from hydro_rasda.config import averaged, unaveraged
 from hydro_rasda.console import duration
+from hydro_rasda.history.lines import number_of, score_in
 from hydro_rasda.results.records import DIFFER, Cost, RunRecord, TrialRecord, second_of
 from hydro_rasda.run.locks_and_crashes import DROPPED, TRY_AGAIN, held
 from hydro_rasda.run.time_left import LEAST_TOLD, roughly
@@ -45,7 +46,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
 
 def _told(result: RunRecord) -> list[str]:
     lines = chosen_line(result) + front_lines(result) + doubt_line(result) + agreement_line(result)
-    return [cost_line(result), *lines]
+    return [*filter(None, [live_line(result)]), cost_line(result), *lines]
 
 
 def as_html(result: RunRecord) -> str:
@@ -330,6 +331,28 @@ def rungs(result: RunRecord) -> dict[str, dict[int, int]]:
     return found
 
 
+def live_trials(result: RunRecord) -> list[TrialRecord]:
+    """Return the trials that are further at full size than their last checkpoint, the furthest first."""
+    return sorted((trial for trial in result.trials if trial.live), key=lambda trial: -trial.reached)
+
+
+def live_line(result: RunRecord) -> str:
+    """Say how far full-size models under way have come, with their last score; empty if none has ended an epoch."""
+    trials = live_trials(result)
+    told = [f"trial {t.trial} at epoch {t.reached} of {result.max_t} ({_last(result, t)})" for t in trials[:SHOWN]]
+    more = [f"{len(trials) - SHOWN} more"] if len(trials) > SHOWN else []
+    return f"under way at full size: {', '.join([*told, *more])}" if told else ""
+
+
+def _last(result: RunRecord, trial: TrialRecord) -> str:
+    return f"{result.metric} {show(number_of(score_in(trial.live[-1], result.metric)), 4)}"
+
+
+def status_of(record: TrialRecord) -> str:
+    """Return a trial's status, or the epoch that it has come to at full size while it trains there."""
+    return f"at epoch {record.reached}" if record.live else record.status
+
+
 def rung_lines(result: RunRecord) -> list[str]:
     """Say the counts of `rungs` in words, a line for each stage."""
     return [
@@ -361,7 +384,7 @@ def _row(record: TrialRecord) -> tuple[str, ...]:
         str(record.trial),
         f"{show(record.surrogate_metric)}{narrow} ({record.surrogate_epochs})" if record.surrogate_epochs else "",
         f"{show(record.metric)}{full} ({_epochs(record)})" if record.epochs else "",
-        record.status,
+        status_of(record),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.history.full_size import expected_ends, refit_key, run_end
 from hydro_rasda.history.history import History
-from hydro_rasda.history.lines import Stage
+from hydro_rasda.history.lines import JournalLine, Stage
 from hydro_rasda.history.scores import averages_lost, done_early, kept_of
 from hydro_rasda.history.transfer import transfer_of
 from hydro_rasda.history.winner import best_of, eligible, scored
@@ -59,7 +59,7 @@ def sum_up(
         metric=history.settings.metric,
         mode=history.settings.mode,
         expected_gain=expected_gain([*found.values()], history.settings.mode),
-        cost=_cost(history),
+        cost=_cost(history, history.seconds if over else max(history.seconds, history.now)),
         transfer=transfer_of(history),
         agreement=_agreement(history, finalists),
         path=path,
@@ -69,6 +69,7 @@ def sum_up(
         keep=history.settings.race.keep,
         averaged=_averaged(history, records[best]) if best in records else None,
         seconds_left=None if over else history.left,
+        max_t=max_t,
         over=models_in_words(history.settings, "target"),
         _hidden=frozenset(hidden),
         _unkept={number: places for number, places in history.unkept.items() if places},
@@ -150,10 +151,16 @@ def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
     return after and not averages_lost(trial.history, trial.kept_epoch, settings.metric)
 
 
+def _told(line: JournalLine) -> dict[str, Any]:
+    """Return the stage, epoch and metrics of a line of the journal."""
+    return {name: value for name, value in line.items() if name not in ("event", "trial")}
+
+
 def _record(
     history: History, number: int, at_end: Collection[int], undecided: Collection[int], chance: float
 ) -> TrialRecord:
     kept_epoch, metric = kept_of(history, number)
+    goes_on = number in undecided and number not in history.failures
     return TrialRecord(
         trial=number,
         config=history.trials[number].config,
@@ -165,11 +172,12 @@ def _record(
         chance=chance,
         kept_epoch=kept_epoch,
         history=tuple(
-            {name: value for name, value in line.items() if name not in ("event", "trial")}
+            _told(line)
             for stage in ("surrogate", "target")
             for line in history.metrics.get((stage, number), ())
             if line["stage"] == stage
         ),
+        live=tuple(map(_told, history.live[number].trained())) if number in history.live and goes_on else (),
         error=history.failures.get(number),
         costs=dict(history.costs.get(number, {})),
         unread=tuple(sorted(history.unread.get(number, ()))),
@@ -199,7 +207,7 @@ def _status(history: History, number: int, at_end: Collection[int], undecided: C
     return "undecided" if number in undecided else "stopped"
 
 
-def _cost(history: History) -> Cost:
+def _cost(history: History, seconds: float) -> Cost:
     def epochs(stage: Stage) -> int:
         lines = (line for (of, _), of_trial in history.metrics.items() if of == stage for line in of_trial)
         of_trials: int = sum(line["stage"] == stage for line in lines)
@@ -212,5 +220,5 @@ def _cost(history: History) -> Cost:
         target_epochs=epochs("target") + history.refitted,
         target_seconds=history.spent["target"],
         target_epoch_seconds=median(each) if each else math.nan,
-        seconds=history.seconds,
+        seconds=seconds,
     )

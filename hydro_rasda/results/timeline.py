@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from hydro_rasda.history.history import GROUP, TARGET
-from hydro_rasda.history.lines import Unit, score_in
+from hydro_rasda.history.lines import JournalLine, Unit, score_in
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.journal import JOURNAL, read_units
@@ -105,11 +105,30 @@ def best_over_time(units: Mapping[str, Unit], record: RunRecord) -> dict[Stage, 
     """List, by stage, each score that was better than all before, at the time when its unit of work was recorded."""
     sign = 1 if record.mode == "min" else -1
     found: dict[Stage, list[Best]] = {}
-    for unit in units.values():
-        for line in unit.lines:
-            if line["event"] != "metrics" or (value := score_in(line, record.metric)) is None:
-                continue
-            so_far = found.setdefault(line["stage"], [])
-            if not so_far or sign * value < sign * so_far[-1].score:
-                so_far.append(Best(unit.at, value, line["trial"], line["epoch"]))
+    for at, line in sorted(_epochs(units, record.ended), key=lambda told: told[0]):
+        if (value := score_in(line, record.metric)) is None:
+            continue
+        so_far = found.setdefault(line["stage"], [])
+        if not so_far or sign * value < sign * so_far[-1].score:
+            so_far.append(Best(at, value, line["trial"], line["epoch"]))
     return found
+
+
+def _epochs(units: Mapping[str, Unit], ended: bool) -> Iterator[tuple[float, JournalLine]]:
+    """Yield the line of each epoch, and when it was recorded.
+
+    Epochs at full size that no checkpoint came to hold, as the trial failed, are left out. While the run goes on, those
+    that train are there.
+    """
+    live: dict[str, list[tuple[float, JournalLine]]] = {}
+    for key, unit in units.items():
+        lines = [(unit.at, line) for line in unit.lines if line["event"] == "metrics"]
+        if (name := TARGET.fullmatch(key)) is None:
+            yield from lines
+        elif name["what"] == "at":
+            live.setdefault(name["trial"], []).extend(lines)
+        else:
+            before = live.pop(name["trial"], [])
+            yield from [*before, *lines] if name["what"] == "to" else lines
+    if not ended:
+        yield from (told for of_trial in live.values() for told in of_trial)

@@ -81,7 +81,8 @@ class StageEnded(Event):
 class EpochsTrained(Event):
     """Epochs were trained, on any device; sent at once, for a progress bar.
 
-    Their metrics follow as `EpochEnded`, once their unit of work is complete and in the journal.
+    Their metrics follow as `EpochEnded`: those of full-size models at once, those of surrogates once their unit of work
+    is complete.
 
     Attributes:
         epochs: Number of epochs, over the trials that train together.
@@ -109,7 +110,10 @@ class TrialConfigured(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded(Event):
-    """A trial's metrics after an epoch, as the journal has them. An epoch that is trained again is sent again.
+    """A trial's metrics after an epoch, as the journal has them.
+
+    They are sent at full size after each epoch, and on surrogates when a milestone is reached. An epoch that is trained
+    again is sent again. At full size, it is not if it comes to the same metrics as before the interruption.
 
     Attributes:
         stage: "surrogate" or "target", the full-size model.

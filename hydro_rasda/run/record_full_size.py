@@ -2,10 +2,13 @@
 
 All backends record full-size trainings alike, so that each can resume the work of another:
 
-- `target/trial-{n}/to-{epoch}`: a trial's metrics since its unit before, and `{"checkpoint": name}` from which training
-  can go on after this epoch. "best" tells the epoch whose weights it keeps. "swept" tells that the sweep trained it:
-  the sweep's metrics up to there are then the trial's own. "device" is the device, if there are several. "beside" is
-  the number of trials that shared it, the trial included.
+- `target/trial-{n}/at-{epoch}`: a trial's metrics after each epoch, as soon as the tuner hears of it. Nothing that the
+  run decides depends on it. `/again` ends its name if the trial came to this epoch before, and was interrupted. Its
+  lines are then those that differ.
+- `target/trial-{n}/to-{epoch}`: `{"checkpoint": name}` from which training can go on after this epoch, and a trial's
+  metrics since its checkpoint before, as far as no line has them yet. "best" tells the epoch whose weights it keeps.
+  "swept" tells that the sweep trained it: the sweep's metrics up to there are then the trial's own. "device" is the
+  device, if there are several. "beside" is the number of trials that shared it, the trial included.
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
 - `target/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
 - `target/trial-{n}/lost-after-{epoch}`: its checkpoint is damaged, so that it trains anew.
@@ -18,12 +21,21 @@ All backends record full-size trainings alike, so that each can resume the work 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.history.full_size import BY_SCORE, refit_key, tried_targets
-from hydro_rasda.history.history import CALL, DONE, KINDS_FROM
-from hydro_rasda.history.lines import JournalLine, Unit, failure_line, retry_key
+from hydro_rasda.history.history import CALL, DONE, KINDS_FROM, Live
+from hydro_rasda.history.lines import (
+    EpochTold,
+    JournalLine,
+    Unit,
+    failure_line,
+    jsonable,
+    metric_lines,
+    retry_key,
+)
 from hydro_rasda.history.scores import kept_of
 from hydro_rasda.history.winner import best_of
 from hydro_rasda.run.events import TrialEnded
@@ -31,6 +43,42 @@ from hydro_rasda.run.locks_and_crashes import DROPPED
 from hydro_rasda.run.state import Run
 
 _WIDTHS = "surrogate/widths-of-"
+
+
+def hear(run: Run, epochs: int, metrics: Mapping[str, Iterable[float]], told: Sequence[EpochTold] = ()) -> None:
+    """Take in what a device says while it trains.
+
+    Args:
+        epochs: Number of epochs that it has trained since its last report, over all trials.
+        metrics: Metrics after the last of them, by name, of the trials that train as one.
+        told: The epochs of full-size models among them.
+    """
+    if not told or any(number in run.history.race.trials for number, *_ in told):
+        run.advance(epochs, run.note(metrics))  # else they began early, and no heat counts them yet
+    for number in dict.fromkeys(number for number, *_ in told):
+        _record_live(run, number, [(epoch, found) for of, epoch, found in told if of == number])
+
+
+def _record_live(run: Run, number: int, trained: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+    """Record epochs of a full-size trial while it trains on."""
+    reached = run.history.epochs("target", number)
+    trained = [(epoch, metrics) for epoch, metrics in trained if epoch > reached]
+    # A cluster may pass words on when the trial has come further, or has failed.
+    if not trained or ("target", number) in run.history.failed:
+        return
+    key = f"target/trial-{number}/at-{trained[-1][0]}"
+    while run.store.done(key):
+        key += "/again"
+    lines = _new_lines(run, number, metric_lines("target", number, trained))
+    # Raised here, within the training, it could be taken for the trial's own error. The next unit raises it again.
+    with contextlib.suppress(OSError):
+        run.record(key, Unit(None, lines))
+
+
+def _new_lines(run: Run, number: int, lines: Iterable[JournalLine]) -> list[JournalLine]:
+    """Return the lines of a full-size trial that the journal does not have as live epochs."""
+    known = run.history.live.get(number, Live()).lines
+    return [line for line in lines if line["epoch"] not in known or jsonable(line) != known[line["epoch"]]]
 
 
 def record_epochs(
@@ -53,7 +101,7 @@ def record_epochs(
     run.save(key, state, [number])
     if "best" in state:
         more["best"] = {name: state["best"][name] for name in ("epoch", "score")}
-    run.record(key, Unit({"checkpoint": key, **more}, list(lines), seconds), again=True)
+    run.record(key, Unit({"checkpoint": key, **more}, _new_lines(run, number, lines), seconds), again=True)
 
 
 def record_swept(run: Run, number: int, state: Mapping[str, Any]) -> None:

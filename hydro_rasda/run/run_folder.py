@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.argument_checks import require
 from hydro_rasda.config import RESUME
-from hydro_rasda.history.history import CALL, History, is_decision
+from hydro_rasda.history.history import CALL, History, is_decision, is_live
 from hydro_rasda.history.lines import JournalLine, Unit, jsonable
 from hydro_rasda.run.checkpoints import WRITTEN_AS, DamagedCheckpoint, load_checkpoint, save_checkpoint
 from hydro_rasda.run.claim import Claim
@@ -72,7 +72,7 @@ class Store:
             lost.
         doing: The work that this process trains itself.
         id: Tells this run and its checkpoints from all others.
-        recorded: Number of units that were in the journal when the run was opened.
+        recorded: Number of units that were in the journal when the run was opened, but for live epochs.
         left: The latest estimate of the seconds that the run still takes; None if it is not known.
     """
 
@@ -86,7 +86,8 @@ class Store:
                 "the journal, and the run begins anew"
             )
         self.changes = changes
-        self._units, self._sum = (units := record.units), record.sum
+        self._units, self._sum = record.units, record.sum
+        units = {key: unit for key, unit in record.units.items() if not is_live(key)}  # the others train again
         self._claim, self._owns_claim = claim, False
         with naming(path / JOURNAL, WRITABLE):
             self._journal = None if claim is None else append_to(path / JOURNAL)
@@ -94,6 +95,7 @@ class Store:
         self._swept = max((unit.swept for unit in units.values()), default=0.0)
         self._opened = monotonic()
         self._sweeps_since: float | None = None
+        self._failed: OSError | None = None
         self.recorded = len(units)
         self._damage: dict[str, str] = {}
         self.doing = CrashLog() if claim is None else claim.doing
@@ -180,7 +182,11 @@ class Store:
     def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
         """Record a unit of work that was done elsewhere; return it as the journal would give it back.
 
-        A unit of this key may be recorded already only if `again`; the new one then counts, in its own place.
+        It is on the disk then, unless it holds live epochs. A unit of this key may be recorded already only if
+        `again`; the new one then counts, in its own place.
+
+        Raises:
+            OSError: if it cannot be written; the journal then takes no further unit.
         """
         require(again or key not in self._units, "key", key, "that of a unit which is not recorded yet")
         value, lines, seconds = jsonable(unit.value), jsonable(unit.lines), round(unit.seconds, 4)
@@ -188,7 +194,7 @@ class Store:
         unit = Unit(value, lines, seconds, _rounded_up(self.seconds), _rounded_up(self.swept), left)
         own = {"event": UNIT, "key": key, "seconds": seconds, "at": unit.at, "swept": unit.swept, "value": value}
         own |= {} if left is None else {"left": left}
-        self._append(unit.lines, own)
+        self._append(unit.lines, own, durable=not is_live(key))
         if self._claim is not None and any(line["event"] in ("metrics", "failed") for line in unit.lines):
             self._claim.counts = True
         self._units.pop(key, None)
@@ -281,14 +287,21 @@ class Store:
     def file(self, name: str) -> Path:
         return checkpoint_file(self.path, name)
 
-    def _append(self, lines: Iterable[JournalLine], own: JournalLine) -> None:
+    def _append(self, lines: Iterable[JournalLine], own: JournalLine, durable: bool) -> None:
         assert self._journal is not None, "this run was opened to be read"
+        if self._failed is not None:  # perhaps amid a line
+            raise self._failed
         first = [] if self._units else [{"event": RUN, "id": self.id}]
         written, total = encoded([*first, *lines], own, self._sum)
-        with naming(self.path / JOURNAL):
-            self._journal.write(written)
-            self._journal.flush()
-            os.fsync(self._journal.fileno())
+        try:
+            with naming(self.path / JOURNAL):
+                self._journal.write(written)
+                self._journal.flush()
+                if durable:
+                    os.fsync(self._journal.fileno())
+        except OSError as error:
+            self._failed = error
+            raise
         self._sum = total
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hydro_rasda.comparison_of_trials import split_metrics
+from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.history.lines import Unit, score_in
 from hydro_rasda.run.journal import JOURNAL, read_units
 from hydro_rasda.run.run_json import SPEC, read_spec
@@ -137,7 +138,6 @@ BYTES_PER_PARAMETER = {"torch.float64": 8, "torch.float32": 4, "torch.bfloat16":
 # Seconds to which a journal's times are rounded.
 _RESOLUTION = 1e-4
 
-_TARGET_UNIT = re.compile(r"target/trial-(\d+)/to-\d+")
 _SWEEP_UNIT = re.compile(r"surrogate/to-(\d+)/(?:.*/)?group-.*")
 
 Line = Mapping[str, Any]
@@ -207,9 +207,9 @@ def _curves(lines: Iterable[Line], stage: str, of_all: bool, metric: str, max_t:
 
 def _full_size(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit, dict[int, int | None]]]:
     """Yield units that trained a full-size trial: its number, and the workers of each epoch, None if none are told."""
-    for key, unit in units.items():
-        if (name := _TARGET_UNIT.fullmatch(key)) and (epochs := [*_metrics(unit.lines, "target")]):
-            yield int(name[1]), unit, {line["epoch"]: line.get("workers") for line in epochs}
+    for number, unit in trained_spans(units):
+        if epochs := [*_metrics(unit.lines, "target")]:
+            yield number, unit, {line["epoch"]: line.get("workers") for line in epochs}
 
 
 def _metrics(lines: Iterable[Line], stage: str) -> Iterator[Line]:

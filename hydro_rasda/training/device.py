@@ -28,7 +28,7 @@ from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.locks_and_crashes import CrashLog, training_of
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
-from hydro_rasda.training.full_size import train_full_size_trial
+from hydro_rasda.training.full_size import told_of, train_full_size_trial
 from hydro_rasda.training.group_training import LiveGroup, Load, joined, train_group
 from hydro_rasda.training.group_widths import machine, planned_widths
 from hydro_rasda.trial import Trial
@@ -41,7 +41,8 @@ class Work:
     Attributes:
         load: Returns an earlier task's checkpoint by its key, on the device.
         should_stop: Asked after each epoch.
-        notify: Called with the number of epochs, summed over all models that train as one, and the metrics after them.
+        notify: Called with the number of epochs, summed over all models that train as one, the metrics after them,
+            and the epoch of a full-size model (`told_of`).
         doing: The crash log of this process: it names the task that trains in the process itself.
     """
 
@@ -185,7 +186,7 @@ class Device:
 
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
             work.doing.reached(epoch)
-            notify(len(task.members), metrics)
+            notify(len(task.members), metrics, told_of(task, epoch, metrics))
 
         told = work.should_stop, on_epoch
         with work.doing.of(what):

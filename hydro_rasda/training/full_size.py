@@ -9,6 +9,7 @@ from typing import Any
 
 from hydro_rasda.contracts import EpochMetrics, History, Outcome, Span, Task
 from hydro_rasda.data import ALONE, Shard
+from hydro_rasda.history.lines import EpochTold
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.folds_and_repeats import over_models
@@ -26,6 +27,13 @@ def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> S
     scale = loss_scale(settings.precision, 1, problem.device)
     how: dict[str, Any] = {"graph": records(problem), "scale": scale, "sharded": settings.race.strategy == "fsdp"}
     return SingleLearner(model, trial.config, problem.objective, problem.horizon or settings.max_t, shard, ema, **how)
+
+
+def told_of(task: Task, epoch: int, metrics: EpochMetrics) -> list[EpochTold]:
+    """Return an epoch of a full-size trial for the run's journal; none of a group, or of a model that trains again."""
+    if task.stage == "surrogate" or task.refit:
+        return []
+    return [(task.number, epoch, {name: values[0] for name, values in metrics.items()})]
 
 
 def states_together(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

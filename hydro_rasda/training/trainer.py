@@ -20,6 +20,7 @@ from hydro_rasda.processes.forks import Notify
 from hydro_rasda.processes.light_optimizers import leave_out_compiler
 from hydro_rasda.training.across_ranks import Store, file_store
 from hydro_rasda.training.device import WHOLE, Device, Share, Work
+from hydro_rasda.training.full_size import told_of
 from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
 from hydro_rasda.training.group_training import Load
 from hydro_rasda.trial import Trial
@@ -81,7 +82,7 @@ class Trainer:
         work, open_store = self._work(given), partial(self._store, place.shard, meeting)
 
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
-            self._notify(1, metrics)
+            self._notify(1, metrics, told_of(task, epoch, metrics))
 
         # On the CPU: a rank of several may hold a part alone.
         trial, state = work.trials[task.number], given.load(task.source) if task.source is not None else None

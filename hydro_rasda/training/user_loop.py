@@ -104,7 +104,7 @@ class SpanWorker(Worker):
         self.saving = saving
         kept = {name: value for name, value in results.items() if name.startswith(METRICS) or name in self._kept}
         self.history.append((self.iteration, kept))
-        self._on_epoch(self.iteration, {name: [value] for name, value in kept.items() if name.startswith(METRICS)})
+        self._on_epoch(self.iteration, {name: [value] for name, value in kept.items()})
         score = kept[self._settings.metric]
         over = not math.isfinite(score) or self._settings.good_enough(score)
         self.left = over or self.iteration >= self._stop or (not final and self._should_stop())

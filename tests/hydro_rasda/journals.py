@@ -52,6 +52,25 @@ def signed(lines: Iterable[JournalLine]) -> bytes:
     return written
 
 
+def with_live(lines: Iterable[JournalLine]) -> list[JournalLine]:
+    """Return the lines of a journal whose epochs at full size were written one by one, while they trained."""
+    found, unit = list[JournalLine](), list[JournalLine]()
+    for line in lines:
+        if line["event"] != "unit":
+            unit.append(line)
+            continue
+        if line["key"].startswith("target/trial-"):
+            of, _, _ = line["key"].rpartition("/")
+            live = [each for each in unit if each["event"] == "metrics"]
+            unit = [each for each in unit if each["event"] != "metrics"]
+            for each in live:
+                own = {"key": f"{of}/at-{each['epoch']}", "value": None, "seconds": 0.0}
+                found += [each, {**line, **own}]
+        found += [*unit, line]
+        unit = []
+    return found
+
+
 _ID = "of-a-test"
 
 

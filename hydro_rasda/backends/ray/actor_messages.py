@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hydro_rasda.history.lines import EpochTold
 
 _EVERY_S = 0.1
 """Epochs of less time are told of together."""
@@ -65,10 +67,12 @@ class Reporter:
         self._board, self._device = board, device
         self._epochs, self._told = 0, 0.0
         self._metrics: Mapping[str, list[float]] = {}
+        self._of_models: list[EpochTold] = []
 
-    def notify(self, epochs: int, metrics: Mapping[str, list[float]]) -> None:
+    def notify(self, epochs: int, metrics: Mapping[str, list[float]], told: Sequence[EpochTold] = ()) -> None:
         """Tell of epochs, with the metrics after them; soon, or with those that follow."""
         self._epochs, self._metrics = self._epochs + epochs, metrics
+        self._of_models += told
         if time.monotonic() - self._told >= _EVERY_S:
             self._tell_epochs()
 
@@ -85,8 +89,8 @@ class Reporter:
 
     def _tell_epochs(self) -> None:
         if self._epochs:
-            self._write("notified", (self._epochs, self._metrics))
-            self._epochs, self._told = 0, time.monotonic()
+            self._write("notified", (self._epochs, self._metrics, self._of_models))
+            self._epochs, self._of_models, self._told = 0, [], time.monotonic()
 
     def _write(self, kind: str, content: Any) -> None:
         self._board.write.remote(self._device, cloudpickle.dumps((kind, content)))

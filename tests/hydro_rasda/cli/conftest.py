@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,12 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def part(past: str, tmp_path: Path) -> str:
-    """The same, as it stood in the middle of its journal, without checkpoints."""
+    """The same, as it stood before its first full-size model, without checkpoints."""
     folder = tmp_path / "part"
     folder.mkdir()
-    for name in ("run.json", "journal.jsonl"):
-        lines = (Path(past) / name).read_text().splitlines(keepends=True)
-        (folder / name).write_text("".join(lines if name == "run.json" else lines[: len(lines) // 2]))
+    shutil.copy(Path(past) / "run.json", folder)
+    swept, _, _ = (Path(past) / "journal.jsonl").read_text().partition('{"event": "metrics", "stage": "target"')
+    (folder / "journal.jsonl").write_text(swept)
     return str(folder)
 
 

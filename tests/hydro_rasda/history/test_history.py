@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
+from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.history.history import CALL, DONE, FINALISTS, History
 from hydro_rasda.history.lines import Stage, Unit, failure_line, metric_lines
 from hydro_rasda.run.run_folder import Store
@@ -144,3 +145,55 @@ def test_a_unit_costs_no_more_among_many(tmp_path: Path) -> None:
         return sum(entry.callcount for entry in profile.getstats()) / number
 
     assert calls(2000) < 1.1 * calls(500)
+
+
+def test_nothing_but_what_is_shown_depends_on_epochs_that_no_checkpoint_holds() -> None:
+    """They count with the checkpoint, and not at all if the trial fails, or its checkpoint is lost."""
+    told = {number: scores("target", {number: {1: 0.5, 2: 0.4, 3: 0.3}}) for number in (0, 1)}
+
+    def folded(live: bool, *more: tuple[str, Unit]) -> dict[str, Any]:
+        history = swept()
+        history.take(FINALISTS, Unit([1, 0]))
+        for number, lines in told.items():
+            for line in lines if live else ():
+                at = Unit(None, [line], 0.0, at=50.0, left=7.0)
+                history.take(f"target/trial-{number}/at-{line['epoch']}", at)
+        for key, unit in more:
+            history.take(key, unit)
+        assert (history.epochs("target", 0), history.began("target")) == (
+            (3, True) if history.checkpoints else (0, False)
+        )
+        shown = ("live", "now", "left", "last")
+        found = {name: value for name, value in vars(history).items() if name not in shown}
+        return found | {"sweep": vars(history.sweep)}
+
+    assert folded(live=True) == folded(live=False)
+    ends = {n: f"target/trial-{n}/to-3" for n in (0, 1)}
+    unit = {n: Unit({"checkpoint": key}, told[n], 6.0, at=60.0) for n, key in ends.items()}
+    known = {n: Unit({"checkpoint": key}, [], 6.0, at=60.0) for n, key in ends.items()}
+    whole = folded(False, (ends[0], unit[0]), ("target/trial-1/failed-after-0", Unit(None, [failure_line(1, "no")])))
+    assert whole == folded(
+        True, (ends[0], known[0]), ("target/trial-1/failed-after-0", Unit(None, [failure_line(1, "no")]))
+    )
+    assert whole["epoch_seconds"] == [(2.0, 3)]
+    corrected = Unit({"checkpoint": ends[0]}, scores("target", {0: {2: 0.45}}), 6.0, at=60.0)
+    history = swept()
+    for line in told[0]:
+        history.take(f"target/trial-0/at-{line['epoch']}", Unit(None, [line]))
+    history.take(ends[0], corrected)
+    assert history.curve("target", 0) == {1: 0.5, 2: 0.45, 3: 0.3}
+    history.take("target/trial-0/at-4", Unit(None, scores("target", {0: {4: 0.2}})))
+    history.take("target/trial-0/lost-after-3", Unit(None))
+    assert (history.live, history.epochs("target", 0)) == ({}, 0)
+
+
+def test_spans_have_all_epochs_that_led_to_a_checkpoint() -> None:
+    lines = scores("target", {0: {1: 0.5, 2: 0.4}})
+    units = {
+        "target/trial-0/at-1": Unit(None, lines[:1]),
+        "target/trial-1/at-1": Unit(None, scores("target", {1: {1: 0.7}})),
+        "target/trial-1/failed-after-0": Unit(None, [failure_line(1, "no")]),
+        "target/trial-0/to-2": Unit({"checkpoint": "target/trial-0/to-2"}, lines[1:], 4.0),
+    }
+    ((number, unit),) = trained_spans(units)
+    assert (number, unit.lines, unit.seconds) == (0, lines, 4.0)

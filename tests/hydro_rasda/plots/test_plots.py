@@ -17,8 +17,8 @@ import pytest
 
 from hydro_rasda import plots
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.history.lines import metric_lines
-from hydro_rasda.page.words import cost_facts
+from hydro_rasda.history.lines import failure_line, metric_lines
+from hydro_rasda.page.words import answer, cost_facts
 from hydro_rasda.plots import hyperparameters
 from hydro_rasda.plots.figure_style import begun, is_empty, score_axis, thinned
 from hydro_rasda.plots.hyperparameters import LINES
@@ -219,6 +219,27 @@ def test_a_training_of_the_users_that_reports_no_training_loss_has_a_best_score(
     writer.unit("target/trial-0/to-3", {"checkpoint": "target/trial-0/to-3"}, lines, 3.0)
     best = best_over_time(journal_of(writer.record), writer.record)
     assert [(each.epoch, each.score) for each in best["target"]] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+
+
+def test_epochs_at_full_size_are_drawn_while_they_train(tmp_path: Path) -> None:
+    """In the learning curves, and in the best over time, unless their trial fails."""
+    writer = Writer(tmp_path / "run", TuneConfig(num_samples=2, max_t=3))
+    writer.unit("surrogate/kinds-from-0", {}, [{"event": "trial", "trial": n, "config": {}} for n in (0, 1)])
+    writer.unit("surrogate/finalists", [0, 1])
+    for number, epoch in ((0, 1), (1, 1), (0, 2)):
+        lines = metric_lines("target", number, [(epoch, {"train_loss": 1.0, "val_loss": 1 / (epoch + number)})])
+        writer.unit(f"target/trial-{number}/at-{epoch}", None, lines, 1.0)
+    record = writer.record
+    assert answer(record)[1] == (
+        "Under way at full size: trial 0 at epoch 2 of 3 (val_loss 0.5), trial 1 at epoch 1 of 3 (val_loss 0.5)."
+    )
+    drawn = [trace for trace in plots.learning_curves(record).data if trace.x]
+    assert [[*trace.x] for trace in drawn] == [[1, 2], [1]]
+    best = best_over_time(journal_of(record), record)
+    assert [(each.trial, each.epoch) for each in best["target"]] == [(0, 1), (1, 1)]
+    writer.unit("target/trial-1/failed-after-0", None, [failure_line(1, "ValueError: no")])
+    best = best_over_time(journal_of(writer.record), writer.record)
+    assert [(each.trial, each.epoch) for each in best["target"]] == [(0, 1), (0, 2)]
 
 
 def test_narrow_and_full_rank_the_finalists_alike(sorts: Sorts) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from hydro_rasda.history.lines import JournalLine
 from hydro_rasda.results.record_from_journal import Follower, read_record
 from hydro_rasda.run import journal
 from hydro_rasda.run.journal import JOURNAL
-from tests.hydro_rasda.journals import write_run
+from tests.hydro_rasda.journals import signed, with_live, write_run
 
 
 @pytest.fixture
@@ -58,3 +61,41 @@ def test_a_follower_begins_anew_where_another_run_has_taken_the_place(tmp_path: 
     record = follower.read()
     assert (len(record.trials), record.finished) == (12, False)
     assert vars(record) == vars(read_record(tmp_path / "run"))
+
+
+def test_epochs_of_full_size_models_are_read_as_they_come_and_change_nothing_else(
+    tmp_path: Path, parsed: list[bytes]
+) -> None:
+    """A follower reads each once, also those that an interrupted process trained and the next one trains again."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    for folder in (run, other):
+        write_run(folder, num_samples=9, width=3)
+    whole = [json.loads(line) for line in (run / JOURNAL).read_text().splitlines()]
+    lines = with_live(whole)
+    ends = [i for i, line in enumerate(lines) if line.get("key", "").endswith("/at-2")]
+    lines[ends[0] + 1 : ends[0] + 1] = [
+        {**lines[at], "key": lines[at]["key"] + "/again"} for at in (ends[0] - 2, ends[0])
+    ]
+    ends = [i + 1 for i, line in enumerate(whole) if line["event"] == "unit"]
+    follower, shown, seen = Follower(run), list[list[int]](), list[bytes]()
+    for end in range(len(lines) + 1):
+        (run / JOURNAL).write_bytes(signed(lines[:end]))
+        parsed.clear()
+        record = follower.read()
+        seen += [raw for raw in parsed if b'"unit"' in raw]
+        assert vars(record) == vars(read_record(run))
+        # The same journal without them: then all lines come with the checkpoint.
+        count = sum(line["event"] == "unit" and "/at-" not in line["key"] for line in lines[:end])
+        (other / JOURNAL).write_bytes(signed(whole[: ends[count - 1]] if count else []))
+        without = read_record(other)
+        assert tuple(replace(trial, live=()) for trial in record.trials) == without.trials
+        assert (record.best_trial, record.finished, record.ended) == (
+            without.best_trial,
+            without.finished,
+            without.ended,
+        )
+        assert replace(record.cost, seconds=0.0) == replace(without.cost, seconds=0.0)
+        shown += [[line["epoch"] for line in trial.live] for trial in record.trials if trial.live]
+    assert record.finished
+    assert [live for live, _ in groupby(shown)][:6] == [[1], [1, 2], [1], [1, 2], [1, 2, 3], [1]]
+    assert len(seen) == len(set(seen)) == sum(line["event"] == "unit" for line in lines)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hydro_rasda.comparison_of_trials import Comparison
 from hydro_rasda.console import duration
 from hydro_rasda.page.words import answer
 from hydro_rasda.results.records import DIFFER, Cost, RunRecord, Status, TrialRecord
-from hydro_rasda.results.report import best_first, both_units, closing_lines, render, rungs
+from hydro_rasda.results.report import SHOWN, best_first, both_units, closing_lines, live_line, render, rungs
 from hydro_rasda.run.journal import keep_message
 from hydro_rasda.schedulers import agreement
 from hydro_rasda.short_values import show
@@ -226,3 +227,20 @@ def test_times_in_words() -> None:
 def test_rungs_count_who_came_so_far() -> None:
     assert rungs(RECORD) == {"surrogates": {1: 6, 2: 4, 4: 3}, "full size": {2: 2, 4: 1}}
     assert rungs(replace(RECORD, trials=())) == {}
+
+
+def test_trials_that_train_at_full_size_show_their_last_epoch_and_score() -> None:
+    """A score that was not finite is shown as such, and of many trials the furthest are named."""
+    assert live_line(RECORD) == ""
+    lines = [{"stage": "target", "epoch": epoch, "val_loss": 1 / epoch} for epoch in (3, 4, 5)]
+    lost = [{"stage": "target", "epoch": 1, "val_loss": None, "train_loss": None}]
+    live: dict[int, tuple[Mapping[str, Any], ...]] = {1: tuple(lines), 3: tuple(lost)}
+    trials = tuple(replace(each, live=live.get(each.trial, ())) for each in RECORD.trials)
+    record = replace(RECORD, trials=trials, max_t=27, finished=False, ended=False)
+    told = "under way at full size: trial 1 at epoch 5 of 27 (val_loss 0.2), trial 3 at epoch 1 of 27 (val_loss nan)"
+    assert live_line(record) == told
+    assert told in printed(record)
+    assert "at epoch 5" in next(line for line in printed(record).splitlines() if "lr=0.2" in line)
+    assert rungs(record) == rungs(RECORD), "these are decisions"
+    many = replace(record, trials=tuple(replace(RECORD.trials[0], live=tuple(lines)) for _ in range(SHOWN + 2)))
+    assert live_line(many).endswith("(val_loss 0.2), 2 more")

@@ -21,7 +21,7 @@ from hydro_rasda import RunExists, SweepConfig, TuneResult, load, loguniform
 from hydro_rasda.contracts import Event
 from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.claim import Claim
-from hydro_rasda.run.events import EpochEnded, EpochsTrained, StageBegan
+from hydro_rasda.run.events import CheckpointSaved, EpochsTrained, StageBegan
 from hydro_rasda.run.files import Unsafe
 from hydro_rasda.run.locks_and_crashes import DOING, DROPPED
 from hydro_rasda.training import group_widths
@@ -58,8 +58,8 @@ class Kills:
     def on_event(self, event: Event) -> None:
         if isinstance(event, StageBegan):
             self._now, self._done = event.title, set()
-        elif isinstance(event, EpochEnded) and not event.recalled:
-            self._done.add(event.trial)
+        elif isinstance(event, CheckpointSaved):
+            self._done |= {*event.trials}
         elif isinstance(event, EpochsTrained) and self._now == self._title and len(self._done) >= self._others:
             os.kill(os.getpid(), signal.SIGKILL)
 
