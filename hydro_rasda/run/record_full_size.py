@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.history.full_size import BY_SCORE, refit_key, tried_targets
-from hydro_rasda.history.history import CALL, DONE, KINDS_FROM, Live
+from hydro_rasda.history.history import CALL, DONE, ENTERED, KINDS_FROM, Live
 from hydro_rasda.history.lines import (
     EpochTold,
     JournalLine,
@@ -190,7 +190,7 @@ def try_dropped_again(run: Run) -> None:
     keys = [key for key in found if not key.startswith(KINDS_FROM)]
     if numbers := sorted({*built, *(n for key in keys for n in found[key])}):
         run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
-        keys += [DONE] * (DONE in units)
+        keys += [key for key in (ENTERED, DONE) if key in units]  # so that the race is decided anew, too
     # Processes may have died of measuring these.
     keys += [key for key, unit in units.items() if key.startswith(_WIDTHS) and unit.value.get("assumed")]
     run.store.forget(keys)

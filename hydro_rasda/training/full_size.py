@@ -9,6 +9,7 @@ from typing import Any
 
 from hydro_rasda.contracts import EpochMetrics, History, Outcome, Span, Task
 from hydro_rasda.data import ALONE, Shard
+from hydro_rasda.history.history import TARGET
 from hydro_rasda.history.lines import EpochTold
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
@@ -30,8 +31,8 @@ def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> S
 
 
 def told_of(task: Task, epoch: int, metrics: EpochMetrics) -> list[EpochTold]:
-    """Return an epoch of a full-size trial for the run's journal; none of a group, or of a model that trains again."""
-    if task.stage == "surrogate" or task.refit:
+    """Return an epoch of a trial of the race for the run's journal; none of a group, or of a model beside the race."""
+    if TARGET.fullmatch(task.key) is None:
         return []
     return [(task.number, epoch, {name: values[0] for name, values in metrics.items()})]
 
