@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.history.lines import JournalLine, Stage, Unit, number_of, score_in
 from hydro_rasda.history.unkept_values import changed, restored
-from hydro_rasda.schedulers import Continue, SweepState
-from hydro_rasda.schedulers.sweep_rule import Stop, move_of
+from hydro_rasda.schedulers import SweepState
 from hydro_rasda.secret_masking import Place
 from hydro_rasda.trial import Trial
 
@@ -70,6 +71,7 @@ class History:
         metrics: The journal's lines by stage and trial, one an epoch.
         failed: Tracebacks by stage and trial, of the trials that raised.
         sweep: The state of the sweep, as its rule sees it.
+        decisions: Number of decisions on trials of the sweep.
         samples: `num_samples` of the call that decides the sweep; None before the first trial is admitted.
         copies: Maps each trial that goes on with another trial's weights, and has not trained since, to that trial.
         finalists: The trials that the sweep chose; None while it is not over.
@@ -114,6 +116,7 @@ class History:
         self.metrics: dict[tuple[Stage, int], list[JournalLine]] = {}
         self.failed: dict[tuple[Stage, int], str] = {}
         self.sweep = self.new_sweep()
+        self.decisions = 0
         self.samples: int | None = None
         self.copies: dict[int, int] = {}
         self.finalists: list[int] | None = None
@@ -158,6 +161,7 @@ class History:
         elif GROUP.fullmatch(key) is not None:
             self._take_group(key, unit)
         elif SWEEP_DECISION.fullmatch(key) is not None:
+            self.decisions += 1
             self._take_moves(unit.value)
         elif key.startswith(ADMITTED):
             self.samples = unit.value["samples"]
@@ -215,31 +219,32 @@ class History:
         self.sweep.spent += sum(line["event"] == "metrics" for line in unit.lines)
         if key not in self._uses:  # all have failed
             self._released.append(key)
-        for number in members:
-            self._arrive(number)
+        self._arrive(members)
 
-    def _take_moves(self, moves: Iterable[Sequence[Any]]) -> None:
-        """Take in what was decided on trials: those that copy others get their weights as they were before any copy."""
-        decided = {number: move_of(plain) for number, *plain in moves}
-        copied = {move.copy_of for move in decided.values() if isinstance(move, Continue)} - {None}
-        before = {source: (self.trials[source], self.sources.get(source)) for source in copied if source is not None}
-        for number, move in decided.items():
-            if isinstance(move, Stop):
-                self.sweep.drop(number)
-            elif (source := move.copy_of) is not None:
-                trial, checkpoint = before[source]
-                self.failed.pop(("surrogate", number), None)
-                self.trials[number] = Trial(number, changed(trial.config, move.changes))
-                self.unkept[number] = self.unkept.get(source, frozenset())
-                self.unread[number] = self.unread.get(source, frozenset())
-                self.costs[number], self.kinds[number] = self.costs.get(source, {}), self.kinds[source]
-                self.copies[number] = source
-                self._set(self.sources, number, checkpoint)
-        self._forget([number for number, move in decided.items() if isinstance(move, Stop)])
-        for number, move in decided.items():
-            if isinstance(move, Continue):
-                self.sweep.go_on(number, move.to, self.trials[number].config, move.copy_of)
-                self._arrive(number)
+    def _take_moves(self, moves: Sequence[Sequence[Any]]) -> None:
+        """Take in what was decided on trials, as `plain_move` has it.
+
+        Those that copy others get their weights as they were before any copy.
+        """
+        stopped = [number for number, to, *_ in moves if to is None]
+        going_on = [(number, to, *copy) for number, to, *copy in moves if to is not None]
+        copies = [(number, *copy) for number, _, *copy in going_on if copy]
+        before = {source: (self.trials[source], self.sources.get(source)) for _, source, _ in copies}
+        for number in stopped:
+            self.sweep.drop(number)
+        for number, source, changes in copies:
+            trial, checkpoint = before[source]
+            self.failed.pop(("surrogate", number), None)
+            self.trials[number] = Trial(number, changed(trial.config, changes))
+            self.unkept[number] = self.unkept.get(source, frozenset())
+            self.unread[number] = self.unread.get(source, frozenset())
+            self.costs[number], self.kinds[number] = self.costs.get(source, {}), self.kinds[source]
+            self.copies[number] = source
+            self._set(self.sources, number, checkpoint)
+        self._forget(stopped)
+        for number, to, *copy in going_on:
+            self.sweep.go_on(number, to, self.trials[number].config, *copy[:1])
+        self._arrive([number for number, *_ in going_on])
 
     def _take_schedules(self, racing: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
         """Take in the finalists of a population: who trains by whose schedule, and with which changes."""
@@ -247,23 +252,25 @@ class History:
             self.trials[number] = Trial(number, changed(self.trials[source].config, changes))
             self.unkept[number] = self.unkept.get(source, frozenset())
 
-    def _arrive(self, number: int) -> None:
-        """Let a trial wait at its milestone if it has reached it, perhaps in an earlier call.
+    def _arrive(self, numbers: Iterable[int]) -> None:
+        """Let trials wait at their milestones if they have reached them, perhaps in an earlier call.
 
-        With fewer samples, an earlier call may have trained it further. The rule does not see those epochs.
+        With fewer samples, an earlier call may have trained them further. The rule does not see those epochs.
         """
-        standing = self.sweep.training.get(number)
-        if standing is None or standing.goal is None or number in self.copies:
-            return
-        if not self.passed("surrogate", number, goal := standing.goal):
-            return
-        if self.settings.comparison.by_place:
-            self._unplaced.add(goal)
-            whole = all(map(math.isfinite, self.values_at("surrogate", number, goal).values()))
-            self.sweep.come(number, {goal: 0.0 if whole else math.nan})
-        else:
-            epochs = range(standing.epoch + 1, goal + 1)
-            self.sweep.come(number, {epoch: self.score_at("surrogate", number, epoch) for epoch in epochs})
+        by_place = self.settings.comparison.by_place
+        for number in numbers:
+            standing = self.sweep.training.get(number)
+            if standing is None or standing.goal is None or number in self.copies:
+                continue
+            if not self.passed("surrogate", number, goal := standing.goal):
+                continue
+            if by_place:
+                self._unplaced.add(goal)
+                whole = all(map(math.isfinite, self.values_at("surrogate", number, goal).values()))
+                self.sweep.come(number, {goal: 0.0 if whole else math.nan})
+            else:
+                epochs = range(standing.epoch + 1, goal + 1)
+                self.sweep.come(number, {epoch: self.score_at("surrogate", number, epoch) for epoch in epochs})
 
     def place(self) -> None:
         """If one score does not order trials, place those that came to a milestone anew once more have come there."""
@@ -336,10 +343,13 @@ class History:
 
     def line_at(self, stage: Stage, number: int, epoch: int) -> JournalLine | None:
         """Return a trial's line of an epoch; None if it has not trained it."""
-        lines = self.metrics.get((stage, number), ())
+        lines = self.metrics.get((stage, number))
+        if not lines or epoch > lines[-1]["epoch"]:
+            return None
         if 0 < epoch <= len(lines) and lines[epoch - 1]["epoch"] == epoch:
             return lines[epoch - 1]
-        return next((line for line in lines if line["epoch"] == epoch), None)
+        at = bisect_left(lines, epoch, key=itemgetter("epoch"))
+        return lines[at] if lines[at]["epoch"] == epoch else None
 
     def epochs(self, stage: Stage, number: int) -> int:
         """Count the epochs that a trial has trained in a stage."""
@@ -359,8 +369,8 @@ class History:
 
     def diverged(self, stage: Stage, number: int) -> bool:
         """Tell whether the training loss of a trial was not finite in its last epoch."""
-        *_, last = self.metrics.get((stage, number)) or [{}]
-        return last.get("train_loss", 0.0) is None
+        lines = self.metrics.get((stage, number))
+        return bool(lines) and lines[-1].get("train_loss", 0.0) is None
 
     def score(self, stage: Stage, number: int) -> float:
         """Return the metric after a trial's last epoch; NaN if it diverged, failed or never began."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hydro_rasda.history.lines import JournalLine
 from hydro_rasda.results.record_from_journal import Follower, read_record
 from hydro_rasda.run import journal
 from hydro_rasda.run.journal import JOURNAL
@@ -17,13 +18,13 @@ from tests.hydro_rasda.journals import write_run
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The lines of journals that were parsed."""
     found: list[bytes] = []
-    parse = journal._parsed
+    parse = journal.parse_json_lines
 
-    def noted(raw: bytes) -> JournalLine:
-        found.append(raw)
-        return parse(raw)
+    def noted(raws: Sequence[bytes]) -> list[Any]:
+        found.extend(raws)
+        return parse(raws)
 
-    monkeypatch.setattr(journal, "_parsed", noted)
+    monkeypatch.setattr(journal, "parse_json_lines", noted)
     return found
 
 
