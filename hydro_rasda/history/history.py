@@ -370,7 +370,7 @@ class History:
     def diverged(self, stage: Stage, number: int) -> bool:
         """Tell whether the training loss of a trial was not finite in its last epoch."""
         lines = self.metrics.get((stage, number))
-        return bool(lines) and lines[-1].get("train_loss", 0.0) is None
+        return lines[-1].get("train_loss", 0.0) is None if lines else False
 
     def score(self, stage: Stage, number: int) -> float:
         """Return the metric after a trial's last epoch; NaN if it diverged, failed or never began."""

@@ -164,7 +164,7 @@ def test_an_epoch_costs_no_more_after_many() -> None:
         history.take("surrogate/admitted-from-0", Unit({"trials": [0], "samples": 1}))
         for epoch in range(1, epochs + 1):
             history.take(f"surrogate/to-{epoch}/kept/of-1-{epoch}", Unit([[0, epoch]]))
-            lines = [Line(line) for line in scores("surrogate", {0: {epoch: 0.5}})]
+            lines: list[dict[str, Any]] = [Line(line) for line in scores("surrogate", {0: {epoch: 0.5}})]
             history.take(f"surrogate/to-{epoch}/from-{epoch - 1}/group-0", Unit({"members": [0]}, lines))
         assert [*history.sweep.waiting] == [0]
         return count / epochs

@@ -10,7 +10,7 @@ from typing import IO, Any
 import pytest
 
 from hydro_rasda.results.record_from_journal import Follower, read_record
-from hydro_rasda.run import journal
+from hydro_rasda.run import files, journal
 from hydro_rasda.run.journal import JOURNAL
 from tests.hydro_rasda.journals import write_run
 
@@ -19,7 +19,7 @@ from tests.hydro_rasda.journals import write_run
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The lines of journals that were parsed."""
     found: list[bytes] = []
-    parse = journal.parse_json_lines
+    parse = files.parse_json_lines
 
     def noted(raws: Sequence[bytes]) -> list[Any]:
         found.extend(raws)
@@ -55,7 +55,7 @@ def test_a_follower_reads_only_the_bytes_that_are_new(tmp_path: Path, monkeypatc
     path = tmp_path / "run" / JOURNAL
     lines = path.read_bytes().splitlines(keepends=True)
     ends = [number for number, raw in enumerate(lines, 1) if raw.startswith(b'{"event": "unit"')]
-    opened, read = journal.open_to_read, list[int]()
+    opened, read = files.open_to_read, list[int]()
 
     def counting(of: Path) -> IO[bytes]:
         file = opened(of)
