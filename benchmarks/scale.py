@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 from unittest import mock
@@ -32,9 +33,12 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Group, Span, Task, Widths
 from hydro_rasda.data import Shard, make_batches
 from hydro_rasda.heats.choose_groups import Waiting, next_groups
+from hydro_rasda.history.history import History
+from hydro_rasda.history.lines import JournalLine, metric_lines
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
+from hydro_rasda.run.journal import JOURNAL, UNIT, encoded, read_units
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator import Cluster, CostModel, Plan, power_law, simulate
 from hydro_rasda.training.group_training import train_group
@@ -169,6 +173,75 @@ def simulator(gpus: int, trials: int, max_t: int = 81, repeats: int = 3) -> Numb
     return {"us": 1e6 * spent / events, "million a minute": 60e-6 * events / spent}
 
 
+def fold(lines: int, stops: Sequence[int], trials: int, group: int, repeats: int = 3) -> Numbers:
+    """CPU seconds in which a journal of so many lines is read, and folded into a history: the best of a few readings.
+
+    Args:
+        stops: Epochs after which a decision lets the better half of the trials train on.
+        trials: Number of trials that are admitted at once.
+        group: Number of trials that train as one.
+    """
+    settings = TuneConfig(num_samples=lines, max_t=stops[-1])
+
+    def read_and_fold() -> None:
+        history = History(settings)
+        for key, unit in read_units(path).units.items():
+            history.take(key, unit)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, JOURNAL)
+        _write_journal(path, lines, stops, trials, group)
+        return {"s of CPU": min(_cpu_seconds(read_and_fold) for _ in range(repeats))}
+
+
+def _write_journal(path: Path, lines: int, stops: Sequence[int], trials: int, group: int) -> None:
+    """Write the journal of a sweep, with at least so many lines."""
+    rng, total, written, decisions = np.random.default_rng(0), 0, 0, 0
+
+    def unit(key: str, value: Any, told: Sequence[JournalLine] = ()) -> None:
+        nonlocal total, written
+        own = {
+            "event": UNIT,
+            "key": f"surrogate/{key}",
+            "value": value,
+            "seconds": 1.0,
+            "at": written,
+            "swept": written,
+        }
+        raw, total = encoded(told, own, total)
+        file.write(raw)
+        written += len(told) + 1
+
+    def decide(key: str, moves: Mapping[int, int | None]) -> None:
+        nonlocal decisions
+        decisions += 1
+        unit(f"{key}/of-{len(moves)}-{decisions}", [[number, to] for number, to in moves.items()])
+
+    def epochs(number: int, start: int, stop: int) -> list[JournalLine]:
+        names = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
+        scores = enumerate(rng.random((stop - start, len(names))).tolist(), start + 1)
+        return metric_lines("surrogate", number, [(epoch, dict(zip(names, row))) for epoch, row in scores])
+
+    with path.open("wb") as file:
+        for first in range(0, lines, trials):
+            if written >= lines:
+                return
+            left, start = range(first, first + trials), 0
+            configs = ({"lr": rng.random(), "momentum": rng.random()} for _ in left)
+            told = [{"event": "trial", "trial": n, "config": config} for n, config in zip(left, configs)]
+            unit(f"kinds-from-{first}", {str(n): "kind" for n in left}, told)
+            unit(f"admitted-from-{first}", {"trials": [*left], "samples": lines})
+            decide("begin", dict.fromkeys(left, stops[0]))
+            for stop, later in zip(stops, [*stops[1:], None]):
+                for at in range(0, len(left), group):
+                    members = left[at : at + group]
+                    made = [line for n in members for line in epochs(n, start, stop)]
+                    unit(f"to-{stop}/from-{start}/group-{members[0]}", {"members": [*members], "stop": stop}, made)
+                kept = left[: -(-len(left) // 2)]
+                decide(f"to-{stop}/kept", {n: later if n in kept else None for n in left})
+                left, start = kept, stop
+
+
 def _cpu_seconds(work: Any) -> float:
     began = time.process_time()
     work()
@@ -204,6 +277,8 @@ ROWS = {
     "simulator": Row("simulator, 1,250 GPUs: an event", partial(simulator, 1250, 2500), "us"),
     "simulator_large": Row("... 12,500 GPUs", _LARGE, "us"),
     "events": Row("... 256 GPUs: events", partial(simulator, 256, 2000), "million a minute"),
+    "fold": Row("a journal of a million lines, halving", partial(fold, 10**6, (1, 3, 9, 27), 1000, 50), "s of CPU"),
+    "fold_long": Row("... each epoch a unit of its own", partial(fold, 10**6, range(1, 1001), 1, 1), "s of CPU"),
     "examples_read": Row(_READ, partial(examples_read, 4, 1024), "times"),
 }
 

@@ -254,13 +254,13 @@ class Sweep(Heat):
                 self._dispatcher.add(number, self.state.training[number].goal or 0)
 
     def _decision_key(self, moves: Mapping[int, Move]) -> str:
-        """Name of a decision in the journal, which says where the sweep stands; so more samples make it another one."""
+        """Name of a decision in the journal, which says where the sweep stands; no two of a call have one name."""
         state = self.state
         at = min(
             (epoch for epoch in (0, *state.scores) if state.waiting_at(epoch)), default=max(state.scores, default=0)
         )
         over = f"to-{at}/kept/of-{len(state.scores[at])}" if at else f"begin/of-{len(state.trials)}"
-        return f"surrogate/{over}-{state.digest}"
+        return f"surrogate/{over}-{self._run.history.decisions}"
 
     def _first_rung(self) -> tuple[Mapping[int, float], int] | None:
         """The scores at the first milestone, and which it is, once all trials have come to it."""

@@ -20,7 +20,7 @@ from hydro_rasda.history.lines import JournalLine, Stage, Unit, number_of
 from hydro_rasda.history.scores import Curves, averages_at, deciding_curve, goes_on
 from hydro_rasda.history.unkept_values import changed, restored
 from hydro_rasda.schedulers import Continue, SweepState
-from hydro_rasda.schedulers.sweep_rule import Move, Stop, carry_out, move_of
+from hydro_rasda.schedulers.sweep_rule import Move, carry_out, move_of
 from hydro_rasda.secret_masking import Place
 from hydro_rasda.trial import Trial
 
@@ -121,6 +121,7 @@ class History(Curves):
         kinds: Digests by trial; two are equal if the trials can train as one fused model.
         sweep: The state of the sweep, as its rule sees it.
         race: The state of the race at full size, as its rule sees it.
+        decisions: Number of decisions on trials of the sweep.
         entrants: The finalists that the race is between, best first; None before it begins.
         early: Full-size trainings of trials that have not entered the race, by trial: name and unit. Nothing else of
             the history tells of them. When the trial enters, they count; when others enter, they are forgotten.
@@ -166,6 +167,7 @@ class History(Curves):
         self.unread: dict[int, frozenset[str]] = {}
         self.kinds: dict[int, str] = {}
         self.sweep, self.race = self.new_sweep(), self.new_sweep()
+        self.decisions = 0
         self.entrants: list[int] | None = None
         self.early: dict[int, tuple[str, Unit]] = {}
         self.rungs: list[tuple[int, dict[int, Move]]] = []
@@ -222,6 +224,7 @@ class History(Curves):
         elif GROUP.fullmatch(key) is not None:
             self._take_group(key, unit)
         elif SWEEP_DECISION.fullmatch(key) is not None:
+            self.decisions += 1
             self._take_moves(unit.value)
         elif key.startswith(ADMITTED):
             self.samples = unit.value["samples"]
@@ -279,31 +282,32 @@ class History(Curves):
         self.sweep.spent += sum(line["event"] == "metrics" for line in unit.lines)
         if key not in self._uses:  # all have failed
             self._released.append(key)
-        for number in members:
-            self._arrive(number)
+        self._arrive(members)
 
-    def _take_moves(self, moves: Iterable[Sequence[Any]]) -> None:
-        """Take in what was decided on trials: those that copy others get their weights as they were before any copy."""
-        decided = {number: move_of(plain) for number, *plain in moves}
-        copied = {move.copy_of for move in decided.values() if isinstance(move, Continue)} - {None}
-        before = {source: (self.trials[source], self.sources.get(source)) for source in copied if source is not None}
-        for number, move in decided.items():
-            if isinstance(move, Stop):
-                self.sweep.drop(number)
-            elif (source := move.copy_of) is not None:
-                trial, checkpoint = before[source]
-                self.failed.pop(("surrogate", number), None)
-                self.trials[number] = Trial(number, changed(trial.config, move.changes))
-                self.unkept[number] = self.unkept.get(source, frozenset())
-                self.unread[number] = self.unread.get(source, frozenset())
-                self.costs[number], self.kinds[number] = self.costs.get(source, {}), self.kinds[source]
-                self.copies[number] = source
-                self._set(self.sources, number, checkpoint)
-        self._forget([number for number, move in decided.items() if isinstance(move, Stop)])
-        for number, move in decided.items():
-            if isinstance(move, Continue):
-                self.sweep.go_on(number, move.to, self.trials[number].config, move.copy_of)
-                self._arrive(number)
+    def _take_moves(self, moves: Sequence[Sequence[Any]]) -> None:
+        """Take in what was decided on trials, as `plain_move` has it.
+
+        Those that copy others get their weights as they were before any copy.
+        """
+        stopped = [number for number, to, *_ in moves if to is None]
+        going_on = [(number, to, *copy) for number, to, *copy in moves if to is not None]
+        copies = [(number, *copy) for number, _, *copy in going_on if copy]
+        before = {source: (self.trials[source], self.sources.get(source)) for _, source, _ in copies}
+        for number in stopped:
+            self.sweep.drop(number)
+        for number, source, changes in copies:
+            trial, checkpoint = before[source]
+            self.failed.pop(("surrogate", number), None)
+            self.trials[number] = Trial(number, changed(trial.config, changes))
+            self.unkept[number] = self.unkept.get(source, frozenset())
+            self.unread[number] = self.unread.get(source, frozenset())
+            self.costs[number], self.kinds[number] = self.costs.get(source, {}), self.kinds[source]
+            self.copies[number] = source
+            self._set(self.sources, number, checkpoint)
+        self._forget(stopped)
+        for number, to, *copy in going_on:
+            self.sweep.go_on(number, to, self.trials[number].config, *copy[:1])
+        self._arrive([number for number, *_ in going_on])
 
     def _take_schedules(self, racing: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
         """Take in the finalists of a population: who trains by whose schedule, and with which changes."""
@@ -311,23 +315,25 @@ class History(Curves):
             self.trials[number] = Trial(number, changed(self.trials[source].config, changes))
             self.unkept[number] = self.unkept.get(source, frozenset())
 
-    def _arrive(self, number: int) -> None:
-        """Let a trial wait at its milestone if it has reached it, perhaps in an earlier call.
+    def _arrive(self, numbers: Iterable[int]) -> None:
+        """Let trials wait at their milestones if they have reached them, perhaps in an earlier call.
 
-        With fewer samples, an earlier call may have trained it further. The rule does not see those epochs.
+        With fewer samples, an earlier call may have trained them further. The rule does not see those epochs.
         """
-        standing = self.sweep.training.get(number)
-        if standing is None or standing.goal is None or number in self.copies:
-            return
-        if not self.passed("surrogate", number, goal := standing.goal):
-            return
-        if self.settings.comparison.by_place:
-            self._unplaced.add(goal)
-            whole = all(map(math.isfinite, self.values_at("surrogate", number, goal).values()))
-            self.sweep.come(number, {goal: 0.0 if whole else math.nan})
-        else:
-            epochs = range(standing.epoch + 1, goal + 1)
-            self.sweep.come(number, {epoch: self.score_at("surrogate", number, epoch) for epoch in epochs})
+        by_place = self.settings.comparison.by_place
+        for number in numbers:
+            standing = self.sweep.training.get(number)
+            if standing is None or standing.goal is None or number in self.copies:
+                continue
+            if not self.passed("surrogate", number, goal := standing.goal):
+                continue
+            if by_place:
+                self._unplaced.add(goal)
+                whole = all(map(math.isfinite, self.values_at("surrogate", number, goal).values()))
+                self.sweep.come(number, {goal: 0.0 if whole else math.nan})
+            else:
+                epochs = range(standing.epoch + 1, goal + 1)
+                self.sweep.come(number, {epoch: self.score_at("surrogate", number, epoch) for epoch in epochs})
 
     def place(self) -> None:
         """If one score does not order trials, place those that came to a milestone anew once more have come there."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from hydro_rasda.config import Mode, TuneConfig, averaged, unaveraged
@@ -42,10 +44,13 @@ class Curves:
 
     def line_at(self, stage: Stage, number: int, epoch: int) -> JournalLine | None:
         """Return a trial's line of an epoch; None if it has not trained it."""
-        lines = self.metrics.get((stage, number), ())
+        lines = self.metrics.get((stage, number))
+        if not lines or epoch > lines[-1]["epoch"]:
+            return None
         if 0 < epoch <= len(lines) and lines[epoch - 1]["epoch"] == epoch:
             return lines[epoch - 1]
-        return next((line for line in lines if line["epoch"] == epoch), None)
+        at = bisect_left(lines, epoch, key=itemgetter("epoch"))
+        return lines[at] if lines[at]["epoch"] == epoch else None
 
     def epochs(self, stage: Stage, number: int) -> int:
         """Count the epochs that a trial has trained in a stage."""
@@ -58,8 +63,8 @@ class Curves:
 
     def diverged(self, stage: Stage, number: int) -> bool:
         """Tell whether the training loss of a trial was not finite in its last epoch."""
-        *_, last = self.metrics.get((stage, number)) or [{}]
-        return last.get("train_loss", 0.0) is None
+        lines = self.metrics.get((stage, number))
+        return lines[-1].get("train_loss", 0.0) is None if lines else False
 
     def score(self, stage: Stage, number: int) -> float:
         """Return the metric after a trial's last epoch; NaN if it diverged, failed or never began."""

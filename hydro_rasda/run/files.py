@@ -14,7 +14,7 @@ import math
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -176,6 +176,17 @@ def parse_json(raw: bytes) -> Any:
     if deep:
         raise ValueError(f"it is nested more than {NESTED} levels deep")
     return value
+
+
+def parse_json_lines(raws: Sequence[bytes]) -> list[Any]:
+    """Parse lines of JSON as one list; ValueError if `parse_json` refuses one.
+
+    This takes less time than one by one, and less memory, because the lines share their keys.
+    """
+    values: list[Any] = _STRICT.decode((b"[" + b",".join(raws) + b"]").decode())
+    if len(values) != len(raws) or any(map(_is_deep, raws, values)):
+        raise ValueError("a line is no value of JSON")
+    return values
 
 
 def _finite(text: str) -> float:

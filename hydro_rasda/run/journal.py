@@ -19,7 +19,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import IO, Any, NamedTuple
 
 from hydro_rasda.argument_checks import require
 from hydro_rasda.history.lines import JournalLine, Unit
-from hydro_rasda.run.files import Unsafe, append_to, open_to_read, parse_json, read_file
+from hydro_rasda.run.files import Unsafe, append_to, open_to_read, parse_json, parse_json_lines, read_file
 
 JOURNAL = "journal.jsonl"
 
@@ -37,8 +37,18 @@ UNIT, RUN = "unit", "run"
 FORGOTTEN = {"forgotten": True}
 """Value of a unit that takes back the unit of its key: that work is done again."""
 
+_NUMBER = (int, float)
+
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    UNIT: {"key": str, "value": object, "seconds": (int, float), "at": (int, float), "swept": (int, float), "sum": int},
+    UNIT: {
+        "key": str,
+        "value": object,
+        "seconds": _NUMBER,
+        "at": _NUMBER,
+        "swept": _NUMBER,
+        "left": (int, float, type(None)),
+        "sum": int,
+    },
     RUN: {"id": str},
     "metrics": {"stage": str, "trial": int, "epoch": int},
     "trial": {"trial": int, "config": dict},
@@ -52,6 +62,9 @@ LONGEST = 2**26
 
 MOST = 2**30
 """Most bytes of a journal: a larger one is not read."""
+
+_AT_ONCE = 2**20
+"""Bytes of lines that are parsed at once."""
 
 _LARGEST = 1e15
 """Numbers beyond it are neither times nor counts."""
@@ -103,9 +116,7 @@ def encoded(lines: Iterable[JournalLine], own: JournalLine, before: int) -> tupl
 
 def _sum(raws: Iterable[bytes], body: bytes, before: int) -> int:
     """Return the checksum of a unit's lines, in which a repeated one counts once, as the last."""
-    for raw in dict.fromkeys(reversed([*raws])):
-        before = zlib.crc32(raw, before)
-    return zlib.crc32(body, before)
+    return zlib.crc32(body, zlib.crc32(b"".join(dict.fromkeys(reversed([*raws]))), before))
 
 
 def read_units(path: Path, before: Record | None = None) -> Record:
@@ -139,16 +150,10 @@ def _read_on(file: IO[bytes], path: Path, before: Record) -> Record:
     lines: dict[bytes, JournalLine] = {}
     first, bad, damage = number + 1, 0, ""  # the first line of the unit that is read
     file.seek(end)
-    for number, raw in enumerate(iter(partial(file.readline, LONGEST + 1), b""), first):
-        if len(raw) > LONGEST:
-            raise DamagedJournal(f"line {number} of {path} has more than {LONGEST} bytes: no run wrote it")
+    for number, (raw, line) in enumerate(_parsed_lines(file, path, first), first):
         end += len(raw)
-        if not raw.endswith(b"\n"):
-            break
-        try:
-            line = _parsed(raw)
-        except ValueError as error:
-            bad, damage = bad or number, damage or f"line {number} of {path} cannot be read ({error})"
+        if isinstance(line, ValueError):
+            bad, damage = bad or number, damage or f"line {number} of {path} cannot be read ({line})"
             continue
         if line["event"] != UNIT:
             lines.pop(raw, None)
@@ -172,24 +177,59 @@ def _read_on(file: IO[bytes], path: Path, before: Record) -> Record:
             taken_back |= units.pop(line["key"], None) is not None
             if line["value"] != FORGOTTEN:
                 told = [line for line in lines.values() if line["event"] != RUN]
-                at = line["at"], line["swept"], line.get("left")
+                at = line["at"], line["swept"], line["left"]
                 units[line["key"]] = Unit(line["value"], told, line["seconds"], *at)
                 new.append(line["key"])
         lines, kept, count, first = {}, end, number, number + 1
     return Record(units, kept, damage, run, total, new, taken_back, count, before.file, finished)
 
 
-def _parsed(raw: bytes) -> JournalLine:
-    line = parse_json(raw)
-    if not isinstance(line, dict) or not isinstance(line.get("event"), str):
-        raise ValueError("no object with an 'event'")
-    known = {"left": (int, float, type(None))} if line["event"] == UNIT and "left" in line else {}
-    for name, kind in {**_FIELDS.get(line["event"], {}), **known}.items():
+def _parsed_lines(file: IO[bytes], path: Path, first: int) -> Iterator[tuple[bytes, JournalLine | ValueError]]:
+    """Yield the whole lines of a file from where it stands, each with its content, or with the reason why it has none.
+
+    Args:
+        first: Number of the first of them.
+    """
+    raws, size = list[bytes](), 0
+    for number, raw in enumerate(iter(partial(file.readline, LONGEST + 1), b""), first):
+        if len(raw) > LONGEST:
+            raise DamagedJournal(f"line {number} of {path} has more than {LONGEST} bytes: no run wrote it")
+        if not raw.endswith(b"\n"):
+            break
+        raws.append(raw)
+        size += len(raw)
+        if size >= _AT_ONCE:
+            yield from zip(raws, _parsed(raws))
+            raws, size = [], 0
+    yield from zip(raws, _parsed(raws))
+
+
+def _parsed(raws: Sequence[bytes]) -> Iterator[JournalLine | ValueError]:
+    try:
+        return map(_checked, parse_json_lines(raws))
+    except (ValueError, RecursionError):
+        return map(_parsed_alone, raws)
+
+
+def _parsed_alone(raw: bytes) -> JournalLine | ValueError:
+    try:
+        return _checked(parse_json(raw))
+    except ValueError as error:
+        return error
+
+
+def _checked(line: Any) -> JournalLine | ValueError:
+    """Return a line that has the fields of its event, or the reason why it is none."""
+    if not isinstance(line, dict) or not isinstance(event := line.get("event"), str):
+        return ValueError("no object with an 'event'")
+    if event == UNIT:
+        line.setdefault("left", None)
+    for name, kind in _FIELDS.get(event, {}).items():
         found: Any = line.get(name, ...)
         if found is ... or not isinstance(found, kind):
-            raise ValueError(f"{line['event']!r} without a proper {name!r}")
-        if kind is not object and isinstance(found, (int, float)) and abs(found) > _LARGEST:
-            raise ValueError(f"{line['event']!r} without a proper {name!r}")
+            return ValueError(f"{event!r} without a proper {name!r}")
+        if kind is not object and isinstance(found, _NUMBER) and abs(found) > _LARGEST:
+            return ValueError(f"{event!r} without a proper {name!r}")
     return line
 
 

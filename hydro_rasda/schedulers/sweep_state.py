@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hydro_rasda.schedulers.ranking import Mode
 
@@ -15,8 +13,7 @@ End = Literal["done", "failed", "diverged"]
 """How the training of a trial of the race ended before its last epoch: by itself, by an error, or without a score."""
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """Epochs of one trial between two decisions on it.
 
     Attributes:
@@ -30,7 +27,7 @@ class Interval:
     copy_of: int | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Standing:
     """The state of one trial of a sweep.
 
@@ -55,14 +52,6 @@ class Standing:
     def score(self) -> float:
         """The metric at the milestone where the trial stands; NaN before the first, or where it diverged or failed."""
         return self.curve.get(self.epoch, math.nan)
-
-    def mark(self) -> int:
-        """A number that tells this standing from others."""
-        return _mark(self.number, self.epoch, self.goal, self.dropped)
-
-
-def _mark(*values: object) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")
 
 
 class SweepState:
@@ -102,7 +91,6 @@ class SweepState:
         self._to: dict[int, dict[int, Standing]] = {}
         self._ranked: dict[int, list[tuple[float, int]]] = {}
         self._diverged: set[int] = set()
-        self._marks = 0
 
     def waiting_at(self, epoch: int) -> Mapping[int, Standing]:
         """Those that wait at a milestone; at 0, those that are new."""
@@ -116,17 +104,13 @@ class SweepState:
         """Return the best so far: those with most epochs first, of them the best; none that diverged or failed."""
         found: dict[int, None] = {}
         for stop in sorted(self._ranked, reverse=True):
+            self._ranked[stop].sort()  # those that came since the last time are at its end
             for _, number in self._ranked[stop]:
                 if len(found) == count:
                     return list(found)
                 if number not in self._diverged:
                     found[number] = None
         return list(found)
-
-    @property
-    def digest(self) -> str:
-        """Equal where all that a decision can depend on is equal, in one run or in two processes of it."""
-        return f"{self._marks ^ _mark(self.left):016x}"
 
     def admit(self, number: int, config: Mapping[str, Any]) -> None:
         """A new trial, which waits for its first milestone."""
@@ -168,7 +152,7 @@ class SweepState:
         if averaged is not None:
             self.averages.setdefault(stop, {})[number] = averaged
         if math.isfinite(score):
-            insort(self._ranked.setdefault(stop, []), (score if self.mode == "min" else -score, number))
+            self._ranked.setdefault(stop, []).append((score if self.mode == "min" else -score, number))
         else:
             self._diverged.add(number)
         self._put(standing)
@@ -182,16 +166,15 @@ class SweepState:
 
     def _taken(self, number: int) -> Standing:
         standing = self.trials[number]
-        self._marks ^= standing.mark()
-        for places in (self.waiting, self.training, self._at.get(standing.epoch), self._to.get(standing.goal or 0)):
-            if places is not None:
-                places.pop(number, None)
+        if standing.goal is not None:
+            del self.training[number], self._to[standing.goal][number]
+        elif not standing.dropped:
+            del self.waiting[number], self._at[standing.epoch][number]
         return standing
 
     def _put(self, standing: Standing) -> None:
         number = standing.number
         self.trials[number] = standing
-        self._marks ^= standing.mark()
         if standing.goal is not None:
             self.training[number] = standing
             self._to.setdefault(standing.goal, {})[number] = standing

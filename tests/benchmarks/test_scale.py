@@ -18,6 +18,7 @@ def test_small_rows_give_their_numbers() -> None:
     assert scale.dispatch(32, repeats=1)["ms"] > 0
     assert scale.scheduler(20)["s"] > 0
     assert scale.simulator(8, 16, 8, repeats=1)["us"] > 0
+    assert scale.fold(200, (1, 3, 9), 20, 5, repeats=1)["s of CPU"] > 0
     assert min(scale.resume(4, 2, repeats=1).values()) > 0
 
 

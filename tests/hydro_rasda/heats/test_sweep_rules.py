@@ -123,7 +123,7 @@ class Moody(SweepRule):
     """Decides by chance, which no rule should; so what a resumed run decides alike, it has from its journal."""
 
     rng: random.Random = field(default_factory=random.Random)
-    asked: list[str] = field(default_factory=list)
+    asked: list[tuple[int, ...]] = field(default_factory=list)
 
     def decide(self, sweep: SweepState) -> Moves:
         moves: Moves = {number: Continue(1) for number in sweep.waiting_at(0)}
@@ -134,7 +134,7 @@ class Moody(SweepRule):
                 kept = self.rng.sample(sorted(sweep.waiting), len(sweep.waiting) // 3)
                 moves = {number: Continue(later) if number in kept else Stop() for number in sorted(sweep.waiting)}
         if moves:
-            self.asked.append(sweep.digest)
+            self.asked.append((sweep.spent, *sorted(sweep.waiting)))
         return moves
 
 

@@ -197,3 +197,29 @@ def test_spans_have_all_epochs_that_led_to_a_checkpoint() -> None:
     }
     ((number, unit),) = trained_spans(units)
     assert (number, unit.lines, unit.seconds) == (0, lines, 4.0)
+
+
+def test_an_epoch_costs_no_more_after_many() -> None:
+    """Lines that a fold looks at, for each epoch of a trial on which a rule decides after each epoch."""
+
+    def looks(epochs: int) -> float:
+        count = 0
+
+        class Line(dict[str, Any]):
+            def __getitem__(self, name: str) -> Any:
+                nonlocal count
+                count += name == "epoch"
+                return super().__getitem__(name)
+
+        history = History(TuneConfig(num_samples=1, max_t=epochs + 1))
+        told = {"event": "trial", "trial": 0, "config": {"lr": 0.1}}
+        history.take("surrogate/kinds-from-0", Unit({"0": "kind"}, [told]))
+        history.take("surrogate/admitted-from-0", Unit({"trials": [0], "samples": 1}))
+        for epoch in range(1, epochs + 1):
+            history.take(f"surrogate/to-{epoch}/kept/of-1-{epoch}", Unit([[0, epoch]]))
+            lines: list[dict[str, Any]] = [Line(line) for line in scores("surrogate", {0: {epoch: 0.5}})]
+            history.take(f"surrogate/to-{epoch}/from-{epoch - 1}/group-0", Unit({"members": [0]}, lines))
+        assert [*history.sweep.waiting] == [0]
+        return count / epochs
+
+    assert looks(400) < 1.1 * looks(100)

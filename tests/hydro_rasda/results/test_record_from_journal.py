@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
-from hydro_rasda.history.lines import JournalLine
 from hydro_rasda.results.record_from_journal import Follower, read_record
-from hydro_rasda.run import journal
+from hydro_rasda.run import files, journal
 from hydro_rasda.run.journal import JOURNAL
 from tests.hydro_rasda.journals import signed, with_live, write_run
 
@@ -20,13 +21,13 @@ from tests.hydro_rasda.journals import signed, with_live, write_run
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The lines of journals that were parsed."""
     found: list[bytes] = []
-    parse = journal._parsed
+    parse = files.parse_json_lines
 
-    def noted(raw: bytes) -> JournalLine:
-        found.append(raw)
-        return parse(raw)
+    def noted(raws: Sequence[bytes]) -> list[Any]:
+        found.extend(raws)
+        return parse(raws)
 
-    monkeypatch.setattr(journal, "_parsed", noted)
+    monkeypatch.setattr(journal, "parse_json_lines", noted)
     return found
 
 
@@ -48,6 +49,40 @@ def test_a_follower_reads_each_line_once_and_sees_what_a_new_reader_sees(
         seen += [raw for raw in parsed if b'"unit"' in raw]
         assert vars(record) == vars(read_record(tmp_path / "run"))
     assert len(seen) == len(set(seen)) == sum(b'"unit"' in raw for raw in lines)
+
+
+def test_a_follower_reads_only_the_bytes_that_are_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a journal that ends with a whole unit each time."""
+    write_run(tmp_path / "run", num_samples=200, width=3)
+    path = tmp_path / "run" / JOURNAL
+    lines = path.read_bytes().splitlines(keepends=True)
+    ends = [number for number, raw in enumerate(lines, 1) if raw.startswith(b'{"event": "unit"')]
+    opened, read = files.open_to_read, list[int]()
+
+    def counting(of: Path) -> IO[bytes]:
+        file = opened(of)
+        readline = file.readline
+
+        def counted(size: int) -> bytes:
+            raw = readline(size)
+            read.append(len(raw))
+            return raw
+
+        monkeypatch.setattr(file, "readline", counted, raising=False)
+        return file
+
+    monkeypatch.setattr(journal, "open_to_read", counting)
+    path.write_bytes(b"".join(lines[: ends[-9]]))
+    follower = Follower(tmp_path / "run")
+    follower.read()
+    assert sum(read) == path.stat().st_size
+    for before, end in pairwise(ends[-9:]):
+        read.clear()
+        with path.open("ab") as file:
+            file.write(b"".join(lines[before:end]))
+        follower.read()
+        assert sum(read) == sum(map(len, lines[before:end]))
+    assert follower.read().finished
 
 
 def test_a_follower_begins_anew_where_another_run_has_taken_the_place(tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ def test_decisions_do_not_depend_on_the_order_in_which_trials_come(seed: int) ->
     assert max(epochs(together)) == 4
     for at_once, order in ((1, 0), (1, 1), (2, 0)):
         raced = play(ruled, curves, at_once=at_once, seed=order)
-        assert raced.digest == together.digest
+        assert sorted(raced.waiting) == sorted(together.waiting)
         assert [trial.intervals for _, trial in sorted(raced.trials.items())] == [
             trial.intervals for _, trial in sorted(together.trials.items())
         ]
