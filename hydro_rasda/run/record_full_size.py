@@ -8,13 +8,16 @@ All backends record full-size trainings alike, so that each can resume the work 
 - `target/trial-{n}/to-{epoch}`: `{"checkpoint": name}` from which training can go on after this epoch, and a trial's
   metrics since its checkpoint before, as far as no line has them yet. "best" tells the epoch whose weights it keeps.
   "swept" tells that the sweep trained it: the sweep's metrics up to there are then the trial's own. "device" is the
-  device, if there are several. "beside" is the number of trials that shared it, the trial included.
+  device, if there are several. "beside" is the number of trials that shared it, the trial included. "early" tells that
+  the trial had not entered the race: what it trained counts once it enters.
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
 - `target/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
 - `target/trial-{n}/lost-after-{epoch}`: its checkpoint is damaged, so that it trains anew.
 - `target/retry-of-{n}`: a trial that failed is tried again, as code or data changed since.
+- `target/entered`: the finalists; the race between them begins, and is decided anew.
+- `target/begin/of-{trials}`: the first milestone of each.
 - `target/to-{epoch}/kept/of-{trials}`: for each trial that was compared after this epoch, the epoch to which it trains
-  on, or None; nothing at the end of a training.
+  on, or None.
 - `target/refit-{n}/to-{epoch}`: a trial's model of that epoch, trained once more on the examples of all folds.
 - `target/done`: the stage is over, for the finalists that it names.
 """
