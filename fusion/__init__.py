@@ -1,15 +1,15 @@
 """Many models as one: K modules of one shape, one forward, one backward, one optimizer step."""
 
-from fusion.assemble import fuse
-from fusion.clip import clip_grad_norm_
-from fusion.dry_run import FusionWarning, dry_run
-from fusion.equal_within_rounding import FusionMismatch
-from fusion.fused_model import FusedModel
+from fusion.check.dry_run import FusionWarning, dry_run
+from fusion.check.equal_within_rounding import FusionMismatch
 from fusion.graph import GraphedStep
-from fusion.lora import pad_lora, trim_lora
-from fusion.loss_scale import LossScale
+from fusion.members.assemble import fuse
+from fusion.members.fused_model import FusedModel
+from fusion.members.lora import pad_lora, trim_lora
 from fusion.optim import FusedOptimizer, fused_optimizer
-from fusion.schedules import lr_factor
+from fusion.optim.clip import clip_grad_norm_
+from fusion.optim.loss_scale import LossScale
+from fusion.optim.schedules import lr_factor
 from fusion.structure import fusion_key
 from fusion.width import plan_fusion
 

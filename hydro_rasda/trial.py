@@ -22,7 +22,7 @@ class Trial:
     @property
     def batch_size(self) -> int:
         """Examples per step."""
-        from fusion.hyperparameters import read  # brings torch along, which who reads a journal need not wait for
+        from fusion.keys import read  # brings torch along, which who reads a journal need not wait for
 
         size: int = read(self.config, "batch_size")
         return size

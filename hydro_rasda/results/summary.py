@@ -130,8 +130,8 @@ def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
         known = AVERAGED.issuperset(names)
     else:
         # These need torch, which a run that is only read does without.
+        from fusion.keys import configs_of_parts
         from fusion.optim import Hyperparameters
-        from fusion.part_settings import configs_of_parts
 
         known = not any(Hyperparameters.from_config(own).has_modes for own in configs_of_parts(config).values())
     return None if not known else settings.race.keep == "best" and settings.race.ema > 0

@@ -260,7 +260,7 @@ def _steps(train_data: str, lines: Iterable[Line]) -> float | None:
 def _batch_size(config: Mapping[str, Any]) -> int:
     if "batch_size" in config:
         return int(config["batch_size"])
-    from fusion.hyperparameters import read  # here, as it waits for torch
+    from fusion.keys import read  # here, as it waits for torch
 
     return int(read(config, "batch_size"))
 

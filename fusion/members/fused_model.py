@@ -1,0 +1,348 @@
+"""K modules of one structure as one module.
+
+Shape suffixes: K members, N samples of a batch. Every stacked tensor has K as its first axis; a tensor without it is
+shared by all members.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusion.argument_checks import check_each, check_function, is_int, require
+from fusion.check.equal_within_rounding import overlap_written
+from fusion.evaluate.avoided_kernels import avoiding_kernels
+from fusion.evaluate.checkpointing import activations_kept
+from fusion.evaluate.evaluate import One, at_once, in_turn, own_rows
+from fusion.evaluate.per_member_floats import Settings
+from fusion.members.attributes import OwnValues, Snapshot, changed, check_same_state, put_back, snapshot
+from fusion.members.hooks import run_hooks
+from fusion.members.member_indices import member_indices, member_pairs, member_rows
+from fusion.members.stacked_tensors import Shell, StackedTensors
+from fusion.streams import Streams
+from fusion.structure import FusionKey, check_same
+from fusion.structure.module_parts import (
+    TensorTree,
+    bound,
+    copied,
+    like,
+    materialize,
+    named_tensors,
+    tensor_slots,
+    unwritten,
+)
+
+Objective = Callable[[Any, Any], Any]
+"""`objective(model, batch)`, written for one module: returns a tensor, or a dict, list or tuple of tensors."""
+
+
+def check_fused(fused: object, name: str = "fused") -> None:
+    """Refuse a value that is no fused model."""
+    require(isinstance(fused, FusedModel), name, fused, "a FusedModel, which `fuse` makes")
+
+
+class FusedModel(StackedTensors):
+    """K modules in one, made by `fuse`.
+
+    Code for one module runs for all of them: `fused(x)` is their forward, `fused.map(objective, batch)` calls any
+    function of one module. The K results come from one vmapped computation. The sum of K losses gives each member its
+    own gradient, because no member's loss depends on another's parameters.
+
+    Attributes:
+        key: The `fusion_key` that a module must have to join the members.
+        streams: Generators of each member's random numbers, see `seed`.
+        changes: Number of times that tensors replaced others. Code that keeps the places of tensors (a recorded step)
+            reads it.
+        written: Parameters that forward itself writes to, such as a momentum encoder's, as `dry_run` found.
+        one_by_one: If True, `map` evaluates the members one after another. That runs any code that one module runs,
+            but as slowly; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
+        updated_in_turn: If True, torch's CPU kernels may update large members one after another, which is faster there.
+            Then a step cannot be compiled, because no two steps have the same operators with the same numbers.
+        overlapping: Buffers and frozen parameters that share memory with another tensor of their module. Here they do
+            not share it: `map` refuses an objective that writes to one.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Shell],
+        own: TensorTree,
+        common: TensorTree,
+        key: FusionKey,
+        *,
+        one_by_one: bool = False,
+        overlapping: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__(own, common)
+        self.key, self.one_by_one = key, one_by_one
+        self.overlapping = overlapping
+        self.updated_in_turn = True
+        self.streams = Streams(len(members))
+        self.own_values = OwnValues(len(members))
+        self.written: frozenset[str] = frozenset()
+        self._set_members(members)
+
+    @property
+    def settings(self) -> dict[str, Tensor]:
+        """Return the floats in which members differ, [K], by their path in the module, e.g. `"encoder.dropout.p"`."""
+        return dict(self._settings.values_K)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the members' forward on the same arguments: every tensor of the result gains a leading K."""
+        return self.map(lambda model, given: model(*given[0], **given[1]), (args, kwargs))
+
+    def map(self, objective: Objective, batch: Any, own_data: bool = False) -> Any:
+        """Evaluate a function of one module for every member, on one batch, or each on a batch of its own.
+
+        Args:
+            objective: Called as `objective(model, batch)` with a real module, attributes and methods included, whose
+                tensors are one member's. It returns a tensor or number, or a dict, list or tuple of them.
+            batch: Passed on as it is, and shared by all members.
+            own_data: True if tensors in `batch` have a leading K: member k gets the batch of their rows k.
+
+        Returns:
+            The result of `objective`, each tensor with a leading K: losses are [K]. Buffers that the modules update
+            (running statistics, counters) are updated member by member. So are tensors that they assign to attributes.
+            Random numbers (dropout) are drawn from each member's own stream, see `seed`.
+
+        Raises:
+            ValueError: if `objective` returns something else, or a tensor of members' own data has no leading K.
+            FusionMismatch: if `objective` writes to one of `overlapping`.
+        """
+        check_function("objective", objective)
+        rows_K, batch_of = own_rows(batch, self.K) if own_data else ((), lambda rows: batch)
+        if self.own_values.of_members:
+            self.changes += 1
+        together = not (self.one_by_one and self.K > 1) and self.own_values.join(self.template)
+        if not together:
+            self.part_buffers()
+        shared = self.shared
+        run_hooks(self)
+
+        def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], rows: Sequence[Tensor]) -> Any:
+            # In turn, the next member must not see what this one writes into its batch.
+            own = batch_of(rows) if together else copied(batch_of(rows))
+            bound_here = bound(self._slots, {**shared, **tensors})
+            with bound_here as rebound, self._settings.bound(settings), activations_kept():
+                return objective(self.template, own), rebound
+
+        tensors_K = {**self.stacked, **self.stacked_buffers}
+        with avoiding_kernels(self.template, tensors_K.values(), vmapped=together and self.K > 1):
+            if not together:
+                result, rebound = self._in_turn(one, rows_K)
+            else:
+                with unwritten(self._overlapping({**tensors_K, **shared}), overlap_written):
+                    result, rebound = at_once(one, tensors_K, self._settings, self.streams, self.K, rows_K)
+        for name, value in rebound.items():
+            self._rebind(name, value.detach())
+        return result
+
+    def _in_turn(self, one: One, rows_K: Sequence[Tensor]) -> tuple[Any, Mapping[str, Tensor]]:
+        """Evaluate members one after another; each finds the state that it left itself."""
+        self._part_values()
+        before, after = snapshot(self.template), list[Snapshot]()
+        shared = self.shared
+
+        def one_of_many(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], rows: Sequence[Tensor]) -> Any:
+            if after and after[-1]:
+                put_back(self.template, before)
+            self.own_values.put(self.template, len(after))
+            with unwritten(shared, _held_once), unwritten(self._overlapping({**tensors, **shared}), overlap_written):
+                found = one(tensors, settings, rows)
+            after.append(changed(self.template, before))
+            return found
+
+        of_K = self.stacked, self.stacked_buffers, self._settings, self.streams, self.K
+        try:
+            found = in_turn(one_of_many, *of_K, self._note_reached, rows_K)
+        except BaseException:
+            put_back(self.template, before)
+            raise
+        self.own_values.take(self.template, before, after)
+        return found
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Seed the members: each draws the random numbers that it would draw alone, beside any other members.
+
+        Member `k` draws what its module would after `torch.manual_seed(seeds[k])`, on the CPU and on CUDA devices.
+        Members that are evaluated one after another also draw as after `random.seed(seeds[k])` and
+        `numpy.random.seed(seeds[k] % 2**32)`. Through `keep` and `concat`, a member keeps its place in these numbers.
+        The global generators stay as they are. A generator that the code itself holds is not touched.
+
+        Members that were never seeded draw their seeds from torch's default generator when they first draw at once.
+
+        Args:
+            seeds: One for each member.
+
+        Raises:
+            ValueError: if the number of seeds is not K.
+        """
+        check_each("seeds", seeds, int, self.K)
+        for k, seed in enumerate(seeds):
+            require(is_int(seed) and -(2**63) <= seed < 2**64, f"seeds[{k}]", seed, "an integer of 64 bits")
+        if self.streams.seeded:
+            self.streams.seed(seeds)
+        else:
+            self.streams = Streams(self.K, seeds)
+
+    @torch.inference_mode(False)
+    def keep(self, indices: Sequence[int]) -> None:
+        """Drop all members but those at `indices`, in that order, in place.
+
+        Stacked parameters are replaced by new ones without gradients; optimizers of this package find them by name
+        (call their `keep` with the same indices). A repeated index makes a copy of that member, which also draws the
+        same random numbers until it is seeded.
+
+        Raises:
+            ValueError: if no index is given.
+            IndexError: if an index is not in [-K, K).
+        """
+        chosen = member_indices(indices, self.K)
+        for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
+            self.own.put(name, like(tensor, member_rows(tensor, chosen)))
+        self._catch_up(chosen)
+        self.own_values = self.own_values.keep(chosen)
+        self.streams = self.streams.joined(chosen)
+        members = [self._members[k].twin() if k in chosen[:i] else self._members[k] for i, k in enumerate(chosen)]
+        self._set_members(members)
+
+    def copy(self, sources: Mapping[int, int]) -> None:
+        """Make members copies of others, in place: `copy({2: 0})` makes member 2 a copy of member 0.
+
+        It copies weights, buffers, gradients, floats and other values of attributes. The copy draws the random numbers
+        that its source draws, from generators of its own, until it is seeded. No tensor takes the place of another.
+
+        Args:
+            sources: For each member that becomes a copy, its source as it was before any copy.
+
+        Raises:
+            ValueError: if `sources` is no dict of integers.
+            IndexError: if an index is not in [-K, K).
+        """
+        targets, copied = member_pairs(sources, self.K)
+        if not targets:
+            return
+        self._part_values()
+        self._copy_tensors(targets, copied)
+        self.own_values.overwrite(targets, copied)
+        self.streams.overwrite(targets, copied)
+        for name, reached in self._reached.items():
+            self._reached[name] = (reached - {*targets}) | {k for k, of in zip(targets, copied) if of in reached}
+        self._copy_shells(targets, copied, self.settings)
+
+    @torch.inference_mode(False)
+    def concat(self, other: FusedModel) -> None:
+        """Append the members of `other`, in place; `other` keeps them, too.
+
+        Raises:
+            ValueError: if the structures differ, or a plain attribute that the modules change as they run.
+        """
+        check_fused(other, "other")
+        check_same((self.key, other.key), "models")
+        self._catch_up(range(self.K))
+        other._catch_up(range(other.K))
+        own_values = self.own_values.concat(self.template, other.own_values, other.template)
+        check_same_state(self.template, other.template, own_values.of_members)
+        theirs = other.shared
+        for name, tensor in self.shared.items():
+            if name not in theirs or not torch.equal(tensor, theirs[name].to(tensor.device)):
+                self._unshare(name)
+        for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
+            both = [tensor.detach(), other._per_member(name).to(tensor.device)]
+            self.own.put(name, like(tensor, torch.cat(both)))
+        self.one_by_one = self.one_by_one or other.one_by_one
+        self.overlapping |= other.overlapping
+        self.written |= other.written
+        self.own_values = own_values
+        self.streams = self.streams.joined(range(self.K), other.streams)
+        self._set_members([*self._members, *(each.twin() for each in other._members)])
+
+    @torch.inference_mode(False)
+    def unfuse(self, k: int) -> nn.Module:
+        """Return member `k` as an ordinary module with tensors of its own: `unfuse` undoes `fuse`.
+
+        It has all that the member gained while it ran: hooks, attributes, tensors that forward assigned to these.
+
+        Raises:
+            IndexError: if `k` is not in [-K, K).
+        """
+        (k,) = member_indices([k], self.K, "k")
+        self._part_values()
+        tensors, held = dict[str, Tensor](), {**self.shared, **self.stacked_buffers, **self.stacked}
+        for name, hollow in named_tensors(self.template).items():
+            tensors[name] = like(hollow, self._per_member(name)[k].clone()).requires_grad_(held[name].requires_grad)
+            vars(tensors[name]).update(copy.deepcopy(self._members[k].marks.get(name, {})))
+        own = self._members[k].skeleton
+        before = snapshot(own)
+        try:
+            self._catch_up([k])
+            self.own_values.put(own, k)
+            module = materialize(own, tensors)
+        finally:
+            put_back(own, before)
+        for layer in module.modules():
+            if isinstance(layer, nn.RNNBase):
+                layer.flatten_parameters()  # on a GPU; cuDNN would do it at each call
+        return module
+
+    def unreached(self) -> dict[str, list[int]]:
+        """Return parameters with a gradient that not every member has: name -> the members without one.
+
+        Only a model that runs one by one can have any, because there a member may take a branch of its own.
+        `torch.optim` does not update a parameter without a gradient, but it does with a gradient of zero.
+        """
+        return {
+            name: missing
+            for name, reached in self._reached.items()
+            if (missing := [k for k in range(self.K) if k not in reached])
+        }
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, or set them to 0."""
+        if set_to_none:
+            self._reached.clear()
+            super().zero_grad()
+            return
+        for parameter in self.parameters():
+            if parameter.grad is not None:  # in rows, where torch warns of a backward pass that adds to it
+                parameter.grad = parameter.grad.new_zeros(parameter.shape)
+
+    def train(self, mode: bool = True) -> FusedModel:
+        """Set the mode of all members."""
+        if mode != self.training:
+            self.streams.look_again()
+        super().train(mode)
+        self.template.train(mode)
+        return self
+
+    def _overlapping(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensors[name] for name in self.overlapping}
+
+    def _note_reached(self, name: str, k: int) -> None:
+        self._reached.setdefault(name, set()).add(k)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Make copies and pickles possible, which tensors with a hidden axis do not allow; theirs lie in no rows."""
+        self._part_values()
+        return {**vars(self), "_flat": None}
+
+    def _set_members(self, members: Sequence[Shell]) -> None:
+        """Make these the members; from now on the first one's skeleton computes."""
+        self._members = list(members)
+        self._flat = None
+        self.changes += 1
+        self._reached: dict[str, set[int]] = {}
+        self.training = self.template.training
+        self._slots = tensor_slots(self.template)
+        self._caught_up: Snapshot = snapshot(self.template)
+        self._settings = Settings([member.floats for member in members])
+
+
+def _held_once(name: str) -> Exception:
+    return RuntimeError(
+        f"forward writes to {name}, which is frozen, equal in all members and held once for all: give it another value "
+        "in each member, or train members by themselves"
+    )
