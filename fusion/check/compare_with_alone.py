@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
-from fusion.check.equal_within_rounding import JUMPS, FusionMismatch, Outcome, differences, explained
+from fusion.argument_checks import FusionMismatch
+from fusion.check.equal_within_rounding import JUMPS, Outcome, differences, explained
 from fusion.evaluate.checkpointing import activations_kept
+from fusion.evaluate.microbatch import can_be_split, split
 from fusion.evaluate.rules.drawing import ChannelsFirst
 from fusion.members.assemble import fuse
 from fusion.members.attributes import loose_tensors, plain_attributes, put_back, snapshot
@@ -134,9 +136,6 @@ def _differing_in_float64(
 
     In float64 a rounding changes next to nothing. In float32 it may make a pooling layer take another element.
     """
-    # The package imports this module first.
-    from fusion.evaluate.microbatch import can_be_split, split
-
     parts = max(1, count_samples(batch) // _SAMPLES) if can_be_split(batch) else 1
     found: dict[int, list[str]] = {}
     try:

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fusion.argument_checks import check_flag, check_function
+from fusion.argument_checks import FusionMismatch, check_flag, check_function
 from fusion.check.compare_with_alone import check_members, restored
-from fusion.check.equal_within_rounding import FusionMismatch, overlap_written
 from fusion.evaluate.avoided_kernels import avoiding_kernels
 from fusion.evaluate.backoff import is_out_of_memory
 from fusion.evaluate.evaluate import own_rows
 from fusion.evaluate.rules.gradient import BackwardInside, FreezesInside
 from fusion.members.attributes import put_back, snapshot
-from fusion.members.fused_model import FusedModel, Objective, check_fused
+from fusion.members.fused_model import FusedModel, Objective, check_fused, overlap_written
 from fusion.streams import global_states, preserved_generators, seed_generators
 from fusion.structure.module_parts import copied, named_tensors
 from fusion.warn import warn

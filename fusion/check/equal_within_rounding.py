@@ -17,18 +17,6 @@ JUMPS = 2
 _LEAST_SHARE = 0.01
 
 
-class FusionMismatch(ValueError):
-    """Members of a fused model compute something else than they do alone."""
-
-
-def overlap_written(name: str) -> FusionMismatch:
-    """Make the error for a forward that writes to a tensor that shares memory with another one of its module."""
-    return FusionMismatch(
-        f"forward writes to `{name}`, which shares memory with another tensor of its module, such as a view of it: in "
-        "a copy, only one of them changes. Register one of them, and compute the other from it in forward"
-    )
-
-
 @dataclass
 class Outcome:
     """Results of one member's step: tensors by kind (of parameters, only those written to), and plain attributes."""

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion.argument_checks import check_each, check_flag, require
-from fusion.members.fused_model import FusedModel
-from fusion.members.stacked_tensors import Shell
+from fusion.members.fused_model import FusedModel, Shell
 from fusion.structure import HOOK, UNKNOWN, FusionKey, check_same, describe, fusion_key
 from fusion.structure.module_parts import TensorTree, like, named_tensors, non_persistent, skeleton
 from fusion.structure.reduced_values import memory
