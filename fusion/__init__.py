@@ -1,34 +1,26 @@
 """Many models as one: K modules of one shape, one forward, one backward, one optimizer step."""
 
-from fusion.assemble import fuse
-from fusion.clip import clip_grad_norm_
-from fusion.dry_run import FusionWarning, dry_run
-from fusion.equal_within_rounding import FusionMismatch
-from fusion.fused_model import FusedModel
-from fusion.graph import GraphedStep
-from fusion.lora import pad_lora, trim_lora
-from fusion.loss_scale import LossScale
-from fusion.optim import FusedOptimizer, fused_optimizer
-from fusion.schedules import lr_factor
-from fusion.structure import fusion_key
-from fusion.width import plan_fusion
+from typing import TYPE_CHECKING
+
+from fusion.lazy_names import lazy_exports
 
 __distribution__ = "hydro-rasda"  # which tells it from other packages of this name
 
-__all__ = [
-    "FusedModel",
-    "FusedOptimizer",
-    "FusionMismatch",
-    "FusionWarning",
-    "GraphedStep",
-    "LossScale",
-    "clip_grad_norm_",
-    "dry_run",
-    "fuse",
-    "fused_optimizer",
-    "fusion_key",
-    "lr_factor",
-    "pad_lora",
-    "plan_fusion",
-    "trim_lora",
-]
+if TYPE_CHECKING:
+    from fusion.argument_checks import FusionMismatch as FusionMismatch
+    from fusion.check.dry_run import FusionWarning as FusionWarning
+    from fusion.check.dry_run import dry_run as dry_run
+    from fusion.graph import GraphedStep as GraphedStep
+    from fusion.members.assemble import fuse as fuse
+    from fusion.members.fused_model import FusedModel as FusedModel
+    from fusion.members.lora import pad_lora as pad_lora
+    from fusion.members.lora import trim_lora as trim_lora
+    from fusion.optim import FusedOptimizer as FusedOptimizer
+    from fusion.optim import fused_optimizer as fused_optimizer
+    from fusion.optim.clip import clip_grad_norm_ as clip_grad_norm_
+    from fusion.optim.loss_scale import LossScale as LossScale
+    from fusion.optim.schedules import lr_factor as lr_factor
+    from fusion.structure import fusion_key as fusion_key
+    from fusion.width import plan_fusion as plan_fusion
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -14,6 +14,10 @@ _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 200
 
 
+class FusionMismatch(ValueError):
+    """Members of a fused model compute something else than they do alone."""
+
+
 def require(holds: bool, name: str, value: object, rule: str) -> None:
     """Refuse an argument that breaks its rule.
 

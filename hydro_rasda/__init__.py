@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hydro_rasda.package_exports import lazy_exports, refuse_other_packages
+from hydro_rasda.package_exports import refuse_other_packages
 
 refuse_other_packages("fusion", "surrogate")
 
@@ -28,4 +28,6 @@ if TYPE_CHECKING:
     from hydro_rasda.training.user_loop_worker import Worker as Worker
     from hydro_rasda.tuner import tune as tune
 else:
+    from fusion.lazy_names import lazy_exports  # not before it is known to be ours
+
     __all__, __getattr__, __dir__ = lazy_exports(__name__)

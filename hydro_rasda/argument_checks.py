@@ -1,6 +1,6 @@
-"""The one form in which a bad argument is refused: its name, its value and the rule. Needs neither torch nor Ray.
+"""Checks of arguments, each refused in the wording of `fusion.argument_checks`: name, value and rule.
 
-A wrong type and a wrong value are refused alike, by a ValueError of one wording.
+A wrong type and a wrong value are refused alike, by a ValueError. Needs neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -8,43 +8,16 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import re
-import reprlib
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeGuard
 
-_shown = reprlib.Repr()
-_shown.maxstring = _shown.maxother = 200
-
-
-def require(holds: bool, argument: str, value: object, rule: str) -> None:
-    """Refuse an argument unless its rule holds: ValueError with argument, value (cut where it is long) and rule."""
-    if not holds:
-        raise ValueError(
-            f"`{argument}` is {_shown.repr(value)}, but must be {rule}{_in_python(value)}{meant(value, rule)}"
-        )
-
-
-def meant(value: object, rule: str) -> str:
-    """Return the word of a rule's list that a text is close to, as a question; empty if there is none.
-
-    >>> meant("Adam", "one of sgd, adam, adamw"), meant("AdamW", "one of 'sgd', 'adamw'"), meant("new", "one of sgd")
-    ('; did you mean "adam"?', '; did you mean "adamw"?', '')
-    """
-    if not isinstance(value, str) or not rule.startswith("one of "):
-        return ""
-    words = [word.strip("'\"[]() ") for word in re.split(r",|;| or ", rule.removeprefix("one of "))]
-    close = get_close_matches(value.lower().replace("-", "_"), words, n=1, cutoff=0.75)
-    return f'; did you mean "{close[0]}"?' if close else ""
-
-
-def _in_python(value: object) -> str:
-    """Say how a scalar of NumPy's or torch's, which breaks a rule by its type alone, becomes Python's own."""
-    scalar = hasattr(value, "item") and getattr(value, "ndim", None) == 0
-    return "; `.item()` makes Python's own of it" if scalar and not isinstance(value, int | float | str) else ""
+from fusion.argument_checks import check_flag as check_flag
+from fusion.argument_checks import is_int as is_int
+from fusion.argument_checks import is_number as is_number
+from fusion.argument_checks import refusal as refusal
+from fusion.argument_checks import require as require
 
 
 def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr) -> str:
@@ -57,16 +30,6 @@ def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr
         return repr(value)
     items = "{" + ", ".join(sorted(map(show, value))) + "}"
     return items if type(value) is set else f"{type(value).__name__}({items})"
-
-
-def is_int(value: object) -> TypeGuard[int]:
-    """Return whether a value is an integer; a bool is none."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a finite number; a bool is none."""
-    return is_metric(value) and abs(value) < math.inf
 
 
 def is_metric(value: object) -> TypeGuard[float]:
@@ -110,11 +73,6 @@ def check_path(name: str, value: object) -> None:
     """Refuse what is no path."""
     holds = isinstance(value, str | PathLike) and isinstance(os.fspath(value), str) and "\0" not in str(value)
     require(holds and len(str(value)) < 4096, name, value, "a path")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False."""
-    require(isinstance(value, bool), name, value, "True or False")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -163,7 +121,7 @@ def check_folder(name: str, value: object) -> Path:
         require(there.is_dir() and (there == folder or os.access(there, os.W_OK)), name, value, rule)
     except (OSError, RuntimeError) as error:  # a name that is too long; the home of nobody
         told = getattr(error, "strerror", None) or error
-        raise ValueError(f"`{name}` is {_shown.repr(value)}, but must be {rule} ({told})") from None
+        raise ValueError(f"{refusal(name, value, rule)} ({told})") from None
     return folder
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fusion.compare_with_alone import check_copy
+from fusion.check.compare_with_alone import check_copy
+from fusion.evaluate.microbatch import can_be_split, is_weight, split
 from fusion.optim import optimizer
-from fusion.skeleton_and_tensors import duplicate, has_samples
 from fusion.structure import hidden_by_wrapper
+from fusion.structure.module_parts import duplicate, has_samples
 from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
-from fusion.width.microbatch import can_be_split, is_weight, split
 from hydro_rasda.argument_checks import require
 from hydro_rasda.comparison_of_trials import COSTS
 from hydro_rasda.config_access import Notes

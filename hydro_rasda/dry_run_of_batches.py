@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fusion.attributes import loose_tensors
-from fusion.hyperparameters import read
-from fusion.skeleton_and_tensors import has_samples
+from fusion.evaluate.microbatch import can_be_split, split
+from fusion.keys import read
+from fusion.members.attributes import loose_tensors
+from fusion.structure.module_parts import has_samples
 from fusion.warn import warn
-from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.argument_checks import require
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
 from hydro_rasda.data.batch_splits import IndexedBatches, num_parts

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from fusion.evaluate.microbatch import WEIGHT
 from fusion.warn import warn
-from fusion.width.microbatch import WEIGHT
 
 IGNORED = -100
 """Torch's own `ignore_index`: cross-entropy leaves out targets of this value."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fusion.part_settings import is_rate
+from fusion.keys import is_rate
 from hydro_rasda.argument_checks import require
 from surrogate import parameter_roles
 from surrogate.widths import PLAN_ATTRIBUTE

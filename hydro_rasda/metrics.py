@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fusion.width.microbatch import Sums
+from fusion.evaluate.microbatch import Sums
 from hydro_rasda.argument_checks import is_metric
 from hydro_rasda.loss_weight import IGNORED
 from hydro_rasda.objective import OUTPUTS, TARGETS, scalars

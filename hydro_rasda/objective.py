@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion.hyperparameters import KEYS, is_read
-from fusion.part_settings import is_of_part
-from fusion.width.microbatch import WEIGHT, is_weight
+from fusion.evaluate.microbatch import WEIGHT, is_weight
+from fusion.keys import KEYS, is_of_part, is_read
 from hydro_rasda.data import Batch, fresh
 from hydro_rasda.loss_weight import IGNORED, LossCalls, whole
 from hydro_rasda.objective_parts import ByPart, GivenObjective, check_dict
@@ -39,7 +38,7 @@ class OptimizerSettings:
     """How the parameters of one model are updated.
 
     Attributes:
-        config: Keys for optimizer, schedule and clipping (`fusion.hyperparameters`); the batch size stays the
+        config: Keys for optimizer, schedule and clipping (`fusion.keys`); the batch size stays the
             configuration's.
         lr_factors: By name of a parameter, what its learning rate is multiplied by; 1 where absent.
     """
@@ -77,7 +76,8 @@ def give_config(model: nn.Module, config: Mapping[str, Any]) -> None:
     """Have a model carry what an objective may read of its configuration: under fusion, each member its own.
 
     Fused, one objective runs for all members. The attributes of a module are shared by the members of a group, but for
-    floats, of which each has its own (`fusion.differing_floats`). So the values that the objective reads must be there.
+    floats, of which each has its own (`fusion.evaluate.per_member_floats`). So the values that the objective reads
+    must be there.
     """
     setattr(model, _CONFIG, config)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fusion.width.microbatch import WEIGHT, is_weight
+from fusion.evaluate.microbatch import WEIGHT, is_weight
 from hydro_rasda.argument_checks import require
 
 GivenObjective = Callable[..., Mapping[str, Tensor]] | Mapping[str, Callable[..., Mapping[str, Tensor]]]

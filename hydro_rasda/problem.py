@@ -16,8 +16,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from fusion import fusion_key
-from fusion.skeleton_and_tensors import duplicate
 from fusion.streams import seed_generators
+from fusion.structure.module_parts import duplicate
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.config_access import Notes
 from hydro_rasda.data import Batches, Folds, outline, reseeded

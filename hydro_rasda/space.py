@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fusion.hyperparameters import KEYS, is_read, read, warmup_epochs
-from fusion.part_settings import check_settings, configs_of_parts, keys_of, split_key
+from fusion.keys import KEYS, check_settings, configs_of_parts, is_read, keys_of, read, split_key, warmup_epochs
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.argument_checks import in_order, require
 from hydro_rasda.config import MOST_TRIALS, UNSPLIT, check_unsplit

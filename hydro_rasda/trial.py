@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fusion.keys import read
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -22,7 +24,5 @@ class Trial:
     @property
     def batch_size(self) -> int:
         """Examples per step."""
-        from fusion.hyperparameters import read  # brings torch along, which who reads a journal need not wait for
-
         size: int = read(self.config, "batch_size")
         return size

@@ -86,7 +86,7 @@ def tune(
             `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower. A second argument
             with the default 1.0 is the ratio, too, if its name says so (`width`, `width_mult`, `scale`, `ratio`, `r`)
             and no other argument is like it. The run's first lines name it.
-        space: Maps hyperparameters to domains, of `hydro_rasda` or Ray Tune. It needs `lr`. `fusion.hyperparameters`
+        space: Maps hyperparameters to domains, of `hydro_rasda` or Ray Tune. It needs `lr`. `fusion.keys`
             lists all keys that the library reads, such as `optimizer`, `batch_size` and `schedule`. All keys reach
             `model_fn`.
         train_data: Tensors or NumPy arrays `(inputs, target)`, a map-style Dataset, or a function

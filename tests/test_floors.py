@@ -62,6 +62,18 @@ FREE_STANDING = {
 FACADES = {"hydro_rasda"}
 """What imports from everywhere, and what nothing in the package imports: the public names."""
 
+FUSION = (
+    {"argument_checks", "lazy_names", "streams", "warn"},
+    {"keys", "structure"},
+    {"evaluate"},
+    {"members"},
+    {"check", "optim"},
+    {"graph"},
+    {"width"},
+)
+"""The rooms of fusion, the lowest first; all modules that lie loose are on the first floor. None uses its own floor,
+but for the first."""
+
 IMPURE = {"fusion", "os", "pathlib", "random", "ray", "surrogate", "time", "torch"}
 """What decisions must not know."""
 
@@ -114,6 +126,7 @@ def test_every_room_has_its_floor() -> None:
 def test_contributing_tells_what_each_room_is_for() -> None:
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("| room |")[2].partition("\n- **")[0]
     rooms = {path.parent.name for path in (ROOT / "hydro_rasda").glob("*/__init__.py")}
+    rooms |= {path.parent.name for path in (ROOT / "fusion").glob("*/__init__.py")}
     assert [name for name in sorted(rooms) if f"{name}/`" not in table] == []
 
 
@@ -136,6 +149,22 @@ def test_arrows_run_downward() -> None:
         if name not in FACADES
         for used in imports(path)
         if used.split(".")[0] == "hydro_rasda" and not allowed(room(name), room(used))
+    ]
+    assert not found
+
+
+def test_arrows_of_fusion_run_downward() -> None:
+    height = {name: floor for floor, rooms in enumerate(FUSION) for name in rooms}
+    known = {name: path for name, path in modules("fusion").items() if name != "fusion"}
+    assert {room(name) for name in known} == height.keys()
+    assert sum("." not in name.partition(".")[2] and path.name != "__init__.py" for name, path in known.items()) <= 4
+    found = [
+        f"{name} imports {used}"
+        for name, path in known.items()
+        for used in imports(path)
+        if used.startswith("fusion.")
+        and room(used) != room(name)
+        and not 0 <= height.get(room(used), math.inf) < max(1, height[room(name)])
     ]
     assert not found
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusion.argument_checks import check_flag, check_function, require
-from fusion.attributes import plain_attributes
-from fusion.fused_model import FusedModel
 from fusion.graph.capture import Capture, Replay, capture_on
 from fusion.graph.compiled import Inductor
 from fusion.graph.trace import Trace
+from fusion.members.attributes import plain_attributes
+from fusion.members.fused_model import FusedModel
 from fusion.optim import FusedOptimizer
-from fusion.skeleton_and_tensors import copied
 from fusion.streams import states_beyond_torch
+from fusion.structure.module_parts import copied
 from fusion.warn import warn
 
 Step = Callable[[Any], Any]

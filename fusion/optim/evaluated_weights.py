@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion.hyperparameters import SCHEDULE_FREE
-from fusion.member_indices import member_indices
+from fusion.keys import SCHEDULE_FREE
+from fusion.members.member_indices import member_indices
 from fusion.optim.schedule_free import write
 from fusion.optim.state import OptimizerState
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from fusion.argument_checks import require
-from fusion.bounded_cache import kept
-from fusion.hyperparameters import ONE_PASS, SCHEDULE_FREE
-from fusion.member_indices import member_indices
+from fusion.keys import ONE_PASS, SCHEDULE_FREE
+from fusion.members.bounded_cache import kept
+from fusion.members.member_indices import member_indices
+from fusion.members.rows import Layout, make_dense
 from fusion.optim import adafactor, muon, native
 from fusion.optim.evaluated_weights import EvaluatedOptimizer
 from fusion.optim.learned import LEARNED
@@ -26,10 +27,9 @@ from fusion.optim.members_by_rule import Run
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.segments import numbered, segments
 from fusion.optim.torch_optimizer import torch_optimizer
+from fusion.optim.torch_per_member import go_on
 from fusion.optim.update_rules import RULE_OF, RULES, momentum_product
-from fusion.optim.updated_in_turn import go_on
 from fusion.optim.vectorized import Tile
-from fusion.rows import Layout, make_dense
 from fusion.structure import check_module
 
 

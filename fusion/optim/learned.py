@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fusion.hyperparameters import SCHEDULE_FREE
+from fusion.keys import SCHEDULE_FREE
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.prodigy import ESTIMATES
 from fusion.optim.schedule_free import AVERAGING

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fusion.argument_checks import check_each, require
-from fusion.fused_model import FusedModel, check_fused
-from fusion.member_indices import member_vector
+from fusion.keys import checked_parts, lr_factors, names_of_parts, own_parts
+from fusion.members.fused_model import FusedModel, check_fused
+from fusion.members.member_indices import member_vector
 from fusion.optim.fused import FusedOptimizer
 from fusion.optim.fused_parts import FusedByPart
 from fusion.optim.muon import matrices_of
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.torch_optimizer import Multipliers
-from fusion.part_settings import checked_parts, lr_factors, names_of_parts, own_parts
 
 Result = TypeVar("Result")
 PerMember = float | Sequence[float] | Tensor
@@ -34,7 +34,7 @@ def fused_optimizer(
     Args:
         configs: K configurations, with the keys of `Hyperparameters.from_config`. Parts of a model may have learning
             rates (`lr.PART`) and optimizers (`optimizer.PART`, `beta1.PART`) of their own, see
-            `fusion.part_settings`; the same parts have optimizers of their own in all members. Keep members of one
+            `fusion.keys.part_settings`; the same parts have optimizers of their own in all members. Keep members of one
             optimizer side by side: each run of them is one update.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion.argument_checks import require
-from fusion.fused_model import FusedModel
+from fusion.members.fused_model import FusedModel
 from fusion.optim.members_by_rule import Run
 from fusion.optim.optimizer_config import Hyperparameters
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fusion.fused_model import FusedModel
+from fusion.members.fused_model import FusedModel
 from fusion.optim.optimizer_config import Hyperparameters
 
 LEAST_PER_CALL = 2**11

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fusion.argument_checks import check_mapping, require
-from fusion.hyperparameters import (
+from fusion.keys import (
     KEYS,
     MUON_ORIGINAL,
     OPTIMIZERS,
@@ -33,7 +33,7 @@ __all__ = ["OPTIMIZERS", "Hyperparameters"]
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """One member's optimizer. `fusion.hyperparameters` has ranges and defaults; most are those of `torch.optim`.
+    """One member's optimizer. `fusion.keys` has ranges and defaults; most are those of `torch.optim`.
 
     Attributes:
         kind: Name of the optimizer. For one that `make` makes, the name of its class or base class here, or "own".

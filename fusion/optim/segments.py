@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusion.rows import Block, Layout
+from fusion.members.rows import Block, Layout
 
 BLOCK = 2**17
 """Elements to update at a time on a CPU: the allocator reuses memory for temporaries of that size.

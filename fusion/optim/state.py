@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fusion.argument_checks import check_each, check_flag, check_mapping, refusal, require
-from fusion.fused_model import FusedModel, check_fused
-from fusion.hyperparameters import RULES
-from fusion.member_indices import copy_rows, member_indices, member_pairs, member_rows, member_vector
+from fusion.keys import RULES
+from fusion.members.fused_model import FusedModel, check_fused
+from fusion.members.member_indices import copy_rows, member_indices, member_pairs, member_rows, member_vector
+from fusion.members.rows import Rows, layout_of
 from fusion.optim.adafactor import STATE
 from fusion.optim.learned import LEARNED, at_first
 from fusion.optim.members_by_rule import runs_of
@@ -25,10 +26,9 @@ from fusion.optim.native import Group
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.segments import numbered
 from fusion.optim.torch_optimizer import Multipliers, check_multipliers, check_real
+from fusion.optim.torch_per_member import Apart, changed_options
 from fusion.optim.update_rules import RULE_OF
-from fusion.optim.updated_in_turn import Apart, changed_options
 from fusion.optim.vectorized import Tile
-from fusion.rows import Rows, layout_of
 
 _TABLES = ("steps_KP", "lr_factor_K", "_estimates_K3", "_lr_multipliers_KP", "_decay_multipliers_KP")
 _STATE = ("state", "steps", "lr_factor", "estimates", "schedule", "lr_multipliers", "weight_decay_multipliers")

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fusion.argument_checks import check_mapping, is_number, require
-from fusion.hyperparameters import RULES
+from fusion.keys import RULES, checked_parts, lr_factors, names_of_parts, own_parts
 from fusion.optim.muon import MARK, MuonWithAdamW, hidden_matrices
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.parts import ByPart, by_part
-from fusion.part_settings import checked_parts, lr_factors, names_of_parts, own_parts
 from fusion.structure import check_module
 
 Multipliers = Mapping[str, Mapping[str, float]]
@@ -31,7 +30,7 @@ def optimizer(
     Args:
         module: Its parameters that need gradients are optimized.
         config: See `Hyperparameters.from_config`; parts of the model may have learning rates and optimizers of their
-            own, see `fusion.part_settings`.
+            own, see `fusion.keys.part_settings`.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 
     Returns:

@@ -12,7 +12,7 @@ from itertools import accumulate, groupby, pairwise
 import torch
 from torch import Tensor
 
-from fusion.bounded_cache import kept
+from fusion.members.bounded_cache import kept
 from fusion.optim import elementwise, native
 from fusion.optim.members_by_rule import Run
 from fusion.optim.segments import Segment, block

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from fusion.skeleton_and_tensors import HOOKS
+from fusion.structure.module_parts import HOOKS
 
 # Attributes that are not walked: those that are walked by themselves, the mode, which train() and eval() set all the
 # time, and those that a copy does not need.

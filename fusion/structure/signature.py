@@ -23,7 +23,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fusion.skeleton_and_tensors import hooks_on
 from fusion.structure.float_slots import FloatSlot, is_number, is_probability
 from fusion.structure.functions_and_classes import (
     BUILTINS,
@@ -36,6 +35,7 @@ from fusion.structure.functions_and_classes import (
     wrapped,
 )
 from fusion.structure.ignored_attributes import HOOK_ATTRIBUTES, PLAIN, STATELESS, TEXTS, skipped_of, skipped_of_module
+from fusion.structure.module_parts import hooks_on
 from fusion.structure.reduced_values import digest, memory, parts_of_copy, short, slots_of
 
 UNKNOWN = "unlike all others"

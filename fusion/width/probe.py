@@ -14,19 +14,19 @@ import torch
 from torch import nn
 
 from fusion.argument_checks import check_each, check_flag, check_function, check_int, check_mapping, is_number, require
-from fusion.assemble import fuse
-from fusion.backoff import is_out_of_memory
-from fusion.clip import clip_grad_norm_
-from fusion.dry_run import Obstacle, dry_run
-from fusion.fused_model import FusedModel
+from fusion.check.dry_run import Obstacle, dry_run
+from fusion.evaluate.backoff import is_out_of_memory
+from fusion.evaluate.microbatch import backward, can_be_split, split
 from fusion.graph import GraphedStep
-from fusion.hyperparameters import read
+from fusion.keys import read
+from fusion.members.assemble import fuse
+from fusion.members.fused_model import FusedModel
 from fusion.optim import FusedOptimizer, fused_optimizer
+from fusion.optim.clip import clip_grad_norm_
 from fusion.optim.make_fused_optimizer import member
-from fusion.skeleton_and_tensors import copied
 from fusion.streams import preserved_generators
+from fusion.structure.module_parts import copied
 from fusion.width.memory import objects_so_far_set_aside, peak_memory, usable_memory
-from fusion.width.microbatch import backward, can_be_split, split
 from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, memory_line, next_width
 
 Objective = Callable[[Any, Any], Any]

@@ -7,7 +7,7 @@ Hydro's coordinator, which interleaves trials with the pre-training of large mod
 
 from typing import TYPE_CHECKING
 
-from hydro_rasda.package_exports import lazy_exports
+from fusion.lazy_names import lazy_exports
 
 if TYPE_CHECKING:
     from hydro_rasda.bubbles.bubble_backend import BubbleBackend as BubbleBackend

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset
 
-from fusion.objects_of_tensors import look_into
+from fusion.structure.objects_of_tensors import look_into
 
 
 class Part(NamedTuple):

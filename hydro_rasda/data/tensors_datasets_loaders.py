@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from fusion.objects_of_tensors import LOOKED_INTO, fields, look_into, with_fields
 from fusion.streams import Stream
+from fusion.structure.objects_of_tensors import LOOKED_INTO, fields, look_into, with_fields
 from hydro_rasda.argument_checks import binds, require
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, check_length, least, length_of
 from hydro_rasda.data.batches import Batch, Batches, Data, Shard, Share, batch_length, cut_off, move

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fusion.hyperparameters import read
+from fusion.keys import read
 from fusion.warn import warn
 from hydro_rasda.argument_checks import require
 from hydro_rasda.comparison_of_trials import COSTS, Constraints, Fits, bounds_of, functions_of

@@ -9,8 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from fusion import lr_factor
-from fusion.hyperparameters import SCHEDULE_FREE
-from fusion.part_settings import optimizer_names
+from fusion.keys import SCHEDULE_FREE, optimizer_names
 from fusion.warn import warn
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import EVAL_BATCH_FACTOR, naming_batch

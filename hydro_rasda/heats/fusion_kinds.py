@@ -13,8 +13,7 @@ from functools import partial
 from torch import nn
 
 from fusion import fusion_key
-from fusion.hyperparameters import read
-from fusion.part_settings import own_parts
+from fusion.keys import own_parts, read
 from hydro_rasda.config_access import Notes, Reads, all_of, leaves
 from hydro_rasda.contracts import evenly
 from hydro_rasda.heats.unused_keys import Unread, unread_of

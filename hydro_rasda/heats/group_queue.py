@@ -15,8 +15,7 @@ from functools import cache, partial
 from typing import Any
 
 from fusion.graph.compiled import compiling_pays
-from fusion.hyperparameters import KEYS, KINDS
-from fusion.part_settings import is_of_part, optimizer_names
+from fusion.keys import KEYS, KINDS, is_of_part, optimizer_names
 from hydro_rasda.contracts import Devices, Group, Span, Task, Widths, group_key
 from hydro_rasda.heats.choose_groups import Waiting, next_groups
 from hydro_rasda.heats.fusion_kinds import find_kinds

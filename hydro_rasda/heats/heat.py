@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from fusion.part_settings import check_settings
+from fusion.keys import check_settings
 from hydro_rasda.contracts import Devices, Finished, Task
 from hydro_rasda.history.lines import Stage, Unit
 from hydro_rasda.run.state import Run

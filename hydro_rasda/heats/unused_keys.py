@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
-from fusion.hyperparameters import KEYS, is_read, own_arguments
-from fusion.part_settings import configs_of_parts, is_of_part
+from fusion.keys import KEYS, configs_of_parts, is_of_part, is_read, own_arguments
 from fusion.warn import warn
 from hydro_rasda.config_access import Notes, paths
 from hydro_rasda.space import ALIASES

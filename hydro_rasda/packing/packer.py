@@ -25,7 +25,7 @@ OUT_OF_MEMORY = (
     *("an't allocate memory", "annot allocate memory", "ailed to allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
     *("cudaErrorMemoryAllocation", "Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute"),
 )
-"""Output of programs that ran out of memory: all texts of `fusion.backoff`, which would import torch, and more."""
+"""Output of programs that ran out of memory: all texts of `fusion.evaluate.backoff`, which imports torch, and more."""
 
 _BY_A_NEIGHBOUR = ("MPS client", "MPS server")
 """Words of CUDA if the fault of one process of a GPU ended all that shared it through one server."""

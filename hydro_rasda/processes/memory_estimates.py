@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusion.hyperparameters import KEYS, KINDS, read
-from fusion.part_settings import configs_of_parts, is_of_part, optimizer_names
+from fusion.keys import KEYS, KINDS, configs_of_parts, is_of_part, optimizer_names, read
 from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.cache import is_count, is_positive, recall, remember

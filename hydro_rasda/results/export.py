@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fusion.hyperparameters import KEYS
+from fusion.keys import KEYS
 from hydro_rasda.argument_checks import is_int, require
 from hydro_rasda.domains import plain
 from hydro_rasda.history.lines import jsonable

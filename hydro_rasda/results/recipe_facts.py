@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fusion.hyperparameters import OPTIMIZERS, SCHEDULES, read
-from fusion.part_settings import split_key
+from fusion.keys import OPTIMIZERS, SCHEDULES, read, split_key
 from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of

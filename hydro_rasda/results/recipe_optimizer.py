@@ -10,10 +10,21 @@ from typing import Any
 
 import torch
 
-from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_read, optimizer_name, own_arguments, read
+from fusion.keys import (
+    KEYS,
+    OWN,
+    VECTORIZED,
+    configs_of_parts,
+    is_rate,
+    is_read,
+    keys_of,
+    optimizer_name,
+    optimizer_names,
+    own_arguments,
+    read,
+)
 from fusion.optim import Hyperparameters
 from fusion.optim.optimizer_config import WRITTEN
-from fusion.part_settings import configs_of_parts, is_rate, keys_of, optimizer_names
 from hydro_rasda.results.recipe_data_and_seeds import Form
 from hydro_rasda.secret_masking import HIDDEN
 

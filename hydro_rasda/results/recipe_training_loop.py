@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fusion.hyperparameters import read
+from fusion.keys import configs_of_parts, read
 from fusion.optim import Hyperparameters
-from fusion.part_settings import configs_of_parts
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
 from hydro_rasda.results.recipe_data_and_seeds import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form

@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
 
-from fusion.hyperparameters import read
-from fusion.schedules import as_lambda_lr
+from fusion.evaluate.microbatch import evaluate
+from fusion.keys import read
+from fusion.optim.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
-from fusion.width.microbatch import evaluate
 from hydro_rasda.argument_checks import check_function, check_int, check_path
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches, move
 from hydro_rasda.history.unkept_values import withholding

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fusion.keys import configs_of_parts
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.history.full_size import expected_ends, refit_key, run_end
 from hydro_rasda.history.history import History
@@ -130,9 +131,7 @@ def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
     if all(isinstance(name, str) for name in names):
         known = AVERAGED.issuperset(names)
     else:
-        # These need torch, which a run that is only read does without.
-        from fusion.optim import Hyperparameters
-        from fusion.part_settings import configs_of_parts
+        from fusion.optim import Hyperparameters  # needs torch, which a run that is only read does without
 
         known = not any(Hyperparameters.from_config(own).has_modes for own in configs_of_parts(config).values())
     return None if not known else settings.race.keep == "best" and settings.race.ema > 0

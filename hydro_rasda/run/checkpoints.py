@@ -49,7 +49,7 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None, run: s
     """
     import torch
 
-    from fusion.backoff import is_out_of_memory
+    from fusion.evaluate.backoff import is_out_of_memory
 
     try:
         with open_to_read(path, _CHECKPOINT) as file:

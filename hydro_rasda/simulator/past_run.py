@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fusion.keys import read
 from hydro_rasda.comparison_of_trials import split_metrics
 from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.history.lines import Unit, score_in
@@ -260,8 +261,6 @@ def _steps(train_data: str, lines: Iterable[Line]) -> float | None:
 def _batch_size(config: Mapping[str, Any]) -> int:
     if "batch_size" in config:
         return int(config["batch_size"])
-    from fusion.hyperparameters import read  # here, as it waits for torch
-
     return int(read(config, "batch_size"))
 
 

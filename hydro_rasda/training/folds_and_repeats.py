@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from fusion.width.microbatch import Sums
+from fusion.evaluate.microbatch import Sums
 from hydro_rasda.config import TuneConfig, unaveraged
 from hydro_rasda.contracts import EpochMetrics
 from hydro_rasda.data import Batch, Shard, Share

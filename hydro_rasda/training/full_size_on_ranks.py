@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from fusion.hyperparameters import read
+from fusion.keys import read
 from fusion.width import keep_freed_memory
 from hydro_rasda.contracts import EpochMetrics, Outcome, Span, Task
 from hydro_rasda.data import Shard

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from fusion import FusedModel, clip_grad_norm_, fuse, fused_optimizer, lr_factor
-from fusion.hyperparameters import read
-from fusion.skeleton_and_tensors import copied
+from fusion.evaluate.microbatch import backward
+from fusion.keys import read
 from fusion.streams import Streams, seed_generators
-from fusion.width.microbatch import backward
+from fusion.structure.module_parts import copied
 from hydro_rasda.data import ALONE, Batch, Share
 from hydro_rasda.data.batch_splits import num_parts
 from hydro_rasda.lr_roles import by_parameter, roles_of

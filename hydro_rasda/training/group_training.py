@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from fusion import FusionMismatch, FusionWarning, dry_run, fusion_key
-from fusion.backoff import free_memory, is_out_of_memory
+from fusion.evaluate.backoff import free_memory, is_out_of_memory
+from fusion.evaluate.microbatch import can_be_split, split
 from fusion.warn import warn
-from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.contracts import EpochMetrics, Group, History, Outcome, Task
 from hydro_rasda.data import ALONE, Batch
 from hydro_rasda.objective import scalars

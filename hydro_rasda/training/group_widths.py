@@ -23,9 +23,8 @@ import torch
 
 import fusion
 from fusion import FusionWarning
-from fusion.hyperparameters import OWN, optimizer_name, read
+from fusion.keys import OWN, configs_of_parts, optimizer_name, read
 from fusion.optim import OPTIMIZERS
-from fusion.part_settings import configs_of_parts
 from fusion.warn import warn
 from fusion.width.memory import usable_memory
 from fusion.width.plan import best_width

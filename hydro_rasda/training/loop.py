@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from fusion.width.microbatch import Sums
+from fusion.evaluate.microbatch import Sums
 from hydro_rasda.config import TuneConfig, averaged, unaveraged
 from hydro_rasda.contracts import EpochMetrics, Span
 from hydro_rasda.data import ALONE, EVAL_BATCH_FACTOR, Share

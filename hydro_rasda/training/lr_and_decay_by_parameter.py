@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from fusion.hyperparameters import MUON_ORIGINAL, OWN, RULES, optimizer_name
+from fusion.keys import MUON_ORIGINAL, OWN, RULES, configs_of_parts, optimizer_name
 from fusion.optim import OPTIMIZERS, Hyperparameters
-from fusion.part_settings import configs_of_parts
 from hydro_rasda.argument_checks import require
 from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of
 from hydro_rasda.objective import Objective, OptimizerSettings

@@ -9,7 +9,7 @@ from weakref import WeakMethod
 from torch import Tensor, nn
 
 from fusion import FusedOptimizer, GraphedStep
-from fusion.backoff import back_off
+from fusion.evaluate.backoff import back_off
 from fusion.graph import can_record
 from hydro_rasda.data import Batch
 from hydro_rasda.problem import Problem

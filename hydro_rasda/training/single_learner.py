@@ -14,16 +14,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fusion import GraphedStep, LossScale, lr_factor
-from fusion.hyperparameters import ONE_PASS, OWN, optimizer_name, own_arguments, read
+from fusion.evaluate.microbatch import backward, evaluate
+from fusion.keys import ONE_PASS, OWN, configs_of_parts, optimizer_name, own_arguments, own_parts, read
 from fusion.optim import optimizer
 from fusion.optim.learned import LEARNED
 from fusion.optim.parts import PART, keep_averages
 from fusion.optim.schedule_free import evaluating, has_modes
 from fusion.optim.torch_optimizer import as_written, let_skip, made_recordable, step_if
-from fusion.part_settings import configs_of_parts, own_parts
-from fusion.skeleton_and_tensors import copied
 from fusion.streams import seed_generators
-from fusion.width.microbatch import backward, evaluate
+from fusion.structure.module_parts import copied
 from hydro_rasda.config import UNSPLIT, Mode, check_unsplit
 from hydro_rasda.data import ALONE, Batch, Shard, Share, batch_length
 from hydro_rasda.data.batch_splits import num_parts

@@ -12,7 +12,7 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from fusion import FusionWarning
-from fusion.backoff import is_out_of_memory
+from fusion.evaluate.backoff import is_out_of_memory
 from fusion.graph import GraphWarning
 from fusion.warn import warn
 from fusion.width.plan import FusionPlan

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import FusedModel, FusionWarning, dry_run, fuse
-from fusion.dry_run import Obstacle
+from fusion.check.dry_run import Obstacle
 from fusion.streams import Stream, global_states, preserved_generators, seed_generators
 from tests.zoo import DEVICES
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+import hydro_rasda
+
 OWN = {"cloudpickle", "filelock", "fusion", "hydro_rasda", "mup", "numpy", "surrogate", "torch", "yaml"}
 """Packages that a local search loads."""
 
@@ -37,7 +39,27 @@ def test_the_package_alone_loads_nothing_else() -> None:
     told = run("before = set(sys.modules); import hydro_rasda; print(sorted(sys.modules.keys() - before))")
     loaded = {name.split(".")[0] for name in eval(told)}
     assert "hydro_rasda" in loaded
-    assert loaded - sys.stdlib_module_names == {"hydro_rasda"}
+    assert loaded - sys.stdlib_module_names == {"fusion", "hydro_rasda"}  # of fusion, what makes names lazy
+
+
+WITHOUT_TORCH = ("cli", "config", "domains", "history", "packing", "schedulers", "simulator", "sweep_config", "trial")
+"""Modules and rooms of hydro_rasda that need no torch: those that read settings and journals, decide, or pack."""
+
+
+def test_reading_and_deciding_need_no_torch() -> None:
+    package = Path(hydro_rasda.__file__).parent
+    files = [file for name in WITHOUT_TORCH for file in (*package.glob(f"{name}.py"), *(package / name).rglob("*.py"))]
+    names = [".".join(("hydro_rasda", *file.relative_to(package).with_suffix("").parts)) for file in files]
+    names = [name for name in names if not name.endswith("__main__")]
+    assert len(names) > 60
+    script = f"""
+        import importlib
+        for name in {names}:
+            importlib.import_module(name.removesuffix(".__init__"))
+        from hydro_rasda.trial import Trial
+        print(Trial(0, {{}}).batch_size, "torch" in sys.modules)
+    """
+    assert run(script) == "64 False"
 
 
 def test_tune_loads_what_a_local_search_needs() -> None:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fusion import fuse, fused_optimizer, plan_fusion
-from fusion.backoff import back_off
+from fusion.evaluate.backoff import back_off
 from fusion.graph import GraphWarning
 from fusion.width.memory import available_memory, peak_memory
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, TuneResult, load

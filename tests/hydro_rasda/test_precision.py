@@ -177,7 +177,7 @@ def overflowing(model: nn.Module, batch: Batch) -> Any:
 
 def test_training_in_float16_goes_on_where_it_was(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the loss scales, which steps that overflow halve and others double: in groups and at full size."""
-    monkeypatch.setattr("fusion.loss_scale.INTERVAL", 2)
+    monkeypatch.setattr("fusion.optim.loss_scale.INTERVAL", 2)
     problem, tried = computed_in(replace(problem, objective=overflowing), "fp16"), trials(1e-2, 3e-3)
     members, spans = Group("kind", (0, 1), True), (Span(0, 1), Span(1, 4))
     first = train_group(problem, tried, Task("first", (members,), (), spans[0]), load=lambda key: {})

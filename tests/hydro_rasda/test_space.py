@@ -15,7 +15,7 @@ import torch
 from ray import tune
 from torch import nn
 
-from fusion.hyperparameters import KEYS
+from fusion.keys import KEYS
 from hydro_rasda import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
 from hydro_rasda.search import check_first
 from hydro_rasda.space import check_config, check_space, describe, has_shares, longest_warmup, sample

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hydro_rasda.package_exports import lazy_exports
+from fusion.lazy_names import lazy_exports
 
 if TYPE_CHECKING:
     from hydro_rasda.backends.ray.report_journal import JournalEntry as JournalEntry

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fusion.hyperparameters import KEYS
+from fusion.keys import KEYS
 from hydro_rasda.objective import OptimizerSettings
 
 _KINDS: dict[type[torch.optim.Optimizer], str] = {

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from fusion.width.microbatch import WEIGHT, is_weight
+from fusion.evaluate.microbatch import WEIGHT, is_weight
 from hydro_rasda.data import Batch
 from hydro_rasda.integrations.lightning.configure_optimizers import attached, optimizer_settings
 from hydro_rasda.loss_weight import LOSS_WEIGHT, LossCalls

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader, RandomSampler
 
-from fusion.hyperparameters import is_read
+from fusion.keys import is_read
 from fusion.streams import preserved_generators
 from fusion.warn import warn
 from hydro_rasda.argument_checks import check_function, check_is, require

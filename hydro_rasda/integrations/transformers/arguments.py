@@ -13,7 +13,7 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.trainer_utils import SchedulerType
 
-from fusion.hyperparameters import KEYS as OF_THE_LIBRARY
+from fusion.keys import KEYS as OF_THE_LIBRARY
 from hydro_rasda.config import Mode
 from hydro_rasda.domains import choice, is_a, is_grid
 from hydro_rasda.sampling_and_branches import is_branching, reachable, with_defaults

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fusion import FusedModel, FusedOptimizer, clip_grad_norm_, dry_run, fuse, fused_optimizer
+from fusion.members.rows import make_dense
 from fusion.optim import FusedAdam, FusedAdamW, FusedSGD, native, optimizer
-from fusion.rows import make_dense
 
 
 @pytest.fixture(autouse=True, params=["vectorized", "kernel on rows", "kernel in place"])

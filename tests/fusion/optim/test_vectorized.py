@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.fusion_cases import mlp, resnet18
-from fusion import clip_grad_norm_, fuse, fused_optimizer, rows
+from fusion import clip_grad_norm_, fuse, fused_optimizer
+from fusion.members import rows
 from fusion.optim import native, optimizer, segments
 from fusion.optim.vectorized import Tile
 

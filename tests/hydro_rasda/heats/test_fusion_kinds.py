@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion.hyperparameters import KEYS
+from fusion.keys import KEYS
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, Worker, choice, loguniform, sample_from, uniform
 from hydro_rasda.config_access import Notes
 from hydro_rasda.heats.fusion_kinds import ALIKE, build_noting, find_kinds

@@ -155,7 +155,7 @@ def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
 
 
 def test_all_that_fusion_takes_for_want_of_memory_has_a_job_run_again() -> None:
-    from fusion.backoff import SIGNS  # imports torch, which the calls below that are killed need not
+    from fusion.evaluate.backoff import SIGNS  # imports torch, which the calls below that are killed need not
 
     assert [sign for sign in SIGNS if not any(words in sign for words in OUT_OF_MEMORY)] == []
 

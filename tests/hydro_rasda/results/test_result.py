@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion.hyperparameters import OPTIMIZERS, SCHEDULE_FREE
+from fusion.keys import OPTIMIZERS, SCHEDULE_FREE
 from hydro_rasda import (
     AllTrialsFailed,
     RaceConfig,

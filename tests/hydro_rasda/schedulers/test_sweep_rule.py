@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fusion.hyperparameters import check
+from fusion.keys import check
 from hydro_rasda.schedulers import Continue, Mode, Stop, SweepRule, SweepState, rank
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fusion import FusedModel, FusionWarning, fuse, lr_factor
-from fusion.skeleton_and_tensors import duplicate, is_batched
+from fusion.structure.module_parts import duplicate, is_batched
 from hydro_rasda import SweepConfig
 from hydro_rasda.contracts import Group, Span, Task
 from hydro_rasda.data import Share, make_batches

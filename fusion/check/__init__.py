@@ -1,0 +1,1 @@
+"""Checks before training: a dry run, and a comparison of fused members with each by itself."""

@@ -1,0 +1,330 @@
+"""A check that fused members compute what each computes alone: values, gradients, buffers, changing attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
+
+from fusion.argument_checks import FusionMismatch
+from fusion.check.equal_within_rounding import JUMPS, Outcome, differences, explained
+from fusion.evaluate.checkpointing import activations_kept
+from fusion.evaluate.microbatch import can_be_split, split
+from fusion.evaluate.rules.drawing import ChannelsFirst
+from fusion.members.assemble import fuse
+from fusion.members.attributes import loose_tensors, plain_attributes, put_back, snapshot
+from fusion.members.fused_model import FusedModel, Objective
+from fusion.streams import Streams, preserved_generators, seed_generators
+from fusion.structure.module_parts import copied, count_samples
+
+# Only this many members are compared.
+_MEMBERS = 3
+# Fused, sums are added up in another order. In this many tries alone, weights move by this many roundings.
+_TRIES, _ROUNDINGS = 3, 30.0
+# Samples that are compared at once in float64, which takes twice the memory.
+_SAMPLES = 16
+_WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+_TF32 = 2.0**-10
+
+
+def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
+    """Compare one forward and backward pass of a few members with that of each by itself, on its own module.
+
+    Random numbers are the same; the model is left as it was. Differences within rounding pass: those that are small
+    for the precision, and those that vanish in float64. A model that does not run in float64 is compared with itself.
+    Then a difference passes if a member alone differs as much when its weights move by a few roundings.
+    """
+    chosen = sorted({round(i * (fused.K - 1) / (_MEMBERS - 1)) for i in range(_MEMBERS)})
+    found = _differing(fused, chosen, objective, batch)
+    if found:
+        suspects = list(found) if len(found) > 1 else chosen
+        wide = _differing_in_float64(fused, suspects, objective, batch)
+        found = _differing(fused, chosen, objective, batch, explain=True) if wide is None else wide
+    if found:
+        listed = "; ".join(
+            f"member {k} in {', '.join([*what[:3], *['...'][: len(what) > 3]])}" for k, what in found.items()
+        )
+        raise FusionMismatch(
+            f"of {fused.K} members, fused and alone differ {listed}. Their modules compute with something "
+            "that only one of them can have here, such as a tensor or a float in an attribute that forward changes. "
+            "Keep it in a buffer (`register_buffer`)"
+        )
+
+
+def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any) -> None:
+    """Compare the copy that `fuse` makes of a module with the module itself: a copy may lose something silently.
+
+    An example is a function that sees a part of the module in its closure (`self.f = lambda x: self.layer(x)`). In a
+    copy it goes on calling the other module's part. A model that does not do the same twice is not compared.
+
+    Raises:
+        FusionMismatch: naming what differs, or a parameter in a plain list or dict that the copy cannot compute with.
+    """
+
+    def outcomes() -> tuple[Outcome, Outcome] | None:
+        own = build()
+        fused = fuse([own])
+        try:
+            copy, alone = _fused(fused, [0], objective, batch)[0], _alone(own, 0, objective, batch, ())
+        except FusionMismatch:
+            raise
+        except Exception as error:
+            if "meta" in str(error):  # a tensor without data, which only the copy has
+                _check_no_loose_parameters(own)
+            return None  # the caller has run the model, and knows what it raises
+        if any(value.is_meta for value in copy.values.values()):
+            _check_no_loose_parameters(own)
+        return copy, alone
+
+    # The same operators run on the same numbers: more than 1 % is no rounding.
+    eps = 1e-4
+    first = outcomes()
+    what = differences(*first, eps, 1.0) if first else []
+    again = outcomes() if what else None
+    if first and again and not differences(again[1], first[1], eps, 1.0):
+        raise FusionMismatch(
+            f"a copy and the model itself differ in {', '.join(what[:3])}. A function in it may see a part of the "
+            "model, such as `self.f = lambda x: self.layer(x)`: use a method"
+        )
+
+
+def _check_no_loose_parameters(module: nn.Module) -> None:
+    """Refuse parameters in plain attributes (FusionMismatch): a copy finds its own only where torch lists them."""
+    known = {id(parameter) for parameter in module.parameters()}
+    where = next((where for where, tensor in loose_tensors(module) if id(tensor) in known), None)
+    if where is not None:
+        raise FusionMismatch(
+            f"the loss depends on `{where}`, a parameter in a plain list, tuple or dict, which a copy does not follow. "
+            "Make it an `nn.ParameterList` or `nn.ParameterDict`, or use the parameter by its own name"
+        )
+
+
+def _differing(
+    fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any, *, explain: bool = False
+) -> dict[int, list[str]]:
+    """Return, for each chosen member that differs, the names of what differs.
+
+    With `explain`, drop differences that the rounding of its weights also causes in the member alone.
+    """
+    together = _fused(fused, chosen, objective, batch)
+    found = {}
+    for k in chosen:
+        seen = _Precisions()
+        alone = _alone(fused.unfuse(k), k, objective, batch, fused.written, seen if explain else None)
+        eps = max(_coarseness(fused), seen.eps)
+        what = differences(together[k], alone, eps, _jump(batch))
+        other = _in_another_layout(fused, k, objective, batch) if what else None
+        if other is not None:
+            what = [name for name in differences(together[k], other, eps, _jump(batch)) if name in what]
+        if what and explain:
+            tries = [*_tries(fused, k, objective, batch, seen), *([other] if other else [])]
+            what = [name for name in what if not explained(name, together[k], alone, tries)]
+        if what:
+            found[k] = what
+    return found
+
+
+def _differing_in_float64(
+    fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any
+) -> dict[int, list[str]] | None:
+    """Do the same for copies in float64, over parts of the batch; return None if these cannot be made or cannot run.
+
+    In float64 a rounding changes next to nothing. In float32 it may make a pooling layer take another element.
+    """
+    parts = max(1, count_samples(batch) // _SAMPLES) if can_be_split(batch) else 1
+    found: dict[int, list[str]] = {}
+    try:
+        copies = fuse([fused.unfuse(k)._apply(_widened) for k in chosen], one_by_one=fused.one_by_one)
+        copies.part_buffers()
+        copies.written = fused.written
+        for part in split(tree_map(_widened, batch), parts):
+            for i, what in _differing(copies, range(len(chosen)), objective, part, explain=True).items():
+                found.setdefault(chosen[i], what)
+    except Exception:
+        # There are many reasons: a dtype that code insists on, a device without float64, too little memory.
+        return None
+    return found
+
+
+def _widened(value: Any) -> Any:
+    """Return a tensor of lower precision in float64 or complex128, and any other value as it is."""
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    return value.to(_WIDE.get(value.dtype, torch.complex128 if value.is_complex() else torch.float64))
+
+
+def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any) -> dict[int, Outcome]:
+    with restored(fused), _drawing_alike(fused.template):
+        result = fused.map(objective, copied(batch))
+        values_K, counted = _values(result)
+        gradients_K = _gradients(result, fused.stacked)
+        # Only the members as modules have a buffer or an attribute that forward sets for the first time.
+        modules = {k: fused.unfuse(k) for k in chosen}
+    return {
+        k: Outcome(
+            {name: value[k] for name, value in values_K.items()},
+            {name: value[k] for name, value in gradients_K.items()},
+            _written(module, fused.written),
+            _attributes(module),
+            counted,
+        )
+        for k, module in modules.items()
+    }
+
+
+def _written(module: nn.Module, parameters: Iterable[str]) -> dict[str, Tensor]:
+    """Return buffers, and the parameters of these names, under names that tell the two apart."""
+    found = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
+    return found | {f"parameter {name}": module.get_parameter(name).detach() for name in parameters}
+
+
+def _drawing_alike(module: nn.Module) -> AbstractContextManager[Any]:
+    """Have a module that trains draw in the order of fused members.
+
+    One that is evaluated draws nothing, and torch takes other paths through it while functions are intercepted.
+    """
+    return ChannelsFirst() if module.training else nullcontext()
+
+
+def _alone(
+    own: nn.Module, k: int, objective: Objective, batch: Any, written: Iterable[str], seen: _Precisions | None = None
+) -> Outcome:
+    with preserved_generators(), seen or nullcontext(), activations_kept(), _drawing_alike(own):
+        seed_generators(k)
+        result = objective(own, copied(batch))
+        gradients = _gradients(result, dict(own.named_parameters()))
+    values, counted = _values(result)
+    return Outcome(values, gradients, _written(own, written), _attributes(own), counted)
+
+
+def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: Any) -> Outcome | None:
+    """Run member k alone with channels last, as fused convolutions have them; return None if it cannot run so.
+
+    Other kernels compute it, and a pooling layer may take another of two elements that are a rounding apart.
+    """
+    laid = tree_map(_channels_last, batch)
+    if all(new is old for new, old in zip(tree_leaves(laid), tree_leaves(batch))):
+        return None
+    try:
+        return _alone(fused.unfuse(k)._apply(_channels_last), k, objective, laid, fused.written)
+    except RuntimeError:
+        return None
+
+
+def _channels_last(value: Any) -> Any:
+    """Return a 4-D tensor (images, or weights for them) in channels-last layout, and any other value as it is."""
+    return (
+        value.contiguous(memory_format=torch.channels_last) if isinstance(value, Tensor) and value.ndim == 4 else value
+    )
+
+
+def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _Precisions) -> list[Outcome]:
+    """Run member k alone a few times, its weights moved by some roundings of the coarsest precision seen."""
+    with preserved_generators():
+        seed_generators(k)
+        return [_alone(_moved(fused.unfuse(k), seen.eps), k, objective, batch, fused.written) for _ in range(_TRIES)]
+
+
+@contextmanager
+def restored(fused: FusedModel) -> Iterator[None]:
+    """Undo all changes of forward afterwards; inside, member k draws the random numbers of seed k."""
+    attributes, own_values = snapshot(fused.template), fused.own_values.copy()
+    shared = fused.common.bufs().keys()
+    before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
+    parameters = {name: tensor for name in fused.written if (tensor := fused.own.get(name)) is not None}
+    values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    streams = fused.streams
+    # Not by `seed`, which would begin the members' own streams anew.
+    fused.streams = Streams(fused.K, range(fused.K))
+    with preserved_generators():
+        try:
+            yield
+        finally:
+            fused.streams = streams
+            fused._reached.clear()
+            put_back(fused.template, attributes)
+            fused.own_values = own_values
+            for name, parameter in parameters.items():
+                parameter.data.copy_(values[name])
+            if before:
+                fused.changes += 1
+            for name, buffer in before.items():
+                tree = fused.common if fused.common.get(name) is not None else fused.own
+                parted = tree is fused.own and name in shared
+                tree.put(name, buffer.expand(fused.K, *buffer.shape).clone() if parted else buffer)
+
+
+def _values(result: Any) -> tuple[dict[str, Tensor], frozenset[str]]:
+    """Return an objective's results by place, and the places of those that it only counts or measures."""
+    leaves = [(f"value{keystr(path)}", torch.as_tensor(leaf)) for path, leaf in tree_flatten_with_path(result)[0]]
+    counted = frozenset(name for name, leaf in leaves if not leaf.requires_grad)
+    return {name: leaf.detach() for name, leaf in leaves}, counted
+
+
+def _gradients(result: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    losses = [leaf.sum() for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    trained = {name: p for name, p in parameters.items() if p.requires_grad}
+    if not losses or not trained:
+        return {}
+    found = torch.autograd.grad(losses, list(trained.values()), allow_unused=True)
+    return {
+        f"gradient of {name}": torch.zeros_like(p) if grad is None else grad
+        for (name, p), grad in zip(trained.items(), found)
+    }
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Return plain attributes by path, without the mode."""
+    return {
+        f"attribute {path}.{name}".replace(" .", " "): value
+        for (path, child), attributes in zip(module.named_modules(), plain_attributes(module))
+        for name, value in attributes.items()
+        if name != "training"
+    }
+
+
+def _coarseness(fused: FusedModel) -> float:
+    """Return the relative rounding of arithmetic coarser than the tensors' types (TF32 on CUDA); 0 elsewhere."""
+    first = next(iter(fused.parameters()), torch.empty(0))
+    if first.device.type != "cuda" or first.dtype == torch.float64:
+        return 0.0
+    try:
+        fast = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:  # whoever called has set it by torch's newer names
+        fast = True
+    return _TF32 if fast else 0.0
+
+
+def _jump(batch: Any) -> float:
+    """Return by how much a mean over the batch changes if a few of its examples count differently."""
+    return JUMPS / max(count_samples(batch), 1)
+
+
+class _Precisions(TorchDispatchMode):
+    """Note the coarsest precision that is computed in, autocast's included."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.eps = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                self.eps = max(self.eps, torch.finfo(leaf.dtype).eps)
+        return result
+
+
+def _moved(own: nn.Module, eps: float) -> nn.Module:
+    """Move the weights by some roundings of size `eps`, or of their own type if coarser; in half precision by fewer."""
+    with torch.no_grad():
+        for p in own.parameters():
+            if p.is_floating_point() or p.is_complex():
+                rounding = max(eps, torch.finfo(p.dtype).eps)
+                p.mul_(1 + min(_ROUNDINGS * rounding, rounding**0.5) * torch.randn_like(p))
+    return own

@@ -1,0 +1,203 @@
+"""A batch in parts that fit memory: gradients add up to those of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fusion.argument_checks import require
+from fusion.structure.module_parts import count_samples, has_samples
+from fusion.structure.objects_of_tensors import look_into
+
+Means = Mapping[str, Tensor]
+"""Means over the samples of a batch by name: [] for one model, or [K] for K of them.
+
+A mean that is not over the samples has its weight beside it. The weight is the number, or the summed weights, of the
+averaged items, such as the targets that are not ignored. The key "weight" gives the weight of all means,
+"weight/loss" that of one alone. A mean of weight 0 does not count, not even if it is NaN.
+"""
+
+WEIGHT = "weight"
+
+
+def is_weight(name: str) -> bool:
+    """Return whether a name among means is that of a weight."""
+    return name == WEIGHT or name.startswith(f"{WEIGHT}/")
+
+
+def weight_of(means: Means, name: str) -> Tensor | None:
+    """Return the weight of a mean; None if that is the number of samples."""
+    own = means.get(f"{WEIGHT}/{name}", means.get(WEIGHT))
+    return None if own is None else own.detach().to(means[name].device)  # often a number, made on the host
+
+
+class Sums:
+    """Means added up over batches, in double precision, without waiting for the device; `totals` has weights in."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Tensor] = {}
+        self.weights: dict[str, Tensor | float] = {}
+
+    def add(self, means: Means, samples: int) -> None:
+        """Add the means over a batch of `samples` samples; a batch of 0 samples is a filler and does not count."""
+        for name, mean in means.items():
+            if is_weight(name):
+                continue
+            own, mean = weight_of(means, name), mean.detach().double()
+            weight: Tensor | float = float(samples)
+            if samples and own is not None:
+                weight = own.double()
+                total = torch.where(weight > 0, mean * weight, 0.0)
+            else:
+                total = mean * samples if samples else torch.zeros_like(mean)
+            self.totals[name] = self.totals[name] + total if name in self.totals else total
+            self.weights[name] = self.weights.get(name, 0.0) + weight
+
+    def means(self) -> dict[str, Tensor]:
+        """Return the means over all batches; NaN if there was nothing to average."""
+        return {name: total / self.weights[name] for name, total in self.totals.items()}
+
+
+def split(batch: Any, parts: int) -> list[Any]:
+    """Split a batch into at most `parts` parts of nearly equal size.
+
+    Args:
+        batch: Tensors with samples first, in any nesting of tuples, lists, dicts and objects (`look_into`). Tensors
+            without axes, and all other values, go into every part.
+        parts: At least 1, which takes any batch as it is. Fewer parts come back if there are fewer samples.
+
+    Raises:
+        ValueError: if `parts` is below 1. If `parts` is above 1, and the batch has no tensors, or tensors with
+            different numbers of samples.
+    """
+    require(parts >= 1, "parts", parts, ">= 1")
+    if parts == 1:
+        return [batch]
+    leaves, spec = tree_flatten(look_into(batch))
+    sizes = _sizes(batch)
+    if len(sizes) != 1:
+        raise ValueError(f"`batch` has tensors of {sorted(sizes)} samples, but must have one number of samples")
+    parts = min(parts, *sizes)
+    pieces = [leaf.tensor_split(parts) if has_samples(leaf) else [leaf] * parts for leaf in leaves]
+    return [tree_unflatten(list(piece), spec) for piece in zip(*pieces)]
+
+
+def can_be_split(batch: Any) -> bool:
+    """Return whether all tensors of a batch have one length, which is taken for its number of samples.
+
+    Tensors of graphs, boxes or sequences have several: then it is unknown which rows belong to which sample.
+    """
+    return len(_sizes(batch)) == 1
+
+
+def backward(
+    objective: Callable[[Any], Means],
+    batch: Any,
+    parts: int = 1,
+    weight: float = 1.0,
+    apart: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    scaled: Callable[[Tensor], Tensor] | None = None,
+    gradients: Callable[[], Iterable[Tensor | None]] | None = None,
+    over_ranks: Callable[[Tensor], Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Compute the gradients of the mean loss over a batch, added up part by part, with the activations of one part.
+
+    They equal those of the whole batch at once if the loss is a weighted mean over samples that do not see each other.
+    They differ with BatchNorm in training mode, which sees the part as its batch.
+
+    Args:
+        objective: batch -> means; the gradients are those of "loss".
+        batch: See `split`.
+        weight: Further factor of a loss that is a mean over the samples.
+        apart: Entered for each part but the last, such as DDP's `no_sync`, so that gradients are averaged once.
+        scaled: Scales the losses before their backward pass, such as `LossScale.apply`.
+        gradients: Returns all gradients so far. Needed for more than one part if a loss has a weight.
+        over_ranks: Averages the weight of this rank's batch over all ranks whose gradients are averaged.
+
+    Returns:
+        The means over the whole batch, detached, and their weights.
+    """
+    pieces = split(batch, parts)
+    sizes = _sizes_of(pieces)
+    whole, seen, unit = _Whole(), None, None
+    for i, (piece, size) in enumerate(zip(pieces, sizes), 1):
+        last = i == len(pieces)
+        with nullcontext() if last else apart():
+            means = objective(piece)
+            weighed = over_ranks is not None or len(pieces) > 1
+            own, loss = weight_of(means, "loss") if weighed else None, means["loss"]
+            share: Tensor | float = size / sum(sizes) * weight
+            if own is not None:
+                own = own.to(torch.promote_types(loss.dtype, torch.float32)) if weight else torch.zeros_like(loss)
+                seen = own if seen is None else seen + own
+                # The weight of the whole batch is known only after its last part.
+                unit = _or_one(own * len(pieces)) if unit is None else unit
+                total = unit if not last else _or_one(seen if over_ranks is None else over_ranks(seen))
+                if last and i > 1:
+                    assert gradients is not None
+                    _multiply(gradients(), unit / total)
+                share = own / total
+            loss = loss if isinstance(share, float) and share == 1 else loss * share
+            (loss if scaled is None else scaled(loss)).sum().backward()
+        whole.add(means, size)
+    return whole.means()
+
+
+def evaluate(objective: Callable[[Any], Means], batch: Any, parts: int = 1) -> dict[str, Tensor]:
+    """Return the means over a batch, part by part, without gradients, and their weights. Arguments as of `backward`."""
+    pieces, whole = split(batch, parts), _Whole()
+    with torch.no_grad():
+        for piece, size in zip(pieces, _sizes_of(pieces)):
+            whole.add(objective(piece), size)
+    return whole.means()
+
+
+class _Whole:
+    """The means over a batch, computed from the means over its parts."""
+
+    def __init__(self) -> None:
+        self.parts: list[dict[str, Tensor]] = []
+        self.sizes: list[int] = []
+
+    def add(self, means: Means, size: int) -> None:
+        self.parts.append({name: mean.detach() for name, mean in means.items()})
+        self.sizes.append(size)
+
+    def means(self) -> dict[str, Tensor]:
+        first, *more = self.parts
+        if not more:
+            return first
+        sums = Sums()
+        for means, size in zip(self.parts, self.sizes):
+            sums.add(means, size)
+        weights = {name: sum((part[name] for part in more), first[name]) for name in first if is_weight(name)}
+        means = sums.means()  # of counts and flags, too, which are whole in each part alone
+        floats = {name: mean.to(first[name].dtype) for name, mean in means.items() if first[name].is_floating_point()}
+        return means | floats | weights
+
+
+def _or_one(weight: Tensor) -> Tensor:
+    """Return a weight to divide by: 1 if nothing counts."""
+    return weight.where(weight > 0, 1)
+
+
+def _multiply(gradients: Iterable[Tensor | None], factor: Tensor) -> None:
+    """Multiply gradients by a factor; those of K members, [K, ...] each, may have one factor for each member."""
+    for gradient in gradients:
+        if gradient is not None:
+            ones = (1,) * (gradient.ndim - 1) if factor.ndim else ()
+            gradient.mul_(factor.to(gradient.dtype).view((*factor.shape, *ones)))
+
+
+def _sizes_of(pieces: Sequence[Any]) -> list[int]:
+    """Return the number of samples of each part; a batch in one part need not have any."""
+    return [1] if len(pieces) == 1 else [count_samples(piece) for piece in pieces]
+
+
+def _sizes(batch: Any) -> set[int]:
+    return {leaf.shape[0] for leaf in tree_flatten(look_into(batch))[0] if has_samples(leaf)}

@@ -1,0 +1,258 @@
+"""Floats inside modules (dropout probability, label smoothing, multipliers) that differ from member to member.
+
+Inside the vmapped call such a float is a tensor without dimensions. Arithmetic takes it as it is, and the rules know
+the operators that matter for speed. If an operator insists on a number, `PlainFloats` runs it member by member.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from threading import Lock, local
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_any
+
+from fusion.evaluate.rules.drawing import member_by_member
+from fusion.evaluate.rules.member import Member, fold
+from fusion.streams import Streams
+from fusion.structure import FloatSlot
+
+
+class Settings:
+    """The floats in which members differ; those that all have in common stay plain numbers in the module.
+
+    Args:
+        members: For each of the K members, path -> place of its float; the first one's module computes for all.
+
+    Attributes:
+        values_K: path -> [K], float64 on the CPU.
+    """
+
+    def __init__(self, members: Sequence[Mapping[str, FloatSlot]]) -> None:
+        values = {path: [float(slots[path].get()) for slots in members] for path in members[0]}
+        # By their bits: 0.0 and -0.0 compute differently, two NaN alike.
+        differing = {path: value for path, value in values.items() if len(set(map(float.hex, value))) > 1}
+        self._slots = {path: members[0][path] for path in differing}
+        self.values_K = {path: torch.tensor(value, dtype=torch.float64) for path, value in differing.items()}
+        self._copies: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
+
+    def like(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return the values, [K] each, on the device and in the precision of the first floating-point tensor."""
+        first = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+        dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+        if (first.device, dtype) in self._copies:
+            return self._copies[first.device, dtype]
+        scalars_K = {path: value.to(first.device, dtype, copy=True) for path, value in self.values_K.items()}
+        for path, scalar_K in scalars_K.items():
+            vars(scalar_K)["numbers"] = self.values_K[path].tolist()
+        # Copied once, so that no step waits for it; training could not use tensors made in inference mode.
+        if not torch.is_inference_mode_enabled():
+            self._copies[first.device, dtype] = scalars_K
+        return scalars_K
+
+    def places(self) -> set[tuple[int, Any]]:
+        """Return (id of the owner, key) of each float in which members differ, in the module that computes."""
+        return {(id(slot.owner), slot.key) for slot in self._slots.values()}
+
+    @contextmanager
+    def bound(self, values: Mapping[str, Any]) -> Iterator[None]:
+        """Put one member's values, numbers or 0-dimensional tensors, in their places for a while."""
+        before = {path: slot.get() for path, slot in self._slots.items()}
+        for path, slot in self._slots.items():
+            slot.set(values[path])
+        try:
+            yield
+        finally:
+            for path, slot in self._slots.items():
+                slot.set(before[path])
+
+
+class PlainFloats(TorchFunctionMode):
+    """Inside `torch.func.vmap`, give plain numbers to operators that cannot take a setting that is a tensor.
+
+    An operator that fails on one is run member by member. A comparison with a number (`if self.p > 0`) and a conversion
+    (`int(10 * self.ratio)`) are decided at once if the members agree. Functions of `math`, and `round`, compute each
+    member's number: while the mode is active, others that also take tensors stand in their places.
+
+    Args:
+        scalars: The settings, as they are inside.
+        values: K values of each setting.
+    """
+
+    def __init__(self, scalars: Iterable[Tensor], values: Iterable[list[float]], streams: Streams) -> None:
+        super().__init__()
+        scalars = [*scalars]
+        self._values = {id(scalar): value for scalar, value in zip(scalars, values, strict=True)}
+        self._dtype = scalars[0].dtype
+        self._computed: list[Tensor] = []
+        self._streams = streams
+
+    def __enter__(self) -> Any:
+        """Have the functions of numbers ask this mode."""
+        _STAND_INS.enter(self)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        """Put them back."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        _STAND_INS.leave()
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _AUGMENTED and id(args[0]) in self._values:
+            func = _AUGMENTED[func]
+        if func in _DECISIONS and (rows := self._rows(args)):
+            decisions = [_DECISIONS[func](*row) for row in rows]
+            if _agree(decisions):
+                return decisions[0]
+        try:
+            result = func(*args, **kwargs)
+            if (number := _ARITHMETIC.get(func)) and not kwargs and (rows := self._rows(args)):
+                self._note(result, number, rows)
+            return result
+        except (RuntimeError, TypeError, ValueError) as error:
+            if not tree_any(_is_scalar, (args, kwargs)):
+                raise
+            try:
+                result = fold(member_by_member(func, self._streams, plain_scalars=True), args, kwargs)
+            except (RuntimeError, TypeError, ValueError):
+                result = NotImplemented
+            if result is NotImplemented:
+                raise error
+            return result
+
+    def of_numbers(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function of plain numbers for each member, if an argument is a setting."""
+        if not all(isinstance(x, Tensor | int | float) for x in args) or not (rows := self._rows(args)):
+            return function(*args, **kwargs)
+        first = next(x for x in args if isinstance(x, Tensor))
+        values = [function(*row, **kwargs) for row in rows]
+        if _agree(values):
+            return values[0]
+        if {*map(type, values)} not in ({int}, {float}):
+            return function(*args, **kwargs)  # torch says that it cannot
+        dtype = self._dtype if isinstance(values[0], float) else torch.int64
+        written = tuple(float(value).hex() for value in values)
+        result = fold(lambda K, x: Member(_stacked(written, dtype, x.value.device), 0), (first,), {})
+        self._values[id(result)] = values
+        self._computed.append(result)
+        return result
+
+    def _rows(self, args: Sequence[Any]) -> list[list[Any]] | None:
+        """Return each member's numbers in place of the arguments, if these are settings and plain numbers alone."""
+        own = [self._values.get(id(x)) if isinstance(x, Tensor) else x for x in args]
+        count = next((len(x) for x in own if isinstance(x, list)), 0)
+        if not count or any(x is None or isinstance(x, str) for x in own):
+            return None
+        return [[x[k] if isinstance(x, list) else x for x in own] for k in range(count)]
+
+    def _note(self, result: Tensor, function: Callable[..., float], rows: Sequence[Sequence[Any]]) -> None:
+        """Note the K values of a result that is computed from settings and plain numbers alone."""
+        try:
+            self._values[id(result)] = [function(*row) for row in rows]
+        except (ArithmeticError, TypeError):
+            return
+        self._computed.append(result)  # nothing else may get its id
+
+
+_COMPARISONS: dict[str, Callable[..., Any]] = {
+    name: getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
+}
+# For `s > x`, torch calls `gt` or `__gt__`, by operator and version.
+_DECISIONS: dict[Any, Callable[..., Any]] = {
+    Tensor.__bool__: bool,
+    Tensor.__int__: int,
+    Tensor.__float__: float,
+    **{getattr(Tensor, name): decide for name, decide in _COMPARISONS.items()},
+    **{getattr(Tensor, f"__{name}__"): decide for name, decide in _COMPARISONS.items()},
+}
+
+
+_OPERATIONS: dict[str, Callable[..., float]] = {
+    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "pow": operator.pow},
+    **{"neg": operator.neg, "abs": abs},
+    **{"__rsub__": lambda x, y: y - x, "__rdiv__": lambda x, y: y / x, "__rpow__": lambda x, y: y**x},
+}
+_ARITHMETIC: dict[Any, Callable[..., float]] = {
+    getattr(Tensor, name): function
+    for known, function in _OPERATIONS.items()
+    for name in (known, f"__{known}__")
+    if hasattr(Tensor, name)
+}
+"""Functions of torch's that `1 - s` and the like call -> the same for plain numbers."""
+
+_OF_PYTHON = {
+    **{name: name for name in ("add", "sub", "mul", "pow")},
+    **{"div": "truediv", "floor_divide": "floordiv", "remainder": "mod"},
+}
+_AUGMENTED: dict[Any, Any] = {
+    getattr(Tensor, name): getattr(Tensor, known)
+    for known, of_python in _OF_PYTHON.items()
+    for name in (f"{known}_", f"__i{of_python}__")
+    if hasattr(Tensor, name)
+}
+"""Functions of torch's that `s *= 2` and the like call -> those of `s * 2`, as a float is no place to write to."""
+
+
+class _StandIns:
+    """Stand for `round` and all functions of `math` while a mode is active; each thread has modes of its own."""
+
+    def __init__(self) -> None:
+        of_math = {name: x for name, x in vars(math).items() if callable(x) and not name.startswith("_")}
+        self._places = [(vars(math), of_math), (vars(builtins), {"round": round})]
+        self._own = [{name: partial(self._call, x) for name, x in known.items()} for _, known in self._places]
+        self._lock, self._users, self._here = Lock(), 0, local()
+
+    def enter(self, mode: PlainFloats) -> None:
+        self._here.modes = [*vars(self._here).get("modes", ()), mode]
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                for (place, _), own in zip(self._places, self._own):
+                    place.update(own)
+
+    def leave(self) -> None:
+        self._here.modes.pop()
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                for place, known in self._places:
+                    place.update(known)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        modes = vars(self._here).get("modes")
+        if modes and any(isinstance(x, Tensor) for x in args):
+            return modes[-1].of_numbers(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+
+_STAND_INS = _StandIns()
+
+
+def _agree(values: Sequence[Any]) -> bool:
+    """Return whether numbers are the same to the last bit; 0.0 and -0.0 are not, NaN is."""
+    return len({*map(repr, values)}) == 1
+
+
+@lru_cache(maxsize=64)
+def _stacked(written: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return K hexadecimal numbers as a tensor; the same one in each step, so that no step waits for a copy."""
+    values = [*map(float.fromhex, written)]
+    with torch.inference_mode(False):
+        values_K = torch.tensor(values, dtype=dtype, device=device)
+    vars(values_K)["numbers"] = values
+    return values_K
+
+
+def _is_scalar(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.ndim == 0 and x.is_floating_point()

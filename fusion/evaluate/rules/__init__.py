@@ -1,0 +1,8 @@
+"""Rules that run one operator for K members at once, faster than torch's batching rules or instead of missing ones."""
+
+from fusion.evaluate.rules.autograd_functions import functions_member_by_member
+from fusion.evaluate.rules.member import no_warnings_of_loops
+from fusion.evaluate.rules.reading import readable
+from fusion.evaluate.rules.table import folded
+
+__all__ = ["folded", "functions_member_by_member", "no_warnings_of_loops", "readable"]

@@ -1,0 +1,131 @@
+"""Look-ups by indices of which members have their own, each within its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusion.evaluate.rules.drawing import member_by_member
+from fusion.evaluate.rules.member import Member, Rule
+from fusion.streams import Streams
+
+
+def embedding(
+    K: int,
+    input: Member,
+    weight: Member,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """`F.embedding`: input [...] of indices, weight [V, E]. The K tables lie one below another."""
+    if weight.dim is None:
+        return NotImplemented
+    weight_KVE, index_K = weight.lead(K), input.lead(K)
+    rows = weight_KVE.shape[1]
+    if max_norm is not None:
+        for table, index in zip(weight_KVE.detach(), index_K):
+            torch.embedding_renorm_(table, index.contiguous(), max_norm, norm_type)
+    flat = weight_KVE.flatten(0, 1)
+    out = F.embedding(_places(K, input, rows), flat, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+    if padding_idx is not None:
+        padding = index_K == padding_idx % rows
+        out = torch.where(padding.unsqueeze(-1), out.detach(), out)
+    return Member(out, 0)
+
+
+def torch_embedding(
+    K: int,
+    weight: Member,
+    indices: Member,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """`torch.embedding`, in which a `padding_idx` of -1 stands for none."""
+    padding = padding_idx if padding_idx >= 0 else None
+    return embedding(K, indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+
+
+def embedding_bag(
+    K: int,
+    input: Member,
+    weight: Member,
+    offsets: Member | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Member | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    """`F.embedding_bag`: the K tables lie one below another, and so do the members' bags.
+
+    With `scale_grad_by_freq`, torch's gradient of a row depends on the rows before it (torch 2.13, CPU).
+    """
+    if scale_grad_by_freq:
+        given = (input, weight, offsets, max_norm, norm_type, True, mode, sparse, per_sample_weights)
+        return _each_alone(F.embedding_bag, K, *given, include_last_offset, padding_idx)
+    if weight.dim is None or max_norm is not None or include_last_offset or padding_idx is not None:
+        return NotImplemented
+    weight_KVE = weight.lead(K)
+    place_K = _places(K, input, weight_KVE.shape[1])
+    begin_K = None if offsets is None else offsets.lead(K) + place_K.shape[1] * _numbers(K, offsets.lead(K))
+    shares_K = None if per_sample_weights is None else per_sample_weights.lead(K)
+    out = F.embedding_bag(
+        place_K.flatten(0, 1),
+        weight_KVE.flatten(0, 1),
+        None if begin_K is None else begin_K.flatten(0, 1),
+        mode=mode,
+        sparse=sparse,
+        per_sample_weights=None if shares_K is None else shares_K.flatten(0, 1),
+    )
+    return Member(out.unflatten(0, (K, -1)), 0)
+
+
+def _places(K: int, input: Member, rows: int) -> Tensor:
+    """Return the members' indices [K, ...] into K tables of so many rows that lie one below another."""
+    index_K = input.lead(K)
+    place_K = index_K + rows * _numbers(K, index_K)
+    if input.dim is None:
+        return place_K
+    # An index out of range must not find a row of another member: torch refuses this one.
+    return torch.where((index_K >= 0) & (index_K < rows), place_K, K * rows)
+
+
+def _numbers(K: int, like: Tensor) -> Tensor:
+    """Return the members' numbers in the type of a tensor [K, ...], along its first dimension."""
+    return torch.arange(K, device=like.device, dtype=like.dtype).view(K, *[1] * (like.dim() - 1))
+
+
+def one_hot(K: int, input: Member, num_classes: int = -1) -> Any:
+    """`F.one_hot`: torch's own rule makes zeros of a class out of range, which is an error alone."""
+    return NotImplemented if num_classes < 0 else Member(F.one_hot(input.value, num_classes), input.dim)
+
+
+def index_fill(function: Callable[..., Any]) -> Rule:
+    """Make the rule of `index_fill`.
+
+    Torch's own lets an index below 0 reach into another member, and fills a tensor that members share wrongly with
+    values of their own (torch 2.13).
+    """
+
+    def rule(K: int, input: Member, dim: Any, index: Member, value: Any) -> Any:
+        if index.dim is None and not (isinstance(value, Member) and value.dim is not None):
+            return NotImplemented
+        return _each_alone(function, K, input, dim, index, value)
+
+    return rule
+
+
+def _each_alone(function: Callable[..., Any], K: int, *args: Any) -> Any:
+    """Call an operator, which draws no random numbers, once for each member."""
+    return member_by_member(function, Streams(K, range(K)))(K, *args)

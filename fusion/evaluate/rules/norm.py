@@ -1,0 +1,63 @@
+"""Normalization: the K members' channels are K*C channels of one call, affine part and statistics included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusion.evaluate.rules.conv import fold_channels, unfold_channels
+from fusion.evaluate.rules.member import Member
+
+
+def batch_norm(
+    K: int,
+    input: Member,
+    running_mean: Member | None,
+    running_var: Member | None,
+    weight: Member | None = None,
+    bias: Member | None = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """`F.batch_norm`: input [N, C, ...]; running statistics are updated in place, member by member."""
+    statistics = (running_mean, running_var)
+    if not isinstance(momentum, float) or any(training and s is not None and not _is_rows(s) for s in statistics):
+        return NotImplemented
+    x = fold_channels(input, K)
+    mean, var = (None if s is None else _flat(s, K) for s in statistics)
+    scale, shift = (None if p is None else _flat(p, K) for p in (weight, bias))
+    return unfold_channels(F.batch_norm(x, mean, var, scale, shift, training, momentum, eps), K)
+
+
+def group_norm(
+    K: int, input: Member, num_groups: int, weight: Member | None = None, bias: Member | None = None, eps: float = 1e-5
+) -> Any:
+    """`F.group_norm`: input [N, C, ...]; K*num_groups groups of one call."""
+    scale, shift = (None if p is None else _flat(p, K) for p in (weight, bias))
+    return unfold_channels(F.group_norm(fold_channels(input, K), K * num_groups, scale, shift, eps), K)
+
+
+def _is_rows(s: Member) -> bool:
+    """Return whether a flat view of the statistics [K, C] exists, through which the in-place update reaches them."""
+    return s.dim == 0 and s.value.is_contiguous()
+
+
+def _flat(p: Member, K: int) -> Tensor:
+    return p.lead(K).reshape(-1)
+
+
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
+    """`F.normalize`, with an `out` in which torch's spectral norm keeps its vectors: `vmap` writes by no `out=`."""
+    normalized = input / input.norm(p, dim, keepdim=True).clamp_min(eps).expand_as(input)
+    return normalized if out is None else out.copy_(normalized)
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """`torch._weight_norm`: g times v over its norm, by all dimensions but `dim`, by all of them if that is -1."""
+    others = [d for d in range(v.dim()) if d != dim]
+    scale: Tensor = g / torch.linalg.vector_norm(v, dim=others, keepdim=dim != -1)
+    return v * scale

@@ -1,0 +1,50 @@
+"""Numbers that code reads of integers which modules hold, such as the count of batches in batch normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusion.evaluate.rules.member import Member, Rule
+
+
+def readable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the same memory, with integers and flags marked as such that `number` may read."""
+    return {name: _marked(tensor) if tensor.dtype in _WHOLE else tensor for name, tensor in tensors.items()}
+
+
+def number(kind: Callable[[Any], Any]) -> Rule:
+    """Make a rule for `float(tensor)` and the like: all members must hold the same number.
+
+    Other tensors are left to torch, which refuses: members that agree on one batch may differ on the next.
+    """
+
+    def rule(K: int, tensor: Member) -> Any:
+        if tensor.dim is None or not vars(tensor.value).get("held") or tensor.value.dim() > 1:
+            return NotImplemented
+        first = tensor.value[0].item()
+        if not bool((tensor.value == first).all()):
+            raise RuntimeError(f"it makes a number of a counter, but members have counted {tensor.value.tolist()}")
+        return kind(first)
+
+    return rule
+
+
+READING: dict[Any, Rule] = {
+    Tensor.__float__: number(float),
+    Tensor.__int__: number(int),
+    Tensor.__bool__: number(bool),
+    Tensor.item: number(lambda value: value),
+}
+
+
+_WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+
+
+def _marked(tensor: Tensor) -> Tensor:
+    alias = tensor.detach()
+    vars(alias)["held"] = True
+    return alias

@@ -1,0 +1,185 @@
+"""Settings of parts of a model: the keys `optimizer.PART`, `lr.PART`, `beta1.PART` and the like of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+from fusion.argument_checks import check_mapping, plain, require
+from fusion.keys.hyperparameters import KEYS, check, is_read, optimizer_name, own_arguments, read
+
+_BESIDE_MUON = "lr.adamw"
+
+
+def split_key(name: str) -> tuple[str, str]:
+    """Split the key of a part into a key of the optimizer and the part; the part of all other keys is "".
+
+    >>> split_key("beta1.critic"), split_key("lr.net.head"), split_key("beta1"), split_key("my.own")
+    (('beta1', 'critic'), ('lr', 'net.head'), ('beta1', ''), ('my.own', ''))
+    """
+    key, _, part = name.partition(".")
+    return (key, part) if part and key in KEYS and KEYS[key].reader == "optimizer" else (name, "")
+
+
+def is_of_part(name: str) -> bool:
+    """Return whether a key gives a part of the model a learning rate or another setting of its own."""
+    return bool(split_key(name)[1])
+
+
+def is_rate(name: str) -> bool:
+    """Return whether a key gives a part of the model a learning rate of its own: `lr.PART`; see `lr_factors`."""
+    return name.startswith("lr.")
+
+
+def keys_of(setting: str, part: str) -> list[str]:
+    """Return the keys that can give a part a setting; the first of them that a configuration has counts.
+
+    >>> keys_of("beta1", "net.head")
+    ['beta1.net.head', 'beta1.net', 'beta1']
+    """
+    parts = part.split(".") if part else []
+    return [".".join([setting, *parts[:length]]) for length in range(len(parts), -1, -1)]
+
+
+def configs_of_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings of each part with an optimizer of its own, and under "" those of the rest of the model.
+
+    A part has an optimizer of its own if it has a key besides `lr.PART`, which only multiplies. A setting that it has
+    no key for is that of the part around it, or of the model.
+
+    >>> configs_of_parts({"lr": 0.1, "beta1": 0.5, "optimizer.head": "adam", "lr.head": 1.0})
+    {'': {'lr': 0.1, 'beta1': 0.5}, 'head': {'lr': 1.0, 'beta1': 0.5, 'optimizer': 'adam'}}
+    """
+    given: dict[str, dict[str, Any]] = {"": {}}
+    for name, value in config.items():
+        key, part = split_key(name)
+        given.setdefault(part, {})[key] = value
+    found = {"": given[""]}
+    for part in (part for part, own in given.items() if part and own.keys() != {"lr"}):
+        around = sorted((p for p in given if p and _is_in(part, p)), key=len)
+        found[part] = dict(given[""])
+        for each in around:
+            found[part] |= given[each]
+    return found
+
+
+def own_parts(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the parts with optimizers of their own, sorted; models with the same ones can be fused."""
+    return tuple(sorted(configs_of_parts(config).keys() - {""}))
+
+
+def part_of(name: str, parts: Iterable[str]) -> str:
+    """Return the longest of some parts' names that a parameter's name begins with; "" if it begins with none."""
+    return max((part for part in parts if part and _is_in(name, part)), key=len, default="")
+
+
+def names_of_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of the parameters that learn by the optimizer of each part, and under "" of the others.
+
+    Args:
+        names: Of the model's parameters.
+
+    Raises:
+        ValueError: if a part has none.
+
+    >>> names_of_parts({"lr": 0.1, "optimizer.head": "sgd"}, ["body.weight", "head.weight", "header.weight"])
+    {'': ['body.weight', 'header.weight'], 'head': ['head.weight']}
+    """
+    names, parts = list(names), own_parts(config)
+    found: dict[str, list[str]] = {part: [] for part in ("", *parts)}
+    for name in names:
+        found[part_of(name, parts)].append(name)
+    for part in (part for part in parts if not found[part]):
+        key = next(key for key in config if split_key(key)[1] == part)
+        known = sorted({name.partition(".")[0] for name in names})
+        rule = f"left out: no parameter is of that part alone; the parts of the model are {known}, and parts of these"
+        require(False, key, config[key], rule)
+    return {part: of for part, of in found.items() if of}
+
+
+def optimizer_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a configuration's optimizers: of the model, then of each part that has its own."""
+    configs = configs_of_parts(config)
+    return tuple(optimizer_name(configs[part]) for part in ("", *own_parts(config)))
+
+
+def lr_factors(config: Mapping[str, Any], names: Iterable[str], matrices: Container[str] = ()) -> dict[str, float]:
+    """Return the factors of `lr` for parameters that have a learning rate of their own.
+
+    The key `lr.PART` is the learning rate of all parameters below that part of the model. If several names of parts
+    fit, the longest counts. With the optimizer muon, `lr.adamw` is that of all other parameters that AdamW updates.
+
+    Args:
+        names: Of the model's parameters.
+        matrices: Names of the parameters that Muon updates.
+
+    Raises:
+        ValueError: if no parameter is of a part, or a learning rate breaks its rule.
+
+    >>> lr_factors({"lr": 0.5, "lr.head": 1.0}, ["body.weight", "head.weight", "header.weight"])
+    {'head.weight': 2.0}
+    """
+    rates = _rates(config)
+    if not rates:
+        return {}
+    configs = configs_of_parts(config)
+    lrs = {part: read(own, "lr") for part, own in configs.items()}
+    with_muon = {part for part, own in configs.items() if optimizer_name(own) == "muon"}
+    found: dict[str, str] = {}
+    factors: dict[str, float] = {}
+    for name in names:
+        of = part_of(name, configs)
+        own = part_of(name, (split_key(key)[1] for key in rates))
+        key = f"lr.{own}" if own else _BESIDE_MUON
+        if own or (key in rates and of in with_muon and name not in matrices):
+            found[name], factors[name] = key, rates[key] / lrs[of]
+    for key, rate in rates.items():
+        rule = "left out: no parameter's name begins with that part, or all of those have one of their own"
+        require(key in found.values(), key, rate, rule)
+    return factors
+
+
+def check_settings(config: Mapping[str, Any]) -> None:
+    """Check every key that is read in a configuration, those of parts included.
+
+    Raises:
+        ValueError: as of `hyperparameters.check`. If a part's optimizer does not read a key of the part.
+    """
+    check(config)
+    _rates(config)
+    for part, own in checked_parts(config).items():
+        try:
+            check(own)
+        except ValueError as error:
+            raise ValueError(f"in the settings of {part!r}, {error}") from None
+
+
+def checked_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the result of `configs_of_parts`, if the keys of parts are read and hold.
+
+    Raises:
+        ValueError: if a key's value breaks its rule, or the part's optimizer does not read the key.
+    """
+    check_mapping("config", config)
+    configs = configs_of_parts(config)
+    # The optimizers decide which keys are read, so they are checked first.
+    for name in sorted(filter(is_of_part, config), key=lambda name: split_key(name)[0] != "optimizer"):
+        key, part = split_key(name)
+        own = configs.get(part, {})
+        if is_read(key, own):
+            require(KEYS[key].holds(plain(config[name])), name, config[name], KEYS[key].rule)
+        else:
+            rule = f"left out: the optimizer of {part!r}, {optimizer_name(own)}, does not read it"
+            require(key in own_arguments(own), name, config[name], rule)
+    return configs
+
+
+def _rates(config: Mapping[str, Any]) -> dict[str, float]:
+    rates = {name: plain(value) for name, value in config.items() if is_rate(name)}
+    for name, rate in rates.items():
+        require(KEYS["lr"].holds(rate), name, rate, KEYS["lr"].rule)
+    return rates
+
+
+def _is_in(name: str, part: str) -> bool:
+    return f"{name}.".startswith(f"{part}.")

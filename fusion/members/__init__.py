@@ -1,0 +1,1 @@
+"""K modules as one: stacked, kept, copied, joined, and taken apart again."""

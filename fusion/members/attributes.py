@@ -1,0 +1,329 @@
+"""Attributes that modules change while they run: the mode, counters, hooks, tensors that forward keeps for later.
+
+One module computes for all members. If all members change alike, the change is made in that module alone, and the other
+modules catch up before they are used. Each member keeps the values in which members differ, such as tensors that
+forward assigned (`OwnValues`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import (
+    SUPPORTED_NODES,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+
+from fusion.structure.module_parts import copied, is_batched, named_tensors
+
+_PLAIN = (bool, int, float, str, type(None))
+_BY_TORCH = frozenset(vars(nn.Module()))
+_HOOKS = frozenset(name for name in _BY_TORCH if "_hooks" in name)
+_TENSORS_AND_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+_IN_PLACE = (dict, OrderedDict, list)
+
+
+class _ABSENT:
+    """In the place of a value that is not there; a class, as copies and pickles of it are itself."""
+
+
+Place = tuple[int, str, str]
+"""Index of a module in `modules()`, "" for an attribute or "_buffers", and the name."""
+
+Snapshot = Mapping[Place, Any]
+
+
+def plain_attributes(module: nn.Module) -> list[dict[str, Any]]:
+    """Return, for each module in order, its attributes that are numbers, strings or None."""
+    return [
+        {name: value for name, value in vars(child).items() if isinstance(value, _PLAIN)} for child in module.modules()
+    ]
+
+
+def loose_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors that need a gradient and lie in plain attributes, or in lists and dicts there, by their places."""
+    for path, child in module.named_modules():
+        for name, value in vars(child).items():
+            if name in _BY_TORCH or (isinstance(child, nn.RNNBase) and name == "_flat_weights"):
+                continue
+            for at, leaf in tree_flatten_with_path(value)[0]:
+                if isinstance(leaf, Tensor) and (leaf.requires_grad or isinstance(leaf, nn.Parameter)):
+                    yield f"{path}.{name}{keystr(at)}" if path else f"{name}{keystr(at)}", leaf
+
+
+def snapshot(module: nn.Module) -> dict[Place, Any]:
+    """Return all attributes and hooks, lists and dicts as copies; buffers without data are left out."""
+    return {place: _copy_of(value) for place, value in _values(module)}
+
+
+def changed(module: nn.Module, before: Snapshot) -> dict[Place, Any]:
+    """Return what has changed since a snapshot: place -> value that is there now, lists and dicts as copies."""
+    found, missing = {}, before.keys() - ()
+    for place, value in _values(module):
+        then = before.get(place, _ABSENT)
+        missing.discard(place)
+        if then is value or (type(then) is type(value) in _IN_PLACE and not then and not value):
+            continue
+        if not _same(then, value, by_identity=True):
+            found[place] = _copy_of(value)
+    return found | dict.fromkeys(missing, _ABSENT)
+
+
+def put_back(module: nn.Module, before: Snapshot) -> None:
+    """Make all attributes and hooks what they were at a snapshot."""
+    modules = list(module.modules())
+    for place in changed(module, before):
+        _put(modules, place, before.get(place, _ABSENT))
+
+
+def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Place]) -> None:
+    """Refuse modules in which a plain attribute, such as a counter, differs; floats and the mode may differ.
+
+    Raises:
+        ValueError: naming the attribute and both values.
+    """
+    left_out = {*but}
+    for i, ((path, child), (_, twin)) in enumerate(zip(module.named_modules(), other.named_modules())):
+        for name, value in vars(child).items():
+            if name == "training" or not isinstance(value, _PLAIN) or isinstance(value, float):
+                continue
+            theirs = vars(twin).get(name, _ABSENT)
+            # A flag that running sets for the first time says that something is set up here, such as hooks.
+            set_up = isinstance(value, bool) and theirs is _ABSENT
+            if not set_up and (i, "", name) not in left_out and value != (None if theirs is _ABSENT else theirs):
+                where = f"{path}.{name}" if path else name
+                shown = None if theirs is _ABSENT else theirs
+                raise ValueError(f"models have run apart: {where} is {value} here, {shown} in the other")
+
+
+def follow(source: nn.Module, target: nn.Module, own: set[tuple[int, Any]], before: Snapshot) -> None:
+    """Give `target` what has changed in `source`, a module of the same structure: attributes, hooks, modes.
+
+    Args:
+        target: The module that catches up.
+        own: (id of an owner in `source`, attribute or key) of each float in which members differ.
+        before: A snapshot of `source`, since when `target` has not caught up.
+    """
+    if source is target:
+        return
+    theirs, ours = list(source.modules()), list(target.modules())
+    # A hook, or an object, that refers to a part of the one module is to refer to that part of the other.
+    pairs = [*zip(theirs, ours), *zip(named_tensors(source).values(), named_tensors(target).values())]
+    hooks = [(vars(one)[name], vars(other)[name]) for one, other in zip(theirs, ours) for name in _HOOKS]
+    memo: dict[int, Any] = {id(one): other for one, other in (*pairs, *hooks)}
+    for place, value in changed(source, before).items():
+        i, kind, name = place
+        if name in _HOOKS:
+            _follow_hooks(vars(ours[i])[name], before[place], value, memo)
+        elif type(value) is dict and type(vars(ours[i]).get(name)) is dict and not kind:
+            _follow_dict(vars(ours[i])[name], vars(theirs[i])[name], own, memo)
+        elif (id(theirs[i]), name) not in own:
+            _put(ours, place, value if value is _ABSENT else copy.deepcopy(value, memo))
+
+
+def _follow_dict(ours: dict[Any, Any], theirs: dict[Any, Any], own: set[tuple[int, Any]], memo: dict[int, Any]) -> None:
+    for key in ours.keys() - theirs.keys():
+        del ours[key]
+    ours.update({k: copy.deepcopy(v, memo) for k, v in theirs.items() if (id(theirs), k) not in own})
+
+
+def _follow_hooks(
+    ours: dict[Any, Any], before: Mapping[Any, Any], now: Mapping[Any, Any], memo: dict[int, Any]
+) -> None:
+    """Make the hooks of a module follow; hooks from before, which each module has itself, correspond by order."""
+    if list(before) != list(now):
+        own = dict(zip(before, ours.values()))
+        ours.clear()
+        ours.update({key: own[key] if key in own else copy.deepcopy(hook, memo) for key, hook in now.items()})
+
+
+class OwnValues:
+    """Values of attributes in which members differ, by place: one for each of K members.
+
+    Inside vmap, tensors that forward assigns have a hidden member axis. They stay where forward put them, and remain
+    valid when all members are evaluated at once again. `part` takes them apart only if members leave or move.
+
+    Attributes:
+        of_members: Place -> one value for each member.
+    """
+
+    def __init__(self, K: int, of_members: Mapping[Place, Sequence[Any]] | None = None) -> None:
+        self.K = K
+        self.of_members = {place: list(values) for place, values in (of_members or {}).items()}
+
+    def part(self, module: nn.Module) -> bool:
+        """Take from `module` the tensors that forward left there; returns whether there were any."""
+        modules, found = list(module.modules()), False
+        for place, value in snapshot(module).items():
+            leaves, spec = tree_flatten(value)
+            if any(isinstance(x, Tensor) and _belongs_to_members(place, x) for x in leaves):
+                rows = [[_row(leaf, k) for leaf in leaves] for k in range(self.K)]
+                self.of_members[place] = [tree_unflatten(row, spec) for row in rows]
+                _put(modules, place, None)
+                found = True
+        return found
+
+    def join(self, module: nn.Module) -> bool:
+        """Put all members' values into `module` for vmap; returns whether that can be done, as for tensors alike."""
+        joined = {place: _joined(values) for place, values in self.of_members.items()}
+        if any(value is _ABSENT for value in joined.values()):
+            return False
+        modules = list(module.modules())
+        for place, value in joined.items():
+            _put(modules, place, value)
+        self.of_members.clear()
+        return True
+
+    def put(self, module: nn.Module, k: int) -> None:
+        """Put member k's values into `module`."""
+        modules = list(module.modules())
+        for place, values in self.of_members.items():
+            _put(modules, place, values[k])
+
+    def take(self, module: nn.Module, before: Snapshot, after: Sequence[Snapshot]) -> None:
+        """Sort the changes of each member: those alike in all go into `module`, each member keeps the others."""
+        put_back(module, before)
+        modules = list(module.modules())
+        self.of_members.clear()
+        for place in {place: None for changes in after for place in changes}:
+            values = [changes.get(place, before.get(place, _ABSENT)) for changes in after]
+            if place[2] in _HOOKS or all(_same(values[0], value) for value in values[1:]):
+                _put(modules, place, values[0])
+            else:
+                self.of_members[place] = [_detached(value) for value in values]
+
+    def keep(self, chosen: Sequence[int]) -> OwnValues:
+        """Return the values of these members."""
+        kept = {
+            place: [copied(values[k]) if k in chosen[:i] else values[k] for i, k in enumerate(chosen)]
+            for place, values in self.of_members.items()
+        }
+        return OwnValues(len(chosen), kept)
+
+    def concat(self, module: nn.Module, other: OwnValues, its_module: nn.Module) -> OwnValues:
+        """Return the values of all members of two models, after `part` of both."""
+        ours, theirs = snapshot(module), snapshot(its_module)
+        joined = {}
+        for place in {**ours, **theirs, **self.of_members, **other.of_members}:
+            here = self.of_members.get(place, [ours.get(place, _ABSENT)] * self.K)
+            there = other.of_members.get(place, [theirs.get(place, _ABSENT)] * other.K)
+            owned = place in self.of_members or place in other.of_members
+            if owned or (_has_data((here[0], there[0])) and not _same(here[0], there[0])):
+                joined[place] = [*here, *map(copied, there)]
+        return OwnValues(self.K + other.K, joined)
+
+    def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
+        """Give members copies of the values of others; call `part` before."""
+        for values in self.of_members.values():
+            for k, value in zip(targets, [copied(values[k]) for k in sources]):
+                values[k] = value
+
+    def copy(self) -> OwnValues:
+        """Return an independent copy."""
+        return OwnValues(self.K, self.of_members)
+
+
+def _values(module: nn.Module) -> Iterator[tuple[Place, Any]]:
+    for i, child in enumerate(module.modules()):
+        for name, value in vars(child).items():
+            if name not in _TENSORS_AND_MODULES:
+                yield (i, "", name), value
+        for name, value in child._buffers.items():
+            if value is None or not value.is_meta:
+                yield (i, "_buffers", name), value
+
+
+def _copy_of(value: Any) -> Any:
+    """Lists, dicts and tuples as copies that hold the same."""
+    if not value if (cls := type(value)) in _IN_PLACE else cls not in SUPPORTED_NODES:
+        return cls() if cls in _IN_PLACE else value
+    return tree_map(lambda leaf: leaf, value)
+
+
+def _put(modules: Sequence[nn.Module], place: Place, value: Any) -> None:
+    i, kind, name = place
+    holder: dict[str, Any] = modules[i]._buffers if kind else vars(modules[i])
+    present: Any = holder.get(name, _ABSENT)
+    if value is _ABSENT:
+        holder.pop(name, None) if name not in _HOOKS else None
+    elif type(present) in _IN_PLACE and type(present) is type(value):
+        # In place: others hold on to it, such as the handle of a hook, or the slot of a float.
+        if not _same(present, value, by_identity=True):
+            present.clear()
+            present.extend(value) if isinstance(present, list) else present.update(value)
+    else:
+        holder[name] = _copy_of(value)
+
+
+def _has_data(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and not leaf.is_meta for leaf in tree_leaves(value))
+
+
+def _belongs_to_members(place: Place, tensor: Tensor) -> bool:
+    """Return whether each member has it, or it cannot be copied, or it is a buffer that was None before."""
+    return is_batched(tensor) or tensor.grad_fn is not None or (place[1] == "_buffers" and not tensor.is_meta)
+
+
+def _row(leaf: Any, k: int) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if not is_batched(leaf):
+        return leaf if leaf.is_meta else leaf.detach().clone()
+    values_K = torch._C._functorch.get_unwrapped(leaf).detach()
+    return values_K.select(torch._C._functorch.maybe_get_bdim(leaf), k).clone()
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """Return one value for all members, with a hidden axis if they differ; `_ABSENT` if more than tensors differ."""
+    flat = [tree_flatten(value) for value in values]
+    if any(spec != flat[0][1] for _, spec in flat):
+        return _ABSENT
+    leaves = [_joined_leaf(each) for each in zip(*(leaves for leaves, _ in flat))]
+    return _ABSENT if any(leaf is _ABSENT for leaf in leaves) else tree_unflatten(leaves, flat[0][1])
+
+
+def _joined_leaf(leaves: Sequence[Any]) -> Any:
+    if all(_same(leaves[0], leaf) for leaf in leaves[1:]):
+        return leaves[0]
+    forms = {(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else None for leaf in leaves}
+    if None in forms or len(forms) > 1:
+        return _ABSENT
+    level = (torch._C._functorch.maybe_current_level() or 0) + 1
+    return torch._C._functorch._add_batch_dim(torch.stack(list(leaves)), 0, level)
+
+
+def _detached(value: Any) -> Any:
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, value)
+
+
+def _same(value: Any, other: Any, *, by_identity: bool = False) -> bool:
+    if value is other:
+        return True
+    if isinstance(value, Tensor) or isinstance(other, Tensor):
+        return not by_identity and _equal(value, other)
+    if isinstance(value, _PLAIN) or isinstance(other, _PLAIN):
+        return type(value) is type(other) and (value == other or (value != value and other != other))
+    (leaves, spec), (others, its_spec) = tree_flatten(value), tree_flatten(other)
+    if spec.is_leaf() or spec != its_spec:
+        return False
+    return all(_same(leaf, its, by_identity=by_identity) for leaf, its in zip(leaves, others))
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Compare tensors: those without data are equal; those with a hidden axis cannot be read, so they differ."""
+    if not (isinstance(value, Tensor) and isinstance(other, Tensor)) or is_batched(value) or is_batched(other):
+        return False
+    if value.is_meta or other.is_meta:
+        return value.is_meta and other.is_meta
+    forms = ((x.shape, x.dtype, x.device) for x in (value, other))
+    return next(forms) == next(forms) and torch.equal(value, other)

@@ -1,0 +1,87 @@
+"""Gradient clipping that knows its members."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fusion.argument_checks import require
+from fusion.members.fused_model import FusedModel, check_fused
+from fusion.members.member_indices import member_vector
+from fusion.members.rows import FlatParameters, make_dense
+from fusion.optim import native
+
+
+@torch.no_grad()
+def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tensor) -> Tensor:
+    """Scale each member's gradients down to a norm of its own, as `torch.nn.utils.clip_grad_norm_` does for one.
+
+    Args:
+        fused: The model, after `backward`.
+        max_norm: The largest 2-norm over all of a member's gradients, one for all members or [K]; inf clips
+            nothing.
+
+    Returns:
+        The norms before clipping, [K]. A member whose norm is infinite or NaN affects no other.
+
+    Raises:
+        ValueError: if `max_norm` is negative or has another length than K.
+    """
+    check_fused(fused)
+    limits = _limits(max_norm, fused.K)
+    grads, flat = gradients(fused)
+    if not grads:
+        return torch.zeros(fused.K)
+    norm_K1 = _norms(grads)
+    if flat is None:
+        limit_K1 = torch.tensor(limits, dtype=norm_K1.dtype)[:, None]
+        unlimited_K1 = torch.isinf(limit_K1)
+    else:
+        limit_K1 = flat.on_device(limits, norm_K1.dtype)
+        unlimited_K1 = flat.on_device(tuple(map(math.isinf, limits)), torch.bool)
+    # torch divides by norm + 1e-6 too; if nothing is to be clipped, inf / inf must not make a NaN.
+    scale_K1 = (limit_K1 / (norm_K1 + 1e-6)).clamp_(max=1.0).masked_fill_(unlimited_K1, 1.0)
+    for grad in grads:
+        scale = scale_K1.to(grad.dtype)
+        grad.mul_(scale if grad.ndim == 2 else scale.view(-1, *(1,) * (grad.ndim - 1)))
+    return norm_K1[:, 0]
+
+
+def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
+    """Return the gradients that an update will read: [K, ...] each, or the rows of all parameters, [K, N]."""
+    # Parameters that were frozen in the meantime stay in their rows: the update would put them there again.
+    parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad or fused.in_rows(name)}
+    make_dense(parameters.values())
+    grads = [p.grad for p in parameters.values() if p.grad is not None]
+    if not grads or native.takes_in_place(fused, list(parameters.values())):
+        return grads, None
+    flat = fused.flat(parameters)
+    flat.gather(parameters)
+    return list(flat.gradients.blocks.values()), flat
+
+
+def _limits(max_norm: float | Sequence[float] | Tensor, K: int) -> tuple[float, ...]:
+    """Return a checked limit for each member; lists skip the tensor, because each step calls this."""
+    if isinstance(max_norm, float):
+        limits = (max_norm,) * K
+    elif isinstance(max_norm, list) and len(max_norm) == K and all(isinstance(limit, float) for limit in max_norm):
+        limits = tuple(max_norm)
+    else:
+        limits = tuple(member_vector("max_norm", max_norm, K).tolist())
+    require(all(limit >= 0 for limit in limits), "max_norm", list(limits), ">= 0")
+    return limits
+
+
+def _norms(grads: Sequence[Tensor]) -> Tensor:
+    """Return the norm of each member's gradients, [K, 1]."""
+    norms: list[Tensor] = [
+        torch.linalg.vector_norm(g.flatten(1) if g.ndim > 1 else g[:, None], dim=1, keepdim=True) for g in grads
+    ]
+    if len(norms) == 1:
+        return norms[0]
+    joined = torch.cat(norms, 1)  # in the widest of their types, as torch does
+    norm_K1: Tensor = torch.linalg.vector_norm(joined, dim=1, keepdim=True)
+    return norm_K1

@@ -1,0 +1,111 @@
+"""Members whose optimizer this package cannot vectorize: torch's own updates each by itself, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.schedule_free import evaluating
+from fusion.optim.torch_optimizer import torch_optimizer
+from fusion.structure.module_parts import copied
+
+
+class Apart:
+    """One member's optimizer, on views of its part of the stacked parameters.
+
+    Args:
+        lr: Multipliers of learning rates, by name.
+        decay: Multipliers of weight decays, by name.
+    """
+
+    def __init__(
+        self, hp: Hyperparameters, views: Mapping[str, Tensor], lr: Mapping[str, float], decay: Mapping[str, float]
+    ) -> None:
+        self._parameters = {name: nn.Parameter(view.detach()) for name, view in views.items()}
+        self._optimizer = torch_optimizer(self._parameters, hp, lr, decay)
+        self._base_lrs = [group["lr"] for group in self._optimizer.param_groups]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Have copies keep all attributes of the optimizer; torch would leave out those of a user's own class."""
+        # A scheduler's wrapper of `step` would update the original.
+        kept = {name: value for name, value in vars(self._optimizer).items() if name != "step"}
+        return {**vars(self), "_optimizer": (type(self._optimizer), kept)}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        kind, kept = state["_optimizer"]
+        optimizer = object.__new__(kind)
+        vars(optimizer).update(kept)
+        vars(self).update({**state, "_optimizer": optimizer})
+
+    def update(self, views: Mapping[str, Tensor], gradients: Mapping[str, Tensor], factor: float) -> None:
+        """Take a step, in place.
+
+        Args:
+            views: The member's part of each parameter, where it lies now.
+            factor: The schedule's factor of the learning rates.
+        """
+        self._take(views)
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients.get(name)
+        for group, base in zip(self._optimizer.param_groups, self._base_lrs):
+            group["lr"] = base * factor
+        self._optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    @contextmanager
+    def evaluating(self, views: Mapping[str, Tensor]) -> Iterator[None]:
+        """Have the member's part of each parameter, where it lies now, hold the weights to evaluate for a while."""
+        self._take(views)
+        with evaluating(self._optimizer):
+            yield
+
+    def _take(self, views: Mapping[str, Tensor]) -> None:
+        moved = {p.device for p in self._parameters.values()} != {view.device for view in views.values()}
+        for name, parameter in self._parameters.items():
+            parameter.data = views[name].detach()
+        if moved:
+            self._optimizer.load_state_dict(self._optimizer.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of the optimizer's state by parameter name, and of its groups without learning rates."""
+        kept = {name: self._optimizer.state[p] for name, p in self._parameters.items() if p in self._optimizer.state}
+        groups = [{k: v for k, v in group.items() if k not in _OWN} for group in self._optimizer.param_groups]
+        state: dict[str, Any] = copied({"state": kept, "groups": groups})
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], but: Collection[str] = ()) -> None:
+        """Restore the result of `state_dict`; keys of groups in `but` stay as they are."""
+        groups = [{key: value for key, value in group.items() if key not in but} for group in state["groups"]]
+        go_on(self._optimizer, self._parameters, copied({**state, "groups": groups}))
+
+
+def changed_options(before: Hyperparameters, after: Hyperparameters) -> list[str]:
+    """Return the options that have another value."""
+    was, now = dict(before.options), dict(after.options)
+    return [name for name in {**was, **now} if was.get(name) != now.get(name)]
+
+
+_OWN = ("params", "lr")
+"""Keys that a group of parameters keeps from its own optimizer."""
+
+
+def go_on(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
+    """Restore the result of `Apart.state_dict` in an optimizer.
+
+    Args:
+        optimizer: Made from the same hyperparameters and multipliers.
+        parameters: The parameters that it updates, by name.
+        state: By the same names; its tensors become the optimizer's.
+    """
+    names = {id(p): name for name, p in parameters.items()}
+    groups = [
+        {**group, **kept, "params": [names[id(p)] for p in group["params"]], "lr": group["lr"]}
+        for group, kept in zip(optimizer.param_groups, state["groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": state["state"], "param_groups": groups})

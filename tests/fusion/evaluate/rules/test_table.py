@@ -1,0 +1,58 @@
+"""The operators that fast rules take."""
+
+import warnings
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusion import fuse
+from fusion.evaluate.rules.member import fold
+from fusion.evaluate.rules.table import DRAWING_RULES, RULES
+from fusion.streams import Streams
+from tests.fusion.evaluate.rules.folding import K, assert_folds, member
+
+TAKEN: list[tuple[Any, tuple[Any, ...]]] = [
+    (F.linear, (torch.randn(4, 5), member(7, 5))),
+    (F.conv2d, (torch.randn(2, 3, 6, 6), member(4, 3, 3, 3))),
+    (F.group_norm, (member(2, 4, 6), 2)),
+    (F.scaled_dot_product_attention, (torch.randn(2, 4, 5, 8), *[member(2, 4, 5, 8)] * 2)),
+    (F.embedding, (torch.tensor([1, 2]), member(4, 3))),
+    (F.cross_entropy, (member(2, 3), torch.tensor([1, 2]))),
+    (torch.max_pool2d, (torch.randn(2, 5, 5, 3, 4).permute(3, 0, 4, 1, 2), 2)),
+]
+
+
+@pytest.mark.parametrize(("function", "args"), TAKEN)
+def test_a_rule_takes_the_operator(function: Any, args: tuple[Any, ...]) -> None:
+    def op(*tensors: Any) -> Any:
+        rule = RULES.get(function) or partial(DRAWING_RULES[function], streams=Streams(K))
+        result = fold(rule, tensors, {})
+        assert result is not NotImplemented
+        return result
+
+    has_K = [isinstance(a, Tensor) and a.dim() > 1 and a.shape[0] == K for a in args]
+    torch.func.vmap(op, in_dims=tuple(0 if h else None for h in has_K))(*args)
+
+
+def test_functions_of_several_tensors_for_which_vmap_has_no_rule() -> None:
+    assert_folds(lambda x: torch.column_stack([x, x[:, 0], torch.ones(4)]), member(4, 3), dims=(0,))
+    assert_folds(lambda x: nn.utils.rnn.pad_sequence([x[0], x[1, :2]], batch_first=True), member(4, 3), dims=(0,))
+
+
+def test_torch_does_not_warn_of_operators_in_which_it_loops_over_the_members() -> None:
+    """The user could do nothing about it."""
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fuse([nn.Linear(4, 4) for _ in range(2)]).map(
+                lambda model, x: model(x).take(torch.tensor(3)), torch.ones(4, 4)
+            )
+        with pytest.warns(UserWarning, match="performance drop"):
+            torch.func.vmap(lambda x: x.take(torch.tensor(0)))(member(4))
+    finally:
+        torch.set_warn_always(False)
