@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from hydro_rasda.history.history import DONE, TARGET, History, Live
+from hydro_rasda.history.history import DONE, ENTERED, TARGET, History, Live
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.history.scores import deciding_curve, done_early, kept_of
 from hydro_rasda.schedulers import ExpectedEnd, Race
@@ -70,8 +70,14 @@ def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
             live.setdefault(number, Live()).take(epoch, unit.lines)
             continue
         before = live.pop(number, Live())
-        if name["what"] == "to":
+        if name["what"] == "to" and not is_forgotten(units, number, unit):
             yield number, before.joined(unit, epoch)
+
+
+def is_forgotten(units: Mapping[str, Unit], number: int, unit: Unit) -> bool:
+    """Tell whether a full-size training began before its trial had entered the race, which it never did."""
+    entered = units[ENTERED].value if ENTERED in units else ()
+    return bool((unit.value or {}).get("early")) and number not in entered
 
 
 def refit_key(number: int, epoch: int) -> str:

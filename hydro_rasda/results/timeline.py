@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from hydro_rasda.history.full_size import is_forgotten
 from hydro_rasda.history.history import GROUP, TARGET
 from hydro_rasda.history.lines import JournalLine, Unit, score_in
 from hydro_rasda.results.records import RunRecord
@@ -117,8 +118,8 @@ def best_over_time(units: Mapping[str, Unit], record: RunRecord) -> dict[Stage, 
 def _epochs(units: Mapping[str, Unit], ended: bool) -> Iterator[tuple[float, JournalLine]]:
     """Yield the line of each epoch, and when it was recorded.
 
-    Epochs at full size that no checkpoint came to hold, as the trial failed, are left out. While the run goes on, those
-    that train are there.
+    Epochs at full size that no checkpoint came to hold, as the trial failed, are left out. So are those of a trial that
+    began early, and did not enter the race. While the run goes on, epochs of trials that train are there.
     """
     live: dict[str, list[tuple[float, JournalLine]]] = {}
     for key, unit in units.items():
@@ -129,6 +130,7 @@ def _epochs(units: Mapping[str, Unit], ended: bool) -> Iterator[tuple[float, Jou
             live.setdefault(name["trial"], []).extend(lines)
         else:
             before = live.pop(name["trial"], [])
-            yield from [*before, *lines] if name["what"] == "to" else lines
+            if not is_forgotten(units, int(name["trial"]), unit):
+                yield from [*before, *lines] if name["what"] == "to" else lines
     if not ended:
         yield from (told for of_trial in live.values() for told in of_trial)

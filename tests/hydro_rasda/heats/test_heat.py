@@ -16,6 +16,7 @@ from hydro_rasda.heats.race import Race
 from hydro_rasda.history.full_size import tried_targets
 from hydro_rasda.history.history import FINALISTS
 from hydro_rasda.results.summary import sum_up
+from hydro_rasda.results.timeline import best_over_time
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda.heats.test_sweep import FINALS, Curves, Given, configs
@@ -81,6 +82,7 @@ def found(run: Run) -> dict[str, Any]:
         "decided": {k: u.value for k, u in run.store.units().items() if "target/to-" in k or k == FINALISTS},
         "winner": (summed.best_trial, summed.best_metric, summed.cost.target_epochs),
         "records": [(r.trial, r.epochs, r.kept_epoch, r.status, r.history) for r in summed.trials],
+        "best": {stage: best[-1].score for stage, best in best_over_time(run.store.units(), summed).items()},
         "checkpoints": {path.name for path in (run.store.path / "checkpoints").iterdir()},
     }
 
