@@ -17,7 +17,7 @@ Exports = tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]
 def lazy_exports(package: str) -> Exports:
     """Make a package's `__all__`, `__getattr__` and `__dir__` (PEP 562) of the imports that it has for type checkers.
 
-    `__getattr__` also imports the package's modules: `hydro_rasda.plots` works after `import hydro_rasda` alone.
+    `__getattr__` also imports the modules of the package: `fusion.optim` works after `import fusion` alone.
 
     Args:
         package: Its name. Its source has an `if TYPE_CHECKING:` with `from module import name as name`, and no other
