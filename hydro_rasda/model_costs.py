@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from statistics import median
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from fusion.evaluate.avoided_kernels import without_fast_attention
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from hydro_rasda.data import Batch, batch_length
 from hydro_rasda.dry_run_of_batches import parts_of, run_batch
@@ -44,7 +44,7 @@ def model_costs(problem: Problem, trial: Trial, names: Collection[str]) -> dict[
         batch = parts_of(trial, next(problem.val_data.in_order(trial.batch_size)), "val_data")[0]
         model.eval()
         with torch.no_grad():
-            with _every_product_counted(), FlopCounterMode(display=False) as flops:
+            with without_fast_attention(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops:
                 run_batch(problem, model, batch, "val_data")
             found["macs"] = flops.get_total_flops() / 2 / batch_length(batch)
             if "seconds_per_example" in names:
@@ -56,18 +56,6 @@ def model_costs(problem: Problem, trial: Trial, names: Collection[str]) -> dict[
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of a model's parameters and buffers."""
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-
-
-@contextlib.contextmanager
-def _every_product_counted() -> Iterator[None]:
-    """Have attention computed by its matrix products: its fused kernels on a CPU are not counted."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _seconds(problem: Problem, model: nn.Module, batch: Batch) -> float:

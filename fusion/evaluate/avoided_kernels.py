@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,19 +26,35 @@ def avoiding_kernels(template: nn.Module, tensors: Iterable[Tensor], vmapped: bo
         yield
         return
     layers = [module for module in template.modules() if isinstance(module, nn.RNNBase)] if on_gpu else []
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     for layer in layers:
         vars(layer)["flatten_parameters"] = _leave
     try:
-        with warnings.catch_warnings() if layers else nullcontext():
+        with without_fast_attention(), warnings.catch_warnings() if layers else nullcontext():
             if layers:
                 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             yield
     finally:
         for layer in layers:
             vars(layer).pop("flatten_parameters", None)
-        torch.backends.mha.set_fastpath_enabled(before)
+
+
+_LOCK = threading.Lock()
+_were_on: list[bool] = []  # one for each that is inside
+
+
+@contextmanager
+def without_fast_attention() -> Iterator[None]:
+    """Inside, attention does without torch's kernels for inference; any number of threads may be inside at once."""
+    with _LOCK:
+        _were_on.append(_were_on[0] if _were_on else torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            before = _were_on.pop()
+            if not _were_on:
+                torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _leave() -> None:

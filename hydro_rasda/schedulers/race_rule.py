@@ -198,7 +198,7 @@ class RaceRule(SweepRule):
         later = [stop for stop in self.milestones if stop > reached]
         if kept and not later:  # they came to the end
             return {}
-        return {number: Continue(later[0]) for number in kept} | {n: Stop() for n in there if n not in kept}
+        return {number: Continue(later[0]) for number in kept} | {n: Stop() for n in sorted(there) if n not in kept}
 
     def compared(self, sweep: SweepState) -> list[int]:
         """Return the trials that the next decision is about; all stand at one milestone.

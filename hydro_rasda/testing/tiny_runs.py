@@ -75,8 +75,8 @@ def opened(
         data = x, (x.sum(1) > 2).long()
         train, val = (make_batches(data, name, backend.device, 0) for name in ("train_data", "val_data"))
         run = Run(Problem(model_fn, supervised(), train, val, asked, backend.device), store, known=trials)
-        run.fold()
         run.history.trials |= trials
+        run.fold()
         with backend.open(run) as devices:
             yield run, devices
 

@@ -182,7 +182,10 @@ class DropsTheLast(AnswersOtherwise):
 
 
 class TellsOfTheLastEpochAlone(AnswersOtherwise):
+    """Of no other while it trains either."""
+
     def changed(self, outcome: Outcome, stage: str) -> Outcome:
+        self._run.history.live.clear()
         return dataclasses.replace(outcome, history={n: of[-1:] for n, of in outcome.history.items()})
 
 

@@ -70,7 +70,7 @@ def test_the_same_call_decides_alike_and_finds_the_same_winner(quick: Quick, tmp
     decided = decisions(tmp_path / "LocalBackend")
     assert decisions(tmp_path / "RayBackend") == decided
     assert {workers for *_, workers in decided["workers"]} == {1, max_workers}
-    assert len([key for key in decided if key.startswith("target/to-")]) == 5
+    assert len([key for key in decided if key.startswith("target/to-")]) == 4
     assert (there.best_trial, there.best_config) == (here.best_trial, here.best_config)
     if max_workers > 1:
         assert there.best_metric == pytest.approx(here.best_metric, rel=1e-4)

@@ -78,7 +78,7 @@ def test_groups_beside_each_other_are_the_groups_one_after_another(problem: Prob
     device, told = Device(problem), list[Any]()
     both = train_groups(device, groups(EVEN, ODD), work(told))
     assert [part["members"] for part in both.checkpoint] == [[0, 2, 4], [1, 3, 5]]
-    assert sum(epochs for epochs, _ in told) == 12
+    assert sum(epochs for epochs, *_ in told) == 12
     for group in (EVEN, ODD):
         alone = train_groups(device, groups(group), work())
         for number in group.members:
@@ -312,7 +312,7 @@ def tasks(*numbers: int) -> list[Task]:
 def test_full_size_trials_beside_each_other_are_those_one_after_another(problem: Problem) -> None:
     device, told = Device(problem), list[Any]()
     beside = {done.task.number: done.outcome for done in device.train(tasks(0, 1, 2), work(told))}
-    assert sum(epochs for epochs, _ in told) == 6
+    assert sum(epochs for epochs, *_ in told) == 6
     for number, outcome in beside.items():
         (done,) = device.train(tasks(number), work())
         alone = done.outcome
