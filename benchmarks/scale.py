@@ -28,6 +28,7 @@ from torch.utils.data import Dataset
 from benchmarks.fixed_costs import Numbers, imports, of_script, script
 from benchmarks.ray_stand_in import StandInController
 from benchmarks.result_files import columns, environment, options, read, save, texts, versions
+from benchmarks.virtual_cluster import engine
 from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Group, Span, Task, Widths
@@ -261,6 +262,7 @@ class Row(NamedTuple):
 
 
 _LARGE, _READ = partial(simulator, 12_500, 25_000, repeats=1), "examples that 4 ranks read, over those of a Dataset"
+_ENGINE = "the engine of `tune` for each finished task, without waiting for the disk"
 
 ROWS = {
     "imports": Row("`from hydro_rasda import tune`, beyond `import torch`", imports, "s of CPU"),
@@ -279,6 +281,8 @@ ROWS = {
     "events": Row("... 256 GPUs: events", partial(simulator, 256, 2000), "million a minute"),
     "fold": Row("a journal of a million lines, halving", partial(fold, 10**6, (1, 3, 9, 27), 1000, 50), "s of CPU"),
     "fold_long": Row("... each epoch a unit of its own", partial(fold, 10**6, range(1, 1001), 1, 1), "s of CPU"),
+    "engine": Row(f"{_ENGINE}, 10,000 trials on 1,000 devices", partial(engine, 10_000, 1000), "ms"),
+    "engine_large": Row("... 100,000 trials on 10,000 devices", partial(engine, 100_000, 10_000), "ms"),
     "examples_read": Row(_READ, partial(examples_read, 4, 1024), "times"),
 }
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, overload
 
 from fusion.graph.compiled import compiling_pays
 from fusion.keys import KEYS, KINDS, is_of_part, optimizer_names
@@ -32,6 +32,27 @@ _Place = tuple[tuple[int, ...], int]
 
 class _Gone(Exception):
     """A device ended while it measured."""
+
+
+class _Numbers(Sequence[int]):
+    """The trials of a queue, without a copy of it."""
+
+    def __init__(self, places: Sequence[_Place]) -> None:
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [number for _, number in self._places[index]]
+        return self._places[index][1]
 
 
 class Dispatcher:
@@ -107,13 +128,15 @@ class Dispatcher:
         span = min(queues, key=lambda span: (span.stop, span.start))
         kinds = queues[span]
         in_order = {kind: kinds[kind] for kind in sorted(kinds, key=lambda kind: kinds[kind][0])}
-        of_kind = {kind: [number for _, number in places] for kind, places in in_order.items()}
+        of_kind = {kind: _Numbers(places) for kind, places in in_order.items()}
         kind = next(iter(of_kind))
         idle = devices.idle()
-        widths = {d: self._planned(d, of_kind) for d in idle}
+        machines = {d: devices.machine(d) for d in idle}
+        widths = {machine: self._planned(d, of_kind) for machine, d in {m: d for d, m in machines.items()}.items()}
         measured = {d: speed for d in idle if (speed := devices.speed(d, kind)) is not None}
-        speeds = measured if len(measured) == len(idle) else {d: widths[d][kind].rate for d in idle}
-        waiting = {kind: Waiting(of, widths[device][kind], self._steps(of[0])) for kind, of in of_kind.items()}
+        speeds = measured if len(measured) == len(idle) else {d: widths[m][kind].rate for d, m in machines.items()}
+        own = widths[machines[device]]
+        waiting = {kind: Waiting(of, own[kind], self._steps(of[0])) for kind, of in of_kind.items()}
         groups = [
             replace(group, compiled=self._is_compiled(group, waiting[group.kind], span))
             for group in next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))

@@ -123,9 +123,13 @@ class Bracket(SweepRule):
     def _early(self, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
         """From the lowest rung on which there are any, those that are among the best of all that could still come."""
         for stop, above in pairwise(stops):
-            waiting = self._waiting_at(stop, sweep)
-            promoted = self._promoted(stop, sweep, complete=False) if waiting else ()
-            if found := [number for number in promoted if number in waiting]:
+            if self._holds is None:
+                found = sweep.leading(stop, len(sweep.scores.get(stop, ())) // self._halving.reduction_factor)
+            else:
+                waiting = self._waiting_at(stop, sweep)
+                promoted = self._promoted(stop, sweep, complete=False) if waiting else ()
+                found = [number for number in promoted if number in waiting]
+            if found:
                 return {number: Continue(above) for number in found}
         return {}
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple
 
 from hydro_rasda.schedulers.ranking import Mode
+
+FEW = 16
+"""So many new scores are put in their places one by one; more are sorted together with all that are there."""
 
 End = Literal["done", "failed", "diverged"]
 """How the training of a trial of the race ended before its last epoch: by itself, by an error, or without a score."""
@@ -89,7 +94,11 @@ class SweepState:
         self.idle = False
         self._at: dict[int, dict[int, Standing]] = {}
         self._to: dict[int, dict[int, Standing]] = {}
+        # By milestone, of trials with a score: the score, negative if more is better, and the number. Those that were
+        # there when a rule asked last are in order; of them, the ones that may still wait are a heap.
         self._ranked: dict[int, list[tuple[float, int]]] = {}
+        self._came: dict[int, list[tuple[float, int]]] = {}
+        self._hopeful: dict[int, list[tuple[float, int]]] = {}
         self._diverged: set[int] = set()
 
     def waiting_at(self, epoch: int) -> Mapping[int, Standing]:
@@ -104,13 +113,41 @@ class SweepState:
         """Return the best so far: those with most epochs first, of them the best; none that diverged or failed."""
         found: dict[int, None] = {}
         for stop in sorted(self._ranked, reverse=True):
-            self._ranked[stop].sort()  # those that came since the last time are at its end
-            for _, number in self._ranked[stop]:
+            for _, number in self._in_order(stop):
                 if len(found) == count:
                     return list(found)
                 if number not in self._diverged:
                     found[number] = None
         return list(found)
+
+    def leading(self, stop: int, count: int) -> list[int]:
+        """Return those that wait at a milestone and are among the best `count` of all that came there, best first.
+
+        To ask after each arrival takes hardly longer among many trials.
+        """
+        if count < 1 or not (in_order := self._in_order(stop)):
+            return []
+        last, hopeful, found = in_order[min(count, len(in_order)) - 1], self._hopeful[stop], list[tuple[float, int]]()
+        while hopeful and hopeful[0] <= last:
+            if (entry := heappop(hopeful))[1] in self.waiting_at(stop):  # else it went on, or was dropped
+                found.append(entry)
+        for entry in found:
+            heappush(hopeful, entry)
+        return [number for _, number in found]
+
+    def _in_order(self, stop: int) -> list[tuple[float, int]]:
+        """Return the scores at a milestone, best first, those included that came since the last time."""
+        ranked, hopeful, came = self._ranked.setdefault(stop, []), self._hopeful.setdefault(stop, []), self._came
+        new = came.pop(stop, ())
+        for entry in new:
+            heappush(hopeful, entry)
+        if len(new) > FEW:
+            ranked += new
+            ranked.sort()
+        else:
+            for entry in new:
+                insort(ranked, entry)
+        return ranked
 
     def admit(self, number: int, config: Mapping[str, Any]) -> None:
         """A new trial, which waits for its first milestone."""
@@ -152,7 +189,8 @@ class SweepState:
         if averaged is not None:
             self.averages.setdefault(stop, {})[number] = averaged
         if math.isfinite(score):
-            self._ranked.setdefault(stop, []).append((score if self.mode == "min" else -score, number))
+            self._ranked.setdefault(stop, [])
+            self._came.setdefault(stop, []).append((score if self.mode == "min" else -score, number))
         else:
             self._diverged.add(number)
         self._put(standing)
@@ -161,6 +199,8 @@ class SweepState:
         """Replace the scores of all trials that came to a milestone by their places."""
         self.scores[stop] |= places
         self._ranked[stop] = sorted((place, number) for number, place in places.items() if math.isfinite(place))
+        self._hopeful[stop] = [entry for entry in self._ranked[stop] if entry[1] in self.waiting_at(stop)]
+        self._came.pop(stop, None)
         for number, place in places.items():
             self.trials[number].curve[stop] = place
 

@@ -1,12 +1,14 @@
 """Each row of the table of sizes measures what it says, here at sizes that take no time."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from benchmarks import scale
 from benchmarks.result_files import RESULTS
+from benchmarks.virtual_cluster import engine
 
 
 @pytest.mark.slow
@@ -20,6 +22,12 @@ def test_small_rows_give_their_numbers() -> None:
     assert scale.simulator(8, 16, 8, repeats=1)["us"] > 0
     assert scale.fold(200, (1, 3, 9), 20, 5, repeats=1)["s of CPU"] > 0
     assert min(scale.resume(4, 2, repeats=1).values()) > 0
+
+
+def test_devices_of_a_cluster_die_and_no_trial_is_lost() -> None:
+    found = engine(1000, 50)
+    assert found["deaths"] > 0
+    assert 0 < found["ms"] < math.inf
 
 
 def test_ranks_share_a_data_set() -> None:

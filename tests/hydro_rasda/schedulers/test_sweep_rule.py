@@ -9,6 +9,7 @@ import pytest
 
 from fusion.keys import check
 from hydro_rasda.schedulers import Continue, Mode, Stop, SweepRule, SweepState, rank
+from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
     checked_finalists,
@@ -71,6 +72,30 @@ def test_best_counts_those_that_came_since_it_was_asked_last() -> None:
     sweep.go_on(2, 3)
     sweep.come(2, {3: 0.6})
     assert sweep.best(2) == [0, 2]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_leading_are_those_of_the_best_that_wait(mode: Mode) -> None:
+    """Asked now and then, while trials come, some without a score, and go on or are dropped."""
+    drawn, state = random.Random(0), SweepState(mode, 9, 2)
+    for number in range(120):
+        state.admit(number, {})
+        state.go_on(number, 1)
+    for number in drawn.sample(range(120), 120):
+        state.come(number, {1: drawn.choice([math.nan, *(i / 10 for i in range(10))])})
+        if drawn.random() < 0.5:
+            continue
+        count = drawn.randrange(len(state.scores[1]) + 3)
+        scores = dict(sorted(state.scores[1].items()))
+        best = [n for n in ranked(scores, mode)[:count] if math.isfinite(scores[n])]
+        expected = [n for n in best if n in state.waiting_at(1)]
+        assert state.leading(1, count) == state.leading(1, count) == expected
+        for moved in drawn.sample(expected, len(expected) // 2):
+            if drawn.random() < 0.5:
+                state.go_on(moved, 3)
+            else:
+                state.drop(moved)
+    assert state.leading(3, 5) == []
 
 
 def test_a_move_survives_the_journal() -> None:
