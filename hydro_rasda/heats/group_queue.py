@@ -132,7 +132,8 @@ class Dispatcher:
         kind = next(iter(of_kind))
         idle = devices.idle()
         machines = {d: devices.machine(d) for d in idle}
-        widths = {machine: self._planned(d, of_kind) for machine, d in {m: d for d, m in machines.items()}.items()}
+        first = {machine: d for d, machine in reversed(machines.items())}
+        widths = {machine: self._planned(d, of_kind) for machine, d in first.items()}
         measured = {d: speed for d in idle if (speed := devices.speed(d, kind)) is not None}
         speeds = measured if len(measured) == len(idle) else {d: widths[m][kind].rate for d, m in machines.items()}
         own = widths[machines[device]]
