@@ -150,9 +150,6 @@ class Race(Heat):
         at = self.state.trials[next(iter(moves))].epoch
         return decision_key(f"target/to-{at}/kept" if at else "target/begin", moves)
 
-    def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
-        return moves
-
     def _decided(self, key: str, unit: Unit) -> None:
         self._tell_rungs()
         if self.state.training:
@@ -163,7 +160,8 @@ class Race(Heat):
         run, rungs, by_place = self._run, self._run.history.rungs, self._run.settings.comparison.by_place
         for index in range(self._told, len(rungs)):
             stop, moves = rungs[index]
-            kept = [number for number, move in moves.items() if isinstance(move, Continue)]
+            goals = {number: move.to for number, move in moves.items() if isinstance(move, Continue)}
+            kept = [*goals]
             over = {"stage": self.stage, "epoch": stop, "candidates": tuple(sorted(moves)), "kept": tuple(kept)}
             run.notify(RungDecided, **over, recalled=recalled)
             before = {n: move for at, earlier in rungs[:index] if at == stop for n, move in earlier.items()}
@@ -172,7 +170,7 @@ class Race(Heat):
                 continue
             if kept[0] in before:
                 told = f"nobody is left; of those stopped at epoch {stop}, {kept} go on"
-                run.say(f"full size at epoch {_goal(moves[kept[0]])}: {told}")
+                run.say(f"full size at epoch {goals[kept[0]]}: {told}")
             elif len(kept) < came:
                 leads = "" if by_place else f"; {self._leads(kept[0], stop)}"
                 run.say(f"full size at epoch {stop}: {len(kept)} of {came} go on{leads}")
@@ -284,7 +282,7 @@ class Race(Heat):
             if len(self.under_way) >= run.time_left.lanes:
                 return None
         waiting = [self._task(n, stop, racing) for n in state.training if n not in self.under_way]
-        # Those at which processes died come when all others are there, the one with the fewest deaths first.
+        # A trial at which processes died waits until all others are there; the one with the fewest deaths comes first.
         died = {task.key: run.store.doing.suspected(task.key) for task in waiting}
         if alive := [task for task in waiting if not died[task.key]]:
             return min(alive, key=lambda task: task.span.start)
@@ -324,10 +322,6 @@ class Race(Heat):
             self._raised[number] += 1
             again = f"trial {number} is tried again at full size ({self._raised[number]} of {RETRIES}), as it raised"
             run.say(f"{again} {outcome.error.strip().splitlines()[-1]}")
-
-
-def _goal(move: Move) -> int | None:
-    return move.to if isinstance(move, Continue) else None
 
 
 def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:

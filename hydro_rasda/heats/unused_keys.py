@@ -16,7 +16,7 @@ from hydro_rasda.config_access import Notes, paths
 from hydro_rasda.space import ALIASES
 
 Unread = dict[str, str | None]
-"""By key that was not read (`net.depth` if nested), the key that was probably meant."""
+"""Maps each key that was not read (`net.depth` if nested) to the key that was probably meant."""
 
 
 def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:

@@ -204,7 +204,8 @@ class History(Curves):
         the unit's own size."""
         stage: Stage = "target" if key.startswith("target/") else "surrogate"
         self.last, self.left, self.now = key, unit.left, unit.at
-        if stage == "target" and (name := TARGET.fullmatch(key)) is not None:
+        name = TARGET.fullmatch(key) if stage == "target" else None
+        if name is not None:
             number, epoch = int(name["trial"]), int(name["epoch"])
             if name["what"] == "at":
                 self.live.setdefault(number, Live()).take(epoch, unit.lines)
@@ -214,7 +215,7 @@ class History(Curves):
         self.seconds = max(self.seconds, unit.at)
         if key.startswith(f"{stage}/"):
             self.spent[stage] += unit.seconds
-        if stage == "target" and self._comes_early(key, unit):
+        if name is not None and self._comes_early(int(name["trial"]), key, unit):
             return
         for line in unit.lines:
             self._take_line(stage, line)
@@ -287,7 +288,7 @@ class History(Curves):
     def _take_moves(self, moves: Sequence[Sequence[Any]]) -> None:
         """Take in what was decided on trials, as `plain_move` has it.
 
-        Those that copy others get their weights as they were before any copy.
+        A copy gets the weights that its source had before any trial was copied.
         """
         stopped = [number for number, to, *_ in moves if to is None]
         going_on = [(number, to, *copy) for number, to, *copy in moves if to is not None]
@@ -342,12 +343,11 @@ class History(Curves):
             self.sweep.place(stop, self.settings.comparison.places(values))
         self._unplaced.clear()
 
-    def _comes_early(self, key: str, unit: Unit) -> bool:
+    def _comes_early(self, number: int, key: str, unit: Unit) -> bool:
         """Set aside the full-size training of a trial that has not entered the race; return whether it is one."""
-        name = TARGET.fullmatch(key)
-        if name is None or not (unit.value or {}).get("early") or int(name["trial"]) in self.race.trials:
+        if not (unit.value or {}).get("early") or number in self.race.trials:
             return False
-        self.early[int(name["trial"])] = key, unit
+        self.early[number] = key, unit
         return True
 
     def _enter(self, numbers: Sequence[int]) -> None:

@@ -39,7 +39,7 @@ class Curves:
 
     @property
     def failures(self) -> dict[int, str]:
-        """By trial that raised in either stage, the traceback."""
+        """The traceback of each trial that raised, in either stage."""
         return {number: error for (_, number), error in self.failed.items()}
 
     def line_at(self, stage: Stage, number: int, epoch: int) -> JournalLine | None:

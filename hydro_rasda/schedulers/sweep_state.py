@@ -94,8 +94,8 @@ class SweepState:
         self.idle = False
         self._at: dict[int, dict[int, Standing]] = {}
         self._to: dict[int, dict[int, Standing]] = {}
-        # By milestone, of trials with a score: the score, negative if more is better, and the number. Those that were
-        # there when a rule asked last are in order; of them, the ones that may still wait are a heap.
+        # These hold, by milestone, the score (negative if more is better) and number of trials with one. `_came` has
+        # the ones that came since a rule asked last, `_ranked` all others in order, `_hopeful` a heap of the waiting.
         self._ranked: dict[int, list[tuple[float, int]]] = {}
         self._came: dict[int, list[tuple[float, int]]] = {}
         self._hopeful: dict[int, list[tuple[float, int]]] = {}
