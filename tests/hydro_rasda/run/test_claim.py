@@ -26,26 +26,12 @@ from hydro_rasda.run.files import Unsafe
 from hydro_rasda.run.locks_and_crashes import DOING, DROPPED
 from hydro_rasda.training import group_widths
 from hydro_rasda.training.surrogate_speed_and_memory import measure_widths
+from tests.hydro_rasda.forks import forked, is_killed
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked")
 
 Quick = Callable[..., TuneResult]
-
-
-def forked(work: Callable[[], object]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return pid
-
-
-def is_killed(work: Callable[[], object]) -> bool:
-    _, status = os.waitpid(forked(work), 0)
-    return os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 class Kills:

@@ -14,6 +14,7 @@ from filelock import FileLock
 
 from hydro_rasda.run import locks_and_crashes as module
 from hydro_rasda.run.locks_and_crashes import LOCK, CrashLog, held
+from tests.hydro_rasda.forks import forked
 
 
 def test_a_run_is_held_while_its_lock_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,13 +37,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a process that 
 
 
 def in_a_process(work: Callable[[], None]) -> None:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+    os.waitpid(forked(work), 0)
 
 
 def die(file: Path, what: str, *epochs: int) -> None:

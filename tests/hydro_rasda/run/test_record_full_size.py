@@ -28,6 +28,7 @@ from hydro_rasda.run.events import EpochEnded
 from hydro_rasda.run.record_full_size import hear, record_epochs, record_failure
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
+from tests.hydro_rasda.forks import is_killed
 from tests.hydro_rasda.training.test_user_loop import train as train_own
 
 Quick = Callable[..., TuneResult]
@@ -47,17 +48,6 @@ class Kills:
             self._left -= 1
             if event.epoch == self._epoch and self._left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-
-
-def is_killed(work: Callable[[], object]) -> bool:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 def keys(path: Path) -> list[str]:
