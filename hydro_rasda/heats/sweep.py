@@ -213,7 +213,7 @@ class Sweep(Heat):
     def _warn_of_unread(self) -> None:
         run = self._run
         # A training function of the user's own may read any key.
-        told = run.problem.full_size is None and not derived(run.space)
+        told = run.problem.own_loop is None and not derived(run.space)
         if told and len(self.state.trials) >= self._search.planned:
             warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
 

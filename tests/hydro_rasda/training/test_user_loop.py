@@ -51,7 +51,7 @@ def train(worker: Worker, last: int = LAST) -> None:
 
 @pytest.fixture
 def own(problem: Problem, digits: Any) -> Problem:
-    return replace(problem, full_size=OwnLoop(train, digits))
+    return replace(problem, own_loop=OwnLoop(train, digits))
 
 
 def trained(problem: Problem, span: Span, state: Mapping[str, Any] | None = None, **told: Any) -> Outcome:
@@ -63,8 +63,8 @@ def trained(problem: Problem, span: Span, state: Mapping[str, Any] | None = None
 
 
 def running(problem: Problem, function: Callable[[Worker], None]) -> Problem:
-    assert problem.full_size is not None
-    return replace(problem, full_size=OwnLoop(function, problem.full_size.data))
+    assert problem.own_loop is not None
+    return replace(problem, own_loop=OwnLoop(function, problem.own_loop.data))
 
 
 def test_it_is_left_where_the_span_ends_and_goes_on_from_there(own: Problem) -> None:
