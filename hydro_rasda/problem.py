@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from fusion import fusion_key
+from fusion.keys import check_settings
 from fusion.streams import seed_generators
 from fusion.structure.module_parts import duplicate
 from hydro_rasda.config import TuneConfig
@@ -112,6 +113,11 @@ class Problem:
         If it trains those of the sweep, all keys of a configuration are its own: the library reads none.
         """
         return self.own_loop is not None and (stage == "target" or self.own_loop.sweeps)
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Raise ValueError for values of a configuration that the library would read, but cannot use."""
+        if not self.is_own("surrogate"):
+            check_settings(config)
 
     @property
     def goes_on(self) -> bool:

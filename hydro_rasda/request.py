@@ -80,7 +80,7 @@ class Request:
         check_space(self.space, self.settings.num_samples, self.strategy)
         check_second_argument(self.model_fn, reachable(self.space))
         if sweep.rule in POPULATIONS:
-            explored(self.space)
+            explored(self.space, not self.sweeps)
         if isinstance(sweep.rule, PopulationBasedTraining):
             unknown = [*sweep.rule.explored.keys() - reachable(self.space).keys()]
             told = f"one whose `explored` has keys of `space`, which has no {', '.join(map(str, sorted(unknown)))}"

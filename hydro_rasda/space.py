@@ -186,16 +186,17 @@ def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) ->
     return [*reached("schedule", space), *(config["schedule"] for config in configs if "schedule" in config)]
 
 
-def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
+def explored(space: Mapping[str, Any], reads: bool = True) -> dict[str, Range | tuple[float, ...]]:
     """Find what population based training changes: ranges and lists of floats at the top level of a space.
 
-    Left out are keys of schedules; and, where a function makes an optimizer, its keys but for `lr`.
+    If the library reads keys, those of schedules are left out; and, where a function makes an optimizer, its keys but
+    for `lr`.
     """
     found: dict[str, Range | tuple[float, ...]] = {}
     for name, values in reachable(space).items():
         key, part = split_key(name)
         readers = {"training loop", "optimizer"} if _has_named_optimizer(space, part) else {"training loop"}
-        if key != "lr" and key in KEYS and KEYS[key].reader not in readers:
+        if reads and key != "lr" and key in KEYS and KEYS[key].reader not in readers:
             continue
         ranges = [_range(value) for value in values]
         (one, *others) = ranges

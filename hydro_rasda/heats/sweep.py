@@ -52,7 +52,7 @@ BUILDING_S = 2.0
 def _named(run: Run) -> SweepRule:
     settings, asked = run.settings, run.settings.sweep
     assert isinstance(asked.rule, str)
-    changed = explored(run.space) if asked.rule in POPULATIONS else {}
+    changed = explored(run.space, not run.problem.is_own("surrogate")) if asked.rule in POPULATIONS else {}
     if changed and "lr" in tuned(run.space) and "lr" not in changed:
         run.say(f"copies keep `lr`, as it is no single range or list of floats: they change {', '.join(changed)}")
     return named_rule(

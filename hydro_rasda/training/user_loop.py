@@ -90,11 +90,14 @@ class SpanWorker(Worker):
         self._is_full_size = task.stage == "target"
         self.width_ratio = 1.0 if self._is_full_size else problem.settings.sweep.surrogate
         self.scaled = WidthScaledRates(self.width_ratio)
-        self.max_t = problem.settings.max_t
         self._should_stop, self._on_epoch = should_stop, on_epoch
         self.history: History = []
         self.saving: Saving = None
         self.left = False
+
+    @property
+    def max_t(self) -> int:
+        return self._settings.max_t
 
     def model(self) -> nn.Module:
         # A model is drawn from a seed of its own: what the function draws does not depend on it.

@@ -45,7 +45,6 @@ class Worker:
         device: The device to train on: this rank's GPU, or the CPU.
         iteration: Reports so far, over all restarts; 0 at first.
         width_ratio: Width of `model()` over that of the full-size model: below 1 in the sweep of `tune`.
-        max_t: `max_t` of `tune`, the reports of a full training; None in `elastic`.
         checkpoint: The state last saved; None at first.
         trial: The trial's id.
 
@@ -77,13 +76,17 @@ class Worker:
         """True if all ranks must call the function that returns the state together."""
         self._times: StepTimes | None = None
         self.width_ratio = 1.0
-        self.max_t: int | None = None
         self.scaled = WidthScaledRates()
         """The surrogates that the worker has built, and their learning rates."""
 
     def __getitem__(self, key: object) -> NoReturn:
         # The training functions of Ray Tune take the configuration itself.
         raise TypeError(f"the training function is given a Worker, no configuration: take worker.config[{key!r}]")
+
+    @property
+    def max_t(self) -> int:
+        """`max_t` of `tune`: the epochs of a full training."""
+        raise RuntimeError("`worker.max_t` is that of `tune(max_t=...)`: `elastic` knows none")
 
     def model(self) -> nn.Module:
         """Build the trial's model by `model_fn`, at the width of this heat of `tune`; see `prepare`.
@@ -273,7 +276,8 @@ class Worker:
 
     def _with_history(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         plain = {
-            key: value.item() if isinstance(value, Tensor | np.generic) else value for key, value in metrics.items()
+            key: value.item() if isinstance(value, Tensor | np.generic) and math.prod(value.shape) == 1 else value
+            for key, value in metrics.items()
         }
         plain.setdefault("workers", self.world_size)
         if self._global_batch_size is not None:

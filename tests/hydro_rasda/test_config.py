@@ -119,6 +119,6 @@ def test_full_size_stage_compares_first_at_half() -> None:
 
 
 def test_workers_are_sent_none_of_the_users_objects() -> None:
-    race = RaceConfig(top_k=2, train=print)
+    race = RaceConfig(top_k=2)
     asked = TuneConfig(sweep=SweepConfig(fusion=2, first=[{"lr": 0.1}]), race=race)
-    assert asked.plain() == TuneConfig(sweep=SweepConfig(fusion=2), race=RaceConfig(top_k=2))
+    assert asked.plain() == TuneConfig(sweep=SweepConfig(fusion=2), race=race)
