@@ -1,5 +1,6 @@
 """The examples do what they promise, run as a user runs them."""
 
+import difflib
 import os
 import re
 import subprocess
@@ -129,3 +130,30 @@ def test_adapters_over_one_base(tmp_path: Path) -> None:
 def test_a_lightning_module_as_it_is(tmp_path: Path) -> None:
     said = run(tmp_path, "lightning_digits.py", "--runs", str(tmp_path / "runs"))
     assert float(found(r"best learning rate \S+: validation accuracy ([\d.]+)", said)[1]) > 0.9, said
+
+
+OWN_LOOPS = {
+    "ppo": ("EPOCHS, STEPS, ENVS = 9, 512, 8", "EPOCHS, STEPS, ENVS = 2, 64, 4", r"mean return ([\d.]+)"),
+    "gan": ("EPOCHS, NOISE = 27, 16", "EPOCHS, NOISE = 2, 16", r"Frechet distance ([\d.]+)"),
+    "contrastive": ("EPOCHS = 27", "EPOCHS = 2", r"retrieval accuracy ([\d.]+)"),
+    "trainer_subclass": ("num_train_epochs=9", "num_train_epochs=2", r"eval(?:uation |_)loss\W+([\d.]+)"),
+}
+"""By example: the line with its epochs, fewer of them, and the score that it prints last."""
+
+
+@pytest.mark.parametrize("name", OWN_LOOPS)
+def test_a_loop_of_the_users_without_and_with_tune(name: str, tmp_path: Path) -> None:
+    old, new, score = OWN_LOOPS[name]
+    for script in (f"{name}.py", f"{name}_tune.py"):
+        (text := (EXAMPLES / "own_loop" / script).read_text()).index(old)
+        few = re.sub(r"num_samples=\d+", "num_samples=4", text.replace(old, new))
+        (tmp_path / script).write_text(few)
+        said = run(tmp_path, tmp_path / script, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+        assert re.findall(score, said), said
+
+
+@pytest.mark.parametrize("name", OWN_LOOPS)
+def test_tune_takes_few_lines_of_a_loop_away(name: str) -> None:
+    plain, tuned = ((EXAMPLES / "own_loop" / f"{name}{end}.py").read_text().splitlines() for end in ("", "_tune"))
+    taken = [line for line in difflib.ndiff(plain, tuned) if line.startswith("- ")]
+    assert len(taken) <= 12, taken

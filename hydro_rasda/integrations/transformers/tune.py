@@ -44,6 +44,7 @@ from hydro_rasda.integrations.transformers.objective import (
     schedules_refused,
     trainer_objective,
 )
+from hydro_rasda.integrations.transformers.own_trainer import TrainerClass, tune_own_trainer
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.sampling_and_branches import reachable
 from hydro_rasda.secret_masking import shown
@@ -71,6 +72,7 @@ def tune_trainer(
     compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None = None,
     preprocess_logits_for_metrics: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     model_class: Any = None,
+    trainer_class: TrainerClass | None = None,
     sweep: SweepConfig = SweepConfig(),
     race: RaceConfig = RaceConfig(),
     **options: Any,
@@ -105,6 +107,12 @@ def tune_trainer(
             compared by `args.metric_for_best_model`, in the direction of `args.greater_is_better`; else by the loss.
         preprocess_logits_for_metrics: Likewise: reduces a batch's logits, which are kept until then.
         model_class: Class of a `PretrainedConfig`'s model; None: as its `architectures` say.
+        trainer_class: A subclass of `Trainer` that trains in every heat, as it is: with its own `compute_loss`,
+            callbacks, optimizers and samplers. Or a function that makes one from `Trainer`'s keyword arguments, such as
+            `functools.partial(MyTrainer, callbacks=[...])`. Trials are not fused then, each trains in one process, and
+            any training argument may be in `space`. `best_config` has their own names. Only a `PretrainedConfig` has
+            surrogates. Each epoch is evaluated, and reported as "val_" and the name that `Trainer` gives after "eval_".
+            The run keeps the best weights and saves: `save_strategy` and `report_to` have no effect.
         sweep: As for `tune`.
         race: As for `tune`. `args.load_best_model_at_end` decides its `keep`; its `ema` is 0 by default, as `Trainer`
             averages no weights.
@@ -120,6 +128,18 @@ def tune_trainer(
     check_options("tune_trainer", options)
     check_is("args", args, TrainingArguments)
     check_parts(sweep, race)
+    given = {
+        "train_dataset": train_dataset,
+        "eval_dataset": eval_dataset,
+        "data_collator": data_collator,
+        "processing_class": processing_class,
+        "compute_metrics": compute_metrics,
+        "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
+    }
+    if trainer_class is not None:
+        chosen = _chosen(args, options)
+        tuned = tune_own_trainer(trainer_class, model, model_class, args, space, given, sweep, race, chosen)
+        return make_trainer_result(tuned, args, given, None, trainer_class)
     check_space(space)
     made, wrong = to_space(space, args)
     metric, mode = metric_of(args)
@@ -151,14 +171,6 @@ def tune_trainer(
         race=replace(unaveraged(race), keep="best" if args.load_best_model_at_end else "last"),
         **_chosen(args, options),
     )
-    given = {
-        "train_dataset": train_dataset,
-        "eval_dataset": eval_dataset,
-        "data_collator": data_collator,
-        "processing_class": processing_class,
-        "compute_metrics": compute_metrics,
-        "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
-    }
     return make_trainer_result(tuned, args, given, getattr(model, "trimmed", None))
 
 
@@ -245,6 +257,7 @@ class TrainerResult(LibraryResult):
     args: TrainingArguments
     _inputs: dict[str, Any] = field(default_factory=dict)
     _finish: Callable[[nn.Module], nn.Module] | None = None
+    _trainer_class: TrainerClass = Trainer
 
     def model(self) -> nn.Module:
         """`best_model()`, whose LoRA adapters, where it has any from `peft.adapters`, have their own ranks."""
@@ -252,21 +265,29 @@ class TrainerResult(LibraryResult):
         return model if self._finish is None else self._finish(model)
 
     def trainer(self, **arguments: Any) -> Trainer:
-        """A `Trainer` with the trained model, the best arguments, and the data, collator and metrics that were given.
+        """A `Trainer`, or one of `trainer_class`, with the trained model, the best arguments and what else was given.
 
         `evaluate()` and `predict()` work at once; `train()` would go on from the trained weights.
 
         Args:
             arguments: Others of `Trainer`, or in place of those.
         """
-        return Trainer(**{"model": self.model(), "args": self.args, **self._inputs, **arguments})
+        return self._trainer_class(**{"model": self.model(), "args": self.args, **self._inputs, **arguments})
 
 
 def make_trainer_result(
-    tuned: TuneResult, args: TrainingArguments, inputs: dict[str, Any], finish: Callable[[nn.Module], nn.Module] | None
+    tuned: TuneResult,
+    args: TrainingArguments,
+    inputs: dict[str, Any],
+    finish: Callable[[nn.Module], nn.Module] | None,
+    trainer_class: TrainerClass | None = None,
 ) -> TrainerResult:
     """Put the best configuration into a copy of the arguments."""
-    best = copy.copy(args)
-    for name, value in with_values(args, tuned.best_config).items():
-        setattr(best, name, value)
-    return TrainerResult(**vars(tuned), args=best, _inputs=inputs, _finish=finish)
+    best, values = copy.copy(args), dict(tuned.best_config)
+    if trainer_class is None:
+        values = with_values(args, values)
+    for name in values.keys() & vars(args).keys():
+        setattr(best, name, values[name])
+    return TrainerResult(
+        **vars(tuned), args=best, _inputs=inputs, _finish=finish, _trainer_class=trainer_class or Trainer
+    )

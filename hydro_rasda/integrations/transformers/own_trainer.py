@@ -1,0 +1,209 @@
+"""Training by the user's own subclass of `Trainer`, as it is, in every heat: `tune_trainer(trainer_class=...)`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.utils import logging
+
+from fusion.warn import warn
+from hydro_rasda.argument_checks import require
+from hydro_rasda.config import RaceConfig, SweepConfig
+from hydro_rasda.integrations.shared import unaveraged
+from hydro_rasda.integrations.transformers.arguments import metric_of
+from hydro_rasda.integrations.transformers.data import model_function
+from hydro_rasda.results.result import TuneResult
+from hydro_rasda.sampling_and_branches import reachable
+from hydro_rasda.space import sample
+from hydro_rasda.training.user_loop_worker import State, Worker
+from hydro_rasda.tuner import tune
+from surrogate.transformers_config import narrow_by_config
+
+TrainerClass = Callable[..., Trainer]
+"""A subclass of `Trainer`, or a function of `Trainer`'s keyword arguments that makes one."""
+
+_EACH_EPOCH: dict[str, Any] = {
+    "eval_strategy": "epoch",
+    "save_strategy": "no",
+    "load_best_model_at_end": False,
+    "disable_tqdm": True,
+    "report_to": [],
+    "push_to_hub": False,
+}
+"""Training arguments of each trial: the run reports, keeps the best weights and saves."""
+
+_WEIGHTS = (".safetensors", ".bin")
+
+
+def tune_own_trainer(
+    trainer_class: TrainerClass,
+    model: Any,
+    model_class: Any,
+    args: TrainingArguments,
+    space: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    sweep: SweepConfig,
+    race: RaceConfig,
+    options: Mapping[str, Any],
+) -> TuneResult:
+    """Call `tune` with a loop that has the subclass train; `inputs` are those of `Trainer`."""
+    rule = "a subclass of Trainer, or a function of its keyword arguments"
+    require(callable(trainer_class), "trainer_class", trainer_class, rule)
+    own = tuple(name for name in reachable(space) if not hasattr(args, name))
+    build = model_function(model, model_class, own, args.use_cache)
+    if sweep.surrogate < 1 and not _narrows(model, build, sample(space, 1, args.seed)[0], sweep.surrogate):
+        told = "it is no PretrainedConfig that has a narrower form"
+        warn(f"the model is swept at its full width (`sweep=SweepConfig(surrogate=1)`), not narrower: {told}")
+        sweep = replace(sweep, surrogate=1)
+    metric, mode = metric_of(args)
+    data = {f"{name}_dataset": inputs[f"{name}_dataset"] for name in ("train", "eval")}
+    return tune(
+        NarrowByConfig(build),
+        space,
+        train=OwnTrainer(trainer_class, args, {name: of for name, of in inputs.items() if name not in data}),
+        train_data=data["train_dataset"],
+        val_data=data["eval_dataset"],
+        metric=metric,
+        mode=mode,
+        max_t=int(args.num_train_epochs),
+        seed=args.seed,
+        sweep=sweep,
+        # One process trains a trial: `Trainer` would make ranks of its own.
+        race=replace(unaveraged(race), keep="best" if args.load_best_model_at_end else "last", max_workers=1),
+        **options,
+    )
+
+
+def _narrows(model: Any, build: Callable[..., nn.Module], config: Mapping[str, Any], width_ratio: float) -> bool:
+    return isinstance(model, PretrainedConfig) and narrow_by_config(build(config), width_ratio) is not None
+
+
+@dataclass(frozen=True)
+class NarrowByConfig:
+    """`model_fn(config, width_ratio)` that builds a narrower model from a narrower `PretrainedConfig`."""
+
+    build: Callable[[Mapping[str, Any]], nn.Module]
+
+    def __call__(self, config: Mapping[str, Any], width_ratio: float = 1.0) -> nn.Module:
+        model = self.build(config)
+        narrow = model if width_ratio == 1 else narrow_by_config(model, width_ratio)
+        if narrow is None:
+            raise ValueError(f"{type(model).__name__} has no narrower form: set `sweep=SweepConfig(surrogate=1)`")
+        return narrow
+
+
+@dataclass(frozen=True)
+class OwnTrainer:
+    """`train(worker)` of `tune`: the user's `Trainer` trains, and evaluates after each epoch.
+
+    A checkpoint has the files of `Trainer`'s own, as bytes, so that random numbers, schedule and callbacks resume as
+    `resume_from_checkpoint` has it.
+    """
+
+    trainer_class: TrainerClass
+    args: TrainingArguments
+    inputs: Mapping[str, Any]
+
+    def __call__(self, worker: Worker) -> None:
+        train_dataset, eval_dataset = worker.data
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = self.trainer_class(
+                model=worker.model(),
+                args=self._arguments(worker, folder),
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                **self.inputs,
+            )
+            optimizer = trainer.create_optimizer()
+            optimizer.param_groups = worker.param_groups(optimizer.param_groups, type(optimizer), **optimizer.defaults)
+            trainer.remove_callback(PrinterCallback)
+            trainer.callback_handler.callbacks.insert(0, Reports(worker, trainer))
+            trainer.train(resume_from_checkpoint=_unpacked(trainer, worker.checkpoint, Path(folder) / "resumed"))
+
+    def _arguments(self, worker: Worker, folder: str) -> TrainingArguments:
+        args = copy.copy(self.args)
+        values = {name: value for name, value in worker.config.items() if hasattr(args, name)}
+        for name, value in {**values, **_EACH_EPOCH, "output_dir": folder}.items():
+            setattr(args, name, value)
+        return args
+
+
+class Reports(TrainerCallback):
+    """Report each epoch with its evaluation, once the next one begins or training ends."""
+
+    def __init__(self, worker: Worker, trainer: Trainer) -> None:
+        self._worker, self._trainer = worker, trainer
+        self._metrics: dict[str, float] = {}
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """Keep the last training loss."""
+        if logs is not None and "loss" in logs:
+            self._metrics["train_loss"] = logs["loss"]
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Keep the metrics of an evaluation; of several data sets there are several."""
+        found = {f"val_{name.removeprefix('eval_')}": value for name, value in (metrics or {}).items()}
+        self._metrics.update(found)
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        """Report the epoch before, if it was trained here."""
+        self._report()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Report the last epoch."""
+        self._report()
+
+    def _report(self) -> None:
+        if any(name.startswith("val_") for name in self._metrics):
+            metrics, self._metrics = self._metrics, {}
+            self._worker.report(metrics, self._state)
+
+    def _state(self) -> State:
+        trainer = self._trainer
+        with tempfile.TemporaryDirectory() as folder:  # the run may ask for it after training was left
+            trainer.args.output_dir = folder
+            with _no_bars():
+                trainer._save_checkpoint(trainer.model, trial=None)
+            saved = Path(folder) / f"checkpoint-{trainer.state.global_step}"
+            files = {path.name: _as_tensor(path) for path in saved.iterdir() if path.suffix not in _WEIGHTS}
+        return {"model": trainer.model.state_dict(), "files": files}
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Write models without a progress bar for each."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _as_tensor(path: Path) -> Tensor:
+    return torch.from_numpy(np.fromfile(path, np.uint8))
+
+
+def _unpacked(trainer: Trainer, checkpoint: State | None, folder: Path) -> str | None:
+    """Write a checkpoint where `Trainer` reads it from; None if there is none."""
+    if checkpoint is None:
+        return None
+    trainer.model.load_state_dict(checkpoint["model"])
+    with _no_bars():
+        trainer.save_model(str(folder))
+    for name, content in checkpoint["files"].items():
+        (folder / name).write_bytes(content.cpu().numpy().tobytes())
+    return str(folder)
