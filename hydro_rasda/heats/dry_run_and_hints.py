@@ -95,10 +95,10 @@ def get_ready(
     if reads:
         _check_schedules(problem, space, trials)
     found = survived_dry_run(problem, trials, doing or CrashLog())
+    configs, warmup = [trial.config for trial in trials], 0.0
     if reads:
         _check_largest_batches(problem, trials)
-    configs = [trial.config for trial in trials]
-    warmup = longest_warmup(space, configs, settings.max_t) if reads else 0.0
+        warmup = longest_warmup(space, configs, settings.max_t)
     if found.pretrained:
         warn(_PRETRAINED.format(settings.sweep.surrogate))
         settings = replace(settings, sweep=replace(settings.sweep, surrogate=1))

@@ -160,10 +160,11 @@ def call_of(asked: Mapping[str, Any]) -> str:
     arguments += [f"sweep=SweepConfig({', '.join(of_sweep)})"] if of_sweep else []
     arguments += [f"race=RaceConfig({', '.join(of_race)})"] if of_race else []
     arguments += ["metrics=metrics"] if "metrics" in digests else []
-    data = {"train_data": "train_data", "val_data": val_data}
-    functions = [f"{name}={said}" for name, said in data.items() if name in digests]
-    functions += [f"{name}={name}" for name in ("loss_fn", "objective", "train") if name in digests]
-    lines = ["model_fn", _space(asked["space"], 1), *functions, *arguments]
+    function = "objective" if "objective" in digests else "loss_fn"
+    passed = {"train_data": "train_data", "val_data": val_data, function: function}
+    if "train" in digests:  # alone, it needs no loss, and perhaps no data
+        passed = {name: said for name, said in (passed | {"train": "train"}).items() if name in digests}
+    lines = ["model_fn", _space(asked["space"], 1), *(f"{name}={said}" for name, said in passed.items()), *arguments]
     return "tune(\n" + "".join(f"    {line},\n" for line in lines) + ")"
 
 

@@ -55,7 +55,6 @@ PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: 
         (RaceConfig, "patience", 0),
         (RaceConfig, "ema", 1.0),
         (RaceConfig, "checkpoint_every", 0),
-        (RaceConfig, "train", "loop"),
         (RaceConfig, "grace_period", 0),
         (RaceConfig, "grace_period", 0.5),
         (RaceConfig, "reduction_factor", 1),
