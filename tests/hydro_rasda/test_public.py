@@ -22,7 +22,18 @@ PUBLIC = {
 }
 ARGUMENTS_OF_TUNE = [
     *("model_fn", "space", "train_data", "val_data", "loss_fn", "objective", "metrics", "train", "metric"),
-    *("mode", "num_samples", "max_t", "full_trainings", "time_budget_s", "stop_at", "sweep", "race", "backend", "precision"),
+    *(
+        "mode",
+        "num_samples",
+        "max_t",
+        "full_trainings",
+        "time_budget_s",
+        "stop_at",
+        "sweep",
+        "race",
+        "backend",
+        "precision",
+    ),
     *("storage_path", "name", "resume", "seed", "progress", "callbacks"),
 ]
 
@@ -97,9 +108,9 @@ def test_unknown_arguments() -> None:
 SPARED = {
     "hydro_rasda.backends.ray.fork_server": ["torch", "ray.tune"],
     "hydro_rasda.backends.ray.scheduler": ["torch"],
-    "hydro_rasda.results.record_from_journal": ["torch", "ray", "numpy", "pandas"],
+    "hydro_rasda.records.record_from_journal": ["torch", "ray", "numpy", "pandas"],
     "hydro_rasda.training.full_size_on_ranks": ["ray.tune", "torch._dynamo"],
-    "hydro_rasda.training.trainer": ["ray", "torch._dynamo"],
+    "hydro_rasda.training.device_process": ["ray", "torch._dynamo"],
     "hydro_rasda.tuner": ["hydro_rasda.backends.ray", "torch._dynamo"],
     "surrogate": ["torch.fx.experimental.symbolic_shapes"],
 }
