@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fusion.keys import MUON_ORIGINAL, OPTIMIZERS
 from fusion.warn import warn
-from hydro_rasda.argument_checks import require
+from hydro_rasda.common.argument_checks import require
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 FACTOR = "lr_factor_of_width"

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from hydro_rasda import AllTrialsFailed, RunExists, SweepConfig, TuneResult, choice, load, loguniform, plots
 from hydro_rasda.contracts import Event
-from hydro_rasda.page.write import Page
-from hydro_rasda.results.report import closing_lines
+from hydro_rasda.plots.page.write import Page
+from hydro_rasda.records.report import closing_lines
 from hydro_rasda.run.events import EpochEnded, RungDecided
 from hydro_rasda.schedulers.pareto import dominates
 
@@ -222,4 +222,4 @@ def test_a_function_of_the_users_reports_all_metrics(quick: Quick) -> None:
 
     asked: dict[str, Any] = {"metric": ["val_loss", "val_accuracy"], "mode": ["min", "max"]}
     with pytest.raises(AllTrialsFailed, match="the number 'val_accuracy', which is `tune`'s `metric`"):
-        quick(model_fn=sized, space=SPACE, **asked, race={"train": train, "top_k": 2})
+        quick(model_fn=sized, space=SPACE, **asked, train=train, loss_fn=nn.functional.cross_entropy)
