@@ -17,15 +17,15 @@ from transformers import PretrainedConfig, PrinterCallback, Trainer, TrainerCall
 from transformers.utils import logging
 
 from fusion.warn import warn
-from hydro_rasda.argument_checks import require
-from hydro_rasda.config import RaceConfig, SweepConfig
+from hydro_rasda.common.argument_checks import require
 from hydro_rasda.integrations.shared import unaveraged
 from hydro_rasda.integrations.transformers.arguments import metric_of
 from hydro_rasda.integrations.transformers.data import model_function
 from hydro_rasda.results.result import TuneResult
-from hydro_rasda.sampling_and_branches import reachable
-from hydro_rasda.space import sample
-from hydro_rasda.training.user_loop_worker import State, Worker
+from hydro_rasda.settings.config import RaceConfig, SweepConfig
+from hydro_rasda.space.branches import reachable
+from hydro_rasda.space.space import sample
+from hydro_rasda.training.worker import State, Worker
 from hydro_rasda.tuner import tune
 from surrogate.transformers_config import narrow_by_config
 
