@@ -43,12 +43,12 @@ def collect(model, config, seed):
         facts = (torch.from_numpy(of).float() for of in (reward, terminated, ended))
         steps.append((state, action, policy.log_prob(action), value, counts, *facts))
         state = torch.from_numpy(following)
-    states, actions, log_probs, values, counts, rewards, terminated, ended = map(torch.stack, zip(*steps))
+    states, actions, log_probs, values, counts, rewards, fell, over = map(torch.stack, zip(*steps))
     advantages, advantage = torch.zeros_like(values), torch.zeros(ENVS)
     after = model["critic"](state).squeeze(1)
     for t in reversed(range(STEPS)):
-        delta = rewards[t] + 0.99 * after * (1 - terminated[t]) - values[t]
-        advantages[t] = advantage = delta + 0.99 * config["gae_lambda"] * advantage * (1 - ended[t])
+        delta = rewards[t] + 0.99 * after * (1 - fell[t]) - values[t]
+        advantages[t] = advantage = delta + 0.99 * config["gae_lambda"] * advantage * (1 - over[t])
         after = values[t]
     return [of[counts] for of in (states, actions, log_probs, advantages, advantages + values)]
 

@@ -138,7 +138,7 @@ class OwnTrainer:
         return args
 
 
-class Reports(TrainerCallback):
+class Reports(TrainerCallback):  # type: ignore[misc]
     """Report each epoch with its evaluation, once the next one begins or training ends."""
 
     def __init__(self, worker: Worker, trainer: Trainer) -> None:

@@ -128,14 +128,9 @@ def tune_trainer(
     check_options("tune_trainer", options)
     check_is("args", args, TrainingArguments)
     check_parts(sweep, race)
-    given = {
-        "train_dataset": train_dataset,
-        "eval_dataset": eval_dataset,
-        "data_collator": data_collator,
-        "processing_class": processing_class,
-        "compute_metrics": compute_metrics,
-        "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
-    }
+    given = {"train_dataset": train_dataset, "eval_dataset": eval_dataset, "data_collator": data_collator}
+    given |= {"processing_class": processing_class, "compute_metrics": compute_metrics}
+    given |= {"preprocess_logits_for_metrics": preprocess_logits_for_metrics}
     if trainer_class is not None:
         chosen = _chosen(args, options)
         tuned = tune_own_trainer(trainer_class, model, model_class, args, space, given, sweep, race, chosen)

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-class Squared(Trainer):
+class Squared(Trainer):  # type: ignore[misc]
     """Has a loss of its own."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
