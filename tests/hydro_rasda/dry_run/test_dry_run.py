@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from hydro_rasda import SweepConfig
-from hydro_rasda.dry_run import dry_run as module
 from hydro_rasda.dry_run.dry_run import dry_run
+from hydro_rasda.dry_run.dry_run import dry_run as module
 from hydro_rasda.problem.dry_run_of_batches import run_batch
 from hydro_rasda.problem.objective import as_objective, supervised
 from tests.hydro_rasda.models import Config, mlp, refuses_some, regressor, stumbles_in_some
