@@ -74,7 +74,7 @@ class RaceConfig(Part):
     """How the finalists train at full size, and how they are halved (RASDA, Aach et al. 2024, Sec. 3).
 
     Attributes:
-        top_k: Configurations that move to the full-size model.
+        top_k: Configurations that move to the full-size model; with `full_trainings` below 3, fewer may.
         keep: Weights that a full-size training hands back. "best": those after the last epoch that is as good as the
             best one, but for 1 % of what training has gained. The first epoch may be far off, so that gains count up
             to ten times the best score. "last": those after its last epoch. Under either, trials are compared by their
@@ -256,7 +256,7 @@ class TuneConfig:
             race=replace(self.race, train=None),
         )
 
-    def models(self, stage: Literal["surrogate", "target"]) -> int:
+    def models(self, stage: Literal["surrogate", "middle", "target"]) -> int:
         """Return how many models each trial trains in a stage: one for each fold and each seed."""
         seeds = self.sweep.repeats
         if stage == "target":

@@ -139,7 +139,7 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
     def decided() -> Unit:
         entrants = [(of, changes) for of in finalists for changes in _variants(run, of, smoothed(found[of]))]
         new = count(len(run.history.sweep.trials))
-        racing = entrants[: run.settings.race.top_k]
+        racing = entrants[: run.history.sweep.top_k]
         value: list[list[Any]] = [[next(new) if changes else of, of, changes] for of, changes in racing]
         return Unit(value, [_configured(run, *entrant) for entrant in value if entrant[2]])
 

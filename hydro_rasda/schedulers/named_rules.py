@@ -19,15 +19,22 @@ from hydro_rasda.schedulers.sweep_state import SweepState
 
 @dataclass(frozen=True)
 class NoStopping(SweepRule):
-    """Train all trials to the epoch `last`, and choose the finalists there."""
+    """Train all trials to the epoch `last`, and choose the finalists there.
+
+    Attributes:
+        every: Epochs between checkpoints on the way there; None for none.
+    """
 
     last: int
+    every: int | None = None
 
     def __post_init__(self) -> None:
         check_int("last", self.last, at_least=1)
+        check_int("every", self.every, at_least=1, optional=True)
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
-        return {number: Continue(self.last) for number in sweep.waiting_at(0)}
+        every, behind = self.every or self.last, [trial for trial in sweep.waiting.values() if trial.epoch < self.last]
+        return {trial.number: Continue(min(self.last, trial.epoch + every)) for trial in behind}
 
     def epochs(self, sweep: SweepState) -> int:
         return (len(sweep.trials) + sweep.left) * self.last

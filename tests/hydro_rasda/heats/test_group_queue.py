@@ -192,9 +192,9 @@ class LosesOne(Curves):
     def idle(self, task: Task | None = None) -> list[int]:
         return [device for device in super().idle() if device or not self.lost]
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
         self.lost |= device == 0
-        return super().plan(device, kinds) if device else {}
+        return super().plan(device, kinds, width) if device else {}
 
 
 def test_another_device_measures_where_one_is_lost(run: Run) -> None:
@@ -210,7 +210,7 @@ def test_another_device_measures_where_one_is_lost(run: Run) -> None:
 class MeasuresInTime(Curves):
     """Measures only if the sweep has time left."""
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(1, assumed=True) if self.run.out_of_time("surrogate") else Widths(4))
 
 
@@ -251,7 +251,7 @@ def test_a_trial_that_was_dropped_while_it_was_built_is_tried_again_and_no_other
 
 
 class Unmeasured(Curves):
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(1, assumed=True))
 
 

@@ -519,7 +519,7 @@ def test_a_rule_is_a_name_or_an_object() -> None:
 class InTwenties(Curves):
     """A device that trains groups of twenty, and looks at nothing else."""
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(20))
 
     def _require_what_is_needed(self) -> None:
