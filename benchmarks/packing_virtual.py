@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hydro_rasda.argument_checks import check_function, check_is, check_number, require
+from hydro_rasda.common.argument_checks import check_function, check_is, check_number, require
 from hydro_rasda.schedulers import Interference, Job, Policy, Room
 
 

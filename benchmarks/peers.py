@@ -40,8 +40,8 @@ from benchmarks.vs_asha.ray import ray_asha
 from benchmarks.vs_asha.report import TASK_NAMES
 from benchmarks.vs_asha.search import REDUCTION_FACTOR, seeds
 from benchmarks.vs_asha.training import build, scores, train
-from hydro_rasda.results.optuna_study import distribution
-from hydro_rasda.space import describe, tuned
+from hydro_rasda.records.optuna_study import distribution
+from hydro_rasda.space.space import describe, tuned
 
 FILE = "peers.json"
 BUDGETS = (1, 4)

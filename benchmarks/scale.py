@@ -30,20 +30,20 @@ from benchmarks.ray_stand_in import StandInController
 from benchmarks.result_files import columns, environment, options, read, save, texts, versions
 from benchmarks.virtual_cluster import engine
 from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Group, Span, Task, Widths
 from hydro_rasda.data import Shard, make_batches
 from hydro_rasda.heats.choose_groups import Waiting, next_groups
 from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import JournalLine, metric_lines
-from hydro_rasda.objective import supervised
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import supervised
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.run.journal import JOURNAL, UNIT, encoded, read_units
 from hydro_rasda.schedulers import RASDA
+from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.simulator import Cluster, CostModel, Plan, power_law, simulate
 from hydro_rasda.training.group_training import train_group
-from hydro_rasda.trial import Trial
 
 FILE = "scale.json"
 VERSIONS = versions("torch", "ray", "numpy")

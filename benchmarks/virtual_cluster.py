@@ -21,17 +21,17 @@ from torch import nn
 
 from benchmarks.fixed_costs import Numbers
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Finished, History, Outcome, Task, Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.heats.race import Race
 from hydro_rasda.heats.sweep import Sweep
 from hydro_rasda.history.lines import Unit
-from hydro_rasda.objective import supervised
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import supervised
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.trial import Trial
+from hydro_rasda.settings.config import TuneConfig
 
 DIES = 0.01
 """Share of tasks in which a device dies, at a random moment."""

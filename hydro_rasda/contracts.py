@@ -11,12 +11,12 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.run.callbacks import Callback as Callback
 from hydro_rasda.run.events import Event as Event
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.sweep_rule import SweepRule as SweepRule  # pure, so that it lives with the decisions
-from hydro_rasda.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.argument_checks import require
-from hydro_rasda.event_files import EventFile, last_steps, scalars, tag_of
+from hydro_rasda.common.argument_checks import require
 from hydro_rasda.history.lines import number_of
-from hydro_rasda.results.records import STAGES, flat
+from hydro_rasda.records.records import STAGES, flat
 from hydro_rasda.run.events import (
     EpochEnded,
     Event,
@@ -35,6 +34,7 @@ from hydro_rasda.run.events import (
 )
 from hydro_rasda.run.files import append_to, open_to_read, refuse_links, truncate
 from hydro_rasda.run.run_json import unique_name
+from hydro_rasda.run.tensorboard_files import EventFile, last_steps, scalars, tag_of
 
 __all__ = ["CSVLogger", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]
 

@@ -13,25 +13,26 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from fusion.streams import preserved_generators
-from hydro_rasda.argument_checks import check_choice, check_flag, check_folder, check_name, require
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.comparison_of_trials import few_fit, few_in_time, split_metrics
-from hydro_rasda.config import BACKENDS, RESUME, Mode, Precision, RaceConfig, SweepConfig, TuneConfig
+from hydro_rasda.common.argument_checks import check_choice, check_flag, check_folder, check_name, require
+from hydro_rasda.common.one_line_warnings import HeldBack, warnings_in_one_line
+from hydro_rasda.common.own_packages import readable
+from hydro_rasda.common.secret_masking import hide, secrets_of
 from hydro_rasda.contracts import Backend, Devices, SweepRule
 from hydro_rasda.data import Data, Splitter
+from hydro_rasda.dry_run.dry_run_and_hints import Ready, get_ready
+from hydro_rasda.dry_run.request import Request
 from hydro_rasda.heats.cost_limits import Costs, all_fit
-from hydro_rasda.heats.dry_run_and_hints import Ready, get_ready
 from hydro_rasda.heats.finalists import hand_over
 from hydro_rasda.heats.middle_heat import MiddleHeat, plan_middle_heat
 from hydro_rasda.heats.race import Race
+from hydro_rasda.heats.search import RandomSearch, Search, SearcherSearch
 from hydro_rasda.heats.sweep import Sweep
-from hydro_rasda.metrics import WholeMetrics
-from hydro_rasda.objective import LossFn
-from hydro_rasda.objective_parts import GivenObjective
-from hydro_rasda.package_exports import readable
-from hydro_rasda.request import Request
+from hydro_rasda.problem.metrics import WholeMetrics
+from hydro_rasda.problem.objective import LossFn
+from hydro_rasda.problem.objective_parts import GivenObjective
 from hydro_rasda.results.result import TuneResult, make_result
-from hydro_rasda.results.winner_doubts import overfitting_line, undecided_line
+from hydro_rasda.results.winner_checks import overfitting_line, undecided_line
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.claim import Claim
 from hydro_rasda.run.events import RunBegan, RunEnded
@@ -40,9 +41,8 @@ from hydro_rasda.run.resume_rules import RunExists
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import determining
 from hydro_rasda.run.state import Run
-from hydro_rasda.search import RandomSearch, Search, SearcherSearch
-from hydro_rasda.secret_masking import hide, secrets_of
-from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
+from hydro_rasda.settings.config import BACKENDS, RESUME, Mode, Precision, RaceConfig, SweepConfig, TuneConfig
+from hydro_rasda.settings.objectives import few_fit, few_in_time, split_metrics
 
 if TYPE_CHECKING:
     from hydro_rasda.results.progress import Progress

@@ -22,7 +22,7 @@ RAY = re.compile(
 
 LONG = re.compile(
     r"tests/(test_(examples|notebook|wheel)|benchmarks/tasks/test_load|fusion/evaluate/rules/test_torch_operators"
-    r"|hydro_rasda/(bubbles/test_host|run/test_resume|training/test_(across_ranks|lr_and_decay_by_parameter)))\.py::"
+    r"|hydro_rasda/(bubbles/test_host|run/test_resume|training/test_(distributed|lr_and_decay_by_parameter)))\.py::"
 )
 """Tests of modules that take long. They start early: a process that began one last would keep the other waiting."""
 

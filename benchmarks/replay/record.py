@@ -28,8 +28,8 @@ from benchmarks.vs_asha.search import configurations, seeds
 from benchmarks.vs_asha.training import EVAL_BATCH_FACTOR
 from fusion import FusedModel, FusedOptimizer, fuse, fused_optimizer, lr_factor, plan_fusion
 from fusion.optim import OPTIMIZERS
-from hydro_rasda.config import RaceConfig
-from hydro_rasda.training.kept_weights import Average
+from hydro_rasda.settings.config import RaceConfig
+from hydro_rasda.training.best_weights import Average
 from surrogate import lr_multipliers, make_surrogate, weight_decay_multipliers
 
 JUDGED = 2 * len(SPLITS)

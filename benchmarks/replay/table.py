@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hydro_rasda.training.kept_weights import FAR_OFF, TOLERANCE
+from hydro_rasda.training.best_weights import FAR_OFF, TOLERANCE
 
 Split = Literal["train", "validation", "test"]
 Config = dict[str, Any]
@@ -286,7 +286,7 @@ def better_is_higher(table: Table, scores: NDArray[np.float32]) -> Floats:
 
 
 def _kept_so_far(curves: Floats) -> Ints:
-    """For each epoch the place of the one that `tune` keeps up to there, see `hydro_rasda.training.kept_weights`."""
+    """For each epoch the place of the one that `tune` keeps up to there, see `hydro_rasda.training.best_weights`."""
     first, top, kept = curves[..., 0], curves[..., 0], np.zeros(curves.shape, int)
     for epoch in range(1, curves.shape[-1]):
         score = curves[..., epoch]

@@ -28,8 +28,8 @@ from benchmarks.vs_asha.methods import METHODS, TOP_K, WIDTH_RATIO
 from benchmarks.vs_asha.search import GRACE_PERIOD, REDUCTION_FACTOR, Event, configurations, seeds
 from benchmarks.vs_asha.statistics import is_timed
 from benchmarks.vs_asha.training import build, scores, train
-from hydro_rasda.config import TuneConfig
-from hydro_rasda.domains import to_ray
+from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.space.domains import to_ray
 
 RETRAINED = 10_000
 """Added to the winner's number, once for each training again: each starts from other weights."""

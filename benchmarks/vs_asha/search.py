@@ -11,9 +11,9 @@ from torch import nn
 
 from benchmarks.tasks.task import Config, Task
 from benchmarks.vs_asha.training import Seeds
-from hydro_rasda.config import Keep
-from hydro_rasda.seeds import derive_seed
-from hydro_rasda.space import sample
+from hydro_rasda.common.seeds import derive_seed
+from hydro_rasda.settings.config import Keep
+from hydro_rasda.space.space import sample
 
 GRACE_PERIOD = 1
 REDUCTION_FACTOR = 3

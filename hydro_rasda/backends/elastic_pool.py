@@ -10,13 +10,13 @@ from statistics import median
 from typing import Any, Literal
 
 from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
-from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Finished, Outcome, Task
 from hydro_rasda.data import Shard
 from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.processes.hang_detector import waited_in_vain
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import RASDA, Growth
+from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.training.full_size_on_ranks import Place
 from hydro_rasda.training.worker_reports import SCALING_EFFICIENCY, noise_in_workers
 
@@ -46,7 +46,7 @@ class _Ranks:
         return self.failed or len(self.endings) == len(self.devices)
 
 
-class DoublingPool(DevicePool):
+class ElasticPool(DevicePool):
     """A pool whose full-size trials train on `race.workers` devices each, and survivors of a milestone on more.
 
     A trial begins once as many devices are free as it is due; a pool that has no more than some number of devices never

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from hydro_rasda.argument_checks import check_number, require
-from hydro_rasda.config import Graph, check_steps
+from hydro_rasda.common.argument_checks import check_number, require
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Finished, Task, Widths
 from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
+from hydro_rasda.settings.config import Graph, check_steps
 from hydro_rasda.training.device import Device, Share, Work
-from hydro_rasda.trial import Trial
 
 
 class LocalBackend:

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Finished, Outcome, Task, Widths
 from hydro_rasda.processes.forks import RelayedWarnings
 from hydro_rasda.processes.hang_detector import HangDetector
-from hydro_rasda.processes.retry_policy import DEATHS, Deaths
 from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
+from hydro_rasda.training.device_process import Given
 from hydro_rasda.training.group_training import Load
-from hydro_rasda.training.trainer import Given
-from hydro_rasda.trial import Trial
+from hydro_rasda.training.retry_policy import DEATHS, Deaths
 
 
 class DeviceDied(Exception):

@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from hydro_rasda.backends.elastic_pool import DoublingPool
+from hydro_rasda.backends.elastic_pool import ElasticPool
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
 from hydro_rasda.data.tensors_datasets_loaders import from_bytes, to_bytes
 from hydro_rasda.processes.die_with_parent import depend_on
@@ -37,8 +37,8 @@ from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.files import open_pickled, refuse_open_to_others
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.device import Share
+from hydro_rasda.training.device_process import Trainer
 from hydro_rasda.training.group_training import Load
-from hydro_rasda.training.trainer import Trainer
 
 PROBLEM = "problem.pickle"
 """The file that all processes are sent, in the run's folder while they train."""
@@ -47,7 +47,7 @@ _ALIGNED, _LENGTH = 64, struct.Struct("<Q")
 _SERVE = "from hydro_rasda.backends.process_pool import serve; serve({}, {})"
 
 
-class LocalProcesses(DoublingPool):
+class LocalProcesses(ElasticPool):
     """Trains on several devices of this machine, with `memory` bytes for all on its CPU; see `LocalBackend`."""
 
     def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:

@@ -17,22 +17,22 @@ from typing import Any
 import cloudpickle
 import torch
 
-from hydro_rasda.argument_checks import check_folder, check_int, check_number, require
 from hydro_rasda.backends.process_pool import PROBLEM, loaded, write_shared
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
 from hydro_rasda.bubbles.rendezvous import Rendezvous, hang_up
-from hydro_rasda.config import Graph, check_steps
+from hydro_rasda.common.argument_checks import check_folder, check_int, check_number, require
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Finished, Task, Widths
 from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.processes.forks import RelayedWarnings, ending, receive
-from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
+from hydro_rasda.settings.config import Graph, check_steps
 from hydro_rasda.training.device import Device
+from hydro_rasda.training.device_process import Given
 from hydro_rasda.training.group_training import joined
-from hydro_rasda.training.trainer import Given
-from hydro_rasda.trial import Trial
+from hydro_rasda.training.retry_policy import Deaths
 
 
 class BubbleBackend:

@@ -15,8 +15,8 @@ import torch
 import torch.distributed.pipelining.schedules as torch_schedules
 
 from fusion.width.memory import available_memory
-from hydro_rasda.argument_checks import check_folder, check_number, require
 from hydro_rasda.bubbles.guest_handle import GuestProcess
+from hydro_rasda.common.argument_checks import check_folder, check_number, require
 from hydro_rasda.run.files import make_private, refuse_open_to_others
 from hydro_rasda.schedulers.bubble_policy import Forecast, Guard
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hydro_rasda.contracts import History, Outcome, Span, Task, group_key
-from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.group_training import cut_down
 from hydro_rasda.training.loop import diverged
+from hydro_rasda.training.retry_policy import Deaths
 
 _SO_FAR = "so_far"
 """Beside what a full-size model goes on from: the epochs of its unit."""

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from threading import Thread
 
-from hydro_rasda.argument_checks import require
+from hydro_rasda.common.argument_checks import require
 from hydro_rasda.run.files import make_private, read_json, refuse_open_to_others, write_atomically
 
 MEETING = "sweep.json"

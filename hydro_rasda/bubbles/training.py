@@ -16,9 +16,9 @@ from hydro_rasda.backends.process_pool import answer_all, read_shared, report
 from hydro_rasda.bubbles.guest_handle import Page
 from hydro_rasda.contracts import Outcome, Task
 from hydro_rasda.data import Batch
-from hydro_rasda.objective import Objective
+from hydro_rasda.problem.objective import Objective
 from hydro_rasda.schedulers.bubble_policy import Margin
-from hydro_rasda.training.trainer import Given, Trainer
+from hydro_rasda.training.device_process import Given, Trainer
 
 _LOOK_S = 2e-4
 

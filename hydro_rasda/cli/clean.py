@@ -8,10 +8,10 @@ from pathlib import Path
 
 import typer
 
-from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import print_json, say, size
-from hydro_rasda.console import one_line
-from hydro_rasda.results.record_from_journal import read_record
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.console import one_line
+from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.run.files import TEMPORARY, matching, remove
 from hydro_rasda.run.locks_and_crashes import hold
 

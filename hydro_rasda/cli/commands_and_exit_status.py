@@ -167,7 +167,7 @@ def dashboard(
 
     You may start it before a run, during it or after it. It only reads.
     """
-    from hydro_rasda.dashboard import serve
+    from hydro_rasda.cli.dashboard import serve
 
     serve(folder, host, port, as_json=json)
 

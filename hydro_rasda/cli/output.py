@@ -11,11 +11,11 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from hydro_rasda.console import duration, one_line, printable
+from hydro_rasda.common.console import duration, one_line, printable
+from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lines import jsonable
-from hydro_rasda.results.records import RunRecord, TrialRecord
-from hydro_rasda.results.report import render
-from hydro_rasda.short_values import show
+from hydro_rasda.records.records import RunRecord, TrialRecord
+from hydro_rasda.records.report import render
 
 
 def print_json(value: Any) -> None:

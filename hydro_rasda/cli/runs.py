@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import age, print_json, print_record, print_table, say, trial_values
-from hydro_rasda.console import duration, make_console
-from hydro_rasda.results.comparison_of_runs import compared, names_of, verdict
-from hydro_rasda.results.record_from_journal import Unreadable, or_why, read_record, runs_in, stamp
-from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import best_score, explained, failure_lines, progress_of, sampling_line, state_of
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.console import duration, make_console
+from hydro_rasda.common.short_values import show
+from hydro_rasda.records.comparison_of_runs import compared, names_of, verdict
+from hydro_rasda.records.record_from_journal import Unreadable, or_why, read_record, runs_in, stamp
+from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.report import best_score, explained, failure_lines, progress_of, sampling_line, state_of
 from hydro_rasda.run.run_json import read_asked
-from hydro_rasda.short_values import show
 
 _BAD = "not readable"
 
@@ -134,7 +134,7 @@ PAGE = "report.html"
 
 def write_report(path: str, out: str | None, as_json: bool) -> None:
     """Write the page, and print its path."""
-    from hydro_rasda.page import write_page  # which waits for NumPy
+    from hydro_rasda.plots.page import write_page  # which waits for NumPy
 
     record = read_record(path)
     file = write_page([record], record.path / PAGE if out is None else Path(out))
@@ -152,7 +152,7 @@ def compare_runs(paths: Sequence[str], as_json: bool, out: str | None = None) ->
     told, decided = compared(records, asked), verdict(records, asked)
     file = None
     if out is not None:
-        from hydro_rasda.page import write_page  # likewise
+        from hydro_rasda.plots.page import write_page  # likewise
 
         file = write_page(records, Path(out))
     if as_json:

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import print_json, print_table, say, size
-from hydro_rasda.console import duration
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.console import duration
 from hydro_rasda.schedulers import Mode
 from hydro_rasda.simulator import Forecast, PastRun, Recommendation, Scenario, forecast, read_past_run, recommend, why
 from hydro_rasda.simulator.forecast import TOLERANCE, TUNE

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import print_json, print_table, say, trial_values
-from hydro_rasda.console import one_line
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.console import one_line
+from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lines import jsonable
-from hydro_rasda.results.record_from_journal import read_record
-from hydro_rasda.results.records import COLUMNS, RunRecord, TrialRecord, row
-from hydro_rasda.results.report import best_first
-from hydro_rasda.short_values import show
+from hydro_rasda.records.record_from_journal import read_record
+from hydro_rasda.records.records import COLUMNS, RunRecord, TrialRecord, row
+from hydro_rasda.records.report import best_first
 
 if TYPE_CHECKING:
     from hydro_rasda.results.result import TuneResult

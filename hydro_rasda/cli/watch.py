@@ -17,14 +17,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from hydro_rasda.argument_checks import require
 from hydro_rasda.cli.output import age, print_record
 from hydro_rasda.cli.runs import row_of, written
-from hydro_rasda.console import LINE_SECONDS, make_console
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.console import LINE_SECONDS, make_console
 from hydro_rasda.history.lines import jsonable
-from hydro_rasda.results.record_from_journal import Follower, Stamp, runs_in, stamp
-from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import (
+from hydro_rasda.records.record_from_journal import Follower, Stamp, runs_in, stamp
+from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.report import (
     best_line,
     explained,
     failed_and_diverged,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydro_rasda.argument_checks import require
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.data.batches import ALONE, Batch, Shard, Share, batch_length
-from hydro_rasda.seeds import derive_seed
 
 Rows = Tensor | range
 """Indices of examples; in evaluation a range, which is copied faster."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fusion.streams import Stream
-from hydro_rasda.argument_checks import require
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, num_chunks
 from hydro_rasda.data.batches import Batch, Batches, Data
-from hydro_rasda.seeds import derive_seed
 
 MOST_FOLDS = 100
 """Each fold is a training of every configuration; more folds are a mistake, such as leaving out one example each."""

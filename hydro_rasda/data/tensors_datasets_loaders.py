@@ -22,12 +22,12 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from fusion.streams import Stream
 from fusion.structure.objects_of_tensors import LOOKED_INTO, fields, look_into, with_fields
-from hydro_rasda.argument_checks import binds, require
+from hydro_rasda.common.argument_checks import binds, require
+from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, check_length, least, length_of
 from hydro_rasda.data.batches import Batch, Batches, Data, Shard, Share, batch_length, cut_off, move
 from hydro_rasda.data.can_be_pickled import can_be_pickled
 from hydro_rasda.data.open_files import OwnFiles
-from hydro_rasda.seeds import derive_seed
 
 
 class TensorBatches(IndexedBatches):

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from fusion.warn import warn
-from hydro_rasda.config import Mode
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length
 from hydro_rasda.history.lines import Stage
-from hydro_rasda.metrics import mean_metrics
-from hydro_rasda.objective import Supervised, scalars
-from hydro_rasda.precision import as_given
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.metrics import mean_metrics
+from hydro_rasda.problem.objective import Supervised, scalars
+from hydro_rasda.problem.precision import as_given
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.state import Run
+from hydro_rasda.settings.config import Mode
 
 EXAMPLES = 10_000
 """Training examples from which the constant is computed: a frequency is then known to a hundredth."""

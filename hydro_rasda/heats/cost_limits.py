@@ -12,16 +12,16 @@ from typing import Any
 
 from fusion.keys import read
 from fusion.warn import warn
-from hydro_rasda.argument_checks import require
-from hydro_rasda.comparison_of_trials import COSTS, Constraints, Fits, bounds_of, functions_of
-from hydro_rasda.config_access import Notes, Reads, all_of
-from hydro_rasda.domains import plain
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.secret_masking import shown
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.lines import Unit, name_of
-from hydro_rasda.model_costs import model_costs
+from hydro_rasda.problem.model_costs import model_costs
+from hydro_rasda.problem.read_keys import Notes, Reads, all_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.pareto import violation
-from hydro_rasda.secret_masking import shown
-from hydro_rasda.trial import Trial
+from hydro_rasda.settings.objectives import COSTS, Constraints, Fits, bounds_of, functions_of
+from hydro_rasda.space.domains import plain
 
 
 class Costs:

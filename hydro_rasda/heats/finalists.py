@@ -14,10 +14,11 @@ from itertools import count
 from typing import Any
 
 from hydro_rasda.heats.cost_limits import all_fit
+from hydro_rasda.heats.search import Search
 from hydro_rasda.history.history import FINALISTS, SCHEDULES
 from hydro_rasda.history.lineage import Ancestor, lineages, may_decay, schedule_of, smoothed
 from hydro_rasda.history.lines import JournalLine, Unit, decision_key
-from hydro_rasda.precision import as_given
+from hydro_rasda.problem.precision import as_given
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen
 from hydro_rasda.run.record_full_size import record_swept
@@ -25,11 +26,10 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule, SweepState
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_finalists
-from hydro_rasda.search import Search
+from hydro_rasda.training.best_weights import bettered, kept_epoch
 from hydro_rasda.training.full_size import states_together
 from hydro_rasda.training.fused_learner import State
 from hydro_rasda.training.group_training import states_of
-from hydro_rasda.training.kept_weights import bettered, kept_epoch
 
 
 def finalists_of_rule(

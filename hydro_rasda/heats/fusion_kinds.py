@@ -14,20 +14,20 @@ from torch import nn
 
 from fusion import fusion_key
 from fusion.keys import own_parts, read
-from hydro_rasda.config_access import Notes, Reads, all_of, leaves
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import evenly
 from hydro_rasda.heats.unused_keys import Unread, unread_of
 from hydro_rasda.history.lines import JournalLine, Unit, failure_line
-from hydro_rasda.objective import reads_config, steering
-from hydro_rasda.precision import as_given
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import reads_config, steering
+from hydro_rasda.problem.precision import as_given
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.problem.read_keys import Notes, Reads, all_of, leaves
+from hydro_rasda.problem.width_argument import Plans
 from hydro_rasda.processes.forks import Died, Notify, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
-from hydro_rasda.processes.retry_policy import Deaths, failure
 from hydro_rasda.run.locks_and_crashes import CrashLog
-from hydro_rasda.surrogate_models import Plans
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
-from hydro_rasda.trial import Trial
+from hydro_rasda.training.retry_policy import Deaths, failure
 
 
 def find_kinds(

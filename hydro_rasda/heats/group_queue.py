@@ -16,6 +16,7 @@ from typing import Any, overload
 
 from fusion.graph.compiled import compiling_pays
 from fusion.keys import KEYS, KINDS, is_of_part, optimizer_names
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Group, Span, Task, Widths, group_key
 from hydro_rasda.heats.choose_groups import Waiting, next_groups
 from hydro_rasda.heats.fusion_kinds import find_kinds
@@ -25,7 +26,6 @@ from hydro_rasda.run.locks_and_crashes import training_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Move
 from hydro_rasda.training.group_widths import COMPILED_FROM, MEASURING
-from hydro_rasda.trial import Trial
 
 _Place = tuple[tuple[int, ...], int]
 

@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from hydro_rasda.config import FULL_TRAININGS, TuneConfig
+from hydro_rasda.common.short_values import show
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices
 from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.heats.race import Race
@@ -20,16 +21,15 @@ from hydro_rasda.heats.run_plan import middle_piece, race_pieces
 from hydro_rasda.heats.surrogate_heat import SurrogateHeat
 from hydro_rasda.history.history import HEATS, MIDDLE_ENTERED, MIDDLE_FINALISTS, MiddlePlan
 from hydro_rasda.history.lines import Unit, decision_key
-from hydro_rasda.model_costs import model_costs
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.model_costs import model_costs
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.run.events import FULL_SIZE, MIDDLE, SURROGATES, RungDecided
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Move
 from hydro_rasda.schedulers.named_rules import NoStopping
 from hydro_rasda.schedulers.ranking import ranked
-from hydro_rasda.short_values import show
-from hydro_rasda.trial import Trial
+from hydro_rasda.settings.config import FULL_TRAININGS, TuneConfig
 
 WIDTH = 1 / 4
 """Width of the heat's surrogates over that of the model."""

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from hydro_rasda.common.short_values import show
 from hydro_rasda.contracts import Devices, Finished, Span, Task, full_size_task
 from hydro_rasda.heats.chance_baseline import unbeaten_chance
 from hydro_rasda.heats.heat import Heat
@@ -16,7 +17,6 @@ from hydro_rasda.history.history import ENTERED
 from hydro_rasda.history.lines import Unit, decision_key, metric_lines
 from hydro_rasda.history.scores import averages_lost, deciding_curve, end_of, goes_on, kept_of, places_at
 from hydro_rasda.history.winner import best_of
-from hydro_rasda.processes.retry_policy import RETRIES
 from hydro_rasda.run.events import CHECK, FULL_SIZE, MIDDLE, SURROGATES, RungDecided
 from hydro_rasda.run.record_full_size import (
     another_chance,
@@ -34,8 +34,8 @@ from hydro_rasda.run.time_left import Piece
 from hydro_rasda.schedulers.race_rule import RaceRule
 from hydro_rasda.schedulers.sweep_rule import Continue, Move
 from hydro_rasda.schedulers.sweep_state import SweepState
-from hydro_rasda.short_values import show
-from hydro_rasda.training.kept_weights import kept_epoch
+from hydro_rasda.training.best_weights import kept_epoch
+from hydro_rasda.training.retry_policy import RETRIES
 
 
 def train_finalists(run: Run, finalists: Sequence[int], devices: Devices) -> list[int]:

@@ -12,7 +12,7 @@ from hydro_rasda.heats.group_queue import Dispatcher
 from hydro_rasda.heats.transfer_check import CHECKED
 from hydro_rasda.history.full_size import race_of
 from hydro_rasda.history.history import MiddlePlan
-from hydro_rasda.results.summary import models_in_words
+from hydro_rasda.records.summary import models_in_words
 from hydro_rasda.run.events import CHECK, FULL_SIZE, MIDDLE, SURROGATES
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from hydro_rasda.config_access import paths
+from hydro_rasda.common.secret_masking import hide
+from hydro_rasda.common.short_values import show
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices
 from hydro_rasda.heats.chance_baseline import warn_of_chance
 from hydro_rasda.heats.cost_limits import Costs, all_fit
@@ -22,11 +24,13 @@ from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.heats.group_queue import cannot_grow, check_copies
 from hydro_rasda.heats.race import Race
 from hydro_rasda.heats.run_plan import RunPlan
+from hydro_rasda.heats.search import Search
 from hydro_rasda.heats.surrogate_heat import SurrogateHeat
 from hydro_rasda.heats.transfer_check import check_transfer
 from hydro_rasda.heats.unused_keys import Unread, warn_of_unread
 from hydro_rasda.history.history import ADMITTED, CALL, GROUP, KIND_OF, KINDS_FROM, SWEEP_DECISION
 from hydro_rasda.history.lines import Unit, retry_key
+from hydro_rasda.problem.read_keys import paths
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.run.events import SURROGATES, RungDecided, TrialConfigured
 from hydro_rasda.run.state import Run
@@ -34,12 +38,8 @@ from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, named_rule
 from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_admission, checked_epochs, move_of
-from hydro_rasda.search import Search
-from hydro_rasda.secret_masking import hide
-from hydro_rasda.short_values import show
-from hydro_rasda.space import derived, explored, tuned
+from hydro_rasda.space.space import derived, explored, tuned
 from hydro_rasda.training.group_widths import MEASURING
-from hydro_rasda.trial import Trial
 
 BUILDING_S = 2.0
 """Seconds of building models that there are in any case, whatever is left of the time."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from fusion.warn import warn
-from hydro_rasda.config import Mode
+from hydro_rasda.common.seeds import next_seed
 from hydro_rasda.contracts import Devices, Finished, Span, full_size_task
 from hydro_rasda.heats.train_tasks import train_tasks
 from hydro_rasda.history.lines import Unit, shortened
@@ -14,7 +14,7 @@ from hydro_rasda.history.transfer import FEWEST, check_keys, compare_checked
 from hydro_rasda.run.events import CHECK
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.ranking import ranked
-from hydro_rasda.seeds import next_seed
+from hydro_rasda.settings.config import Mode
 from surrogate.transfer_verdict import RankComparison
 
 CHECKED = 6

@@ -12,8 +12,8 @@ from typing import Any
 
 from fusion.keys import KEYS, configs_of_parts, is_of_part, is_read, own_arguments
 from fusion.warn import warn
-from hydro_rasda.config_access import Notes, paths
-from hydro_rasda.space import ALIASES
+from hydro_rasda.problem.read_keys import Notes, paths
+from hydro_rasda.space.space import ALIASES
 
 Unread = dict[str, str | None]
 """Maps each key that was not read (`net.depth` if nested) to the key that was probably meant."""

@@ -15,14 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.secret_masking import Place
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.lines import JournalLine, Stage, Unit, number_of
 from hydro_rasda.history.scores import Curves, averages_at, deciding_curve, goes_on
 from hydro_rasda.history.unkept_values import changed, restored
 from hydro_rasda.schedulers import Continue, SweepState
 from hydro_rasda.schedulers.sweep_rule import Move, carry_out, move_of
-from hydro_rasda.secret_masking import Place
-from hydro_rasda.trial import Trial
+from hydro_rasda.settings.config import TuneConfig
 
 CALL = "call"
 """Key of the unit with which a call of `tune` begins to decide the sweep anew."""

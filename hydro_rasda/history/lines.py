@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hydro_rasda.argument_checks import in_order
+from hydro_rasda.common.argument_checks import in_order
 
 Stage = Literal["surrogate", "middle", "target"]
 """The heats: the sweep, the middle heat on wider surrogates, the race at full size."""

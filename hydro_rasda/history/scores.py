@@ -10,10 +10,10 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
-from hydro_rasda.config import Mode, TuneConfig, averaged, unaveraged
 from hydro_rasda.history.lines import JournalLine, Stage, number_of, score_in
 from hydro_rasda.schedulers import final_score, rank
 from hydro_rasda.schedulers.sweep_state import End
+from hydro_rasda.settings.config import Mode, TuneConfig, averaged, unaveraged
 
 
 class Curves:

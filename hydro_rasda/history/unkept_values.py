@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from hydro_rasda.secret_masking import HIDDEN, Place, put, value_at
+from hydro_rasda.common.secret_masking import HIDDEN, Place, put, value_at
 
 
 def literals(config: Mapping[str, Any]) -> list[tuple[Place, str | None]]:

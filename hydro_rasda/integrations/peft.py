@@ -16,13 +16,13 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from fusion import pad_lora, trim_lora
-from hydro_rasda.argument_checks import check_int, check_is, is_int, require
-from hydro_rasda.config import SweepConfig
+from hydro_rasda.common.argument_checks import check_int, check_is, is_int, require
+from hydro_rasda.common.one_line_warnings import warns_in_one_line
 from hydro_rasda.integrations.shared import LibraryResult, check_options
-from hydro_rasda.sampling_and_branches import reachable
-from hydro_rasda.space import check_space, reached
+from hydro_rasda.settings.config import SweepConfig
+from hydro_rasda.space.branches import reachable
+from hydro_rasda.space.space import check_space, reached
 from hydro_rasda.tuner import tune
-from hydro_rasda.warning_lines import warns_in_one_line
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
 from fusion.warn import warn
-from hydro_rasda.argument_checks import check_is
-from hydro_rasda.config import RaceConfig, SweepConfig
+from hydro_rasda.common.argument_checks import check_is
 from hydro_rasda.data import Batch
 from hydro_rasda.results.result import TuneResult
+from hydro_rasda.settings.config import RaceConfig, SweepConfig
 from hydro_rasda.tuner import tune
 from surrogate import shrink
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from hydro_rasda.argument_checks import check_function, check_is, check_number, require
+from hydro_rasda.common.argument_checks import check_function, check_is, check_number, require
 from hydro_rasda.packing import nvml
 
 _KEPT = 0.9

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hydro_rasda.argument_checks import require
+from hydro_rasda.common.argument_checks import require
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.packing.tasks import Task, pickled
 from hydro_rasda.run.files import open_to_read, open_to_write, read_file, refuse_links, refuse_open_to_others

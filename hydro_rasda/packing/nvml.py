@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydro_rasda.argument_checks import require
+from hydro_rasda.common.argument_checks import require
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hydro_rasda.argument_checks import check_flag, check_folder, check_function, check_name, require
-from hydro_rasda.console import LINE_SECONDS, duration, make_console
+from hydro_rasda.common.argument_checks import check_flag, check_folder, check_function, check_name, require
+from hydro_rasda.common.console import LINE_SECONDS, duration, make_console
 from hydro_rasda.packing.devices import Device, Devices, check_listed, lister
 from hydro_rasda.packing.job_process import Process
 from hydro_rasda.packing.job_states import Grid, JobRecord, PackResult

@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from hydro_rasda.argument_checks import check_function, check_name, check_number, is_text, require
+from hydro_rasda.common.argument_checks import check_function, check_name, check_number, is_text, require
 from hydro_rasda.run.pickling import pickle_config_modules
 
 Run = Sequence[str] | Callable[[], Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hydro_rasda.config import Mode
+from hydro_rasda.common.short_values import show
 from hydro_rasda.plots.figure_style import (
     BAD,
     BEST,
@@ -23,12 +23,12 @@ from hydro_rasda.plots.figure_style import (
     nothing,
     score_axis,
 )
-from hydro_rasda.results.records import RunRecord, TrialRecord
-from hydro_rasda.results.report import best_first
-from hydro_rasda.results.timeline import best_over_time as bests
-from hydro_rasda.results.timeline import journal_of
+from hydro_rasda.records.records import RunRecord, TrialRecord
+from hydro_rasda.records.report import best_first
+from hydro_rasda.records.timeline import best_over_time as bests
+from hydro_rasda.records.timeline import journal_of
 from hydro_rasda.run.events import Stage
-from hydro_rasda.short_values import show
+from hydro_rasda.settings.config import Mode
 
 MANY = 60
 """Curves of a stage that are drawn each for itself at most; of more, there are quantiles."""

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hydro_rasda.config import Mode
-from hydro_rasda.results.records import RunRecord, TrialRecord
-from hydro_rasda.results.report import best_first
-from hydro_rasda.short_values import show
+from hydro_rasda.common.short_values import show
+from hydro_rasda.records.records import RunRecord, TrialRecord
+from hydro_rasda.records.report import best_first
+from hydro_rasda.settings.config import Mode
 
 Figure = Any
 """Plotly's, which takes long to import: `graph_objects` does so when the first is drawn."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from hydro_rasda.comparison_of_trials import Objectives
 from hydro_rasda.history.lineage import Ancestor, Copy, decided_copies
 from hydro_rasda.plots.figure_style import (
     BEST,
@@ -24,9 +23,10 @@ from hydro_rasda.plots.figure_style import (
     nothing,
     score_axis,
 )
-from hydro_rasda.results.records import RunRecord, TrialRecord
-from hydro_rasda.results.report import agreement_line
-from hydro_rasda.results.timeline import journal_of
+from hydro_rasda.records.records import RunRecord, TrialRecord
+from hydro_rasda.records.report import agreement_line
+from hydro_rasda.records.timeline import journal_of
+from hydro_rasda.settings.objectives import Objectives
 
 
 def narrow_vs_full(result: RunRecord) -> Figure:

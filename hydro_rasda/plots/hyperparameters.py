@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hydro_rasda.common.short_values import show
 from hydro_rasda.plots.figure_style import (
     LOG,
     SCALE,
@@ -26,11 +27,10 @@ from hydro_rasda.plots.figure_style import (
     thinned,
 )
 from hydro_rasda.plots.importance import FEWEST, importance_of, too_few
-from hydro_rasda.results.optuna_study import domains_in_words
-from hydro_rasda.results.records import RunRecord, TrialRecord, flat
-from hydro_rasda.results.report import varied
+from hydro_rasda.records.optuna_study import domains_in_words
+from hydro_rasda.records.records import RunRecord, TrialRecord, flat
+from hydro_rasda.records.report import varied
 from hydro_rasda.run.run_json import read_asked
-from hydro_rasda.short_values import show
 
 
 def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:

@@ -26,8 +26,8 @@ from hydro_rasda.plots.figure_style import (
     score_of,
     thinned,
 )
-from hydro_rasda.results.optuna_study import make_study, quiet
-from hydro_rasda.results.records import RunRecord
+from hydro_rasda.records.optuna_study import make_study, quiet
+from hydro_rasda.records.records import RunRecord
 
 if TYPE_CHECKING:
     from optuna import Study

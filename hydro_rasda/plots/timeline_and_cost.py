@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hydro_rasda.console import duration
+from hydro_rasda.common.console import duration
 from hydro_rasda.plots.curves import COLORS, STAGES, best_lines
 from hydro_rasda.plots.figure_style import (
     BEST,
@@ -19,10 +19,10 @@ from hydro_rasda.plots.figure_style import (
     nothing,
     score_axis,
 )
-from hydro_rasda.results.comparison_of_runs import names_of
-from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import both_units
-from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings
+from hydro_rasda.records.comparison_of_runs import names_of
+from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.report import both_units
+from hydro_rasda.records.timeline import Training, busy_share, journal_of, trainings
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.run_json import read_asked
 

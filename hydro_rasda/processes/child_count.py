@@ -8,7 +8,7 @@ import sys
 import torch
 
 from hydro_rasda.data.can_be_pickled import can_be_pickled
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 
 ONE_PROCESS = "HYDRO_RASDA_ONE_PROCESS"
 """Set to anything in the environment, it keeps a CPU's work in one process: for a debugger."""

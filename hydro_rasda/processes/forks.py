@@ -33,7 +33,7 @@ from fusion.width.memory import peak_memory
 from hydro_rasda.data.open_files import open_files_again
 from hydro_rasda.processes.die_with_parent import depend_on
 from hydro_rasda.processes.hang_detector import HangDetector
-from hydro_rasda.processes.light_optimizers import COMPILER, leave_out_compiler
+from hydro_rasda.processes.without_compiler import COMPILER, leave_out_compiler
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusion.keys import KEYS, KINDS, configs_of_parts, is_of_part, optimizer_names, read
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import outline
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.cache import is_count, is_positive, recall, remember
-from hydro_rasda.run.content_digest import content, digest
 from hydro_rasda.run.events import Stage
+from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.schedulers.packing_policy import GUESS
-from hydro_rasda.trial import Trial
 
 Bytes = dict[int, float]
 """Of a kind, by how many train as one."""

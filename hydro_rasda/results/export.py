@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fusion.keys import KEYS
-from hydro_rasda.argument_checks import is_int, require
-from hydro_rasda.domains import plain
+from hydro_rasda.common.argument_checks import is_int, require
+from hydro_rasda.common.secret_masking import Place
 from hydro_rasda.history.lines import jsonable
-from hydro_rasda.results.records import RunRecord
+from hydro_rasda.records.records import RunRecord
 from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.files import write_atomically
 from hydro_rasda.run.run_json import run_id
-from hydro_rasda.secret_masking import Place
+from hydro_rasda.space.domains import plain
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 

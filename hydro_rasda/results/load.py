@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from hydro_rasda.problem import Problem
-from hydro_rasda.results.record_from_journal import read_record, settings_of
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.records.record_from_journal import read_record, settings_of
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.run.pickling import Gone
 from hydro_rasda.run.run_json import read_asked

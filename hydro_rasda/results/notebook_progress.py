@@ -6,8 +6,8 @@ import math
 import time
 from typing import Any
 
+from hydro_rasda.records.records import RunRecord
 from hydro_rasda.results.progress import Progress
-from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.events import Event
 
 DRAW_SECONDS = 0.5

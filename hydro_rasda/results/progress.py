@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_console
+from hydro_rasda.common.console import LINE_SECONDS, PrintableConsole, duration, make_console
+from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lines import score_in
-from hydro_rasda.results.records import STAGES, RunRecord
-from hydro_rasda.results.report import closing_lines
+from hydro_rasda.records.records import STAGES, RunRecord
+from hydro_rasda.records.report import closing_lines
 from hydro_rasda.run.events import (
     FULL_SIZE,
     MIDDLE,
@@ -31,7 +32,6 @@ from hydro_rasda.run.events import (
     StageEnded,
 )
 from hydro_rasda.run.time_left import LEAST_TOLD, roughly
-from hydro_rasda.short_values import show
 
 
 class _Unread(PrintableConsole):

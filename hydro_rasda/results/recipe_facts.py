@@ -7,26 +7,26 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusion.keys import OPTIMIZERS, SCHEDULES, read, split_key
-from hydro_rasda.config import GLOBAL_BATCH
+from hydro_rasda.common.secret_masking import hide
+from hydro_rasda.common.short_values import show
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.lines import Unit
-from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of
-from hydro_rasda.objective import Supervised, Written
-from hydro_rasda.objective_parts import ByPart
-from hydro_rasda.precision import as_given
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.lr_roles import asked_roles, by_parameter, roles_of
+from hydro_rasda.problem.objective import Supervised, Written
+from hydro_rasda.problem.objective_parts import ByPart
+from hydro_rasda.problem.precision import as_given
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.problem.width_argument import width_form
+from hydro_rasda.records.records import RunRecord, TrialRecord
+from hydro_rasda.records.report import chosen_line
+from hydro_rasda.records.summary import averages, averages_count, swept_epochs
 from hydro_rasda.results.export import checkpoint_of, unkept_of
 from hydro_rasda.results.recipe_data_and_seeds import Form
 from hydro_rasda.results.recipe_training_loop import Recipe, written
-from hydro_rasda.results.records import RunRecord, TrialRecord
-from hydro_rasda.results.report import chosen_line
-from hydro_rasda.results.summary import averages, averages_count, swept_epochs
 from hydro_rasda.run.pickling import Gone
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
-from hydro_rasda.secret_masking import hide
-from hydro_rasda.short_values import show
-from hydro_rasda.surrogate_models import width_form
-from hydro_rasda.trial import Trial
+from hydro_rasda.settings.config import GLOBAL_BATCH
 
 
 def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> str:

@@ -25,8 +25,8 @@ from fusion.keys import (
 )
 from fusion.optim import Hyperparameters
 from fusion.optim.optimizer_config import WRITTEN
+from hydro_rasda.common.secret_masking import HIDDEN
 from hydro_rasda.results.recipe_data_and_seeds import Form
-from hydro_rasda.secret_masking import HIDDEN
 
 
 def moves(config: Mapping[str, Any]) -> bool:

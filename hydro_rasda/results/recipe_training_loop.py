@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from fusion.keys import configs_of_parts, read
 from fusion.optim import Hyperparameters
-from hydro_rasda.config import TuneConfig
-from hydro_rasda.console import one_line
+from hydro_rasda.common.console import one_line
+from hydro_rasda.problem.width_argument import WidthForm
 from hydro_rasda.results.recipe_data_and_seeds import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
 from hydro_rasda.results.recipe_optimizer import (
     indented,
@@ -24,7 +24,7 @@ from hydro_rasda.results.recipe_optimizer import (
     rates,
     schedule_text,
 )
-from hydro_rasda.surrogate_models import WidthForm
+from hydro_rasda.settings.config import TuneConfig
 
 
 @dataclass(frozen=True)

@@ -18,23 +18,23 @@ from fusion.evaluate.microbatch import evaluate
 from fusion.keys import read
 from fusion.optim.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
-from hydro_rasda.argument_checks import check_function, check_int, check_path
+from hydro_rasda.common.argument_checks import check_function, check_int, check_path
+from hydro_rasda.common.secret_masking import HIDDEN, value_at
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches, move
 from hydro_rasda.history.unkept_values import withholding
 from hydro_rasda.history.winner import eligible
-from hydro_rasda.metrics import Collected, mean_metrics, measured
-from hydro_rasda.objective import give_config, reads_config, steering
-from hydro_rasda.precision import as_given, matrix_products
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.metrics import Collected, mean_metrics, measured
+from hydro_rasda.problem.objective import give_config, reads_config, steering
+from hydro_rasda.problem.precision import as_given, matrix_products
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.problem.width_argument import Plans
+from hydro_rasda.records.optuna_study import make_study
+from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.summary import sum_up
 from hydro_rasda.results.export import checkpoint_of, save_model, unkept_of, weights_of
-from hydro_rasda.results.optuna_study import make_study
-from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.pickling import Gone, check_has_functions, dumped, loaded
 from hydro_rasda.run.state import Run
-from hydro_rasda.secret_masking import HIDDEN, value_at
-from hydro_rasda.surrogate_models import Plans
-from hydro_rasda.trial import Trial
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -78,8 +78,8 @@ class TuneResult(RunRecord):
     _problem: Problem
 
     def __repr__(self) -> str:
-        from hydro_rasda.console import one_line
-        from hydro_rasda.results.report import kept_weights
+        from hydro_rasda.common.console import one_line
+        from hydro_rasda.records.report import kept_weights
 
         statuses = Counter(record.status for record in self.trials)
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
@@ -304,18 +304,18 @@ class TuneResult(RunRecord):
         Raises:
             ImportError: if the drawing library is not installed (the extra `hydro-rasda[report]`).
         """
-        from hydro_rasda.page import write_page
+        from hydro_rasda.plots.page import write_page
 
         check_path("path", path)
         return write_page([self], Path(path))
 
     def _repr_html_(self) -> str:
-        from hydro_rasda.results.report import as_html
+        from hydro_rasda.records.report import as_html
 
         return as_html(self)
 
     def __rich__(self) -> Group:
-        from hydro_rasda.results.report import render
+        from hydro_rasda.records.report import render
 
         return render(self)
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hydro_rasda.argument_checks import check_function, require
+from hydro_rasda.common.argument_checks import check_function, require
 from hydro_rasda.run.events import Event
 
 

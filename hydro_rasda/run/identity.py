@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.secret_masking import hide, secrets_of
 from hydro_rasda.data import Data
-from hydro_rasda.domains import to_own
-from hydro_rasda.objective_parts import ByPart
-from hydro_rasda.precision import as_given
-from hydro_rasda.problem import Problem
-from hydro_rasda.run.content_digest import Content, are_tensors, content, data_digest, digest, unchanged
+from hydro_rasda.problem.objective_parts import ByPart
+from hydro_rasda.problem.precision import as_given
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.run.fingerprint import Content, are_tensors, content, data_digest, digest, unchanged
 from hydro_rasda.run.run_json import determining
-from hydro_rasda.secret_masking import hide, secrets_of
-from hydro_rasda.space import describe
+from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.space.domains import to_own
+from hydro_rasda.space.space import describe
 
 _DATA = ("train_data", "val_data")
 _LATE = (*_DATA, "model", "parts", "environment", "code")

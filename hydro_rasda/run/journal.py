@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from hydro_rasda.argument_checks import require
+from hydro_rasda.common.argument_checks import require
 from hydro_rasda.history.lines import JournalLine, Unit
 from hydro_rasda.run.files import Unsafe, append_to, open_to_read, parse_json, parse_json_lines, read_file
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from fusion.warn import warn
-from hydro_rasda.config_access import is_plain
-from hydro_rasda.domains import is_a
+from hydro_rasda.common.secret_masking import restore
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.lines import jsonable
+from hydro_rasda.problem.read_keys import is_plain
 from hydro_rasda.run.state import Run
-from hydro_rasda.sampling_and_branches import is_nested, reachable
-from hydro_rasda.secret_masking import restore
-from hydro_rasda.trial import Trial
+from hydro_rasda.space.branches import is_nested, reachable
+from hydro_rasda.space.domains import is_a
 
 
 def with_objects(recorded: Mapping[str, Any], space: Mapping[str, Any]) -> dict[str, Any]:

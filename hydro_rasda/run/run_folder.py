@@ -28,8 +28,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-from hydro_rasda.argument_checks import require
-from hydro_rasda.config import RESUME
+from hydro_rasda.common.argument_checks import require
 from hydro_rasda.history.history import CALL, History, is_decision, is_live
 from hydro_rasda.history.lines import JournalLine, Unit, jsonable
 from hydro_rasda.run.checkpoints import WRITTEN_AS, DamagedCheckpoint, load_checkpoint, save_checkpoint
@@ -59,6 +58,7 @@ from hydro_rasda.run.journal import (
 from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.run.resume_rules import refuse_growth, refuse_other, scored_otherwise, set_aside
 from hydro_rasda.run.run_json import FORMAT, SPEC, run_id
+from hydro_rasda.settings.config import RESUME
 
 if TYPE_CHECKING:
     import torch

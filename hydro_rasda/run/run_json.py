@@ -8,10 +8,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.argument_checks import require
-from hydro_rasda.comparison_of_trials import bounds_of, split_metrics
-from hydro_rasda.config import RaceConfig, TuneConfig
+from hydro_rasda.common.argument_checks import require
 from hydro_rasda.run.files import Unsafe, read_json
+from hydro_rasda.settings.config import RaceConfig, TuneConfig
+from hydro_rasda.settings.objectives import bounds_of, split_metrics
 
 SPEC = "run.json"
 

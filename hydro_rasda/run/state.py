@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.secret_masking import Place, hide, scrubbed
+from hydro_rasda.common.short_values import show
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import Stage, Unit, decision_key
 from hydro_rasda.history.unkept_values import literals
@@ -26,13 +28,11 @@ from hydro_rasda.run.events import (
 )
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.time_left import TimeLeft, roughly, seconds_left
-from hydro_rasda.secret_masking import Place, hide, scrubbed
-from hydro_rasda.short_values import show
-from hydro_rasda.space import derived
-from hydro_rasda.trial import Trial
+from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.space.space import derived
 
 if TYPE_CHECKING:  # imports torch, for which reading a journal need not wait
-    from hydro_rasda.problem import Problem
+    from hydro_rasda.problem.problem import Problem
 
 _PLACE = ("event", "stage", "trial", "epoch")
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import islice
 from types import MappingProxyType
 
-from hydro_rasda.argument_checks import check_int, check_mode, check_number, require
+from hydro_rasda.common.argument_checks import check_int, check_mode, check_number, require
 from hydro_rasda.schedulers.milestones import milestones
 from hydro_rasda.schedulers.ranking import Mode, ranked
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hydro_rasda.argument_checks import is_number, require
+from hydro_rasda.common.argument_checks import is_number, require
 
 
 class Waiting(NamedTuple):

@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TypeVar
 
-from hydro_rasda.argument_checks import check_int, check_mode
+from hydro_rasda.common.argument_checks import check_int, check_mode
 from hydro_rasda.schedulers.ranking import Mode, TrialT, ranked
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
 from hydro_rasda.schedulers.sweep_state import Standing, SweepState

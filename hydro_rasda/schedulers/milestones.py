@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hydro_rasda.argument_checks import check_int, check_number
+from hydro_rasda.common.argument_checks import check_int, check_number
 
 
 def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:

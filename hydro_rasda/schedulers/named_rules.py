@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from hydro_rasda.argument_checks import check_int
+from hydro_rasda.common.argument_checks import check_int
 from hydro_rasda.schedulers.halving_and_hyperband import Bracket, Hyperband, SuccessiveHalving
 from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.population import Explored, PopulationBasedTraining

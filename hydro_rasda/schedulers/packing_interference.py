@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
-from hydro_rasda.argument_checks import require
+from hydro_rasda.common.argument_checks import require
 from hydro_rasda.schedulers.packing_policy import SLACK, Job, Placed, Room, longest_first
 
 LOOK = 8

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from hydro_rasda.argument_checks import check_int, is_number, require
+from hydro_rasda.common.argument_checks import check_int, is_number, require
 from hydro_rasda.schedulers.ranking import Mode, ranked
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
 from hydro_rasda.schedulers.sweep_state import SweepState

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from statistics import median, pstdev
 from typing import Any
 
-from hydro_rasda.argument_checks import is_number
+from hydro_rasda.common.argument_checks import is_number
 from hydro_rasda.schedulers.population import PopulationBasedTraining, Range
 from hydro_rasda.schedulers.sweep_state import SweepState
 

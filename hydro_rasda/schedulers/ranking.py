@@ -11,7 +11,7 @@ from itertools import permutations
 from statistics import NormalDist, correlation
 from typing import Literal, TypeVar
 
-from hydro_rasda.argument_checks import check_mode
+from hydro_rasda.common.argument_checks import check_mode
 
 Mode = Literal["min", "max"]
 TrialT = TypeVar("TrialT", int, str)

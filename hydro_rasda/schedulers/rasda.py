@@ -20,7 +20,7 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from hydro_rasda.argument_checks import check_choice, check_int, check_number, is_number, require
+from hydro_rasda.common.argument_checks import check_choice, check_int, check_number, is_number, require
 from hydro_rasda.schedulers.asha import AsyncSuccessiveHalving
 
 LEAST_EFFICIENCY = 0.5

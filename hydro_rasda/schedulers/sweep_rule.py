@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydro_rasda.argument_checks import is_int, is_number, require
+from hydro_rasda.common.argument_checks import is_int, is_number, require
 from hydro_rasda.schedulers.sweep_state import Standing, SweepState
 
 

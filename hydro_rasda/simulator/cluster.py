@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from hydro_rasda.argument_checks import check_int, check_is, check_number, require
+from hydro_rasda.common.argument_checks import check_int, check_is, check_number, require
 from hydro_rasda.simulator.training_time import CostModel, Spread
 
 MOST_GPUS = 1_000_000

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from hydro_rasda.argument_checks import is_int
+from hydro_rasda.common.argument_checks import is_int
 from hydro_rasda.schedulers import Decision, Growth, Held, MilestoneBarrier, Queue, Waiting, place
 from hydro_rasda.simulator.clock import Clock, SharedStorage
 from hydro_rasda.simulator.cluster import Cluster, Launching, Slots, Trial

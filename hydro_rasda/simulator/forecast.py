@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
-from hydro_rasda.argument_checks import check_is, check_number, require
+from hydro_rasda.common.argument_checks import check_is, check_number, require
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator.cluster import Cluster
 from hydro_rasda.simulator.engine import Simulation

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fusion.keys import read
-from hydro_rasda.comparison_of_trials import split_metrics
 from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.history.lines import Unit, score_in
 from hydro_rasda.run.journal import JOURNAL, read_units
 from hydro_rasda.run.run_json import SPEC, read_spec
+from hydro_rasda.settings.objectives import split_metrics
 from hydro_rasda.simulator.workload import Floats, Workload
 
 

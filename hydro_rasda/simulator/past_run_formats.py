@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hydro_rasda.argument_checks import check_mode, check_path, check_text, is_metric, require
-from hydro_rasda.comparison_of_trials import split_metrics
+from hydro_rasda.common.argument_checks import check_mode, check_path, check_text, is_metric, require
 from hydro_rasda.run.run_json import SPEC
 from hydro_rasda.schedulers import Mode
+from hydro_rasda.settings.objectives import split_metrics
 from hydro_rasda.simulator.past_run import PastRun, Stretch, continued, costs, read_run, restart_seconds
 from hydro_rasda.simulator.workload import Workload
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
-from hydro_rasda.argument_checks import check_int, check_mode, check_number, require
+from hydro_rasda.common.argument_checks import check_int, check_mode, check_number, require
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving, Decision, Growth, Mode, Resize
 
 StateT = TypeVar("StateT")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hydro_rasda.argument_checks import check_int, check_is, check_number, is_number, require
+from hydro_rasda.common.argument_checks import check_int, check_is, check_number, is_number, require
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 from hydro_rasda.simulator.cluster import Cluster
 from hydro_rasda.simulator.past_run import PastRun

@@ -17,7 +17,7 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
-from hydro_rasda.argument_checks import check_is, check_number, require
+from hydro_rasda.common.argument_checks import check_is, check_number, require
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hydro_rasda.argument_checks import check_int, check_mode, is_number, require
+from hydro_rasda.common.argument_checks import check_int, check_mode, is_number, require
 from hydro_rasda.schedulers import Mode
 
 _MOST, _WIDEST = 10**8, 100

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import (
     Backend,
     Devices,
@@ -31,12 +31,12 @@ from hydro_rasda.contracts import (
 )
 from hydro_rasda.data import make_batches
 from hydro_rasda.history.lines import Unit, metric_lines
-from hydro_rasda.objective import supervised
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import supervised
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.record_full_size import record_epochs
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.trial import Trial
+from hydro_rasda.settings.config import RaceConfig, SweepConfig, TuneConfig
 
 PATIENCE_S = 600.0
 """So long a check waits for what it trains, the start of processes included."""

@@ -17,21 +17,21 @@ from typing import Any
 
 from fusion.width import keep_freed_memory
 from fusion.width.memory import usable_memory
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import EpochMetrics, Finished, Outcome, Task, Widths
-from hydro_rasda.dry_run_of_batches import one_thread
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.dry_run_of_batches import one_thread
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Crowd, Died, Notify, RelayedWarnings, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
-from hydro_rasda.processes.retry_policy import Deaths
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.locks_and_crashes import CrashLog, training_of
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 from hydro_rasda.training.full_size import told_of, train_full_size_trial
 from hydro_rasda.training.group_training import LiveGroup, Load, joined, train_group
 from hydro_rasda.training.group_widths import machine, planned_widths
-from hydro_rasda.trial import Trial
+from hydro_rasda.training.retry_policy import Deaths
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fusion.evaluate.microbatch import Sums
-from hydro_rasda.config import TuneConfig, unaveraged
 from hydro_rasda.contracts import EpochMetrics
 from hydro_rasda.data import Batch, Shard, Share
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.settings.config import TuneConfig, unaveraged
 
 
 def shares_of(each: Sequence[Problem], batch_size: int, epoch: int, shard: Shard) -> Iterator[Share]:

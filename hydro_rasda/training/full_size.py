@@ -7,18 +7,18 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import EpochMetrics, History, Outcome, Span, Task
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.history.history import TARGET
 from hydro_rasda.history.lines import EpochTold
-from hydro_rasda.precision import loss_scale
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.precision import loss_scale
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.training.cuda_graphs import records, with_graphs
 from hydro_rasda.training.folds_and_repeats import over_models
 from hydro_rasda.training.loop import diverged, good_enough, keep_best, out_of_patience, train_epochs
-from hydro_rasda.training.recorded_steps import records, with_graphs
 from hydro_rasda.training.single_learner import SingleLearner
 from hydro_rasda.training.user_loop import train_own
-from hydro_rasda.trial import Trial
 
 
 def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> SingleLearner:

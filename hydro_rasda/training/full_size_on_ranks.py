@@ -14,18 +14,18 @@ import torch.distributed as dist
 
 from fusion.keys import read
 from fusion.width import keep_freed_memory
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import EpochMetrics, Outcome, Span, Task
 from hydro_rasda.data import Shard
-from hydro_rasda.problem import Problem
-from hydro_rasda.training.across_ranks import Store
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.training.best_weights import epochs_since
+from hydro_rasda.training.distributed import Store
 from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.kept_weights import epochs_since
 from hydro_rasda.training.loop import diverged, good_enough, keep_best, out_of_patience, train_epochs
 from hydro_rasda.training.lr_rescaling import Rule
 from hydro_rasda.training.user_loop import Over, SpanWorker, train_own_on_rank
-from hydro_rasda.training.user_loop_worker import Worker
+from hydro_rasda.training.worker import Worker
 from hydro_rasda.training.worker_reports import EPOCH_SECONDS, HISTORY
-from hydro_rasda.trial import Trial
 
 
 def train_full_size(worker: Worker, rule: Rule = "auto") -> None:

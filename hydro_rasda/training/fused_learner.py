@@ -18,14 +18,14 @@ from fusion.streams import Streams, seed_generators
 from fusion.structure.module_parts import copied
 from hydro_rasda.data import ALONE, Batch, Share
 from hydro_rasda.data.batch_splits import num_parts
-from hydro_rasda.lr_roles import by_parameter, roles_of
-from hydro_rasda.objective import Objective, scalars
-from hydro_rasda.objective_parts import joined, moving
-from hydro_rasda.precision import loss_scale, turns
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.lr_roles import by_parameter, roles_of
+from hydro_rasda.problem.objective import Objective, scalars
+from hydro_rasda.problem.objective_parts import joined, moving
+from hydro_rasda.problem.precision import loss_scale, turns
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.training.cuda_graphs import recorded, records
 from hydro_rasda.training.folds_and_repeats import members_first, stacked
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
-from hydro_rasda.training.recorded_steps import recorded, records
 from hydro_rasda.training.single_learner import evaluate_parts, weights_of
 
 State = dict[str, Any]

@@ -15,17 +15,17 @@ from fusion import FusionMismatch, FusionWarning, dry_run, fusion_key
 from fusion.evaluate.backoff import free_memory, is_out_of_memory
 from fusion.evaluate.microbatch import can_be_split, split
 from fusion.warn import warn
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import EpochMetrics, Group, History, Outcome, Task
 from hydro_rasda.data import ALONE, Batch
-from hydro_rasda.objective import scalars
-from hydro_rasda.precision import as_given
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import scalars
+from hydro_rasda.problem.precision import as_given
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
+from hydro_rasda.training.cuda_graphs import records
 from hydro_rasda.training.folds_and_repeats import members_first, shares_of
 from hydro_rasda.training.fused_learner import FusedLearner, State
 from hydro_rasda.training.loop import train_epochs
-from hydro_rasda.training.recorded_steps import records
-from hydro_rasda.trial import Trial
 
 _MICRO_BATCHES = (
     "a trial does not fit memory with whole batches of {}: it trains with each in micro-batches, one after the other, "

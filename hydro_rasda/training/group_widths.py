@@ -28,26 +28,25 @@ from fusion.optim import OPTIMIZERS
 from fusion.warn import warn
 from fusion.width.memory import usable_memory
 from fusion.width.plan import best_width
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Widths
 from hydro_rasda.data import outline
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.forks import Died, map_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
-from hydro_rasda.run.content_digest import content, digest
+from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.schedulers.packing_policy import MARGIN
-from hydro_rasda.training import surrogate_speed_and_memory
-from hydro_rasda.training.recorded_steps import records
-from hydro_rasda.training.surrogate_speed_and_memory import (
+from hydro_rasda.training.cuda_graphs import records
+from hydro_rasda.training.measure_widths import (
     AS_WRITTEN,
     ONE_BY_ONE,
     measure_compiled,
     measure_widths,
     warn_unmeasured,
 )
-from hydro_rasda.trial import Trial
 
 COMPILED_FROM = 300.0
 """Least seconds of training, from one milestone to the next, for which compiled steps are tried.
@@ -307,7 +306,7 @@ def _code() -> str:
     """A digest of the code that is measured."""
     files = [
         Path(__file__),
-        Path(surrogate_speed_and_memory.__file__),
+        Path(__file__).with_name("measure_widths.py"),
         *sorted(Path(fusion.__file__).parent.rglob("*.py")),
     ]
     try:

@@ -13,13 +13,13 @@ from itertools import zip_longest
 from torch import Tensor
 
 from fusion.evaluate.microbatch import Sums
-from hydro_rasda.config import TuneConfig, averaged, unaveraged
+from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.contracts import EpochMetrics, Span
 from hydro_rasda.data import ALONE, EVAL_BATCH_FACTOR, Share
-from hydro_rasda.metrics import Collected, add_over_ranks, of_members, summed
-from hydro_rasda.precision import matrix_products
-from hydro_rasda.problem import Problem
-from hydro_rasda.seeds import derive_seed
+from hydro_rasda.problem.metrics import Collected, add_over_ranks, of_members, summed
+from hydro_rasda.problem.precision import matrix_products
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.settings.config import TuneConfig, averaged, unaveraged
 from hydro_rasda.training.folds_and_repeats import named, over_models, shares_of
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.single_learner import Learner, SingleLearner

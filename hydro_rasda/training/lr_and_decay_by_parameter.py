@@ -10,10 +10,10 @@ from torch import nn
 
 from fusion.keys import MUON_ORIGINAL, OWN, RULES, configs_of_parts, optimizer_name
 from fusion.optim import OPTIMIZERS, Hyperparameters
-from hydro_rasda.argument_checks import require
-from hydro_rasda.lr_roles import asked_roles, by_parameter, roles_of
-from hydro_rasda.objective import Objective, OptimizerSettings
-from hydro_rasda.precision import as_given
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.problem.lr_roles import asked_roles, by_parameter, roles_of
+from hydro_rasda.problem.objective import Objective, OptimizerSettings
+from hydro_rasda.problem.precision import as_given
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 Multipliers = Mapping[str, Mapping[str, Mapping[str, float]]]

@@ -14,7 +14,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from fusion.optim.parts import ByPart
-from hydro_rasda.argument_checks import check_function, check_int, is_number, require
+from hydro_rasda.common.argument_checks import check_function, check_int, is_number, require
 
 Rule = str | Callable[[float], float]
 

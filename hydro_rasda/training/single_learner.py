@@ -23,17 +23,17 @@ from fusion.optim.schedule_free import evaluating, has_modes
 from fusion.optim.torch_optimizer import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
 from fusion.structure.module_parts import copied
-from hydro_rasda.config import UNSPLIT, Mode, check_unsplit
 from hydro_rasda.data import ALONE, Batch, Shard, Share, batch_length
 from hydro_rasda.data.batch_splits import num_parts
-from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
-from hydro_rasda.objective_parts import joined, moving
-from hydro_rasda.precision import turns
-from hydro_rasda.training.across_ranks import Joint, apart, average_statistics, split, split_like, whole
+from hydro_rasda.problem.objective import OUTPUTS, TARGETS, Objective, scalars
+from hydro_rasda.problem.objective_parts import joined, moving
+from hydro_rasda.problem.precision import turns
+from hydro_rasda.settings.config import UNSPLIT, Mode, check_unsplit
+from hydro_rasda.training.best_weights import Average, bettered, epochs_since, trained_tensors
+from hydro_rasda.training.cuda_graphs import recorded
+from hydro_rasda.training.distributed import Joint, apart, average_statistics, split, split_like, whole
 from hydro_rasda.training.gradient_noise import GradientNoise
-from hydro_rasda.training.kept_weights import Average, bettered, epochs_since, trained_tensors
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
-from hydro_rasda.training.recorded_steps import recorded
 
 
 class Learner(Protocol):

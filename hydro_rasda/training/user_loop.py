@@ -21,15 +21,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fusion.streams import seed_generators
-from hydro_rasda.argument_checks import is_metric, require
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.argument_checks import is_metric, require
+from hydro_rasda.common.seeds import derive_seed
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import EpochMetrics, History, Outcome, Task
 from hydro_rasda.data import ALONE, Shard
-from hydro_rasda.problem import Problem
-from hydro_rasda.seeds import derive_seed
-from hydro_rasda.training.kept_weights import bettered
-from hydro_rasda.training.user_loop_worker import Saving, State, Worker
-from hydro_rasda.trial import Trial
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.training.best_weights import bettered
+from hydro_rasda.training.worker import Saving, State, Worker
 
 METRICS = ("train_", "val_")
 """Prefixes of the metrics that a run keeps."""

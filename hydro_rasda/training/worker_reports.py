@@ -10,8 +10,8 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.schedulers import parallel_efficiency
+from hydro_rasda.settings.config import GLOBAL_BATCH
 
 if TYPE_CHECKING:
     import torch

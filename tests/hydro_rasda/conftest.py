@@ -12,11 +12,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, loguniform, tune, uniform
-from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
-from hydro_rasda.objective import supervised
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import supervised
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
+from hydro_rasda.settings.config import TuneConfig
 from tests.hydro_rasda.browser import browser as browser
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.parts import over

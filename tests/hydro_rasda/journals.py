@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda import RaceConfig, choice, loguniform, uniform
-from hydro_rasda.config import TuneConfig
 from hydro_rasda.history.history import FINALISTS
 from hydro_rasda.history.lines import JournalLine, failure_line, metric_lines
-from hydro_rasda.results.record_from_journal import read_record
-from hydro_rasda.results.records import RunRecord
+from hydro_rasda.records.record_from_journal import read_record
+from hydro_rasda.records.records import RunRecord
 from hydro_rasda.run.journal import JOURNAL, RUN, encoded
 from hydro_rasda.run.run_json import FORMAT, determining
-from hydro_rasda.space import describe
+from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.space.space import describe
 
 SCRIPT = "<script>document.title='taken over'</script>"
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from hydro_rasda import SweepConfig
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import Data, make_batches
-from hydro_rasda.objective import Objective, supervised
-from hydro_rasda.problem import Problem
-from hydro_rasda.trial import Trial
+from hydro_rasda.problem.objective import Objective, supervised
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.settings.config import TuneConfig
 from tests.hydro_rasda.models import Config, mlp
 
 X = torch.randn(12, 64, generator=torch.Generator().manual_seed(0))

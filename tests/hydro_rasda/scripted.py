@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.config import Keep
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Finished, History, Outcome, Task, Widths
 from hydro_rasda.heats.race import Race
+from hydro_rasda.heats.search import Search
 from hydro_rasda.heats.sweep import Sweep
 from hydro_rasda.history.lines import Stage, Unit, metric_lines
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule
-from hydro_rasda.search import Search
-from hydro_rasda.trial import Trial
+from hydro_rasda.settings.config import Keep
 
 Scores = Mapping[int, Sequence[float]]
 """Of each trial, the metric after each epoch."""

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from fusion import fuse
 from hydro_rasda import SweepConfig, TuneResult, loguniform
-from hydro_rasda.dry_run import dry_run
-from hydro_rasda.problem import Problem
+from hydro_rasda.dry_run.dry_run import dry_run
+from hydro_rasda.problem.problem import Problem
 from tests import zoo
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.problems import problem, trials

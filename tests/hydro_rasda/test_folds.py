@@ -21,7 +21,7 @@ from hydro_rasda import RaceConfig, SweepConfig, TuneResult, load, uniform
 from hydro_rasda.cli import main
 from hydro_rasda.contracts import Event
 from hydro_rasda.data import make_batches, make_folds
-from hydro_rasda.page.words import call_of
+from hydro_rasda.plots.page.words import call_of
 from hydro_rasda.results.result import MeanOfModels
 from hydro_rasda.run.events import CheckpointSaved, EpochEnded, RunBegan
 from hydro_rasda.run.run_json import read_asked

@@ -56,7 +56,7 @@ def test_reading_and_deciding_need_no_torch() -> None:
         import importlib
         for name in {names}:
             importlib.import_module(name.removesuffix(".__init__"))
-        from hydro_rasda.trial import Trial
+        from hydro_rasda.common.trial import Trial
         print(Trial(0, {{}}).batch_size, "torch" in sys.modules)
     """
     assert run(script) == "64 False"

@@ -24,14 +24,14 @@ from fusion.graph import GraphWarning
 from fusion.width.memory import available_memory, peak_memory
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, TuneResult, load
 from hydro_rasda.bubbles import BubbleBackend
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Span, full_size_task
 from hydro_rasda.data import ALONE
 from hydro_rasda.packing import Task, nvml, pack
 from hydro_rasda.packing.mps import CONTROL
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.testing import Check, backend_checks
 from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.backends.test_gpu_sharing import noting
 from tests.hydro_rasda.bubbles.conftest import waiting_hosts
 from tests.hydro_rasda.models import mlp

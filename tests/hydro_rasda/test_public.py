@@ -97,9 +97,9 @@ def test_unknown_arguments() -> None:
 SPARED = {
     "hydro_rasda.backends.ray.fork_server": ["torch", "ray.tune"],
     "hydro_rasda.backends.ray.scheduler": ["torch"],
-    "hydro_rasda.results.record_from_journal": ["torch", "ray", "numpy", "pandas"],
+    "hydro_rasda.records.record_from_journal": ["torch", "ray", "numpy", "pandas"],
     "hydro_rasda.training.full_size_on_ranks": ["ray.tune", "torch._dynamo"],
-    "hydro_rasda.training.trainer": ["ray", "torch._dynamo"],
+    "hydro_rasda.training.device_process": ["ray", "torch._dynamo"],
     "hydro_rasda.tuner": ["hydro_rasda.backends.ray", "torch._dynamo"],
     "surrogate": ["torch.fx.experimental.symbolic_shapes"],
 }

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, TuneResult, loguniform, tune
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Group, Span, Task, full_size_task
 from hydro_rasda.data import make_batches
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.group_training import train_group
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 
 EPOCHS = 2

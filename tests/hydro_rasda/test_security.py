@@ -25,11 +25,11 @@ from hydro_rasda.backends.ray import fork_client
 from hydro_rasda.bubbles import bubbles
 from hydro_rasda.bubbles.rendezvous import Rendezvous
 from hydro_rasda.cli import main
-from hydro_rasda.console import PrintableConsole
+from hydro_rasda.common.console import PrintableConsole
 from hydro_rasda.loggers import CSVLogger, TensorBoardLogger
 from hydro_rasda.packing import Device, pack
+from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.results.progress import Progress
-from hydro_rasda.results.record_from_journal import read_record
 from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.events import EpochEnded, MessageSaid, RunBegan, StageBegan
 from hydro_rasda.run.files import TRUST, Unsafe, refuse_open_to_others
@@ -38,7 +38,7 @@ from hydro_rasda.run.locks_and_crashes import DOING, CrashLog
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.simulator.past_run import read_run
-from hydro_rasda.training.across_ranks import listening_store
+from hydro_rasda.training.distributed import listening_store
 from tests.hydro_rasda.journals import signed, write_run
 
 NOBODY = 65534

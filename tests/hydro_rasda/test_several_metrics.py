@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from hydro_rasda import AllTrialsFailed, RunExists, SweepConfig, TuneResult, choice, load, loguniform, plots
 from hydro_rasda.contracts import Event
-from hydro_rasda.page.write import Page
-from hydro_rasda.results.report import closing_lines
+from hydro_rasda.plots.page.write import Page
+from hydro_rasda.records.report import closing_lines
 from hydro_rasda.run.events import EpochEnded, RungDecided
 from hydro_rasda.schedulers.pareto import dominates
 

@@ -20,23 +20,23 @@ from typing import Any
 import ray
 import torch
 
-from hydro_rasda.argument_checks import check_text, require
-from hydro_rasda.backends.elastic_pool import DoublingPool
+from hydro_rasda.backends.elastic_pool import ElasticPool
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
 from hydro_rasda.backends.ray.actor_messages import Bulletin, Reporter
 from hydro_rasda.backends.ray.nodes import Slots, answers, is_lost, living_nodes
 from hydro_rasda.backends.ray.rank_actors import actor_options
-from hydro_rasda.config import Graph, check_steps
+from hydro_rasda.common.argument_checks import check_text, require
 from hydro_rasda.contracts import Devices
 from hydro_rasda.data import Shard
 from hydro_rasda.history.history import FINALISTS
 from hydro_rasda.processes.die_with_parent import end_with_parent
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import worker_slots
-from hydro_rasda.training.across_ranks import Store, await_ranks, listening_store, reached_store
+from hydro_rasda.settings.config import Graph, check_steps
 from hydro_rasda.training.device import Share
+from hydro_rasda.training.device_process import Given, Trainer
+from hydro_rasda.training.distributed import Store, await_ranks, listening_store, reached_store
 from hydro_rasda.training.group_training import Load
-from hydro_rasda.training.trainer import Given, Trainer
 
 
 def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, float] | None) -> dict[str, float]:
@@ -141,7 +141,7 @@ class _Actor:
         ray.kill(self._actor)
 
 
-class RayDevices(DoublingPool):
+class RayDevices(ElasticPool):
     """Trains on all devices of a cluster. Nodes come and go: a full-size trial gets at most what the living hold."""
 
     def __init__(self, run: Run, worker: Mapping[str, float], count: int) -> None:

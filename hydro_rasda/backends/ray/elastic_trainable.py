@@ -26,16 +26,16 @@ from ray import cloudpickle, tune
 from ray.tune.result import AUTO_RESULT_KEYS, TRAINING_ITERATION
 from ray.tune.schedulers import TrialScheduler
 
-from hydro_rasda.argument_checks import check_choice, check_function, check_int, is_number, require
 from hydro_rasda.backends.ray.fork_client import fork_rank, receive
 from hydro_rasda.backends.ray.rank_actors import Ending, RankActors, blame
 from hydro_rasda.backends.ray.scheduler import RASDAScheduler
+from hydro_rasda.common.argument_checks import check_choice, check_function, check_int, is_number, require
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.temporary_folders import owner
 from hydro_rasda.run.pickling import pickle_config_modules
 
 if TYPE_CHECKING:
-    from hydro_rasda.training.user_loop_worker import Worker
+    from hydro_rasda.training.worker import Worker
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules[HangDetector.__module__])

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hydro_rasda.processes.temporary_folders import make_folder
-from hydro_rasda.results.records import flat
-from hydro_rasda.training.across_ranks import await_ranks, listening_store, reached_store
-from hydro_rasda.training.user_loop_worker import Saving, State, Worker
+from hydro_rasda.records.records import flat
+from hydro_rasda.training.distributed import await_ranks, listening_store, reached_store
+from hydro_rasda.training.worker import Saving, State, Worker
 
 CHECKPOINT_FILE = "worker.pt"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hydro_rasda.argument_checks import check_path, require
+from hydro_rasda.common.argument_checks import check_path, require
 from hydro_rasda.schedulers import AshaState, Decision
 
 FILE_NAME = "rasda.jsonl"

@@ -15,10 +15,10 @@ from ray.tune.experiment import Trial
 from ray.tune.result import DEFAULT_METRIC
 from ray.tune.schedulers import TrialScheduler
 
-from hydro_rasda.argument_checks import check_int, check_mode, check_text, is_number, require
 from hydro_rasda.backends.ray.experiment import Experiment
 from hydro_rasda.backends.ray.ray_private_names import ControllerStage
 from hydro_rasda.backends.ray.report_journal import FILE_NAME, Journal
+from hydro_rasda.common.argument_checks import check_int, check_mode, check_text, is_number, require
 from hydro_rasda.schedulers import RASDA, Decision, Mode, worker_slots
 from hydro_rasda.schedulers.rasda import Grow
 

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fusion.keys import KEYS
-from hydro_rasda.objective import OptimizerSettings
+from hydro_rasda.problem.objective import OptimizerSettings
 
 _KINDS: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.SGD: "sgd",

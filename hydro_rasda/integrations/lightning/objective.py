@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fusion.evaluate.microbatch import WEIGHT, is_weight
 from hydro_rasda.data import Batch
 from hydro_rasda.integrations.lightning.configure_optimizers import attached, optimizer_settings
-from hydro_rasda.loss_weight import LOSS_WEIGHT, LossCalls
-from hydro_rasda.objective import OptimizerSettings
+from hydro_rasda.problem.loss_weight import LOSS_WEIGHT, LossCalls
+from hydro_rasda.problem.objective import OptimizerSettings
 
 
 def metric_name(logged: str, part: str) -> str:

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, RandomSampler
 from fusion.keys import is_read
 from fusion.streams import preserved_generators
 from fusion.warn import warn
-from hydro_rasda.argument_checks import check_function, check_is, require
-from hydro_rasda.config import RaceConfig, SweepConfig
-from hydro_rasda.config_access import Notes
+from hydro_rasda.common.argument_checks import check_function, check_is, require
+from hydro_rasda.common.one_line_warnings import warns_in_one_line
+from hydro_rasda.common.secret_masking import shown
 from hydro_rasda.integrations.lightning.configure_optimizers import OF_OPTIMIZERS, Unfollowed
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
 from hydro_rasda.integrations.lightning.refusals import (
@@ -34,12 +34,12 @@ from hydro_rasda.integrations.shared import (
     narrow_or_full,
     unaveraged,
 )
-from hydro_rasda.sampling_and_branches import reachable, with_defaults
-from hydro_rasda.secret_masking import shown
-from hydro_rasda.space import check_space, sample
-from hydro_rasda.surrogate_models import WidthForm, call_model_fn, check_width_argument, width_form
+from hydro_rasda.problem.read_keys import Notes
+from hydro_rasda.problem.width_argument import WidthForm, call_model_fn, check_width_argument, width_form
+from hydro_rasda.settings.config import RaceConfig, SweepConfig
+from hydro_rasda.space.branches import reachable, with_defaults
+from hydro_rasda.space.space import check_space, sample
 from hydro_rasda.tuner import tune
-from hydro_rasda.warning_lines import warns_in_one_line
 
 
 def train_loader(loader: DataLoader[Any]) -> TrainLoader:

@@ -14,9 +14,9 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import SchedulerType
 
 from fusion.keys import KEYS as OF_THE_LIBRARY
-from hydro_rasda.config import Mode
-from hydro_rasda.domains import choice, is_a, is_grid
-from hydro_rasda.sampling_and_branches import is_branching, reachable, with_defaults
+from hydro_rasda.settings.config import Mode
+from hydro_rasda.space.branches import is_branching, reachable, with_defaults
+from hydro_rasda.space.domains import choice, is_a, is_grid
 
 OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
 """`optim`, in the library's words; both of torch's AdamW compute the same."""

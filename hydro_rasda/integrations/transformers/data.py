@@ -21,7 +21,7 @@ from transformers import (
 from transformers.trainer_utils import RemoveColumnsCollator, number_of_arguments
 from transformers.utils.generic import find_labels
 
-from hydro_rasda.argument_checks import require
+from hydro_rasda.common.argument_checks import require
 from hydro_rasda.integrations.shared import Collator, EvalLoader, TrainLoader
 from hydro_rasda.integrations.transformers.arguments import sampling_of
 

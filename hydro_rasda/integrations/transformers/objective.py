@@ -20,8 +20,8 @@ from transformers.utils.generic import find_labels
 from hydro_rasda.data import Batch
 from hydro_rasda.integrations.transformers.arguments import SCHEDULED, schedule_types, warmup_of, word
 from hydro_rasda.integrations.transformers.data import base_of
-from hydro_rasda.loss_weight import IGNORED, LOSS_WEIGHT, LossCalls
-from hydro_rasda.objective import OUTPUTS, TARGETS, OptimizerSettings
+from hydro_rasda.problem.loss_weight import IGNORED, LOSS_WEIGHT, LossCalls
+from hydro_rasda.problem.objective import OUTPUTS, TARGETS, OptimizerSettings
 
 PREFIX = "eval_"
 

@@ -16,9 +16,10 @@ from transformers import EvalPrediction, PretrainedConfig, Trainer, TrainingArgu
 
 from fusion.streams import preserved_generators
 from fusion.warn import warn
-from hydro_rasda.argument_checks import check_is, require
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.config import RaceConfig, SweepConfig
+from hydro_rasda.common.argument_checks import check_is, require
+from hydro_rasda.common.one_line_warnings import warns_in_one_line
+from hydro_rasda.common.secret_masking import shown
 from hydro_rasda.integrations.shared import (
     Collator,
     LibraryResult,
@@ -45,11 +46,10 @@ from hydro_rasda.integrations.transformers.objective import (
     trainer_objective,
 )
 from hydro_rasda.results.result import TuneResult
-from hydro_rasda.sampling_and_branches import reachable
-from hydro_rasda.secret_masking import shown
-from hydro_rasda.space import check_space, reached, sample
+from hydro_rasda.settings.config import RaceConfig, SweepConfig
+from hydro_rasda.space.branches import reachable
+from hydro_rasda.space.space import check_space, reached, sample
 from hydro_rasda.tuner import tune
-from hydro_rasda.warning_lines import warns_in_one_line
 
 DECIDED = (
     *("train_data", "val_data", "loss_fn", "objective", "metrics", "metric", "mode", "max_t"),

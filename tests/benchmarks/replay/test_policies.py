@@ -15,7 +15,7 @@ from benchmarks.tasks.load import load_task
 from benchmarks.vs_asha.methods import asha as live_asha
 from benchmarks.vs_asha.methods import hydro_rasda
 from hydro_rasda.schedulers.named_rules import named_rule
-from hydro_rasda.training.kept_weights import kept_epoch
+from hydro_rasda.training.best_weights import kept_epoch
 from tests.benchmarks.replay.tables import parallel, search, table_of
 
 

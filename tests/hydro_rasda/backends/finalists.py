@@ -6,11 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Task
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.scripted import run_of
 
 

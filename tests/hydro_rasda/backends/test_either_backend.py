@@ -16,7 +16,7 @@ from hydro_rasda.contracts import Backend, Event, Span, full_size_task
 from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.history.full_size import targets_over
 from hydro_rasda.history.lines import Unit
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.named_rules import RULES

@@ -20,7 +20,7 @@ from hydro_rasda.data import Batch
 from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.heats.train_tasks import train_tasks
 from hydro_rasda.history.lines import metric_lines
-from hydro_rasda.problem import OwnLoop
+from hydro_rasda.problem.problem import OwnLoop
 from hydro_rasda.run.record_full_size import record_epochs
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.full_size import train_full_size_trial

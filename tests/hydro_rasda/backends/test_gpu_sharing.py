@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hydro_rasda import LocalBackend, RaceConfig, TuneResult
 from hydro_rasda.backends import gpu_sharing
-from hydro_rasda.objective import supervised
+from hydro_rasda.problem.objective import supervised
 from tests.hydro_rasda.packing.test_mps import daemons, left, seen
 
 __all__ = ["seen"]

@@ -12,11 +12,11 @@ import pytest
 
 from hydro_rasda import RaceConfig
 from hydro_rasda.backends import pool as pool_module
-from hydro_rasda.backends.elastic_pool import DoublingPool
+from hydro_rasda.backends.elastic_pool import ElasticPool
 from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.contracts import Finished, Group, Outcome, Span, Task, Widths, full_size_task, group_key
 from hydro_rasda.heats.train_tasks import train_tasks
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.state import Run
@@ -285,11 +285,11 @@ def test_full_size_models_wait_where_groups_occupy_all_devices(run: Run) -> None
     assert pool.trained == [(0,), (1,), (2,)]
 
 
-class ScriptedDoubling(ScriptedPool, DoublingPool):
+class ScriptedDoubling(ScriptedPool, ElasticPool):
     """The same with a device for each rank; what trains there never ends."""
 
     def __init__(self, run: Run, deadly: Iterable[object] = ()) -> None:
-        DoublingPool.__init__(self, run, 2, "gloo", grows=True)
+        ElasticPool.__init__(self, run, 2, "gloo", grows=True)
         self.deadly, self.cores_each, self.hanging = set(deadly), 1, set[int]()
         self.trained, self.processes = [], []
 

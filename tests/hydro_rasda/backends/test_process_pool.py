@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, TuneResult, grid_search
 from hydro_rasda.backends.process_pool import PROBLEM, read_shared, write_shared
-from hydro_rasda.objective import supervised
+from hydro_rasda.problem.objective import supervised
 from tests.hydro_rasda.models import Config, mlp
 
 Quick = Callable[..., TuneResult]

@@ -19,11 +19,11 @@ import pytest
 from hydro_rasda.bubbles import BubbleBackend, bubbles
 from hydro_rasda.bubbles.bubble_backend import BubbleDevices
 from hydro_rasda.bubbles.rendezvous import connect
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Group, History, Outcome, Span, Task, group_key
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.group_training import train_group
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.scripted import open_run
 
 SPAN = Span(0, 2)

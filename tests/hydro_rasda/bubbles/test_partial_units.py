@@ -12,9 +12,9 @@ from hydro_rasda import RaceConfig, TuneResult, Worker
 from hydro_rasda.bubbles import BubbleBackend
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
 from hydro_rasda.contracts import Group, History, Outcome, Span, Task, full_size_task, group_key
-from hydro_rasda.problem import Problem
-from hydro_rasda.processes.retry_policy import Deaths
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.state import Run
+from hydro_rasda.training.retry_policy import Deaths
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.scripted import open_run
 

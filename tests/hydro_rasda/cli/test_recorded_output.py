@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from hydro_rasda.cli import main, output, runs, watch
-from hydro_rasda.results.record_from_journal import read_record
-from hydro_rasda.results.report import as_html, closing_lines
+from hydro_rasda.records.record_from_journal import read_record
+from hydro_rasda.records.report import as_html, closing_lines
 from tests.hydro_rasda.journals import write_run
 
 RECORDED = Path(__file__).parent / "recorded_output.txt"

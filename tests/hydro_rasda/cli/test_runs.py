@@ -14,7 +14,7 @@ from torch import nn
 from hydro_rasda import RaceConfig, load
 from hydro_rasda.cli import main
 from hydro_rasda.cli.output import print_table, size
-from hydro_rasda.results.record_from_journal import read_record
+from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.run.run_json import run_id
 from tests.hydro_rasda.cli.conftest import model_fn, search
 from tests.hydro_rasda.journals import signed

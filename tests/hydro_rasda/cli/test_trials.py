@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from hydro_rasda import SweepConfig, choice, load, loguniform, uniform
 from hydro_rasda.cli import main
 from hydro_rasda.cli.trials import filtered, sorted_by, written
-from hydro_rasda.results.record_from_journal import read_record
-from hydro_rasda.results.report import explained
+from hydro_rasda.records.record_from_journal import read_record
+from hydro_rasda.records.report import explained
 from tests.hydro_rasda.cli.conftest import model_fn, search
 
 

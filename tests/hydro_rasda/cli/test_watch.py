@@ -14,7 +14,7 @@ import pytest
 from hydro_rasda import SweepConfig, load
 from hydro_rasda.cli import main, watch
 from hydro_rasda.cli.watch import Clock, watch_run
-from hydro_rasda.console import make_console
+from hydro_rasda.common.console import make_console
 from hydro_rasda.contracts import Event
 from hydro_rasda.run.events import RunEnded
 from tests.hydro_rasda.cli.conftest import search

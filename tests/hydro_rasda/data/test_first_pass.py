@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from hydro_rasda import TuneResult
 from hydro_rasda.data import first_pass, make_batches, unlike
-from hydro_rasda.dry_run import dry_run
+from hydro_rasda.dry_run.dry_run import dry_run
 from tests.hydro_rasda.problems import problem, trials
 
 pytestmark = pytest.mark.usefixtures("one_process")

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from hydro_rasda import TuneResult, choice, loguniform
 from hydro_rasda.data import make_batches
 from hydro_rasda.heats.chance_baseline import Chance, chance_of
-from hydro_rasda.objective import LossFn, supervised
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import LossFn, supervised
+from hydro_rasda.problem.problem import Problem
 from tests.hydro_rasda.models import mlp, regressor
 
 pytestmark = pytest.mark.usefixtures("one_process")

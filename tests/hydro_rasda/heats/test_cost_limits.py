@@ -11,7 +11,7 @@ from torch import nn
 
 from hydro_rasda import SweepConfig
 from hydro_rasda.heats.cost_limits import Costs, all_fit
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 

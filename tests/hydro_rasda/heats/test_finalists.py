@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, grid_search, loguniform, uniform
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Finished, Group, Outcome, Span, Task, full_size_task
 from hydro_rasda.heats.finalists import hand_over
 from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.heats.transfer_check import check_transfer
 from hydro_rasda.history.history import FINALISTS
 from hydro_rasda.history.lines import Unit
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.group_training import states_of, train_group
-from hydro_rasda.trial import Trial
 from surrogate.transfer_verdict import RankComparison
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import Scripted, curves, open_run

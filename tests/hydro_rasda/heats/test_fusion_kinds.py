@@ -26,14 +26,14 @@ from torch.nn import functional as F
 
 from fusion.keys import KEYS
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, Worker, choice, loguniform, sample_from, uniform
-from hydro_rasda.config_access import Notes
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.heats.fusion_kinds import ALIKE, build_noting, find_kinds
 from hydro_rasda.heats.unused_keys import unread_of, warn_of_unread
-from hydro_rasda.objective import as_objective
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import as_objective
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.problem.read_keys import Notes
 from hydro_rasda.processes.hang_detector import HangDetector
-from hydro_rasda.space import ALIASES
-from hydro_rasda.trial import Trial
+from hydro_rasda.space.space import ALIASES
 from tests.hydro_rasda.models import Config, fixed_mlp, mlp, refuses_some
 
 

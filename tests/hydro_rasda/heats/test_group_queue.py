@@ -14,14 +14,14 @@ from torch import nn
 
 from fusion import lr_factor
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, quniform, sample_from, uniform
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Event, Finished, History, Task, Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.heats.finalists import LINEAR
 from hydro_rasda.heats.group_queue import Dispatcher
 from hydro_rasda.history.lineage import Ancestor, lineages, schedule_of, smoothed
-from hydro_rasda.objective import supervised
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import supervised
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.record_full_size import try_dropped_again
@@ -29,8 +29,8 @@ from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import PopulationBasedBandits, PopulationBasedTraining, Range
 from hydro_rasda.schedulers.named_rules import POPULATIONS
-from hydro_rasda.space import explored
-from hydro_rasda.trial import Trial
+from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.space.space import explored
 from tests.hydro_rasda.heats.test_sweep import Curves, Given, X, Y, again, epochs
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import sweep

@@ -15,8 +15,8 @@ from hydro_rasda.contracts import Finished, Outcome
 from hydro_rasda.heats.race import Race
 from hydro_rasda.history.full_size import tried_targets
 from hydro_rasda.history.history import FINALISTS
-from hydro_rasda.results.summary import sum_up
-from hydro_rasda.results.timeline import best_over_time
+from hydro_rasda.records.summary import sum_up
+from hydro_rasda.records.timeline import best_over_time
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda.heats.test_sweep import FINALS, Curves, Given, configs

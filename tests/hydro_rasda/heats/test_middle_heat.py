@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import hydro_rasda
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, loguniform
-from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Event, Finished, History, Outcome, Task
 from hydro_rasda.data import make_batches
 from hydro_rasda.heats.middle_heat import MiddleHeat, planned
@@ -25,13 +24,14 @@ from hydro_rasda.heats.race import Race
 from hydro_rasda.history.full_size import run_end, tried_targets
 from hydro_rasda.history.history import FINALISTS, HEATS, MIDDLE_ENTERED, MIDDLE_FINALISTS, MiddlePlan
 from hydro_rasda.history.lines import Unit
-from hydro_rasda.objective import supervised
-from hydro_rasda.problem import Problem
-from hydro_rasda.results.record_from_journal import Follower
-from hydro_rasda.results.summary import sum_up
+from hydro_rasda.problem.objective import supervised
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.records.record_from_journal import Follower
+from hydro_rasda.records.summary import sum_up
 from hydro_rasda.run.events import MIDDLE, RungDecided, StageBegan
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
+from hydro_rasda.settings.config import TuneConfig
 from tests.hydro_rasda.heats.test_sweep import Clock, Curves, Given, X, Y
 from tests.hydro_rasda.heats.test_sweep import clock as clock
 from tests.hydro_rasda.models import Config, mlp

@@ -14,8 +14,8 @@ from hydro_rasda.heats.chance_baseline import chance_of
 from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.history.scores import deciding_curve
-from hydro_rasda.problem import Problem
-from hydro_rasda.results.summary import sum_up
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.records.summary import sum_up
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import CHECK, SURROGATES, MessageSaid
 from hydro_rasda.run.record_full_size import record_done, record_epochs, record_failure, record_swept

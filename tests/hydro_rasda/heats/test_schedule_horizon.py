@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, uniform
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Event, Span, full_size_task
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.schedulers import Continue, SweepRule
 from hydro_rasda.training.full_size import train_full_size_trial
-from hydro_rasda.trial import Trial
 
 Quick = Callable[..., TuneResult]
 SPACE: dict[str, Any] = {"lr": choice([0.3]), "optimizer": "sgd", "batch_size": 32}

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.config import Mode, TuneConfig
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Finished, History, Outcome, Task, Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.history.history import GROUP, SWEEP_DECISION
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.history.transfer import transfer_of
-from hydro_rasda.objective import supervised
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import supervised
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.records.timeline import trainings
 from hydro_rasda.results.result import AllTrialsFailed
-from hydro_rasda.results.timeline import trainings
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import MessageSaid, StageBegan
 from hydro_rasda.run.run_folder import Store
@@ -28,7 +28,7 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule
 from hydro_rasda.schedulers.named_rules import NoStopping
 from hydro_rasda.schedulers.sweep_rule import Stop, move_of
-from hydro_rasda.trial import Trial
+from hydro_rasda.settings.config import Mode, TuneConfig
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import sweep
 

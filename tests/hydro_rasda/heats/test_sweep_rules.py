@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from hydro_rasda import RaceConfig, RunExists, SweepConfig, TuneResult, loguniform
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Widths
 from hydro_rasda.data import make_batches
-from hydro_rasda.objective import OptimizerSettings, supervised
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import OptimizerSettings, supervised
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.journal import read_messages
@@ -29,7 +29,7 @@ from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, PopulationBasedTraining, Range, Stop, SweepRule, SweepState
 from hydro_rasda.schedulers.named_rules import RULES, RuleName
-from hydro_rasda.trial import Trial
+from hydro_rasda.settings.config import TuneConfig
 from tests.hydro_rasda.heats.test_sweep import FINALS, Clock, Curves, Given, X, Y, again, configs, epochs
 from tests.hydro_rasda.heats.test_sweep import clock as clock
 from tests.hydro_rasda.models import mlp

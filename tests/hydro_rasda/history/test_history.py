@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.history.history import CALL, DONE, FINALISTS, History
 from hydro_rasda.history.lines import Stage, Unit, failure_line, metric_lines
 from hydro_rasda.run.run_folder import Store
+from hydro_rasda.settings.config import RaceConfig, SweepConfig, TuneConfig
 from tests.hydro_rasda.journals import write_run
 
 SETTINGS = TuneConfig(num_samples=4, max_t=8, sweep=SweepConfig(surrogate=0.5), race=RaceConfig(top_k=2))

@@ -22,8 +22,8 @@ from hydro_rasda import SweepConfig, choice, loguniform
 from hydro_rasda.integrations.lightning import tune_module
 from hydro_rasda.integrations.peft import adapters, tune_adapters
 from hydro_rasda.integrations.transformers import tune_trainer
-from hydro_rasda.run.content_digest import content, data_digest
-from hydro_rasda.space import describe
+from hydro_rasda.run.fingerprint import content, data_digest
+from hydro_rasda.space.space import describe
 from tests import zoo
 
 TOKENS = torch.arange(8 * 6).reshape(8, 6) % 11

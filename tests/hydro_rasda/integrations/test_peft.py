@@ -17,10 +17,10 @@ from transformers import TrainingArguments
 from fusion import fuse
 from fusion.streams import seed_generators
 from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform, randint, uniform
+from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.data import make_batches
 from hydro_rasda.integrations.peft import _largest_rank, adapters, tune_adapters
 from hydro_rasda.integrations.transformers import tune_trainer
-from hydro_rasda.seeds import derive_seed
 from tests import zoo
 from tests.hydro_rasda.integrations.results import answers_as_tunes
 

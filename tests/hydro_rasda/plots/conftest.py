@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydro_rasda.results.records import RunRecord
+from hydro_rasda.records.records import RunRecord
 from tests.hydro_rasda.journals import runs_of_all_sorts
 
 

@@ -11,7 +11,7 @@ import pytest
 from hydro_rasda import TuneResult, loguniform, plots, uniform
 from hydro_rasda.history.lineage import decided_copies
 from hydro_rasda.plots.figure_style import is_empty
-from hydro_rasda.results.timeline import journal_of
+from hydro_rasda.records.timeline import journal_of
 
 
 @pytest.mark.usefixtures("one_process")

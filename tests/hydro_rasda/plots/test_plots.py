@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from hydro_rasda import plots
-from hydro_rasda.config import TuneConfig
 from hydro_rasda.history.lines import failure_line, metric_lines
-from hydro_rasda.page.words import answer, cost_facts
 from hydro_rasda.plots import hyperparameters
 from hydro_rasda.plots.figure_style import begun, is_empty, score_axis, thinned
 from hydro_rasda.plots.hyperparameters import LINES
 from hydro_rasda.plots.importance import importance_of
-from hydro_rasda.results.records import RunRecord, TrialRecord
-from hydro_rasda.results.report import agreement_line, both_units, closing_lines
-from hydro_rasda.results.timeline import Training, best_over_time, busy_share, journal_of, trainings
+from hydro_rasda.plots.page.words import answer, cost_facts
+from hydro_rasda.records.records import RunRecord, TrialRecord
+from hydro_rasda.records.report import agreement_line, both_units, closing_lines
+from hydro_rasda.records.timeline import Training, best_over_time, busy_share, journal_of, trainings
+from hydro_rasda.settings.config import TuneConfig
 from tests.hydro_rasda.journals import SCRIPT, Writer
 
 Sorts = dict[str, RunRecord]
@@ -309,7 +309,7 @@ def test_thinning_keeps_the_first_and_the_last() -> None:
 
 
 def test_without_its_folder_a_result_still_has_its_curves(sorts: Sorts, tmp_path: Path) -> None:
-    from hydro_rasda.results.record_from_journal import read_record
+    from hydro_rasda.records.record_from_journal import read_record
 
     folder = tmp_path / "moved"
     shutil.copytree(sorts["over"].path, folder)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hydro_rasda.data.can_be_pickled import can_be_pickled
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS, most_children, usable_children
 
 pytestmark = pytest.mark.skipif(

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hydro_rasda import SweepConfig
-from hydro_rasda.problem import Problem
+from hydro_rasda.common.trial import Trial
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
 from hydro_rasda.run.cache import cache_folder
 from hydro_rasda.schedulers.packing_policy import GUESS
-from hydro_rasda.trial import Trial
 
 
 @pytest.fixture

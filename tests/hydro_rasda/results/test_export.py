@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform
-from hydro_rasda.config import Keep
+from hydro_rasda.settings.config import Keep
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

@@ -20,16 +20,16 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, uniform
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.history import ENTERED, FINALISTS
 from hydro_rasda.history.lines import JournalLine, Stage, Unit, metric_lines
-from hydro_rasda.problem import Problem
-from hydro_rasda.results.report import state_of
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.records.report import state_of
 from hydro_rasda.results.result import make_result
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.run.record_full_size import end_by_score, end_targets, record_epochs, record_failure
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda import journals
 from tests.hydro_rasda.heats.test_sweep_rules import Population
 from tests.hydro_rasda.models import counted, mlp, stumbles_in_some

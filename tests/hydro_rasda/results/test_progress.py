@@ -15,9 +15,10 @@ import pytest
 from rich.console import Console
 
 from hydro_rasda import TuneResult, choice, loguniform, uniform
+from hydro_rasda.common.short_values import show
+from hydro_rasda.records.report import closing_lines
 from hydro_rasda.results.notebook_progress import NotebookProgress
 from hydro_rasda.results.progress import Progress
-from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.events import (
     EpochEnded,
     EpochsTrained,
@@ -29,8 +30,7 @@ from hydro_rasda.run.events import (
     StageBegan,
     StageEnded,
 )
-from hydro_rasda.short_values import show
-from tests.hydro_rasda.results.test_report import RECORD
+from tests.hydro_rasda.records.test_report import RECORD
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

@@ -25,15 +25,15 @@ from hydro_rasda import (
     loguniform,
     tune,
 )
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.history.lines import metric_lines
-from hydro_rasda.problem import Problem
-from hydro_rasda.results import summary
-from hydro_rasda.results.report import best_first, doubt_line
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.records import summary
+from hydro_rasda.records.report import best_first, doubt_line
 from hydro_rasda.results.result import make_result
 from hydro_rasda.run.record_full_size import record_epochs, record_failure
 from hydro_rasda.run.state import Run
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.scripted import Scores, Scripted, open_run
 from tests.malformed import Right, either, faults, integer, one_of

@@ -19,9 +19,9 @@ from hydro_rasda import LocalBackend, RaceConfig, TuneResult
 from hydro_rasda.contracts import Event
 from hydro_rasda.history.lines import EpochTold, metric_lines
 from hydro_rasda.loggers import CSVLogger
-from hydro_rasda.problem import Problem
-from hydro_rasda.results.record_from_journal import read_record
-from hydro_rasda.results.report import live_line, progress_of
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.records.record_from_journal import read_record
+from hydro_rasda.records.report import live_line, progress_of
 from hydro_rasda.run import run_folder
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import EpochEnded

@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.config import TuneConfig
 from hydro_rasda.run.run_json import FORMAT, determining, recorded
+from hydro_rasda.settings.config import TuneConfig
 
 
 def test_limits_on_cost_do_not_make_another_run() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hydro_rasda.history.lines import ERROR_CHARS, failure_line
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import SURROGATES, MessageSaid
 from hydro_rasda.run.journal import read_messages

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from hydro_rasda import RaceConfig
-from hydro_rasda.config import TuneConfig
 from hydro_rasda.schedulers import (
     Continue,
     ExpectedEnd,
@@ -21,6 +20,7 @@ from hydro_rasda.schedulers import (
     expected_gain,
 )
 from hydro_rasda.schedulers.race_rule import ERROR, WORTH, expected_improvement
+from hydro_rasda.settings.config import TuneConfig
 from tests.hydro_rasda.schedulers.played import Curves, play
 
 RACE = {"max_t": 4, "mode": "min", "reduction_factor": 2, "full_trainings": 2.5}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hydro_rasda.argument_checks import check_int, check_number, require
+from hydro_rasda.common.argument_checks import check_int, check_number, require
 from hydro_rasda.schedulers import AshaState, AsyncSuccessiveHalving, Decision, Growth, Mode
 
 

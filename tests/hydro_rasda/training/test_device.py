@@ -19,12 +19,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Group, Outcome, Span, Task, Widths, full_size_task
-from hydro_rasda.dry_run import dry_run
-from hydro_rasda.problem import Problem
+from hydro_rasda.dry_run.dry_run import dry_run
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.training.device import Device, Share, Work
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(

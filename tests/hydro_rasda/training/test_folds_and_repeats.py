@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Group, Outcome, Span, Task, full_size_task
 from hydro_rasda.data import make_batches, make_folds
-from hydro_rasda.objective import as_objective
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import as_objective
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.training.full_size import states_apart, train_full_size_trial
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.group_training import LiveGroup, states_of, train_group
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.usefixtures("one_process")

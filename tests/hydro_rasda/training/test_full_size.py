@@ -11,18 +11,18 @@ from torch import Tensor
 
 from fusion.optim.schedule_free import ScheduleFreeSGD
 from hydro_rasda import RaceConfig
-from hydro_rasda.config import Keep, Mode
+from hydro_rasda.common.seeds import derive_seed
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import History, Outcome, Span, full_size_task
 from hydro_rasda.data import ALONE, make_batches
-from hydro_rasda.metrics import mean_metrics
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.metrics import mean_metrics
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.schedulers import rank
-from hydro_rasda.seeds import derive_seed
+from hydro_rasda.settings.config import Keep, Mode
 from hydro_rasda.training.folds_and_repeats import shares_of
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
 from hydro_rasda.training.single_learner import SingleLearner
-from hydro_rasda.trial import Trial
 from tests.fusion.optim.test_fused import Counting
 from tests.hydro_rasda.models import Config
 

@@ -24,13 +24,13 @@ from fusion import FusionWarning, optim
 from fusion.width import probe
 from fusion.width.probe import Compiled
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, loguniform
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Widths
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import WEEKS, cache_folder, remember
-from hydro_rasda.training import group_widths, surrogate_speed_and_memory
+from hydro_rasda.training import group_widths
 from hydro_rasda.training.group_widths import planned_widths, recall, widths_from
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
 Pair = tuple[Tensor, Tensor]
@@ -390,7 +390,7 @@ def test_compiling_is_tried_where_groups_train_for_long(problem: Problem, monkey
         tried.append(len(modules))
         return Compiled(3.0, 20.0, 0.1)
 
-    monkeypatch.setattr(surrogate_speed_and_memory, "compiled_speedup", measured)
+    monkeypatch.setattr("hydro_rasda.training.measure_widths.compiled_speedup", measured)
     monkeypatch.setattr(group_widths, "best_width", lambda *of: 4)
     monkeypatch.setattr(probe, "best_width", lambda *of: 4)
     asked = {"kind": trials(8)}

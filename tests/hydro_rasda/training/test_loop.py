@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Shard, make_batches
-from hydro_rasda.metrics import mean_metrics
-from hydro_rasda.objective import Objective, supervised
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.metrics import mean_metrics
+from hydro_rasda.problem.objective import Objective, supervised
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.loop import keep_best, train_epochs
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks
 
 Pair = tuple[Tensor, Tensor]

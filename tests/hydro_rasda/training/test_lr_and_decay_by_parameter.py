@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from fusion.optim import optimizer
 from hydro_rasda import RaceConfig, SweepConfig
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Group, Span, Task
-from hydro_rasda.objective import OptimizerSettings, supervised
-from hydro_rasda.precision import in_precision
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.objective import OptimizerSettings, supervised
+from hydro_rasda.problem.precision import in_precision
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.group_training import states_of, train_group
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers
-from hydro_rasda.trial import Trial
 from surrogate import coordinate_check, lr_multipliers, make_surrogate
 from surrogate.coordinates import CoordinateCheck
 from tests.surrogate.models import ModelFn, transformer

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, TuneResult, Worker, load, loguniform
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Outcome, Span, full_size_task
-from hydro_rasda.problem import OwnLoop, Problem
-from hydro_rasda.results.report import state_of
+from hydro_rasda.problem.problem import OwnLoop, Problem
+from hydro_rasda.records.report import state_of
 from hydro_rasda.training.full_size import train_full_size_trial
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 
 pytestmark = pytest.mark.usefixtures("one_process")

@@ -29,7 +29,7 @@ from hydro_rasda.backends.pool import DeviceDied
 from hydro_rasda.backends.ray.actor_messages import Bulletin
 from hydro_rasda.backends.ray.backend import RayDevices, _Actor, _Answer, _start_ray, share_on, worker_resources
 from hydro_rasda.contracts import Event
-from hydro_rasda.objective import supervised
+from hydro_rasda.problem.objective import supervised
 from hydro_rasda.run.events import EpochsTrained
 from hydro_rasda.training.device import Share
 from tests.hydro_rasda.conftest import SPACE

@@ -21,15 +21,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from hydro_rasda import RaceConfig, RASDAScheduler, SweepConfig, elastic
 from hydro_rasda.backends.ray import RescaledLR
 from hydro_rasda.backends.ray.rank_worker import RankWorker
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Batch, Data, make_batches
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.temporary_folders import owner
+from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.full_size_on_ranks import train_full_size
 from hydro_rasda.training.loop import keep_best, train_epochs
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from hydro_rasda.backends.ray.backend import RayDevices
 from hydro_rasda.backends.ray.nodes import Slots
 from hydro_rasda.contracts import Event
 from hydro_rasda.heats.race import train_finalists
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import EpochEnded, MessageSaid
 from tests.hydro_rasda.backends import finalists

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hydro_rasda.training.user_loop_worker import Worker
+from hydro_rasda.training.worker import Worker
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:

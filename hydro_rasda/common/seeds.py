@@ -1,0 +1,34 @@
+"""Seeds that depend on what they are for, and on nothing else."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from hydro_rasda.settings.config import MOST_SEED
+
+
+def next_seed(seed: int) -> int:
+    """Another seed; after the largest comes 0.
+
+    >>> next_seed(0), next_seed(MOST_SEED)
+    (1, 0)
+    """
+    return 0 if seed == MOST_SEED else seed + 1
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed for one purpose of a run.
+
+    Args:
+        parts: Values that tell the purpose apart, such as the run's seed, "weights" and a trial's number.
+
+    Returns:
+        An integer in [0, 2**63), the same on every machine.
+
+    >>> derive_seed(0, "weights", 1) == derive_seed(0, "weights", 1) != derive_seed(0, "weights", 2)
+    True
+    """
+    entropy = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,0 +1,325 @@
+"""The dry run: before any training, what is tuned is tried with one batch, and the data are read once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fusion.check.compare_with_alone import check_copy
+from fusion.evaluate.microbatch import can_be_split, is_weight, split
+from fusion.optim import optimizer
+from fusion.structure import hidden_by_wrapper
+from fusion.structure.module_parts import duplicate, has_samples
+from fusion.warn import warn
+from fusion.width.memory import objects_so_far_set_aside, peak_memory
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.secret_masking import shown
+from hydro_rasda.common.seeds import next_seed
+from hydro_rasda.common.trial import Trial
+from hydro_rasda.data import Batch, batch_length, naming_batch
+from hydro_rasda.problem.dry_run_of_batches import (
+    Misfit,
+    check_finite,
+    measure_whole,
+    misfit,
+    one_thread,
+    parts_of,
+    run_batch,
+    survey_batches,
+    warn_of_sums,
+)
+from hydro_rasda.problem.lr_roles import by_parameter, roles_of
+from hydro_rasda.problem.model_costs import BESIDE_A_STEP, weight_bytes
+from hydro_rasda.problem.objective import give_config, reads_config, scalars, steering
+from hydro_rasda.problem.objective_parts import check_parts
+from hydro_rasda.problem.precision import as_given
+from hydro_rasda.problem.problem import NoModule, NoRoles, Problem
+from hydro_rasda.problem.read_keys import Notes
+from hydro_rasda.problem.width_argument import about_width_argument, width_form
+from hydro_rasda.settings.objectives import COSTS
+from surrogate.output_sizes import call_model
+from surrogate.roles_and_multipliers import width_plan
+from surrogate.widths import WidthPlan
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Findings of a dry run.
+
+    Attributes:
+        parameters: Name and "shape dtype" of each parameter of the first target that could be built.
+        example_input: Arguments with which the objective called it, of a few examples: positional ones, or a dict of
+            keyword arguments. None if it never called the model itself.
+        pretrained: True if initial weights are the same from every seed. A narrow surrogate would keep a random part of
+            what was learnt, so none was tried. With `sweep.surrogate=1` this is not looked for, and it is False.
+        objective_reads: Keys of the configuration that the objective read.
+        whole_names: Names of the values of `metrics`.
+        shared: True if models of two calls of `model_fn` have tensors in common: it then keeps a module, and training
+            one trial would change it for all others.
+        peak: Bytes that training the full-size model takes, reckoned from a batch of it.
+        epoch_seconds: Seconds that an epoch of it takes, reckoned likewise; infinite where the data have no length.
+        steady_epoch_seconds: The same from a batch that was run before, on one thread of a CPU: as training goes, with
+            a model on each core.
+        narrowed: Line about the surrogate: how many of its parameters are narrower, and which sizes stayed; empty if
+            none was tried.
+        mostly_wide: True if less than half of its parameters are narrower.
+        metrics: Metrics of the first target on its first batches, by name.
+    """
+
+    parameters: dict[str, str]
+    example_input: Any
+    pretrained: bool = False
+    shared: bool = False
+    objective_reads: frozenset[str] = frozenset()
+    whole_names: tuple[str, ...] = ()
+    peak: float = 0.0
+    epoch_seconds: float = math.inf
+    steady_epoch_seconds: float = math.inf
+    narrowed: str = ""
+    mostly_wide: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+PRETRAINED_SHARE = 0.1
+"""So many of a model's elements come out the same from two seeds where they were trained before."""
+EXAMPLES = 4
+QUICK_S = 1.0
+"""Seconds below which a training step is measured twice."""
+MISFITS = 8
+"""So many configurations in a row whose model is built but cannot be trained mean that none can."""
+
+
+def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> DryRun:
+    """Build one trial's models and run one batch of each data set through them, so that nothing fails hours later.
+
+    Trials are tried in turn until one can be trained: a configuration that the model refuses fails alone.
+
+    Args:
+        survey: True to read the data once, too; see `survey_data`.
+
+    Raises:
+        ValueError: if, for all of them, `model_fn` fails, the model cannot take a batch, the loss cannot take the
+            model's output and the target, or loss or metric are never finite. If the model cannot be made narrower,
+            `model_fn` returns no module, the objective no dict of tensors, or the metric is unknown. Each names the
+            argument.
+    """
+    unbuilt: list[Exception] = []
+    misfits: list[Exception] = []
+    for trial in trials:
+        try:
+            target = problem.target(trial)
+        except (NoModule, NoRoles):
+            raise
+        except Exception as error:
+            told = f"for {shown(trial.config)!r} with {type(error).__name__}: {error}"
+            unbuilt.append(misfit(f"`model_fn` fails for every configuration, {told}", error).args[0])
+            continue
+        try:
+            return _try(problem, trial, target, survey)
+        except Exception as error:
+            if (why := hidden_by_wrapper(target)) is not None:
+                told = f"`model_fn` makes a model that cannot be copied and trained here: {why}"
+                error = misfit(told, error)
+            if not isinstance(error, Misfit):
+                raise
+            misfits.append(error.args[0])
+        if len(misfits) == MISFITS:
+            break
+    raise (misfits or unbuilt)[0]
+
+
+def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
+    """Read the data once, for a trial of which a dry run found all else."""
+    problem = replace(problem, copied=found.shared)
+    try:
+        target = problem.target(trial).eval()
+    except Exception as error:  # the model function did not raise before
+        raise Misfit(error) from error
+    _survey(problem, trial, target, found.metrics)
+
+
+def _survey(problem: Problem, trial: Trial, target: nn.Module, metrics: Mapping[str, float]) -> None:
+    for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)):
+        survey_batches(problem, trial, target, data, argument)
+    warn_of_sums(problem, trial, target)
+    check_finite(problem, trial, target, metrics)
+
+
+def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> DryRun:
+    parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
+    if not any(parameter.requires_grad for parameter in target.parameters()):
+        frozen = "whose parameters are all frozen (`requires_grad=False`)" if parameters else "without parameters"
+        refusal = (
+            f"`model_fn` makes a model {frozen} for {shown(trial.config)!r}, but must make one that can be trained"
+        )
+        raise Misfit(ValueError(refusal))
+    other = problem.with_settings(seed=next_seed(problem.settings.seed)).target(trial)
+    try:
+        check_parts(as_given(problem.objective), target)
+    except ValueError as error:
+        raise misfit(str(error), error) from error
+    pretrained = problem.settings.sweep.surrogate < 1 and _is_pretrained(target, other)
+    if shared := not _addresses(target).isdisjoint(_addresses(other)):
+        problem, target = replace(problem, copied=True), duplicate(target)
+    del other
+    notes = Notes()
+    if reads_config(as_given(problem.objective)):
+        give_config(target, notes.noting(steering(trial.config)))
+    calls: list[Any] = []
+    handle = target.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
+    with naming_batch("train_data", "its first batch", trial.batch_size):
+        batches = problem.train_data.epoch(trial.batch_size, 0)
+        train = next(batches)
+        _warn_of_other_sizes(trial, train, lambda: next(batches, None) is None)
+    parts, began = parts_of(trial, train, "train_data"), time.perf_counter()
+    with objects_so_far_set_aside(problem.device), peak_memory(problem.device) as step:
+        trained = run_batch(problem, target.train(), parts[0], "train_data")
+    peak = step.bytes + BESIDE_A_STEP * weight_bytes(target)
+    with naming_batch("val_data", "its first batch", trial.batch_size):
+        validation = next(problem.val_data.in_order(trial.batch_size))
+    with torch.no_grad():
+        validated = run_batch(problem, target.eval(), parts_of(trial, validation, "val_data")[0], "val_data")
+    handle.remove()
+    steps = problem.train_data.steps(trial.batch_size) or math.inf
+    epoch_seconds = (time.perf_counter() - began) * len(parts) * steps
+    whole = measure_whole(problem, trial, target, validated)
+    found = {f"train_{name}": value.item() for name, value in trained.items()}
+    found |= {f"val_{name}": value.item() for name, value in validated.items()}
+    found |= {f"val_{name}": value for name, value in whole.items()}
+    found = {name: value for name, value in found.items() if not is_weight(name.partition("_")[2])}
+    _check_names(problem, found)
+    if survey:
+        _survey(problem, trial, target, found)
+    example = _few(target, calls[0]) if calls else None
+    narrow, tried = None, replace(problem, example_input=example)
+    _try_optimizer(tried, trial, target)
+    if not pretrained:
+        narrow = _try_surrogate(tried, trial)
+        _try_copy(tried, trial, parts[0])
+    reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
+    steady = min(epoch_seconds, _repeated(problem, target, parts[0]) * len(parts) * steps)
+    told = ("", False) if narrow is None else (narrow.summary, narrow.mostly_wide)
+    sizes = peak, epoch_seconds, steady
+    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), *sizes, *told, found)
+
+
+def _check_names(problem: Problem, found: Collection[str]) -> None:
+    """Refuse a metric, or a bound of one, that training does not measure."""
+    comparison = problem.settings.comparison
+    named = {name: "metric" for name, _ in comparison.objectives}
+    several = len(named) > 1 or comparison.bounds
+    rule = f"one of {sorted(found)}" + (f", or a cost of the model: {', '.join(COSTS)}" if several else "")
+    for name in comparison.trained:
+        require(name in found, named.get(name, "sweep.constraints"), name, rule)
+
+
+def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
+    """Seconds of a training step's forward and backward pass, run again; on a CPU, on one thread.
+
+    The first step on one thread sets up what later ones use. If it is quick, the next one counts, too.
+    """
+
+    def step() -> float:
+        began = time.perf_counter()
+        run_batch(problem, target.train(), batch, "train_data")["loss"].item()
+        return time.perf_counter() - began
+
+    with one_thread():
+        first = step()
+        return min(first, step()) if first < QUICK_S else first
+
+
+def _few(target: nn.Module, inputs: Any) -> Any:
+    """A few examples of a model's inputs; all of them if it is unknown which rows belong to which example."""
+    if not can_be_split(inputs):
+        return inputs
+    few = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, inputs)
+    if sum(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)) == 1:
+        return few
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            call_model(target, few)
+    except Exception:  # rows may stand for others, as those of a graph's matrix do
+        return inputs
+    return few
+
+
+def _warn_of_other_sizes(trial: Trial, batch: Batch, is_last: Callable[[], bool]) -> None:
+    """Warn where a loader goes by another batch size than that of the configuration."""
+    if "batch_size" not in trial.config or not can_be_split(batch):
+        return
+    length, asked = batch_length(batch), trial.batch_size
+    if length > asked or (length < asked and not is_last()):
+        warn(
+            f"`train_data` was asked for batches of {asked} examples, and the first has {length}: what `space` says of "
+            "`batch_size` changes nothing where its loader takes no notice of it"
+        )
+
+
+def _addresses(model: nn.Module) -> set[int]:
+    """Return the addresses of those of its tensors that training changes."""
+    # What is frozen can be shared: training writes to none of it.
+    tensors = (*(p for p in model.parameters() if p.requires_grad), *model.buffers())
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
+
+
+def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
+    """Return whether another seed gives the same weights, constants and identities (of at most two values) aside."""
+    other = dict(from_another_seed.named_parameters())
+    same = total = 0
+    for name, parameter in target.named_parameters():
+        values = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
+        if values.numel() == 0 or bool(((values == values.min()) | (values == values.max())).all()):
+            continue
+        total += values.numel()
+        same += values.numel() if name in other and torch.equal(values, other[name]) else 0
+    return same > PRETRAINED_SHARE * total
+
+
+def _try_optimizer(problem: Problem, trial: Trial, target: nn.Module) -> None:
+    """Make the optimizer: learning rates and optimizers of parts of the model, and functions that make one."""
+    try:
+        problem.note_roles(target, trial)
+        optimizer(target, by_parameter(trial.config, roles_of(target)))
+    except ValueError as error:
+        raise misfit(str(error), error) from error
+    except Exception as error:
+        told = f"`optimizer` is {trial.config.get('optimizer')!r}, which fails for the model's parameters"
+        raise misfit(f"{told} with {type(error).__name__}: {error}", error) from error
+
+
+def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
+    """Build a surrogate; its plan, or None where the sweep trains the full-size model."""
+    try:
+        narrow = problem.surrogate(trial, checked=True)
+    except (Exception, SystemExit) as error:
+        if width_form(problem.model_fn):
+            told = about_width_argument(problem.model_fn)
+            raise (misfit(f"{error} ({told})", error) if told else Misfit(error)) from error
+        raise misfit(
+            f"`sweep.surrogate` is {problem.settings.sweep.surrogate:g}, but the model cannot be made narrower by "
+            f"itself ({error}); give `model_fn` an argument `width_ratio`, or set `sweep=SweepConfig(surrogate=1)`",
+            error,
+        ) from error
+    return width_plan(narrow) if problem.settings.sweep.surrogate < 1 else None
+
+
+def _try_copy(problem: Problem, trial: Trial, batch: Batch) -> None:
+    """Fuse one trial's surrogate, and see that the copy computes what the surrogate does (else Misfit)."""
+
+    def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:
+        return scalars(problem.objective(model, part))
+
+    few = split(batch, max(1, batch_length(batch) // EXAMPLES))[0] if can_be_split(batch) else batch
+    try:
+        check_copy(lambda: problem.surrogate(trial), means, few)
+    except ValueError as error:
+        told = "`model_fn` makes a model that trains otherwise where it is copied, as the sweep does"
+        raise misfit(f"{told}: {error}", error) from error

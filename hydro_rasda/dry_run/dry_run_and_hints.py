@@ -1,0 +1,226 @@
+"""Before the first stage: a dry run of what is asked, and what follows from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from fusion import lr_factor
+from fusion.keys import SCHEDULE_FREE, optimizer_names
+from fusion.warn import warn
+from hydro_rasda.common.trial import Trial
+from hydro_rasda.data import EVAL_BATCH_FACTOR, naming_batch
+from hydro_rasda.dry_run.dry_run import DryRun
+from hydro_rasda.dry_run.isolated_dry_run import survived_dry_run
+from hydro_rasda.problem.precision import as_given
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.problem.width_argument import about_width_argument
+from hydro_rasda.run.fingerprint import spread_indices
+from hydro_rasda.run.locks_and_crashes import CrashLog
+from hydro_rasda.schedulers import first_milestone
+from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.space.space import has_shares, longest_warmup, schedules, tuned
+from hydro_rasda.training.lr_and_decay_by_parameter import check_rule
+from surrogate import doubtful_hyperparameters
+
+ASKED_STEPS = 64
+"""So many steps of a training, from the first to the last, are asked of a schedule."""
+
+_PRETRAINED = (
+    "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
+    "width would lose them, so the model itself is swept (`sweep=SweepConfig(surrogate=1)`). If it should start at "
+    "random, have `model_fn` neither load weights nor seed itself"
+)
+
+_HIGHER = re.compile(
+    r"\w*accuracy|b?acc|[a-z]*(auc|roc|iou|bleu)|auprc|m?ap|f1|fbeta|recall|precision|sensitivity|specificity|top|hits|"
+    r"rouge\w*|meteor|jaccard|dice|r2|psnr|ssim|ndcg|mrr|kappa|mcc|pearson|spearman|correlation|rewards?|returns?|elbo|"
+    r"likelihood|correct"
+)
+_LOWER = re.compile(
+    r"\w*(loss|error|perplexity)|err|r?mse|r?mae|s?mape|nll|ppl|bp[bcd]|[wce]er|fid|brier|ece|distance|divergence|"
+    r"deviance|regret"
+)
+_TURNED = re.compile(r"neg|negative|minus|inverse|inv")
+"""Words in the names of metrics of which more is better, of those of which less is, and of those turned around."""
+
+_NO_DECAY = (
+    'hint: the learning rate never decays. A decay usually gains more than any other key. Add `"schedule": "cosine"` '
+    'to the space. To search where the decay begins, add `"schedule": "linear", "decay_start": uniform(0, 0.9)`'
+)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A problem that a dry run has shown to work.
+
+    Attributes:
+        problem: The problem, with the dry run's findings about the model and with rungs that lie after the warm-ups.
+        settings: The user's settings, except for the width of a pretrained model's surrogates.
+        parameters: Name, shape and type of each parameter of the full-size model.
+        messages: Messages to the user about the dry run.
+    """
+
+    problem: Problem
+    settings: TuneConfig
+    parameters: dict[str, str]
+    messages: list[str]
+
+
+def get_ready(
+    problem: Problem,
+    space: Mapping[str, Any],
+    trials: Sequence[Trial],
+    doing: CrashLog | None = None,
+    *,
+    named_rule: bool = True,
+) -> Ready:
+    """Try a problem out, and warn of settings that would fail silently.
+
+    Args:
+        doing: The run's crash log, if there is a run.
+        named_rule: True if a rule of the library decides the sweep, not one of the user: then its end is known.
+
+    Raises:
+        ValueError: If no trial can be trained; see `dry_run`. Also if a `schedule` gives no factors, if the largest
+            batches exceed the data, or if no rule is known by which learning rates transfer from surrogates for an
+            optimizer.
+    """
+    settings = problem.settings
+    messages: list[str] = []
+    _check_schedules(problem, space, trials)
+    found = survived_dry_run(problem, trials, doing or CrashLog())
+    _check_largest_batches(problem, trials)
+    configs = [trial.config for trial in trials]
+    warmup = longest_warmup(space, configs, settings.max_t)
+    if found.pretrained:
+        warn(_PRETRAINED.format(settings.sweep.surrogate))
+        settings = replace(settings, sweep=replace(settings.sweep, surrogate=1))
+    if settings.sweep.surrogate < 1:
+        for trial in trials:
+            check_rule(trial.config)
+    messages += _of_surrogates(problem, found, settings.sweep.surrogate)
+    _warn_of_doubtful(space, settings.sweep.surrogate)
+    _warn_of_modes(settings)
+    _warn_of_endless(warmup, settings.max_t)
+    later = _without_rungs_before(warmup, settings)
+    if later != settings:
+        rungs = f"at epoch {later.sweep.grace_period} of the sweep and {later.first_look} at full size"
+        messages.insert(0, f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
+    count = max(settings.num_samples, len(trials))  # a grid has more, a searcher gives the first ones alone
+    if settings.sweep.surrogate < 1 and count <= settings.race.top_k:
+        few = f"all {count} configurations can become finalists, whatever their surrogates say"
+        messages.append(f"{few}: `sweep=SweepConfig(surrogate=1)` trains them at full size from the start")
+    if named_rule and settings.sweep.surrogate < 1 and has_shares(space, configs):
+        *_, before, last = (0, *later.sweep_milestones)
+        problem = replace(problem, horizon=last, unhurried=before)
+        if last < settings.max_t:
+            faster = f"From epoch {before} on, its schedules run faster, so that they end with it."
+            messages.append(f"The sweep trains {last} of {settings.max_t} epochs. {faster}")
+    elif not _has_decay(problem, space, configs):
+        messages.append(_NO_DECAY)
+    problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
+    problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names)
+    models = settings.models("target")  # a finalist's train to an epoch one after another, all in memory
+    problem = replace(problem, peak=models * found.peak, epoch_seconds=models * found.epoch_seconds)
+    problem = replace(problem, steady_epoch_seconds=models * found.steady_epoch_seconds)
+    return Ready(problem, settings, found.parameters, messages)
+
+
+def _check_schedules(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial]) -> None:
+    """Call each schedule function of the user at some steps of a training with as many steps as the first trial's."""
+    found = dict.fromkeys(schedule for schedule in schedules(space, (t.config for t in trials)) if callable(schedule))
+    if not found:
+        return
+    epochs, batch_size = problem.settings.max_t, trials[0].batch_size
+    with naming_batch("train_data", "a loader for batches", batch_size):
+        steps = problem.train_data.steps(batch_size) or 1
+    for schedule in found:
+        for step in spread_indices(epochs * steps, ASKED_STEPS):
+            try:
+                lr_factor({"schedule": schedule}, step / steps, epochs, steps)
+            except Exception as error:
+                told = f"`schedule` is {schedule!r}, which fails at step {step} of {epochs * steps}"
+                raise ValueError(f"{told} with {type(error).__name__}: {error}") from error
+
+
+def _check_largest_batches(problem: Problem, trials: Sequence[Trial]) -> None:
+    """Make loaders with the largest batch size: a loader that drops a smaller last batch may have no batch at all."""
+    largest = max(trial.batch_size for trial in trials)
+    evaluated = f"its first batch in evaluation ({EVAL_BATCH_FACTOR} times `batch_size`)"
+    for argument, data, name, size in (
+        ("train_data", problem.train_data, "its first batch", largest),
+        ("val_data", problem.val_data, evaluated, EVAL_BATCH_FACTOR * largest),
+    ):
+        with naming_batch(argument, name, size):
+            if data.steps(size) is None:
+                next(data.in_order(size))
+
+
+def _of_surrogates(problem: Problem, found: DryRun, ratio: float) -> list[str]:
+    """Return a line if the surrogates' width may be another than is meant, and warn if they are hardly narrower."""
+    if not found.narrowed:
+        return []
+    told = about_width_argument(problem.model_fn)
+    if found.mostly_wide:
+        warn(f"only {found.narrowed}: surrogates save little. Give `model_fn` an argument `width_ratio`")
+    elif "(" in found.narrowed:  # which sizes stay as they are
+        told = "; ".join(filter(None, [f"surrogates have {ratio:g} of the width: {found.narrowed}", told]))
+    return [told] if told else []
+
+
+def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
+    doubtful = doubtful_hyperparameters(tuned(space), ratio)
+    if doubtful:
+        width = Fraction(ratio).limit_denominator(64)
+        warn(
+            f"the best {', '.join(doubtful)} at {width} of the width may not suit the full model, because narrow "
+            "models overfit less. To find out, set `sweep=SweepConfig(check_transfer=True)`. Wider surrogates, such as "
+            "`sweep=SweepConfig(surrogate=1/4)`, overfit more like the full model"
+        )
+
+
+def _warn_of_modes(settings: TuneConfig) -> None:
+    for name, mode in settings.comparison.objectives:
+        higher, lower, turned = (_has_word(name, words) for words in (_HIGHER, _LOWER, _TURNED))
+        if higher == lower or turned:
+            continue
+        if higher and mode == "min":
+            warn(f"`mode` is 'min', so that the trial with the lowest {name} wins: set `mode='max'` if more is better")
+        elif lower and mode == "max":
+            warn(f"`mode` is 'max', so that the trial with the highest {name} wins: set `mode='min'` if less is better")
+
+
+def _has_word(name: str, words: re.Pattern[str]) -> bool:
+    """Return whether one of these words is in a metric's name, such as "val_f1_macro", "val_top5" or "val_macroF1"."""
+    parts = re.split(r"[^0-9A-Za-z]+", name)
+    parts += [piece for part in parts for piece in re.findall(r"[A-Z]+[a-z0-9]*|[a-z0-9]+", part)]
+    return any(words.fullmatch(text) for part in parts for text in (part.lower(), part.lower().rstrip("0123456789")))
+
+
+def _warn_of_endless(warmup: float, max_t: int) -> None:
+    if warmup >= max_t:
+        warn(
+            f"`warmup_epochs` is up to {warmup:g}, and `max_t` is {max_t}: no trial is halved before the end, as no "
+            "rung lies before a warm-up is over; shorten the warm-ups"
+        )
+
+
+def _has_decay(problem: Problem, space: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether a learning rate falls in some training, need not fall, or the user's own code may see to it."""
+    of_objective = getattr(as_given(problem.objective), "optimizer_settings", None)
+    own = problem.full_size is not None or of_objective is not None
+    free = any(name in SCHEDULE_FREE for config in configs for name in optimizer_names(config))
+    return own or free or any(schedule != "constant" for schedule in schedules(space, configs))
+
+
+def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:
+    """The settings with the rungs of both stages left out that come before a warm-up of so many epochs is over."""
+    sweep, race, most = settings.sweep, settings.race, settings.max_t
+    grace = first_milestone(sweep.grace_period, most, sweep.reduction_factor, warmup)
+    full = first_milestone(settings.first_look, most, race.scaling_factor, warmup)
+    asked = race.grace_period if full == settings.first_look else full
+    return replace(settings, sweep=replace(sweep, grace_period=grace), race=replace(race, grace_period=asked))

@@ -1,0 +1,146 @@
+"""The dry run, where what it tries may end the process that tries it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import re
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hydro_rasda.common.secret_masking import shown
+from hydro_rasda.common.trial import Trial
+from hydro_rasda.dry_run.dry_run import MISFITS, DryRun, dry_run, survey_data
+from hydro_rasda.problem.dry_run_of_batches import Misfit
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.problem.width_argument import Plans
+from hydro_rasda.processes.child_count import usable_children
+from hydro_rasda.processes.forks import Died, Notify, imap_forked, plain_warning
+from hydro_rasda.run.locks_and_crashes import CrashLog
+from hydro_rasda.training.retry_policy import DEATHS
+
+
+def survived_dry_run(problem: Problem, trials: Sequence[Trial], doing: CrashLog) -> DryRun:
+    """Do a dry run that passes over trials which end their process.
+
+    If the process can be forked, a forked one tries the trials, and this one only reads the data. If the forked one
+    refuses all trials, or its findings cannot be sent, this one does the dry run again. If the process cannot be
+    forked, the run's crash log names the trial that is being tried. A later call tries trials last of which processes
+    died, and drops those of which one more died then.
+
+    Raises:
+        ValueError: as `dry_run`; also if no trial is left to try.
+    """
+    if usable_children(problem):
+        safe, scouted = _scouted(problem, trials)
+        if scouted.found is not None:
+            for _, warning in scouted.warned:
+                warnings.warn_explicit(**warning)
+            # The data are read here: a Dataset may keep what it has read, and forked processes then share it.
+            with contextlib.suppress(Misfit), warnings.catch_warnings():
+                for text, warning in scouted.warned:  # it would be given twice
+                    warnings.filterwarnings("ignore", re.escape(text), lineno=warning["lineno"])
+                survey_data(problem, scouted.trial, scouted.found)
+                return scouted.found
+        return dry_run(problem, safe)
+    left = [trial for trial in trials if not doing.dropped(_name(trial))]
+    if not left:
+        raise _deadly(trials[0], doing.dropped(_name(trials[0])))
+    with contextlib.closing(_noting(sorted(left, key=lambda trial: doing.suspected(_name(trial))), doing)) as tried:
+        return dry_run(problem, tried)
+
+
+def _name(trial: Trial) -> str:
+    config = hashlib.sha256(repr(dict(trial.config)).encode()).hexdigest()  # which may have secrets
+    return f"trying trial {trial.number}: {config}"
+
+
+def _noting(trials: Iterable[Trial], doing: CrashLog) -> Generator[Trial, None, None]:
+    for trial in trials:
+        with doing.of(_name(trial)):
+            yield trial
+
+
+@dataclass(frozen=True)
+class _Scouted:
+    """The end of a dry run in a forked process.
+
+    Attributes:
+        how: Why the process ended, in words; empty if it survived.
+        found: Findings of the dry run; None if it refused all trials, or if they cannot be sent.
+        warned: The text of each warning that was given there, and the warning as plain values.
+    """
+
+    trial: Trial
+    how: str = ""
+    found: DryRun | None = None
+    warned: Sequence[tuple[str, Mapping[str, Any]]] = ()
+
+
+def _scouted(problem: Problem, trials: Sequence[Trial]) -> tuple[list[Trial], _Scouted]:
+    """Return the trials for which a forked process survived all checks of a dry run, and the end of that dry run.
+
+    Raises:
+        ValueError: If there is none, or if too many in a row ended their process.
+    """
+    safe, left, first = list[Trial](), list(trials), None
+    for _ in range(MISFITS):
+        scouted = _scout(problem, left)
+        if not scouted.how:
+            return safe + left, scouted
+        scouted = _scout(problem, [scouted.trial])  # it may have run out of memory by what ran beside it
+        if not scouted.how:
+            return [*safe, scouted.trial], scouted
+        first = first or _deadly(scouted.trial, f"{DEATHS} times, {scouted.how}")
+        at = left.index(scouted.trial)
+        safe, left = safe + left[:at], left[at + 1 :]
+        if not left:
+            break
+    assert first is not None
+    raise first
+
+
+def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
+    """Have a forked process do a dry run, but for reading all of the data."""
+    tried = [trials[0]]
+
+    def piece(notify: Notify) -> tuple[Plans, DryRun | None, list[tuple[str, dict[str, Any]]]]:
+        def each() -> Iterator[Trial]:
+            for at, trial in enumerate(trials):
+                notify(at)
+                yield trial
+
+        found = None
+        # The tuner's process does a dry run of its own if this one finds nothing, and raises what it raises.
+        with contextlib.suppress(Exception), warnings.catch_warnings(record=True) as caught:
+            found = _as_sent(dry_run(problem, each(), survey=False))
+        warned = {(str(one.message), one.filename, one.lineno): plain_warning(one) for one in caught}
+        return problem.plans, found, [(text, warning) for (text, *_), warning in warned.items()]
+
+    ((_, answer),) = imap_forked([piece], torch.get_num_threads(), lambda at: tried.append(trials[at]))
+    if isinstance(answer, Died):
+        return _Scouted(tried[-1], answer.how)
+    plans, *findings = answer
+    problem.plans.update(plans)
+    return _Scouted(tried[-1], "", *findings)
+
+
+def _as_sent(found: DryRun) -> DryRun:
+    """Return findings as another process gets them; raise if they cannot be sent, as model inputs may hold anything."""
+    sent = io.BytesIO()
+    torch.save(found, sent)
+    sent.seek(0)
+    received: DryRun = torch.load(sent, weights_only=False)
+    return received
+
+
+def _deadly(trial: Trial, how: str) -> ValueError:
+    return ValueError(
+        "`model_fn`, the model, its objective or its data end the process that tries them, for "
+        f"{shown(trial.config)!r}: {how}"
+    )

@@ -1,0 +1,389 @@
+"""Sources of configurations: random sampling of the space, or one of Ray Tune's searchers, without Ray running."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fusion.streams import preserved_generators, seed_generators
+from fusion.warn import warn
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.secret_masking import hide, restore, secrets_of, shown
+from hydro_rasda.common.seeds import derive_seed
+from hydro_rasda.common.trial import Trial
+from hydro_rasda.history.history import GROUP, SWEEP_DECISION
+from hydro_rasda.history.lines import Unit, jsonable
+from hydro_rasda.records.optuna_study import quiet
+from hydro_rasda.run.recorded_configs import as_recorded, with_objects
+from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers.sweep_rule import Stop, move_of
+from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.settings.objectives import Fits, Objectives, few_fit, refuse_if_none
+from hydro_rasda.settings.sweep_config import SEARCHERS
+from hydro_rasda.space.branches import chosen, indexed, is_branching, is_nested, leaves, restricted, unknown_keys
+from hydro_rasda.space.domains import is_a, is_grid, plain, rounded, to_ray
+from hydro_rasda.space.space import Config, check_config, check_value, sample
+
+if TYPE_CHECKING:
+    from ray.tune.search import Searcher
+
+DRAWS = 100
+"""So many times `num_samples` configurations are drawn in search of some that meet the constraints."""
+
+SEARCHER_ROUNDS = 4
+"""A searcher is asked for this many batches: it learns from the first rung of each before it gives the next."""
+
+_BATCH = "search/from-"
+
+
+class Search(Protocol):
+    """A source of trials that learns, or not, from what became of them."""
+
+    planned: int  # trials that it gives in all, as far as is known
+    given: list[Trial]  # those that it has given so far
+
+    def next_trials(self) -> list[Trial]:
+        """The next batch; empty once there are no more."""
+        ...
+
+    def hear(self, key: str, unit: Unit) -> None:
+        """Learn from a unit of the run, which the run's history has taken in; also from those of earlier processes."""
+        ...
+
+    def close(self, number: int) -> None:
+        """Hear that a trial trains no further in the sweep."""
+        ...
+
+
+class RandomSearch:
+    """All configurations at once, sampled from one seed.
+
+    Args:
+        num_samples: See `sample`; those that come first count as samples, but for a grid, of which all is tried.
+        first: Known configurations, or parts of them, which are tried first; what one leaves out is sampled.
+        fits: Tells which configurations may be tried; others are drawn anew. Of a grid, they are left out.
+        enough: Tells that so many are enough, as time is up: then no more are drawn.
+
+    Attributes:
+        late: True if fewer than wanted were drawn, as time was up.
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Any],
+        num_samples: int,
+        seed: int,
+        first: Sequence[Mapping[str, Any]] = (),
+        strategy: str = "ddp",
+        fits: Fits | None = None,
+        enough: Callable[[int], bool] = lambda found: False,
+    ) -> None:
+        known = [_completed(space, config, derive_seed(seed, "first", i)) for i, config in enumerate(first)]
+        for i, config in enumerate(known):
+            check_config(config, strategy, f"sweep.first[{i}]")
+        for i, config in enumerate(known if fits is not None else ()):
+            rule = "one that meets `sweep.constraints`"
+            require(fits is None or fits(config), f"sweep.first[{i}]", shown(config), rule)
+        sampled, is_grid, self.late = fitting_sample(space, num_samples, seed, fits, enough)
+        configs = [*known, *(sampled if is_grid else sampled[: max(0, num_samples - len(known))])]
+        self.trials = [Trial(number, config) for number, config in enumerate(configs)]
+        self.planned, self.given = len(self.trials), list[Trial]()
+        for trial in self.trials:
+            check_config(trial.config, strategy)
+
+    def recall(self, run: Run) -> None:
+        """Give trials that the run has recorded the configurations that it recorded; give the run all trials."""
+        self.trials = as_recorded(self.trials, run)
+        run.known |= {trial.number: trial for trial in self.trials}
+
+    def next_trials(self) -> list[Trial]:
+        if self.given:
+            return []
+        self.given = self.trials
+        return self.trials
+
+    def hear(self, key: str, unit: Unit) -> None:
+        """Random sampling does not learn."""
+
+    def close(self, number: int) -> None:
+        """Random sampling does not learn."""
+
+
+def fitting_sample(
+    space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None, enough: Callable[[int], bool]
+) -> tuple[list[Config], bool, bool]:
+    """Sample configurations that fit, in so many draws that there are as many as wanted, if that can be had.
+
+    Returns:
+        The configurations; whether they are those of a grid that fit, be they fewer than wanted or more; and whether
+        time was up before all were drawn.
+    """
+    sampled = sample(space, wanted, seed)
+    drawn, is_grid = len(sampled), len(sampled) > wanted
+    if fits is None:
+        return sampled, is_grid, False
+    fitting, more, late = list[Config](), sampled, False
+    while more:
+        for config in more:
+            if late := enough(len(fitting)):
+                break
+            fitting += [config] * fits(config)
+        over = late or is_grid or len(fitting) >= wanted or drawn >= DRAWS * wanted
+        # The same seed gives the same first ones.
+        more = [] if over else sample(space, min(2 * drawn, DRAWS * wanted), seed)[drawn:]
+        drawn += len(more)
+    refuse_if_none(bool(fitting), drawn)
+    return fitting if is_grid else fitting[:wanted], is_grid, late
+
+
+def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> None:
+    """Refuse what is neither a configuration of the space nor a part of one."""
+    for i, config in enumerate(first):
+        require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
+        for name, value in config.items():
+            check_value(f"sweep.first[{i}][{name!r}]", value)
+        unknown = unknown_keys(config, space)
+        rule = f"of the keys of `space`, which has no {', '.join(unknown)}"
+        require(not unknown, f"sweep.first[{i}]", shown(config), rule)
+
+
+def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:
+    """A configuration with these values, and the others sampled, of a grid its first point."""
+    (completed, *_) = sample(restricted(space, config), 1, seed)
+    return completed
+
+
+def check_searcher(searcher: object) -> None:
+    """Refuse what is no searcher of Ray Tune's, or limits how many trials may run at a time."""
+    from ray.tune.search import ConcurrencyLimiter, Searcher
+
+    rule = f"one of {SEARCHERS}, or one of Ray Tune's searchers, such as OptunaSearch()"
+    require(isinstance(searcher, Searcher), "sweep.searcher", searcher, rule)
+    rule = "the searcher that it wraps: `tune` asks for whole batches"
+    require(not isinstance(searcher, ConcurrencyLimiter), "sweep.searcher", searcher, rule)
+
+
+def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives) -> None:
+    """Tell a searcher what to search; ValueError if it cannot search this space, or by several metrics.
+
+    One that was told another space before would go on with that.
+    """
+    from ray.tune.search import Searcher
+
+    several = len(objectives) > 1
+    rule = "an `OptunaSearch`, or None, where `metric` is a list: no other one learns from several metrics"
+    require(not several or type(searcher).__name__ == "OptunaSearch", "sweep.searcher", searcher, rule)
+    _check_places(space)
+    metric, mode = ([*each] if several else each[0] for each in zip(*objectives, strict=True))
+    try:
+        with quiet():  # an `OptunaSearch` makes its study here
+            told = searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
+    listens = type(searcher).set_search_properties is not Searcher.set_search_properties
+    rule = "a new one without a space of its own: `tune` tells it `space`, `metric` and `mode`"
+    require(told is not False or not listens, "sweep.searcher", searcher, rule)
+
+
+def _check_places(space: Mapping[str, Any], where: str = "space") -> None:
+    """Refuse domains where no searcher looks for them, and keys that it takes apart."""
+    for key, value in space.items():
+        if not isinstance(key, str) or "/" in key:
+            raise ValueError(f"`{where}` has the key {key!r}, but a searcher needs names without '/'")
+        place = f"{where}[{key!r}]"
+        if is_nested(value):
+            _check_places(value, place)
+        elif is_branching(value):
+            for i, branch in enumerate(value.categories):
+                _check_places(branch, f"{place}[{i}]")
+        else:
+            held = value.categories if is_a(value, "Categorical") else value
+            inner = leaves({key: [*held]}) if isinstance(held, list | tuple) else ()
+            if any(is_a(leaf, "Domain") or is_grid(leaf) for _, leaf in inner):
+                told = "holds a domain in a list or a choice, where a searcher does not look"
+                raise ValueError(f"`{place}` {told}: give it a key of its own, or leave out `sweep.searcher`")
+
+
+def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | None:
+    """Make the searcher of this name over Optuna's sampler; for "random", return None."""
+    if name == "random":
+        return None
+    needed = ["optuna", *{"gp": ["scipy"], "cma": ["cmaes"]}.get(name, [])]
+    if missing := [package for package in needed if find_spec(package) is None]:
+        told = f"`sweep.searcher` {name!r} needs {', '.join(missing)}, which is not there"
+        raise ImportError(f"{told}: pip install 'hydro-rasda[searchers]'")
+    from optuna import samplers
+    from ray.tune.search.optuna import OptunaSearch
+
+    several = settings.comparison.several
+    rule = "another one where `metric` is a list: CMA-ES learns from one metric"
+    require(name != "cma" or not several, "sweep.searcher", name, rule)
+    seed = derive_seed(settings.seed, "searcher") % 2**32
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what Optuna calls experimental
+        make: Mapping[str, Callable[..., Any]] = {
+            "tpe": partial(samplers.TPESampler, constant_liar=True),
+            "gp": partial(samplers.GPSampler, warn_independent_sampling=False),
+            "cma": partial(samplers.CmaEsSampler, warn_independent_sampling=False),
+            "qmc": partial(samplers.QMCSampler, scramble=True, warn_independent_sampling=False),
+        }
+        sampler = make[name](seed=seed)
+    searcher = OptunaSearch(sampler=sampler)
+    prepare(searcher, space, settings.comparison.objectives)
+    if name == "qmc":
+        # Optuna would draw at random until a trial is complete, which tells it the space.
+        drawn = OptunaSearch.convert_search_space(to_ray(indexed(space)))
+        numeric = {key: of for key, of in drawn.items() if not hasattr(of, "choices")}
+        sampler.infer_relative_search_space = lambda study, trial: numeric
+    return searcher
+
+
+class SearcherSearch:
+    """One of Ray Tune's searchers, asked for a batch at a time.
+
+    Most searchers learn from complete trials alone. So what a batch has reached when the next is asked for, the first
+    milestone, counts as its end; only the last batch is told of later rungs.
+
+    A resumed run asks the searcher again and tells it again what it was told, so that it is where it was. If it does
+    not repeat its suggestions (it has no seed), the trials of the journal count, and it goes on without them.
+    """
+
+    def __init__(self, searcher: Searcher, space: Mapping[str, Any], run: Run, fits: Fits | None = None) -> None:
+        """Args: as `prepare` has made them ready."""
+        num_samples, self._run, self._fits, self._refused = run.settings.num_samples, run, fits, 0
+        self._told_of_few = False
+        self.planned, self.given = num_samples, list[Trial]()
+        self._ids: dict[int, str] = {}
+        self._searcher, self._space, self._metric = searcher, space, run.settings.metric
+        self._left, self._batch = num_samples, -(-num_samples // SEARCHER_ROUNDS)
+        self._seed, self._strategy, self._warned = run.settings.seed, run.settings.race.strategy, False
+        self._open: dict[int, tuple[int, float]] = {}
+        self._hidden = secrets_of(space)
+
+    def next_trials(self) -> list[Trial]:
+        for number in sorted(self._open):
+            self._close(number, *self._open[number])
+        first, key = len(self.given), f"{_BATCH}{len(self.given)}"
+        # A run that was given more samples asks for its first batches as they were.
+        known = self._run.store.units().get(key)
+        wanted = len(known.value) if known is not None else min(self._batch, self._left)
+        suggested: list[Config] = []
+        # Some searchers, TuneBOHB among them, draw from the global generators whatever seed they were given.
+        with preserved_generators():
+            seed_generators(derive_seed(self._seed, "search", first))
+            while len(suggested) < wanted and (config := self._fitting(first + len(suggested))) is not None:
+                suggested.append(config)
+        if not suggested and known is None:
+            return []
+        recorded = self._run.unit(key, lambda: Unit([hide(config, self._hidden) for config in suggested])).value
+        self._left -= len(recorded)
+        found = [
+            Trial(first + i, self._agree(first + i, suggested[i : i + 1], kept)) for i, kept in enumerate(recorded)
+        ]
+        self.given += found
+        self._run.known |= {trial.number: trial for trial in found}
+        return found
+
+    def _fitting(self, number: int) -> Config | None:
+        """The next suggestion that fits; the searcher learns of the others that they failed."""
+        for _ in range(DRAWS * self._run.settings.num_samples):
+            config = self._suggest(number)
+            if config is None or self._fits is None or self._fits(config):
+                return config
+            self._searcher.on_trial_complete(self._id(number), error=True)
+            self._refused += 1
+            self._ids[number] = f"{_id(number)}-{self._refused}"  # a searcher gives one suggestion by each name
+        refuse_if_none(number > 0, self._refused)
+        if not self._told_of_few:
+            self._told_of_few = True
+            self._run.say(few_fit(number, self._run.settings.num_samples))
+        return None
+
+    def _suggest(self, number: int) -> Config | None:
+        suggestion = self._searcher.suggest(self._id(number))
+        if suggestion is None or suggestion == self._searcher.FINISHED:
+            return None
+        config: Config = plain(chosen(self._space, _merged(indexed(self._space), suggestion)))
+        check_config(config, self._strategy)
+        return config
+
+    def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
+        """The configuration that the journal has, as the searcher gave it where it gave the same."""
+        recorded = with_objects(restore(recorded, self._hidden, self._space), self._space)
+        if jsonable(suggested[:1]) == jsonable([recorded]):
+            self._open[number] = (0, math.nan)
+            return suggested[0]
+        if not self._warned:
+            self._warned = True
+            warn(
+                f"the searcher does not repeat its suggestion for trial {number}: give it a seed, so that it learns "
+                "from the trials before the break, too"
+            )
+        if suggested:
+            self._searcher.on_trial_complete(self._id(number), error=True)
+        return recorded
+
+    def hear(self, key: str, unit: Unit) -> None:
+        history = self._run.history
+        if key.startswith(_BATCH) and int(key.removeprefix(_BATCH)) == len(self.given):  # of an earlier process
+            self.next_trials()
+        elif GROUP.fullmatch(key) is not None:
+            for number in unit.value["members"]:
+                self._tell(number, history.epochs("surrogate", number), history.score("surrogate", number))
+        elif SWEEP_DECISION.fullmatch(key) is not None:
+            for number, *plain in unit.value:
+                move = move_of(plain)
+                if isinstance(move, Stop) or move.copy_of is not None:
+                    self.close(number)
+
+    def _tell(self, number: int, epoch: int, score: float) -> None:
+        if number in self._open:
+            self._open[number] = (epoch, score)
+            if math.isfinite(score):
+                self._searcher.on_trial_result(self._id(number), self._result(number, epoch, score))
+
+    def close(self, number: int) -> None:
+        history, standing = self._run.history, self._run.history.sweep.trials.get(number)
+        is_under_way = standing is None or standing.goal is not None
+        score = history.score("surrogate", number) if is_under_way or standing is None else standing.score
+        self._close(number, history.epochs("surrogate", number), score)
+
+    def _close(self, number: int, epoch: int, score: float) -> None:
+        if self._open.pop(number, None) is None:
+            return
+        if math.isfinite(score):
+            self._searcher.on_trial_complete(self._id(number), result=self._result(number, epoch, score))
+        else:
+            self._searcher.on_trial_complete(self._id(number), error=True)
+
+    def _id(self, number: int) -> str:
+        return self._ids.get(number, _id(number))
+
+    def _result(self, number: int, epoch: int, score: float) -> dict[str, Any]:
+        # A score of several metrics is a place among trials.
+        by_place = self._run.settings.comparison.by_place
+        scores = self._run.history.values_at("surrogate", number, epoch) if by_place else {self._metric: score}
+        # BOHB reads its budget from where Ray's own HyperBandForBOHB puts it.
+        return {**scores, "training_iteration": epoch, "hyperband_info": {"budget": epoch}}
+
+
+def _id(number: int) -> str:
+    return f"trial-{number}"
+
+
+def _merged(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> Config:
+    """The suggestion, with the constants of the space, which some searchers leave out."""
+    config: Config = {}
+    for key, value in {**space, **suggestion}.items():
+        inner = space.get(key, {})  # no mapping if it is a choice, some of whose values are
+        if key in suggestion and isinstance(suggestion[key], Mapping) and isinstance(inner, Mapping):
+            config[key] = _merged(inner, suggestion[key])
+        else:
+            # Optuna does not round values of a logarithmic law.
+            config[key] = rounded(space.get(key), copy.deepcopy(suggestion.get(key, value)))
+    return config

@@ -1,5 +1,0 @@
-"""A run as one HTML page, which works offline: the figures of `hydro_rasda.plots`, and what they mean, in words."""
-
-from hydro_rasda.page.write import write_page
-
-__all__ = ["write_page"]

@@ -1,0 +1,206 @@
+"""The page of one run: its sections, in the order in which people ask."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from hydro_rasda import plots
+from hydro_rasda.common.short_values import show
+from hydro_rasda.history.lineage import decided_copies
+from hydro_rasda.plots.figure_style import HEIGHT, begun, is_empty, nothing
+from hydro_rasda.plots.hyperparameters import LINES
+from hydro_rasda.plots.importance import importance_bars, importance_of
+from hydro_rasda.plots.page import words
+from hydro_rasda.plots.page.words import call_of
+from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.report import best_first, status_of, varied
+from hydro_rasda.records.timeline import journal_of
+from hydro_rasda.run.run_json import read_asked
+
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """Calls a function when its result is first asked for; others who ask at the same time wait for it."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make, self._lock, self._made = make, Lock(), list[T]()
+
+    def __call__(self) -> T:
+        with self._lock:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure as a page holds it: data for its scripts, safe within one; or a note why there is nothing to show."""
+
+    json: str
+    height: int = HEIGHT
+    note: str = ""
+
+    @property
+    def served(self) -> str:
+        """The JSON that a server answers: the data, or the note."""
+        return self.json or safe({"note": self.note})
+
+
+class Drawing(NamedTuple):
+    """A figure of a page by the name of its element, or the table of trials."""
+
+    name: str
+    drawn: Callable[[], Drawn]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. A table has the heads of columns, then rows; a failure is a line, a configuration, a
+    traceback."""
+
+    title: str
+    sentences: list[str] = field(default_factory=list)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    table: Sequence[Sequence[str]] = ()
+    figures: list[Drawing] = field(default_factory=list)
+    trials: Drawing | None = None
+    failures: list[tuple[str, str, str]] = field(default_factory=list)
+    code: str = ""
+    grid: bool = False
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """All that a page's scripts draw."""
+        return [*self.figures, *([self.trials] if self.trials else [])]
+
+
+def drawing(make: Callable[..., Any], *arguments: Any, name: str = "") -> Drawing:
+    """A figure of Plotly's that is drawn by `make(*arguments)`, once."""
+    return Drawing(name or make.__name__.replace("_", "-"), Once(lambda: _held(make(*arguments))))
+
+
+def _held(figure: Any) -> Drawn:
+    if is_empty(figure):
+        return Drawn("", note=html.unescape(figure.layout.annotations[0].text))
+    written = json.loads(figure.to_json())
+    written["layout"].pop("template", None)  # the page has its own, light and dark
+    return Drawn(safe(written), figure.layout.height)
+
+
+def safe(value: Any) -> str:
+    """A value as JSON within a script: nothing in it may end the script, or begin a comment."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+SLICES = 12
+"""Hyperparameters that have a slice of their own on the page, the most important."""
+
+
+def sections(record: RunRecord) -> Iterator[Section]:
+    """Yield the sections of the page, from top to bottom."""
+    asked, units = asked_of(record), journal_of(record)
+    best = words.configuration(record)
+    yield Section("Answer", words.answer(record), best)
+    if record.comparison.several:
+        joined = "Full-size models. No other one is better in each metric than those on the line."
+        yield Section("Front", [joined], figures=[drawing(plots.front, record)])
+    yield Section("Cost", facts=words.cost_facts(record, asked.get("max_t")), figures=[drawing(plots.cost, record)])
+    yield Section("Best score over time", figures=[drawing(plots.best_over_time, record)])
+    fates = (
+        "Surrogates have the colour of the epoch at which the sweep stopped them. More than 60 are shown as bands, "
+        "within which the middle 50 and 80 % of the scores lie. Finalists are drawn again below."
+    )
+    rungs = "Dotted lines are rungs, and tell how many went on."
+    yield Section("Learning curves", [f"{fates} {rungs}"], figures=[drawing(plots.learning_curves, record)])
+    if any(decided_copies(units)):
+        lines = "A grey line is a trial, a blue one a copy; orange is the lineage of the best trial."
+        yield Section("Population", [lines], figures=[drawing(plots.population, record)])
+    close = "Finalists are the best of all surrogates, and lie closer together than all do: agreement is harder."
+    yield Section("Narrow against full size", [close], figures=[drawing(plots.narrow_vs_full, record)])
+    yield from _of_hyperparameters(record)
+    beside = "Numbers are the trials of a fused group. Bars above each other trained at the same time."
+    yield Section("Timeline", [beside], figures=[drawing(plots.timeline, record)])
+    click = "Click the head of a column to sort. Click a point of a figure above to see its trial here."
+    table = Drawing("trials", Once(lambda: Drawn(_table(record)))) if record.trials else None
+    yield Section("Trials", [click if table else "No trial has begun."], trials=table)
+    failed = words.failures(record)
+    yield Section("Failures", [] if failed else ["No trial raised."], failures=failed)
+    yield Section("Environment", facts=words.environment(asked, units), code=call_of(asked) if asked else "")
+
+
+def _of_hyperparameters(record: RunRecord) -> Iterator[Section]:
+    important, names = Once(lambda: importance_of(record)), varied(record)
+    ranked = Once(lambda: sorted(names, key=lambda name: -important().get(name, -1.0)))
+
+    def importances() -> Any:
+        few = f"{len(record.trials)} trials are too few to tell"
+        return importance_bars(important()) if important() else nothing(few)
+
+    def sliced(place: int) -> Any:
+        return plots.slices(record, ranked()[place : place + 1])
+
+    # As successive halving orders trials, for they stop at different epochs.
+    told = "Optuna's fANOVA of a trial's place among all: who got furthest, then who scored best."
+    yield Section("Importance of hyperparameters", [told], figures=[drawing(importances)])
+    slices = [drawing(sliced, i, name=f"slice-{i}") for i in range(min(SLICES, len(names)))]
+    diamonds = "Diamonds are scores at full size, dots on surrogates; orange ones trained longest."
+    yield Section("Slices", [diamonds], figures=slices or [drawing(plots.slices, record)], grid=bool(slices))
+    figures = [drawing(lambda: plots.score_map(record, *ranked()[:2]), name="score-map")]
+    yield Section("The two most important", figures=figures)
+    drag = "Drag along an axis to choose trials; drag its name to move it."
+    told = f"Axes stand by importance; a narrow screen has the first three. {drag}"
+    if (number := len(begun(record))) > LINES:
+        told += f" Of {number} trials, the best {LINES // 2} and an even sample of the others are drawn."
+    figures = [drawing(lambda: plots.parallel_coordinates(record, ranked()), name="parallel-coordinates")]
+    yield Section("Parallel coordinates", [told], figures=figures)
+
+
+def _table(record: RunRecord) -> str:
+    """All trials, the best first, as `trials.js` takes them.
+
+    They are columns, which compress better than rows: what differs between trials, and their scores.
+    """
+    trials, metric = best_first(record), record.metric
+    columns: dict[str, list[Any]] = {
+        "trial": [trial.trial for trial in trials],
+        "state": [status_of(trial) for trial in trials],
+        metric: [trial.metric if trial.epochs else None for trial in trials],
+        "epochs": [trial.epochs or None for trial in trials],
+        f"surrogate {metric}": [trial.surrogate_metric if trial.surrogate_epochs else None for trial in trials],
+        "surrogate epochs": [trial.surrogate_epochs or None for trial in trials],
+    }
+    if any(trial.middle_epochs for trial in trials):
+        columns[f"middle heat {metric}"] = [trial.middle_metric if trial.middle_epochs else None for trial in trials]
+        columns["middle heat epochs"] = [trial.middle_epochs or None for trial in trials]
+    for name in record.others:
+        columns[name] = [trial.metrics.get(name) for trial in trials]
+    used = [trial.used for trial in trials]
+    own = {name: [values.get(name) for values in used] for name in varied(record)}
+    named = [*columns.items(), *own.items()]  # a hyperparameter may have the name of another column
+    return safe({"heads": [name for name, _ in named], "columns": [[*map(_cell, values)] for _, values in named]})
+
+
+def _cell(value: Any) -> float | str:
+    """A number to four digits, which the page sorts by; any other value as text, "" for none."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _EXACT:
+        return value
+    return float(f"{value:.4g}") if isinstance(value, float) and math.isfinite(value) else show(value, 4)
+
+
+_EXACT = 2**53
+"""Below it, a browser's numbers hold all whole ones."""
+
+
+def asked_of(record: RunRecord) -> dict[str, Any]:
+    """The run's `run.json`; nothing where its folder is gone."""
+    try:
+        return read_asked(record.path)
+    except ValueError:
+        return {}

@@ -1,0 +1,204 @@
+"""Texts of a page besides its figures: the answer and how sure it is, its cost, its failures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from hydro_rasda.common.console import duration
+from hydro_rasda.common.short_values import show
+from hydro_rasda.history.lines import jsonable
+from hydro_rasda.records.optuna_study import RANGE
+from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.report import (
+    agreement_line,
+    best_score,
+    both_units,
+    doubt_line,
+    explained,
+    front_lines,
+    kept_weights,
+    live_line,
+    progress_of,
+    state_of,
+)
+from hydro_rasda.run.run_json import recorded
+from hydro_rasda.schedulers.named_rules import RULES
+from hydro_rasda.settings.config import RaceConfig, SweepConfig, TuneConfig
+from hydro_rasda.settings.sweep_config import SEARCHERS
+
+Facts = dict[str, str]
+"""Names, and what is to be said of them."""
+
+_MACHINE = "surrogate/widths-of-"
+_NORMAL = re.compile(r"float normal\(-inf, inf(?:, q=(?P<q>.+))?, mean=(?P<mean>.+), sd=(?P<sd>.+)\)")
+
+
+def answer(record: RunRecord) -> list[str]:
+    """The best score, of which trial, and how sure it is; in sentences."""
+    if not record.trials:
+        return ["No trial has begun."]
+    best = record.trials[record.best_trial]
+    if math.isfinite(best.metric):
+        score = f"{show(best.metric, 4)} at full size, of {kept_weights(record)}"
+        told = [f"Trial {best.trial} {'wins' if record.ended else 'leads'}: {record.metric} {score}."]
+    elif math.isfinite(best.surrogate_metric):
+        told = [
+            f"Trial {best.trial} has the best {record.metric} on a surrogate: {show(best.surrogate_metric, 4)} after "
+            f"epoch {best.surrogate_epochs}. No full-size model has a score yet."
+        ]
+    else:
+        told = ["No trial has a finite score."]
+    lines = [*filter(None, [live_line(record)]), *front_lines(record), *_doubt(record), *agreement_line(record)]
+    return told + [f"{line[0].upper()}{line[1:]}." for line in lines]
+
+
+def _doubt(record: RunRecord) -> list[str]:
+    lines = doubt_line(record)
+    if record.transfer is not None:
+        agreed = f"transfer from surrogates is {record.transfer.verdict}: rank correlation {record.transfer.rho:.2f}"
+        lines = [*lines, f"{agreed}. {record.transfer.advice.rstrip('.')}"]
+    if not lines and math.isfinite(record.best_metric):
+        lines = ["how sure that is cannot be said: one model alone was trained at full size"]
+    return lines
+
+
+def configuration(record: RunRecord) -> Facts:
+    """The best configuration; none where no trial has a finite score."""
+    if best_score(record)[1] is None:
+        return {}
+    return {name: show(value, 6) for name, value in record.trials[record.best_trial].used.items()}
+
+
+def row(record: RunRecord, idle: float) -> list[str]:
+    """A run in the list of all: its state, best score, metric, progress, trials, and time; a phone shows the first."""
+    score, stage = best_score(record)
+    best = "" if stage is None else f"{show(score, 4)}{' (surrogate)' * (stage == 'surrogate')}"
+    metric, failed = f"{record.metric} ({record.mode})", sum(trial.status == "failed" for trial in record.trials)
+    counts = [str(len(record.trials)), str(failed)]
+    return [state_of(record), best, metric, progress_of(record, idle), *counts, duration(record.cost.seconds)]
+
+
+def counts(record: RunRecord) -> str:
+    """How many trials came to which end."""
+    found = Counter(trial.status for trial in record.trials)
+    counted = ", ".join(f"{count} {status}" for status, count in found.items())
+    state = state_of(record)
+    return f"{counted}: {explained(state)}" if state == "interrupted" else counted
+
+
+def cost_facts(record: RunRecord, max_t: int | None) -> Facts:
+    """Say the cost of the run in time and in full trainings, as its bars do, and how much its surrogates spared."""
+    cost = record.cost
+    facts = {
+        "wall time": both_units(cost, cost.seconds, max_t),
+        "surrogates": f"{cost.surrogate_epochs} epochs: {both_units(cost, cost.surrogate_seconds, max_t)}",
+        "middle heat": f"{cost.middle_epochs} epochs: {both_units(cost, cost.middle_seconds, max_t)}",
+        "full size": f"{cost.target_epochs} epochs: {both_units(cost, cost.target_seconds, max_t)}",
+    }
+    if not cost.middle_epochs:
+        del facts["middle heat"]
+    if max_t and math.isfinite(whole := cost.full_trainings(1.0, max_t)):
+        facts["full training"] = f"{max_t} epochs at full size: about {duration(1 / whole)}"
+    if cost.spared_seconds > 0:
+        facts["spared"] = f"about {duration(cost.spared_seconds)} of full-size training, by surrogates (an estimate)"
+    return facts
+
+
+def failures(record: RunRecord) -> list[tuple[str, str, str]]:
+    """Of each trial that failed: its number and last line, its configuration, its traceback."""
+    return [
+        (
+            f"trial {trial.trial}: {(trial.error or '').strip().rpartition(chr(10))[2]}",
+            ", ".join(f"{name}={show(value, 4)}" for name, value in trial.used.items()),
+            trial.error or "",
+        )
+        for trial in record.trials
+        if trial.status == "failed"
+    ]
+
+
+def environment(asked: Mapping[str, Any], units: Mapping[str, Any]) -> Facts:
+    """Say on which machine, with which versions and on which devices the run was made."""
+    facts = {name: _words(value) for name, value in asked.get("environment", {}).items()}
+    facts.setdefault("python", asked.get("python", ""))
+    machines = dict.fromkeys(key.partition(" on ")[2] for key in units if key.startswith(_MACHINE))
+    facts |= {"measured on": "; ".join(machines), "training data": _words(asked.get("train_data"))}
+    facts["validation data"] = _words(asked.get("val_data"))
+    model = asked.get("model") or {}
+    facts["model"] = f"{len(model)} parameter tensors" if model else ""
+    return {name: value for name, value in facts.items() if value}
+
+
+def _words(value: Any) -> str:
+    value = jsonable(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_words(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_words, value))
+    return "" if value is None else str(value)
+
+
+def call_of(asked: Mapping[str, Any]) -> str:
+    """The call as Python; what JSON has no form for is there by its name."""
+    digests = asked["digests"]
+    own, sweep, race = recorded(asked)
+    if "objectives" in own:
+        own = {**own, "metric": asked["metric"], "mode": asked["mode"], "objectives": ()}
+    default = SweepConfig()
+    made = {"rule": asked["sweep_rule"], "searcher": asked["searcher"]}
+    of_sweep = _changed(sweep, default)
+    named = (*RULES, *SEARCHERS)
+    given = {name: kind for name, kind in made.items() if kind not in (None, getattr(default, name))}
+    of_sweep += [f"{name}={kind!r}" if kind in named else f"{name}={kind}(...)" for name, kind in given.items()]
+    of_sweep += ["first=first"] if "first" in digests else []
+    if "constraints" in digests:
+        of_sweep = [told for told in of_sweep if not told.startswith("constraints=")] + ["constraints=constraints"]
+    of_race = _changed(race, RaceConfig()) + (["train=train"] if "full_size" in digests else [])
+    val_data = asked["val_data"] if own.pop("folds") else "val_data"
+    arguments = _changed(own, TuneConfig())
+    arguments += [f"sweep=SweepConfig({', '.join(of_sweep)})"] if of_sweep else []
+    arguments += [f"race=RaceConfig({', '.join(of_race)})"] if of_race else []
+    arguments += ["metrics=metrics"] if "metrics" in digests else []
+    function = "objective" if "objective" in digests else "loss_fn"
+    space = _space(asked["space"], 1)
+    lines = ["model_fn", space, "train_data=train_data", f"val_data={val_data}", f"{function}={function}", *arguments]
+    return "tune(\n" + "".join(f"    {line},\n" for line in lines) + ")"
+
+
+def _changed(given: Mapping[str, Any], defaults: object) -> list[str]:
+    """Arguments that are not the default; the first arguments of any run are always said."""
+    said = ("metric", "mode", "num_samples", "max_t", "seed")
+    changed = {name: value for name, value in given.items() if name in said or value != getattr(defaults, name)}
+    return [f"{name}={value!r}" for name, value in changed.items()]
+
+
+def _space(space: Any, depth: int) -> str:
+    """A space, or a part of it, as it is written in a call; branches are a list."""
+    if isinstance(space, list):
+        return f"choice([{', '.join(_space(branch, depth) for branch in space)}])"
+    if not isinstance(space, Mapping):
+        return domain_of(str(space))
+    indent = "    " * depth
+    lines = [f"{indent}    {name!r}: {_space(words, depth + 1)},\n" for name, words in space.items()]
+    return "{\n" + "".join(lines) + indent + "}"
+
+
+def domain_of(words: str) -> str:
+    """A domain as it is written in a call.
+
+    >>> domain_of("float loguniform(0.0001, 1)"), domain_of("integer uniform(1, 5)"), domain_of("choice([32, 64])")
+    ('loguniform(0.0001, 1)', 'randint(1, 5)', 'choice([32, 64])')
+    """
+    if (found := _NORMAL.fullmatch(words)) is not None:
+        name = "randn" if found["q"] is None else "qrandn"
+        return f"ray.tune.{name}({', '.join(filter(None, found.group('mean', 'sd', 'q')))})"
+    if (found := RANGE.fullmatch(words)) is None:
+        return words
+    name = "uniform" if found["kind"] == "float" else "randint"
+    name = "q" * (found["q"] is not None) + "log" * (found["law"] == "loguniform") + name
+    home = "ray.tune." if found["kind"] == "integer" and name != "randint" else ""
+    return f"{home}{name}({', '.join(filter(None, found.group('low', 'high', 'q')))})"

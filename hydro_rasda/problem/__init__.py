@@ -1,0 +1,1 @@
+"""The problem of a run: model, objective, metrics, precision, roles and costs."""

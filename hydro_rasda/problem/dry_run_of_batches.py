@@ -1,0 +1,316 @@
+"""One model on single batches, before any training: what it cannot take, and what is never finite."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fusion.evaluate.microbatch import can_be_split, split
+from fusion.keys import read
+from fusion.members.attributes import loose_tensors
+from fusion.structure.module_parts import has_samples
+from fusion.warn import warn
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.seeds import derive_seed
+from hydro_rasda.common.trial import Trial
+from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
+from hydro_rasda.data.batch_splits import IndexedBatches, num_parts
+from hydro_rasda.problem.metrics import Collected, WholeMetrics, measured
+from hydro_rasda.problem.objective import FEW, OUTPUTS, TARGETS, Objective, Written, check_metrics, checked, scalars
+from hydro_rasda.problem.objective_parts import ByPart, joined, moving
+from hydro_rasda.problem.precision import as_given, in_precision, turns
+from hydro_rasda.problem.problem import Problem
+
+SURVEYED = 32
+"""So many batches of a data set are tried that stand out."""
+
+ASKED, RANDOM = 64, 3
+"""So many batches, and so many models of random weights, are tried where a loss or a metric is not finite."""
+
+
+SUMMED = 4
+"""So many more batches are doubled, to find sums over the batch, while a metric is 0."""
+
+GROWTH, EXACT = 0.2, 0.02
+"""A sum over a doubled batch is larger by more than this share, and fits what is expected of a sum but for that one."""
+
+
+class Misfit(Exception):
+    """One trial cannot be trained; its cause says why, for the user if it is the same for all trials."""
+
+
+def misfit(told: str, cause: BaseException) -> Misfit:
+    """Say why a trial cannot be trained, and what that comes from."""
+    refusal = ValueError(told)
+    refusal.__cause__ = cause
+    return Misfit(refusal)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch compute on one thread of a CPU."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def parts_of(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
+    """A batch in the parts that training takes it in, for which alone there may be memory."""
+    parts = read(trial.config, "accumulate")
+    try:
+        return split(batch, num_parts(batch, trial.batch_size, parts))
+    except ValueError as error:
+        raise misfit(
+            f"`accumulate` is {parts}, but a batch {outline(batch)} of `{argument}`: {error}", error
+        ) from error
+
+
+def run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) -> Mapping[str, Tensor]:
+    """Metrics of one batch; where gradients are enabled, the loss is differentiated, too, or that of each part."""
+    objective = in_precision(checked(as_given(problem.objective)), problem.settings.precision)
+    each, found = turns(objective) if torch.is_grad_enabled() else {"": objective}, {}
+    for part, own in each.items():
+        with moving(part, model, dict(model.named_parameters())):
+            found[part] = _run_turn(problem, own, part, model, batch, argument)
+    return joined(found)
+
+
+def _run_turn(
+    problem: Problem, objective: Objective, part: str, model: nn.Module, batch: Batch, argument: str
+) -> Mapping[str, Tensor]:
+    outputs: list[Any] = []
+    handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    try:
+        with warnings.catch_warnings():
+            # Torch broadcasts one against the other, and only warns of it.
+            warnings.filterwarnings("error", "Using a target size")
+            metrics = objective(model, batch)
+    except (Exception, SystemExit) as error:
+        told = f"a batch {outline(batch)} of `{argument}`: {type(error).__name__}: {error}"
+        if outputs:
+            told = f"`loss_fn` (or `objective`) cannot take the model's output {outline(outputs[-1])} with {told}"
+        else:
+            told = f"the model cannot take {told}"
+        if _is_of_one_tensor(batch, lambda alone: objective(model, alone), error):
+            told += f"; a batch of one tensor is a {type(batch).__name__} of it: take `batch[0]`"
+        raise misfit(told + _about_dtypes(model, batch), error) from error
+    finally:
+        handle.remove()
+    if problem.metrics is not None and isinstance(metrics, Mapping):
+        for name in sorted(metrics.keys() & {OUTPUTS, TARGETS}):
+            if not isinstance(metrics[name], Tensor):
+                told = f"`objective` returned {name!r} as a {type(metrics[name]).__name__}, but must return a tensor"
+                raise ValueError(f"{told}, since `metrics` is given those of all batches as one")
+        metrics = scalars(metrics)
+    check_metrics(metrics)
+    if torch.is_grad_enabled():
+        _check_trained(model, objective, batch, metrics["loss"])
+        try:
+            metrics["loss"].backward()
+        except (Exception, SystemExit) as error:
+            of_part = f" of {part!r}" if part else ""
+            told = f"the loss{of_part} of a batch {outline(batch)} of `{argument}` cannot be differentiated"
+            raise misfit(f"{told}: {type(error).__name__}: {error}", error) from error
+    return metrics
+
+
+def _check_trained(model: nn.Module, objective: Objective, batch: Batch, loss: Tensor) -> None:
+    """Refuse a loss that could move tensors which nothing trains, as they are no parameters of the model.
+
+    Tensors of the batch, and those that the objective makes anew in each call, need gradients for other reasons.
+    """
+    known = {id(tensor) for tensor in (*model.parameters(), *tree_leaves(batch))}
+    others = [leaf for leaf in _leaves(loss) if id(leaf) not in known]
+    if others:  # a rare case: only then is the objective called again, while the tensors of the first call are kept
+        again = {id(leaf) for leaf in _leaves(objective(model, batch)["loss"])}
+        others = [leaf for leaf in others if id(leaf) in again]
+    if others:
+        first = next((where for where, tensor in loose_tensors(model) if tensor is others[0]), "")
+        where = f"the model keeps in `{first}`" if first else "`loss_fn` (or `objective`) keeps"
+        raise ValueError(
+            f"the loss depends on a tensor {outline(others[0])} that needs a gradient, which {where}, but nothing "
+            "trains it, because it is no parameter of the model. Make it one, by `nn.Parameter`, `nn.ParameterList` or "
+            "a module in the model, which `objective` finds there; or freeze it by `requires_grad_(False)`"
+        )
+
+
+def _leaves(loss: Tensor) -> list[Tensor]:
+    """Return the tensors to which the loss's gradient flows at last."""
+    found, seen, left = list[Tensor](), set[Any](), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            found.append(node.variable)  # type: ignore[attr-defined]
+        left += [following for following, _ in node.next_functions]
+    return found
+
+
+def _is_of_one_tensor(batch: Batch, run: Callable[[Batch], Any], error: BaseException) -> bool:
+    """Return whether code fails because it takes a batch of one tensor for the tensor."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 1 or not isinstance(error, (TypeError, AttributeError)):
+        return False
+    try:
+        run(batch[0])
+    except (Exception, SystemExit):  # the cause is another one
+        return False
+    return True
+
+
+def _about_dtypes(model: nn.Module, batch: Batch) -> str:
+    """Say how data become float32 if they are float64 and the model is not."""
+    weights = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    wide = any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(batch))
+    if not wide or torch.float64 in weights:
+        return ""
+    return '. The data are float64 and the model is float32: give `array.astype("float32")`, or `tensor.float()`'
+
+
+def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
+    """Read the data once, as far as a few seconds go, and run the model on the batches that it may fail on."""
+    # A loader may end with one example, which BatchNorm refuses in training. Other data are trained on without such.
+    model.train(argument == "train_data" and not isinstance(data, IndexedBatches))
+    with torch.no_grad():
+        for name, batch in islice(unlike(data, trial.batch_size, argument), SURVEYED):
+            try:
+                losses = [run_batch(problem, model, p, argument)["loss"] for p in parts_of(trial, batch, argument)]
+            except Misfit as refused:
+                raise ValueError(f"{name} of `{argument}`: {refused.args[0]}") from refused
+            wrong = non_finite(batch)
+            lost = [loss.item() for loss in losses if not bool(loss.isfinite())]
+            if wrong and lost:
+                raise ValueError(f"{name} of `{argument}` has {wrong}, for which the loss is {lost[0]}")
+
+
+def warn_of_sums(problem: Problem, trial: Trial, model: nn.Module) -> None:
+    """Warn of a loss, or a metric by which trials are compared, that grows with the batch, as a sum over it does.
+
+    It is evaluated for a few examples, for the same twice, and for the same four times. A mean stays the same. A value
+    that compares each example with all others may change, too, but not in this way.
+    """
+    objective, batches = as_given(problem.objective), problem.val_data.in_order(trial.batch_size)
+    first = next(batches)
+    if not isinstance(objective, (Written, ByPart)) or not can_be_split(first):
+        return
+    names = {"loss", *(name.partition("_")[2] for name in problem.settings.comparison.trained)}
+    names |= {f"{part}_loss" for part in objective.parts} if isinstance(objective, ByPart) else set()
+    few = split(first, -(-batch_length(first) // FEW))[0]
+    # A count may be 0 for a few examples, which doubles unseen.
+    for once in chain([few, first], islice(batches, SUMMED)):
+        if not names:
+            return
+        twice = _doubled(once)
+        try:
+            with torch.no_grad():
+                found = [problem.objective(model.eval(), part) for part in (once, twice, _doubled(twice))]
+        except Exception:  # one that takes batches of one size alone
+            return
+        names &= found[0].keys()
+        for name in sorted(names):
+            one, two, four = (float(values[name]) for values in found)
+            if not one:
+                continue
+            names.remove(name)
+            if _grows(one, two, four):
+                told = f"a loss of {one:.3g}" if name == "loss" else f"{name!r} as {one:.3g}"
+                told = f"`objective` returns {told} for {batch_length(once)} examples, and {two:.3g} for the same twice"
+                warn(f"{told}, as a sum does. Return the mean: trials of other batch sizes do not compare by sums")
+
+
+def _doubled(batch: Batch) -> Batch:
+    return tree_map(lambda leaf: torch.cat([leaf, leaf]) if has_samples(leaf) else leaf, batch)
+
+
+def _grows(one: float, two: float, four: float) -> bool:
+    """Return whether a value grows as a sum (and a constant) does, or by one factor with each doubling, as a norm."""
+    added, then, factor = two - one, four - two, two / one
+    if abs(added) < GROWTH * abs(one):
+        return False
+    return abs(then - 2 * added) < EXACT * abs(then) or (factor > 1 and abs(four - factor * two) < EXACT * abs(four))
+
+
+def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:
+    """Return `metrics` of the whole validation set for one untrained model, which has to go through all of it.
+
+    With folds, it goes through each, as one may lack a class that `metrics` needs, and those of the first are returned.
+    """
+    if problem.metrics is None:
+        return {}
+    folds = [problem] if problem.folds is None else problem.each("surrogate")[: len(problem.folds)]
+    names = [""] if problem.folds is None else [f" of fold {number}" for number in range(len(folds))]
+    values, *_ = [_measured_whole(*each, problem.metrics, trial, model) for each in zip(folds, names, strict=True)]
+    twice = sorted(known.keys() & values.keys())
+    require(not twice, "metrics", twice, "a function whose names are not the objective's, too")
+    return values
+
+
+def _measured_whole(
+    problem: Problem, of_fold: str, metrics: WholeMetrics, trial: Trial, model: nn.Module
+) -> dict[str, float]:
+    collected, batch_size = Collected(), EVAL_BATCH_FACTOR * trial.batch_size
+    with torch.no_grad():
+        for batch in problem.val_data.in_order(batch_size):
+            for part in parts_of(trial, batch, "val_data"):
+                found = problem.objective(model, part)
+                collected.take({name: value[None] for name, value in found.items()}, batch_length(part))
+    (outputs,), (targets,) = collected.whole()
+    try:
+        return measured(metrics, outputs, targets)
+    except Exception as error:
+        told = f"`metrics` fails on the whole validation set{of_fold}, {outline((outputs, targets))}"
+        raise ValueError(f"{told}: {type(error).__name__}: {error}") from error
+
+
+def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mapping[str, float]) -> None:
+    """Refuse a training loss or a metric that is not finite, whatever the batch and, for a metric, the model.
+
+    A loss may be NaN for a batch whose targets are all ignored; a metric, such as a correlation, also for a model that
+    predicts the same for all examples.
+    """
+    metric, loss = problem.settings.metric, found["train_loss"]
+    if not (math.isfinite(loss) or _is_finite(problem, trial, model, "train_loss")):
+        told = f"`loss_fn` (or `objective`) gives a loss of {loss} for each batch of `train_data` that was tried"
+        raise Misfit(ValueError(f"{told}, before any training, but must give a finite one"))
+    others = (_random(problem, trial, seed) for seed in range(1, RANDOM + 1))
+    if not (math.isfinite(found[metric]) or any(_is_finite(problem, trial, m, metric) for m in chain([model], others))):
+        told = f"`metric` is {metric!r}, which is {found[metric]} for the untrained model and {RANDOM} others"
+        raise Misfit(ValueError(f"{told} with random weights, but must be one that can be finite"))
+
+
+def _is_finite(problem: Problem, trial: Trial, model: nn.Module, metric: str) -> bool:
+    """Return whether a metric of a model is finite, for any batch, or for the whole validation set."""
+    part, name = metric.split("_", 1)
+    data, argument = (problem.train_data if part == "train" else problem.val_data), f"{part}_data"
+    model.train(part == "train")
+    with torch.no_grad():
+        batches = islice(data.in_order(trial.batch_size), ASKED)
+        for piece in (piece for batch in batches for piece in parts_of(trial, batch, argument)):
+            values = run_batch(problem, model, piece, argument)
+            if name not in values:
+                return math.isfinite(measure_whole(problem, trial, model, {})[name])
+            if math.isfinite(values[name]):
+                return True
+    return False
+
+
+def _random(problem: Problem, trial: Trial, seed: int) -> nn.Module:
+    """A model whose weights are random also where those of an untrained one are constant."""
+    model = problem.with_settings(seed=derive_seed(problem.settings.seed, "random", seed)).target(trial)
+    drawn = torch.Generator().manual_seed(seed)
+    for parameter in (p for p in model.parameters() if p.is_floating_point()):
+        noise = torch.randn(parameter.shape, generator=drawn).to(parameter)
+        parameter.data += noise * (float(parameter.detach().std(correction=0)) or 0.02)
+    return model

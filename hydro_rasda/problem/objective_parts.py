@@ -1,0 +1,112 @@
+"""Objectives by part: a model of several parts, each of which learns by a loss of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fusion.evaluate.microbatch import WEIGHT, is_weight
+from hydro_rasda.common.argument_checks import require
+
+GivenObjective = Callable[..., Mapping[str, Tensor]] | Mapping[str, Callable[..., Mapping[str, Tensor]]]
+"""An objective as users give it: of (model, batch) or (model, batch, config), or one for each part of the model."""
+
+
+@dataclass(frozen=True)
+class ByPart:
+    """One objective for each part of a model, such as the generator and the discriminator of a GAN.
+
+    In a training step they take turns: each computes its loss, which moves the parameters of its own part. Called, this
+    evaluates all of them.
+    """
+
+    parts: Mapping[str, Any]
+
+    def __call__(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        return joined({part: objective(model, batch) for part, objective in self.parts.items()})
+
+    @property
+    def configured(self) -> bool:
+        """True if one of them takes the configuration."""
+        return any(getattr(objective, "configured", False) for objective in self.parts.values())
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The keys that they say they read."""
+        return frozenset[str]().union(*(getattr(objective, "reads", ()) for objective in self.parts.values()))
+
+
+def check_dict(whose: str, returned: object) -> None:
+    """Check that an objective returned a dict of tensors."""
+    listed = [*returned.items()] if isinstance(returned, Mapping) else [("", returned)]
+    for name, value in listed:
+        if not name or not isinstance(value, Tensor):
+            told = f"{name!r} as a {type(value).__name__}" if name else f"a {type(value).__name__}"
+            raise ValueError(f'{whose} returned {told}, but must return a dict of tensors, such as {{"loss": loss}}')
+
+
+def joined(metrics: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the metrics of all parts as those of one objective: `PART_NAME`, and the sum of the losses as "loss".
+
+    Those of the whole model, whose name as a part is "", stay as they are.
+
+    >>> one, two = Tensor([1.0]).sum(), Tensor([2.0]).sum()
+    >>> joined({"actor": {"loss": one, "weight": two}, "critic": {"loss": two}})
+    {'actor_loss': tensor(1.), 'weight/actor_loss': tensor(2.), 'critic_loss': tensor(2.), 'loss': tensor(3.)}
+    """
+    if "" in metrics:
+        return dict(metrics[""])
+    found: dict[str, Tensor] = {}
+    for part, own in metrics.items():
+        check_dict(f"the objective of {part!r}", own)
+        if "loss" not in own:
+            raise ValueError(f'the objective of {part!r} returned {sorted(own)}, but must return a "loss"')
+        for name, value in own.items():
+            if name in ("outputs", "targets"):
+                found[name] = value
+            elif not is_weight(name):
+                found[f"{part}_{name}"] = value
+                if (weight := own.get(f"{WEIGHT}/{name}", own.get(WEIGHT))) is not None:
+                    found[f"{WEIGHT}/{part}_{name}"] = weight
+    first, *others = (own["loss"] for own in metrics.values())
+    found["loss"] = sum(others, first)
+    return found
+
+
+@contextmanager
+def moving(part: str, module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Have only the parameters of one part of a model need gradients.
+
+    `parameters` are the model's by name; they may be others than those of `module`.
+    """
+    frozen = list[nn.Parameter]()
+    if part:
+        own = _names(part, module)
+        frozen = [p for name, p in parameters.items() if p.requires_grad and name not in own]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_()
+
+
+def check_parts(objective: object, model: nn.Module) -> None:
+    """Refuse an objective for a part that the model does not have, or that has nothing to learn."""
+    learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    known = sorted({name.partition(".")[0] for name in learning})
+    for part in objective.parts if isinstance(objective, ByPart) else ():
+        rule = f"a dict by parts of the model that have parameters to train, such as {known}"
+        require(bool(learning & _names(part, model)), "objective", part, rule)
+
+
+def _names(part: str, module: nn.Module) -> set[str]:
+    """Return the names of a part's parameters; one that has several names has its first."""
+    every = module.named_parameters(remove_duplicate=False)
+    own = {id(parameter) for name, parameter in every if name.startswith(f"{part}.")}
+    return {name for name, parameter in module.named_parameters() if id(parameter) in own}

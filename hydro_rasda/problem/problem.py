@@ -1,0 +1,304 @@
+"""The problem of a search: the model function, the objective and the data."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map
+
+from fusion import fusion_key
+from fusion.streams import seed_generators
+from fusion.structure.module_parts import duplicate
+from hydro_rasda.common.seeds import derive_seed
+from hydro_rasda.common.trial import Trial
+from hydro_rasda.data import Batches, Folds, outline, reseeded
+from hydro_rasda.problem.lr_roles import asked_roles, note_roles
+from hydro_rasda.problem.metrics import WholeMetrics
+from hydro_rasda.problem.objective import Objective, give_config, reads_config, steering
+from hydro_rasda.problem.precision import as_given
+from hydro_rasda.problem.read_keys import Notes
+from hydro_rasda.problem.width_argument import DEPTH, Plans, WidthForm, call_model_fn, width_form
+from hydro_rasda.settings.config import TuneConfig
+from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, parameter_roles, plan_shrink, plan_surrogate, shrink
+from surrogate.widths import compare_widths, shapes_of
+
+
+class NoModule(ValueError):
+    """A model function returned something else than a module that can be trained."""
+
+
+class NoRoles(ValueError):
+    """A model whose configuration has learning rates by role cannot be made narrower, by which they are found."""
+
+
+@dataclass(frozen=True)
+class OwnLoop:
+    """The user's `train(worker)`, which trains the full-size models in the library's place; `data` is `worker.data`."""
+
+    train: Callable[[Any], None]
+    data: Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that every stage and every worker needs to train a trial.
+
+    Attributes:
+        objective: Loss and metrics of one model and one batch.
+        val_data: Batches to compare trials on; with folds, those of the first fold, as `train_data` is.
+        folds: All data and their folds, where `val_data` is a splitter; see `each`.
+        settings: Arguments of `tune` that are numbers and words: the surrogates' width, the metric, the seed, ...
+        example_input: Arguments of the model for a few examples (`dry_run` finds them): positional ones, or a dict of
+            keyword arguments. A model that takes no width is narrowed by following it through the model.
+        metrics: Of the whole validation set, beside the objective's; None for none.
+        whole_names: Names of these (`dry_run` finds them).
+        objective_reads: Keys of the configuration that the objective was seen to read (`dry_run`).
+        full_size: Function that trains the full-size models; None for the library's own loop.
+        copied: True if each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
+        peak: Bytes that training the full-size model takes, as the dry run reckons.
+        epoch_seconds: Seconds that an epoch of it takes, as the dry run reckons; infinite where that is not known.
+        steady_epoch_seconds: The same, once nothing is done for the first time.
+        horizon: The epoch at which schedules end; None: `max_t`. If the space has shares of the training, that is the
+            sweep's last rung, see `heats.dry_run_and_hints`.
+        unhurried: Until this epoch schedules run as in a full training; then all that is left of them passes before
+            `horizon`.
+        plans: How its models are made narrower, as far as that was found; shared by this problem's copies. For
+            models of other shapes they are not used; a copy with a `model_fn` that draws initial weights of the same
+            shapes by other rules needs its own.
+    """
+
+    model_fn: Callable[..., nn.Module]
+    objective: Objective
+    train_data: Batches
+    val_data: Batches
+    settings: TuneConfig
+    device: torch.device
+    example_input: Any = None
+    metrics: WholeMetrics | None = None
+    whole_names: tuple[str, ...] = ()
+    objective_reads: frozenset[str] = frozenset()
+    full_size: OwnLoop | None = None
+    folds: Folds | None = None
+    copied: bool = False
+    peak: float = 0.0
+    epoch_seconds: float = math.inf
+    steady_epoch_seconds: float = math.inf
+    horizon: int | None = None
+    unhurried: int = 0
+    plans: Plans = field(default_factory=Plans, compare=False, repr=False)
+
+    def first_epoch_seconds(self, stage: str) -> float:
+        """Seconds that a first epoch is foreseen to take; infinite where the user's own function trains it."""
+        return math.inf if stage == "target" and self.full_size is not None else self.epoch_seconds
+
+    def with_settings(self, **changes: Any) -> Problem:
+        """The same problem, some of its settings changed: `problem.with_settings(seed=1)`."""
+        return replace(self, settings=replace(self.settings, **changes))
+
+    def at_full_size(self, seed: int, horizon: int | None) -> Problem:
+        """The same problem for a full-size training with this seed, schedules over so many epochs (None: `max_t`)."""
+        return replace(self.with_settings(seed=seed), horizon=horizon, unhurried=0)
+
+    def at_width(self, width: float | None) -> Problem:
+        """The same problem for a heat to the end of a training on surrogates of this width; None: for the sweep."""
+        if width is None:
+            return self
+        sweep = replace(self.settings.sweep, surrogate=width, grace_period=self.settings.max_t)
+        return replace(self.with_settings(sweep=sweep), horizon=None, unhurried=0)
+
+    def each(self, stage: Literal["surrogate", "target"]) -> list[Problem]:
+        """Return the problem of each model that a trial trains in a stage: one for each fold and each seed.
+
+        The first has the run's own seed. It is this problem itself if no stage trains several models.
+        """
+        if self.settings.models("surrogate") == 1:
+            return [self]
+        return [self._of_model(i) for i in range(self.settings.models(stage))]
+
+    def _of_model(self, i: int) -> Problem:
+        seed = self.settings.seed if i == 0 else derive_seed(self.settings.seed, "model", i)
+        alone = self._alone(seed)
+        if self.folds is not None and i > 0:
+            train_data, val_data = self.folds.data(i % len(self.folds), seed)
+            return replace(alone, train_data=train_data, val_data=val_data)
+        return alone if i == 0 else replace(alone, train_data=reseeded(self.train_data, seed))
+
+    def _alone(self, seed: int) -> Problem:
+        sweep = replace(self.settings.sweep, repeats=1)
+        return replace(self.with_settings(seed=seed, sweep=sweep, folds=0), folds=None)
+
+    def on_all_examples(self) -> Problem:
+        """Return the problem of one model that trains on the examples of all folds, and validates on none."""
+        assert self.folds is not None
+        alone = self._alone(self.settings.seed)
+        return replace(alone, train_data=self.folds.base, val_data=self.folds.nothing(), metrics=None)
+
+    def schedule_time(self, epoch: float) -> float:
+        """Return the point of a full training, in epochs, whose learning rate a training has at an epoch of its own."""
+        if self.horizon is None or epoch <= self.unhurried:
+            return epoch
+        passed = (epoch - self.unhurried) / (self.horizon - self.unhurried)
+        return self.unhurried + passed * (self.settings.max_t - self.unhurried)
+
+    def on(self, device: torch.device) -> Problem:
+        """The same problem, its models and batches on another device."""
+        if device == self.device:
+            return self
+        if self.folds is not None:
+            folds = self.folds.on(device)
+            train_data, val_data = folds.data(0, self.settings.seed)
+            return replace(self, device=device, folds=folds, train_data=train_data, val_data=val_data)
+        return replace(self, device=device, train_data=self.train_data.on(device), val_data=self.val_data.on(device))
+
+    def target(self, trial: Trial) -> nn.Module:
+        """The full-size model, its initial weights drawn from the trial's own seed."""
+        model = self._target(trial)
+        self.note_roles(model, trial)
+        return model
+
+    def _target(self, trial: Trial) -> nn.Module:
+        seed_generators(derive_seed(self.settings.seed, "weights", trial.number))
+        model = self._build(trial.config, 1.0)
+        if not isinstance(model, nn.Module):
+            raise NoModule(f"`model_fn` returned a {type(model).__name__}, but must return a torch.nn.Module")
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            told = f"`model_fn` returned a {type(model).__name__} whose {name!r}"
+            if is_lazy(tensor):
+                rule = "give the layer its input size, or run the model once on a batch inside `model_fn`"
+                raise NoModule(f"{told} is lazy: it has no shape before the first batch; {rule}")
+            if tensor.is_meta:
+                raise NoModule(f"{told} lies on the device 'meta', where it has no data; build it on the CPU")
+        return self._configured(model, trial).to(self.device)
+
+    def note_roles(self, model: nn.Module, trial: Trial) -> None:
+        """Note the roles of a full-size model's parameters, if its configuration has learning rates by role.
+
+        They are found by making the model narrower (else NoRoles). If it takes no width, that needs the example input.
+        """
+        asked = asked_roles(trial.config, [name for name, p in model.named_parameters() if p.requires_grad])
+        if not asked or (self._width_form is None and self.example_input is None):
+            return
+        shapes = tuple(shapes_of(model).items())
+        if shapes not in self.plans.roles:
+            try:
+                self.plans.roles[shapes] = self._roles(model, trial.config)
+            except Exception as error:
+                told = "needs the roles of parameters, which are found by making the model narrower"
+                raise NoRoles(f"`{next(iter(asked))}` {told}: {error}; give names of its parts instead") from error
+        note_roles(model, self.plans.roles[shapes])
+
+    def _roles(self, model: nn.Module, config: Mapping[str, Any]) -> Mapping[str, str]:
+        width = self.settings.sweep.surrogate
+        ratio = width if width < 1 else 1 / 2
+        with torch.random.fork_rng(devices=[]):
+            if self._width_form is not None:
+                return parameter_roles(model, compare_widths(model, self._build(config, ratio)))
+            plan = plan_shrink(model, ratio, self.example_input)
+            return parameter_roles(shrink(model, ratio, self.example_input, plan=plan))
+
+    def _configured(self, model: nn.Module, trial: Trial) -> nn.Module:
+        if reads_config(as_given(self.objective)):
+            give_config(model, steering(trial.config))
+        return model
+
+    def surrogate(self, trial: Trial, *, checked: bool = False) -> nn.Module:
+        """The model that stands in for it in the sweep; if `checked`, its output is seen to have the target's shape."""
+        width = self.settings.sweep.surrogate
+        if width == 1:
+            return self.target(trial)
+        return self._configured(self._narrow(trial, checked), trial)
+
+    def _narrow(self, trial: Trial, checked: bool) -> nn.Module:
+        width = self.settings.sweep.surrogate
+        if self._width_form is None:
+            return self._shrunk(trial)
+        config = dict(trial.config)
+        plan, seed = self._planned(config), derive_seed(self.settings.seed, "weights", trial.number)
+        example = self.example_input if checked else None
+        seed_generators(seed)
+        try:
+            model = make_surrogate(self._build_shallow, config, width, example_input=example, plan=plan)
+        except PlanMismatch:
+            # The model depends on more than its configuration. It is built again for random numbers as they were.
+            seed_generators(seed)
+            model = make_surrogate(self._build_shallow, config, width, example_input=example)
+        return model.to(self.device)
+
+    def builds_alike(self, config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Return whether two configurations are known to build surrogates that differ in nothing but their tensors."""
+        known, theirs = (self.plans.known_for(self.settings.sweep.surrogate, of) for of in (config, other))
+        read = reads_config(as_given(self.objective)) and steering(config) != steering(other)
+        return known is not None and known == theirs and not read
+
+    def _planned(self, config: Mapping[str, Any]) -> SurrogatePlan | None:
+        """Return the plan for configurations that agree in the keys that `model_fn` reads; None if there is none."""
+        width = self.settings.sweep.surrogate
+        if (known := self.plans.known_for(width, config)) is not None:
+            return self.plans.by_reads[known]
+        notes = Notes()
+        noted = replace(self, model_fn=notes.taken_by(self.model_fn))
+        try:
+            plan = plan_surrogate(noted._build_shallow, config, width)
+        except Exception:  # of the model's own, which building it tells; or as it takes no stand-in for a dict
+            return None
+        reads = notes.of(config)
+        if reads is not None:
+            self.plans.keep_for_reads(width, reads, plan)
+        return plan
+
+    def _shrunk(self, trial: Trial) -> nn.Module:
+        """The target made narrower, as planned for its structure."""
+        if self.example_input is None:
+            raise ValueError(
+                "`objective` calls parts of it, but never the model itself, whose forward pass is followed"
+            )
+        target = self._target(trial)
+        structure = self._structure(target)
+        plan = self.plans.by_structure.get(structure)
+        if plan is None:
+            plan = plan_shrink(target, self.settings.sweep.surrogate, self.example_input)
+            # What cannot be looked into is like nothing else, not even itself: its plan would serve nobody.
+            if self._structure(target) == structure:
+                self.plans.keep_for_structure(structure, plan)
+        try:
+            return shrink(target, self.settings.sweep.surrogate, self.example_input, plan=plan)
+        except PlanMismatch:
+            # It branches on a float, or at random. The target is built again for random numbers as they were.
+            return shrink(self._target(trial), self.settings.sweep.surrogate, self.example_input)
+
+    def _structure(self, target: nn.Module) -> str:
+        """Equal for targets that one plan narrows, but for floats on which they may branch."""
+        modes = tuple(module.training for module in target.modules())
+        example = tree_map(lambda leaf: outline(leaf) if isinstance(leaf, Tensor) else leaf, self.example_input)
+        key = fusion_key(target, modes, self.settings.sweep.surrogate, repr(example))
+        return hashlib.sha256(repr(key).encode()).hexdigest()
+
+    # Kept: to read a signature takes a third of the time in which a small model is built.
+    @cached_property
+    def _width_form(self) -> WidthForm | None:
+        return width_form(self.model_fn)
+
+    def _build_shallow(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
+        """Build the model at the surrogates' depth: widths are those of a wide model that is as shallow."""
+        depth = self.settings.sweep.depth
+        if depth == 1:
+            return self._build(config, width_ratio)
+        return replace(self, model_fn=partial(self.model_fn, **{DEPTH: depth}))._build(config, width_ratio)
+
+    def _build(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
+        """Call the model function, with a copy of the configuration that is its own to change."""
+        own = copy.deepcopy(dict(config))
+        try:
+            model: nn.Module = call_model_fn(self.model_fn, self._width_form, own, width_ratio)
+        except SystemExit as end:
+            raise RuntimeError(f"`model_fn` would end the script: {end!r}") from end
+        return duplicate(model) if self.copied else model

@@ -1,0 +1,153 @@
+"""How a model function makes narrower models: the form in which it takes a width ratio, and plans for models alike."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.problem.read_keys import Reads, all_of
+from surrogate import ShrinkPlan, SurrogatePlan
+
+DEPTH = "depth_ratio"
+"""Name of the argument by which a model function builds shallower models."""
+
+WidthForm = Literal["named", "second"]
+"""How a model function takes the width ratio: as the argument of that name, or as its second one."""
+
+
+def width_form(model_fn: Callable[..., nn.Module]) -> WidthForm | None:
+    """In which form a model function takes the width ratio; None where it takes none.
+
+    A second argument of another name counts if it has no default. It also counts if it is called as a ratio is, its
+    default is 1.0, and no other argument looks like a ratio, too.
+
+    >>> width_form(lambda config, width_ratio=1.0: None), width_form(lambda config, depth=2: None)
+    ('named', None)
+    >>> width_form(lambda config, r=1.0: None), width_form(lambda config, dropout=1.0: None)
+    ('second', None)
+    """
+    parameters = list(inspect.signature(model_fn).parameters.values())
+    if any(p.name == "width_ratio" for p in parameters):
+        return "named"
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
+    if len(required) >= 2:
+        return "second"
+    ratios = [p for p in parameters if _is_ratio(p)]
+    taken = len(ratios) == 1 and parameters[1:2] == ratios and ratios[0].kind in positional
+    return "second" if taken else None
+
+
+_RATIO_NAMES = frozenset({"mult", "multiplier", "r", "ratio", "scale"})
+
+
+def _is_ratio(p: inspect.Parameter) -> bool:
+    """Return whether an argument is called as a width ratio may be, and has its default."""
+    return type(p.default) is float and p.default == 1.0 and ("width" in p.name or p.name in _RATIO_NAMES)
+
+
+def about_width_argument(model_fn: Callable[..., nn.Module]) -> str | None:
+    """A line for users about an argument that was taken as the width ratio by its place, or might have been."""
+    form, parameters = width_form(model_fn), list(inspect.signature(model_fn).parameters.values())
+    if form == "named":
+        return None
+    if form == "second":
+        return f"the width ratio is the second argument of `model_fn`, `{parameters[1].name}`"
+    left = [p for p in parameters if type(p.default) is float and p.default == 1.0]
+    shown = ", ".join(f"`{p.name}={p.default!r}`" for p in left)
+    return f"`model_fn` keeps {shown}: to build narrower models by it, call it `width_ratio`" if left else None
+
+
+def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None:
+    """Refuse an optional width ratio of another name, which would always be 1, where `surrogate` narrows the model."""
+    if surrogate == 1 or width_form(model_fn) is not None:
+        return
+    parameters = inspect.signature(model_fn).parameters.values()
+    ratios = [p for p in parameters if _is_ratio(p)]
+    if len(ratios) > 1:
+        shown = ", ".join(f"`{p.name}={p.default!r}`" for p in ratios)
+        raise ValueError(f"`{argument}` has {shown}, each of which may be the width ratio: call that one `width_ratio`")
+    for p in parameters:
+        # A default of 64, say, is the width itself, which a surrogate may well be narrowed from.
+        if "width" in p.name and isinstance(p.default, int | float) and p.default == 1:
+            raise ValueError(
+                f"`{argument}` has an argument `{p.name}={p.default!r}` that is not used: call it `width_ratio`"
+            )
+
+
+def check_second_argument(model_fn: Any, keys: Container[str]) -> None:
+    """Refuse a model function of hyperparameters, one by one, whose second would be taken as the width ratio."""
+    if width_form(model_fn) != "second":
+        return
+    name = list(inspect.signature(model_fn).parameters)[1]
+    if name in keys:
+        raise ValueError(
+            f"`model_fn` has the second argument `{name}`, which would be the width ratio, but `space` has a key of "
+            f"that name. `model_fn` takes (config) or (config, width_ratio): read config[{name!r}]"
+        )
+
+
+def check_depth_argument(model_fn: Any, depth: float, surrogate: float) -> None:
+    """Refuse shallow surrogates of a model function that does not say how it builds them."""
+    if depth == 1:
+        return
+    p = inspect.signature(model_fn).parameters.get(DEPTH)
+    rule = "1, as the sweep trains the model itself with `sweep=SweepConfig(surrogate=1)`"
+    require(surrogate < 1, "sweep.depth", depth, rule)
+    told = p is not None and p.default == 1.0 and width_form(model_fn) is not None
+    rule = f"1, unless `model_fn` takes (config, width_ratio, {DEPTH}=1.0), with that default"
+    require(told, "sweep.depth", depth, rule)
+
+
+def call_model_fn(model_fn: Callable[..., Any], form: WidthForm | None, config: dict[str, Any], ratio: float) -> Any:
+    """Build the model of a model function of this form at a width ratio."""
+    if form is None:
+        return model_fn(config)
+    return model_fn(config, width_ratio=ratio) if form == "named" else model_fn(config, ratio)
+
+
+MOST = 256
+"""So many of either kind are kept: where more are found, few models are alike."""
+
+
+@dataclass
+class Plans:
+    """Plans for the models of one model function, as plain values.
+
+    Attributes:
+        by_structure: Of models that take no width, by a digest of the full-size model's structure.
+        by_reads: Of models that take one, by width ratio and what was read of the configuration; None where there can
+            be no plan.
+        roles: Of the parameters of full-size models, by the parameters' names and shapes; see `lr_roles`.
+    """
+
+    by_structure: dict[str, ShrinkPlan] = field(default_factory=dict)
+    by_reads: dict[tuple[float, Reads], SurrogatePlan | None] = field(default_factory=dict)
+    roles: dict[tuple[tuple[str, tuple[int, ...]], ...], Mapping[str, str]] = field(default_factory=dict)
+
+    def update(self, other: Plans) -> None:
+        """Take over what another process found."""
+        for structure, shrink_plan in other.by_structure.items():
+            self.keep_for_structure(structure, shrink_plan)
+        for (width_ratio, reads), plan in other.by_reads.items():
+            self.keep_for_reads(width_ratio, reads, plan)
+        self.roles.update(other.roles)
+
+    def keep_for_structure(self, structure: str, plan: ShrinkPlan) -> None:
+        """Keep a plan, unless there are too many."""
+        if len(self.by_structure) < MOST:
+            self.by_structure[structure] = plan
+
+    def keep_for_reads(self, width_ratio: float, reads: Reads, plan: SurrogatePlan | None) -> None:
+        if len(self.by_reads) < MOST:
+            self.by_reads[width_ratio, reads] = plan
+
+    def known_for(self, width_ratio: float, config: Mapping[str, Any]) -> tuple[float, Reads] | None:
+        """The key of the plan that holds for a configuration, if one was found."""
+        own = all_of(config)
+        return next((key for key in self.by_reads if key[0] == width_ratio and key[1] <= own), None)

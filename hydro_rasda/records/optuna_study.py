@@ -1,0 +1,199 @@
+"""A run as an Optuna study, for Optuna's importances, plots and dashboard."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+from hydro_rasda.common.argument_checks import is_metric
+from hydro_rasda.history.lines import Stage, jsonable
+from hydro_rasda.records.records import STAGES, RunRecord, TrialRecord
+from hydro_rasda.run.run_json import read_asked
+from hydro_rasda.schedulers.pareto import violation
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+RANGE = re.compile(
+    r"(?P<kind>float|integer) (?P<law>uniform|loguniform)\((?P<low>[^,]+), (?P<high>[^,]+)(?:, q=(?P<q>.+))?\)"
+)
+_CHOICE = re.compile(r"(?:choice|grid_search)\((?P<categories>\[.*\])\)")
+_UNBOUNDED = re.compile(r"(?:(?:float|integer) normal|sample_from)\(.*\)")
+
+
+def make_study(record: RunRecord) -> Study:
+    """Make the study: see `TuneResult.to_optuna`."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise ImportError("`to_optuna` needs Optuna, which is not there: pip install 'hydro-rasda[optuna]'") from error
+    asked = read_asked(record.path)
+    laws: dict[tuple[str, ...], list[str]] = {}
+    for path, words in domains_in_words(asked["space"]):
+        laws.setdefault(path, []).append(words)
+    varied = {"/".join(path): path for path, of in laws.items() if len({*of}) > 1 or _varies(of[0])}
+    values = {
+        name: {i: value for i, trial in enumerate(record.trials) for value in _at(trial.config, path)}
+        for name, path in varied.items()
+    }
+    distributions = {name: _distribution({*laws[varied[name]]}, [*of.values()]) for name, of in values.items() if of}
+    modes = [mode for _, mode in record.comparison.objectives]
+    directions: list[Any] = ["minimize" if mode == "min" else "maximize" for mode in modes]
+    with quiet():
+        study = optuna.create_study(study_name=record.path.name, directions=directions)
+    for name, value in {"metric": record.metric, "run": str(record.path), "finished": record.finished}.items():
+        study.set_user_attr(name, value)
+    # As in `winner.eligible`: last weights count only in trials that came furthest, best ones in all.
+    furthest = max((trial.epochs for trial in record.trials if math.isfinite(trial.metric)), default=0)
+    enough = max(1, furthest) if record.keep == "last" else 1
+    for i, trial in enumerate(record.trials):
+        params = {name: values[name][i] for name in distributions if i in values[name]}
+        if trial.status == "not begun":
+            study.enqueue_trial(params)
+        else:
+            known = {name: distributions[name] for name in params}
+            study.add_trial(_trial(record, trial, params, known, enough))
+    return study
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out what Optuna logs of a study that is made here: nobody asked for it."""
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _trial(
+    record: RunRecord,
+    trial: TrialRecord,
+    params: Mapping[str, Any],
+    distributions: Mapping[str, BaseDistribution],
+    enough: int,
+) -> FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
+    stage: Stage = "target" if trial.epochs else "surrogate"
+    value = trial.metric if trial.epochs else trial.surrogate_metric
+    values = [
+        value if name == record.metric else trial.metrics.get(name, math.nan)
+        for name, _ in record.comparison.objectives
+    ]
+    scored = all(map(math.isfinite, values))
+    curve = {line["epoch"]: line[record.metric] for line in trial.history if line["stage"] == stage}
+    more = ("status", "surrogate_metric", "surrogate_epochs", "epochs", "kept_epoch", "chance", "error")
+    # A trial of the surrogate alone may score better there than the best model at full size, but it cannot win. Nor can
+    # one at full size: ends decide, and scores are those of the weights that are kept.
+    won = trial.epochs > 0 and trial.trial == record.best_trial
+    sign = 1 if record.mode == "min" else -1
+    beats = len(values) == 1 and sign * value <= sign * record.best_metric
+    may_win = won or (trial.epochs >= enough and not beats)
+    broken = violation(trial.metrics, record.comparison.bounds) if record.comparison.bounds and scored else 0.0
+    return create_trial(
+        state=TrialState.COMPLETE if scored else TrialState.FAIL,
+        values=values if scored else None,
+        params=dict(params),
+        distributions=dict(distributions),
+        user_attrs={"stage": STAGES[stage], **{name: jsonable(getattr(trial, name)) for name in more}},
+        system_attrs={"constraints": [0.0 if may_win else 1.0, *([broken] if record.comparison.bounds else [])]},
+        intermediate_values={epoch: math.nan if at is None else at for epoch, at in curve.items()},
+    )
+
+
+def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
+    """Translate a key, which several branches may draw from several domains, to Optuna's terms."""
+    if len(laws) == 1:
+        return distribution(min(laws), values)
+    numeric = all(map(is_metric, values))
+    return _span(values) if numeric else _categories("", values)
+
+
+def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
+    """Translate a domain of the space, as `space.describe` writes it ("float loguniform(0.0001, 1)"), to Optuna's
+    terms.
+
+    A range is as wide as the trials' values need, since PBT may leave the domain's. A domain without bounds spans them.
+    If categories are objects, these are all that is known; likewise if a value in place of a number is none.
+    """
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    found, numeric = RANGE.fullmatch(words), all(map(is_metric, values))
+    if found is None or not numeric:
+        return _span(values) if numeric and values and _UNBOUNDED.fullmatch(words) else _categories(words, values)
+    low, high = ast.literal_eval(found["low"]), ast.literal_eval(found["high"])
+    log, step = found["law"] == "loguniform", ast.literal_eval(found["q"] or "None")
+    integer = found["kind"] == "integer"
+    if integer and step is None:
+        high -= 1  # Ray Tune's upper bounds are exclusive, unless values are rounded to a multiple of q
+    make = IntDistribution if integer and all(isinstance(value, int) for value in values) else FloatDistribution
+    outside = any(not low <= value <= high or (step and not _multiple(value - low, step)) for value in values)
+    if outside:
+        return make(min(low, *values), max(high, *values), log=log and min(values) > 0)
+    # Optuna has no steps in a logarithm.
+    return make(low, high, log=log, **({"step": step} if step is not None and not log else {}))
+
+
+def _multiple(value: float, step: float) -> bool:
+    return math.isclose(value, step * round(value / step), rel_tol=0, abs_tol=1e-8 * step)
+
+
+def _span(values: Sequence[Any]) -> BaseDistribution:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    make = IntDistribution if all(isinstance(value, int) for value in values) else FloatDistribution
+    return make(min(values), max(values))
+
+
+def _categories(words: str, values: Sequence[Any]) -> BaseDistribution:
+    """Return the categories of the domain, as far as its words tell, and those that trials have."""
+    from optuna.distributions import CategoricalDistribution
+
+    found = _CHOICE.fullmatch(words)
+    try:
+        named = ast.literal_eval(found["categories"]) if found else []
+    except (SyntaxError, ValueError):  # functions and classes among them
+        named = []
+    return CategoricalDistribution(tuple(dict.fromkeys([*map(_category, named), *values])))
+
+
+def _category(value: Any) -> Any:
+    """Return a value as Optuna can store it: JSON if it is no plain value."""
+    value = jsonable(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
+
+
+def _varies(words: str) -> bool:
+    return any(pattern.fullmatch(words) for pattern in (RANGE, _CHOICE, _UNBOUNDED))
+
+
+def domains_in_words(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each key that a configuration can have, with its domain in words: once for each branch that has it."""
+    for name, words in space.items():
+        if isinstance(words, Mapping):
+            yield from domains_in_words(words, (*path, name))
+        elif isinstance(words, list):
+            for branch in words:
+                yield from domains_in_words(branch, path)
+        else:
+            yield (*path, name), words
+
+
+def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> list[Any]:
+    value: Any = config
+    for name in path:
+        if not isinstance(value, Mapping) or name not in value:
+            return []
+        value = value[name]
+    return [_category(value)]

@@ -1,0 +1,107 @@
+"""Reading a run's record from its folder alone, without torch or Ray, be it over, interrupted or running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydro_rasda.common.argument_checks import check_path
+from hydro_rasda.common.secret_masking import described_secrets
+from hydro_rasda.history.full_size import run_end, score_that_ended, tried_targets
+from hydro_rasda.history.history import History
+from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.summary import sum_up
+from hydro_rasda.run.journal import JOURNAL, Record, read_units
+from hydro_rasda.run.run_folder import Store, take_in
+from hydro_rasda.run.run_json import SPEC, read_asked, recorded
+from hydro_rasda.settings.config import RaceConfig, SweepConfig, TuneConfig
+
+
+def read_record(path: str | Path) -> RunRecord:
+    """Read what a run has found so far. The folder is only read; a run in progress is not disturbed."""
+    check_path("path", path)
+    return Follower(Path(path).expanduser().absolute()).read()
+
+
+class Follower:
+    """Reads a run again and again; of its journal only what was written since the last time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._asked: Mapping[str, Any] = {}
+        self._journal: Record | None = None
+
+    def read(self) -> RunRecord:
+        """Read what the run has found so far."""
+        asked, before = read_asked(self._folder), self._journal
+        if asked != self._asked:
+            before = None
+        self._asked = asked
+        self._journal = journal = read_units(self._folder / JOURNAL, before)
+        if before is None or journal.units is not before.units or journal.taken_back:
+            self._begin_anew(journal)
+        else:
+            for key in journal.new:
+                take_in(self._history, key, journal.units[key], self._folder)
+        history = self._history
+        # run.json leaves it out: another one may go on.
+        history.settings = replace(history.settings, stop_at=score_that_ended(history.last_target))
+        undecided = _undecided(history) if run_end(history) == "open" else None
+        finalists, hidden = tried_targets(history, history.at_full_size or ()), described_secrets(asked["space"])
+        return sum_up(history, finalists, self._folder, undecided, hidden)
+
+    def _begin_anew(self, journal: Record) -> None:
+        asked = self._asked
+        own_loop = asked["digests"].get("full_size") is not None
+        reads_any = own_loop or "sample_from(" in repr(asked["space"])
+        self._history = History(settings_of(asked), own_loop, reads_any=reads_any)
+        for _ in Store(self._folder, journal).folded_into(self._history):
+            pass
+
+
+T = TypeVar("T")
+
+Stamp = tuple[int, int]
+"""A value that changes with a run's journal: its length, and when it was written, in nanoseconds since 1970."""
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the runs directly below a folder, or the run that the folder is itself."""
+    return [folder] if (folder / SPEC).is_file() else [path.parent for path in folder.glob(f"*/{SPEC}")]
+
+
+def stamp(folder: Path) -> Stamp:
+    """Return the stamp of a run's journal; before its first line, that of its `run.json`."""
+    try:
+        found = (folder / JOURNAL).lstat()
+    except FileNotFoundError:
+        found = (folder / SPEC).lstat()
+    return found.st_size, found.st_mtime_ns
+
+
+class Unreadable(str):
+    """The reason, as a line, why a run cannot be read, such as one of another program."""
+
+
+def or_why(make: Callable[[], T]) -> T | Unreadable:
+    """Read a run, or return why it cannot be read: a folder that is no proper run does not hide the others."""
+    try:
+        return make()
+    except Exception as error:
+        return Unreadable(next(iter(str(error).splitlines()), "") or type(error).__name__)
+
+
+def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
+    """Return the settings of a run, as far as its `run.json` tells."""
+    own, sweep, race = recorded(asked)
+    # `lr_rule` may be a function, and nothing that is read calls it.
+    return TuneConfig(**own, sweep=SweepConfig(**sweep), race=RaceConfig(**race | {"lr_rule": "auto"}))
+
+
+def _undecided(history: History) -> set[int]:
+    begun = {number for stage, number in history.metrics if stage == "target"}
+    dropped = {number for number, standing in history.sweep.trials.items() if standing.dropped}
+    swept = {*(history.at_full_size or history.finalists or ())} or history.trials.keys() - dropped
+    return {number for number in begun if history.decided.get(number, True)} | (swept - begun)

@@ -1,0 +1,407 @@
+"""A result for people: a table of the best trials and a line on the cost, on a console and in a notebook."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from rich.box import SIMPLE
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from hydro_rasda.common.console import duration
+from hydro_rasda.common.short_values import show
+from hydro_rasda.history.lines import number_of, score_in
+from hydro_rasda.records.records import DIFFER, Cost, RunRecord, TrialRecord, second_of
+from hydro_rasda.run.locks_and_crashes import DROPPED, TRY_AGAIN, held
+from hydro_rasda.run.time_left import LEAST_TOLD, roughly
+from hydro_rasda.schedulers.ranking import ranked
+from hydro_rasda.settings.config import averaged, unaveraged
+
+SHOWN = 8
+"""Number of trials in the table on a console; a page has all of them."""
+
+
+def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
+    """Draw a table of the best trials (`shown`; None for all), those at full size first, and the cost of the run."""
+    records = best_first(result)[:shown]
+    title = f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"
+    table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    middle = any(record.middle_epochs for record in result.trials)
+    for heading in ("trial", "surrogate\n(epochs)", *["middle heat\n(epochs)"] * middle, "full size\n(epochs)"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("configuration", overflow="fold")
+    names = varied(result)
+    for record in records:
+        settings = " ".join(f"{name}={show(value)}" for name, value in record.used.items() if name in names)
+        table.add_row(*_row(record, middle), Text(settings))
+    lines = [*_told(result), *([bad] if (bad := failed_and_diverged(result)) else [])]
+    return Group(table, *map(Text, lines))
+
+
+def _told(result: RunRecord) -> list[str]:
+    lines = chosen_line(result) + front_lines(result) + doubt_line(result) + agreement_line(result)
+    return [*filter(None, [live_line(result)]), cost_line(result), *lines]
+
+
+def as_html(result: RunRecord) -> str:
+    """Return the table and the lines of `render` as a piece of HTML, for notebooks."""
+    result = result.shown()
+    names, records = varied(result), best_first(result)[:SHOWN]
+    middle = any(record.middle_epochs for record in result.trials)
+    heads = ["trial", "surrogate (epochs)", *["middle heat (epochs)"] * middle, "full size (epochs)", "status", *names]
+    rows = [[*_row(record, middle), *(show(record.used.get(name)) for name in names)] for record in records]
+    winner = next((each for each in records if each.trial == result.best_trial), None)
+    used = winner.used if winner is not None and result.best_config else {}
+    best = ", ".join(f"{name}={show(value)}" for name, value in used.items())
+    lines = [f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"]
+    lines += [f"best configuration (trial {result.best_trial}): {best}"] if best else []
+    lines += _told(result)
+    table = "".join(f"<tr>{_cells('td', cells)}</tr>" for cells in rows)
+    told = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+    return f"<div>{told}<table><thead><tr>{_cells('th', heads)}</tr></thead><tbody>{table}</tbody></table></div>"
+
+
+def _cells(tag: str, cells: Sequence[str]) -> str:
+    return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+
+
+def varied(result: RunRecord) -> list[str]:
+    """Return the names whose values differ between trials: the others do not explain why one beat another."""
+    used = [record.used for record in result.trials]
+    names = dict.fromkeys(name for values in used for name in values)
+    return [n for n in names if len({repr(values.get(n)) for values in used}) > 1]
+
+
+def best_first(result: RunRecord) -> list[TrialRecord]:
+    """Sort trials: first the winner, then by epochs and score of full-size models, then by those of surrogates.
+
+    Surrogates of the middle heat come before those of the sweep."""
+    sign = 1.0 if result.mode == "min" else -1.0
+
+    def key(record: TrialRecord) -> tuple[float, ...]:
+        full, narrow = record.metric, record.surrogate_metric
+        return (
+            float(record.trial != result.best_trial),
+            *((0.0, -record.epochs, sign * full) if math.isfinite(full) else (1.0, 0.0, 0.0)),
+            -record.middle_epochs,
+            *((0.0, sign * record.middle_metric) if math.isfinite(record.middle_metric) else (1.0, 0.0)),
+            -record.surrogate_epochs,
+            *((0.0, sign * narrow) if math.isfinite(narrow) else (1.0, 0.0)),
+        )
+
+    return sorted(result.trials, key=key)
+
+
+def cost_line(result: RunRecord) -> str:
+    """Say the run's cost, and the time that its surrogates spared (an estimate: see `Cost.spared_seconds`)."""
+    cost = result.cost
+    line = (
+        f"{cost.seconds:.1f} s: {cost.surrogate_epochs} epochs of surrogates in {cost.surrogate_seconds:.1f} s, "
+        f"{_middle(cost, f'{cost.middle_seconds:.1f} s')}"
+        f"{cost.target_epochs} epochs at full size in {cost.target_seconds:.1f} s"
+    )
+    if result.transfer is not None:
+        line += f"; transfer is {result.transfer.verdict} (rank correlation {result.transfer.rho:.2f})"
+    if cost.spared_seconds >= 1:
+        line += f"; the fused surrogates spared about {cost.spared_seconds:.0f} s of full-size training"
+    return line
+
+
+def _middle(cost: Cost, seconds: str) -> str:
+    return f"{cost.middle_epochs} epochs of the middle heat in {seconds}, " if cost.middle_epochs else ""
+
+
+def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
+    """Say a time as such and in full trainings of `max_t` epochs, if the run has trained at full size."""
+    full = spent.full_trainings(seconds, max_t) if max_t else math.nan
+    return duration(seconds) + (f" ({show(full, 2)} full trainings)" if math.isfinite(full) else "")
+
+
+def kept_weights(result: RunRecord) -> str:
+    """Say which of the winner's weights its metric measures: their epoch, and whether they are averages.
+
+    The text says no more than the run's folder does. It is empty if no full-size model has a metric.
+    """
+    winner = next((trial for trial in result.trials if trial.trial == result.best_trial), None)
+    if winner is None or not math.isfinite(result.best_metric):
+        return ""
+    weights = {None: "", True: ", averaged", False: ", not averaged"}[result.averaged]
+    return f"the weights after epoch {winner.kept_epoch} of {winner.epochs}{weights}"
+
+
+def chosen_line(result: RunRecord) -> list[str]:
+    """Say which weights the winner hands back; return no line if no full-size model has a metric."""
+    by = kept_weights(result)
+    return [f"trial {result.best_trial} wins, by {result.metric} ({result.mode}); it keeps {by}"] if by else []
+
+
+def front_lines(result: RunRecord) -> list[str]:
+    """Name the full-size models on the front of several metrics, and those that break a bound; no lines for neither."""
+    comparison, front = result.comparison, result.pareto
+    lines = []
+    if comparison.several and front:
+        names = [name for name, _ in comparison.objectives]
+        told = [f"trial {t.trial} ({', '.join(f'{n} {show(t.metrics[n], 4)}' for n in names)})" for t in front]
+        lines = [f"on the front of the full-size models: {'; '.join(told)}"]
+    if front and comparison.bounds and any(comparison.violations({t.trial: t.metrics for t in front}).values()):
+        lines.append("no full-size model keeps all bounds of `sweep.constraints`: these break them least")
+    return lines
+
+
+def doubt_line(result: RunRecord) -> list[str]:
+    """Say how sure the choice among the finalists is, and what to do about it; no line if only one trained."""
+    trained = {record.trial: record for record in result.trials if not math.isnan(record.chance)}
+    winner = trained.get(result.best_trial)
+    if winner is None or len(trained) < 2:
+        return []
+    told = sampling_line(result)
+    line = f"trial {winner.trial} won among {len(trained)} at full size (confidence {_percent(winner.chance)}"
+    line += " on these validation examples)" if told else ")"
+    if result.expected_gain > _NOTHING * abs(result.best_metric):
+        change = "lower" if result.mode == "min" else "raise"
+        line += f"; one more full training should {change} {result.metric} by at most {show(result.expected_gain)}"
+    elif math.isfinite(result.expected_gain):
+        line += "; no gain is expected from one more full training"
+    other = max(trained.values(), key=lambda record: record.chance)
+    likelier = other.status == "stopped" and round(other.chance, 2) > round(winner.chance, 2)
+    doubt = f"trial {other.trial} was stopped after epoch {other.epochs} and may have become better"
+    doubts = [f"{doubt} ({_percent(other.chance)}): raise `full_trainings` to find out"] if likelier else []
+    without = [] if likelier else _without_averages_line(result, winner)
+    return [line, *told, *doubts, *better_line(result), *without]
+
+
+def _percent(chance: float) -> str:
+    return f"{chance:.0%}" if chance < 0.995 else "over 99%"  # it is an estimate: never 100%
+
+
+_NOTHING = 1e-3
+"""Share of the best score below which a gain is as good as none."""
+
+
+def sampling_line(result: RunRecord) -> list[str]:
+    """Return the run's message about the sampling error of its two best trials; no line if it said nothing of them.
+
+    It may have said it of a second that another trial has beaten since.
+    """
+    begins = DIFFER.format(result.best_trial, second_of(result))
+    return [message.text for message in result.messages if message.text.startswith(begins)][-1:]
+
+
+def better_line(result: RunRecord) -> list[str]:
+    """Name a trial with a better score than the winner's, and say why it did not win; no line if there is none."""
+    winner = next((record for record in result.trials if record.trial == result.best_trial), None)
+    if winner is None or not (result.ended and math.isfinite(winner.metric)):
+        return []
+    sign = 1.0 if result.mode == "min" else -1.0
+    broken = result.comparison.violations({record.trial: record.metrics for record in result.trials})
+    able = [r for r in result.trials if math.isfinite(r.metric) and broken[r.trial] <= broken[winner.trial]]
+    best = min(able, key=lambda record: sign * record.metric)
+    if not sign * best.metric < sign * winner.metric:
+        return []
+    why = {
+        "finished": "but training left it worse than the winner in the end",
+        "stopped": f"but it was behind others by its latest weights, and was stopped after epoch {best.epochs}",
+    }.get(best.status, f"but it {best.status} later")
+    score = f"{show(best.metric, 4)} after epoch {best.kept_epoch}"
+    return [f"trial {best.trial} had a better {result.metric}, {score} (`result.best_model({best.trial})`), {why}"]
+
+
+def _without_averages_line(result: RunRecord, winner: TrialRecord) -> list[str]:
+    """Name a trial that ended better than the winner, by the weights that training left; one metric alone tells."""
+    name = unaveraged(result.metric)
+    lines = {r.trial: r.history[-1] for r in result.trials if r.status == "finished" and r.history}
+    # A training that ended between milestones validated averages alone: its line has neither name.
+    known = {n: line for n, line in lines.items() if {name, averaged(result.metric)} & line.keys()}
+    found = {n: line.get(name, line.get(result.metric)) for n, line in known.items()}
+    ends = {n: end for n, end in found.items() if end is not None}  # as a journal writes what is not finite
+    if result.others or name not in lines.get(winner.trial, ()) or winner.trial not in ends:
+        return []
+    best = ranked(ends, result.mode)[0]
+    if ends[best] == ends[winner.trial]:
+        return []
+    told = f"as training left them in the end, trial {best} has {result.metric} {show(ends[best])}"
+    told += f", and the winner {show(ends[winner.trial])}"
+    return [f"{told}: to train again without averages, take the configuration of trial {best}"]
+
+
+def agreement_line(result: RunRecord) -> list[str]:
+    """Say whether full size ranks the finalists as their surrogates do; no line for fewer than two."""
+    found = result.agreement
+    if found is None or len(found.scores) < 2:
+        return []
+    if found.verdict == "open":
+        return [f"{len(found.scores)} finalists are too few to tell whether surrogates rank them as full size does"]
+    line = f"surrogates and full size on {len(found.scores)} finalists after epoch {found.epoch}: "
+    line += f"rank correlation {found.rho:.2f}, they {found.verdict} (chance alone: {found.by_chance:.0%})"
+    return [line + "; `sweep=SweepConfig(check_transfer=True)` compares more" * (found.verdict == "disagree")]
+
+
+def state_of(record: RunRecord) -> str:
+    """Return a run's state in words; a run on another machine looks interrupted."""
+    if record.ended:
+        return "finished" if record.finished else "out of time"
+    return "running" if held(record.path) else "interrupted"
+
+
+def progress_of(record: RunRecord, idle: float) -> str:
+    """Return the share of a run that is done and the time left in words, `idle` s after its last line; may be empty."""
+    if record.ended:
+        return "100 %" if record.finished else ""
+    left = record.seconds_left
+    if left is None:
+        return ""
+    share = f"{record.cost.seconds / max(record.cost.seconds + left, 1e-9):.0%}".replace("%", " %")
+    more = f", about {roughly(left - idle)} left" if left - idle >= LEAST_TOLD else ""
+    return f"{share}{more}" if held(record.path) else share
+
+
+def explained(state: str) -> str:
+    """Return a state of a run with advice."""
+    if state == "interrupted":
+        return "interrupted, or running elsewhere; repeat the call to resume"
+    return "out of time; repeat the call with a larger `time_budget_s` to go on" if state == "out of time" else state
+
+
+def failed_and_diverged(record: RunRecord) -> str:
+    """Count the trials that raised, and those without a finite score; empty if all went well."""
+    found, trials = Counter(trial.status for trial in record.trials), len(record.trials)
+    counts = [(found[status], status) for status in ("failed", "diverged") if found[status]]
+    told = [f"{count} of {trials} trial{'s' * (trials != 1)} {status}" for count, status in counts[:1]]
+    return " and ".join([*told, *(f"{count} {status}" for count, status in counts[1:])])
+
+
+def failure_lines(record: RunRecord) -> list[str]:
+    """Return the last line of each kind of traceback with the number of its trials, then the trials that diverged."""
+    alike: dict[str, list[tuple[int, str]]] = {}
+    for trial in record.trials:
+        if trial.error:
+            line = trial.error.strip().rpartition("\n")[2]
+            # Errors name the configuration, which differs between trials.
+            alike.setdefault(re.sub(r"\{.*\}", "", line), []).append((trial.trial, line))
+    found = [(*trials[0], len(trials) - 1) for trials in alike.values()]
+    lines = [f"failed: trial {first}{f' and {more} more' if more else ''}: {line}" for first, line, more in found]
+    if diverged := [trial.trial for trial in record.trials if trial.status == "diverged"]:
+        first, more = diverged[0], len(diverged) - 1
+        told = f"its training loss or {record.metric} was no longer finite; a lower `lr` may help"
+        lines.append(f"diverged: trial {first}{f' and {more} more' if more else ''}: {told}")
+    return lines
+
+
+def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
+    """Return the last lines of a run: its result, its cost, its failures, and the next command to type."""
+    winner = result.trials[result.best_trial]
+    settings = " ".join(f"{name}={show(value)}" for name, value in winner.used.items())
+    lines = [f"Best configuration (trial {result.best_trial}): {settings}"]
+    data = f"on the {'training' if result.metric.startswith('train_') else 'validation'} data"
+    if result.over and winner.spread is not None:
+        data = f"over {result.over} (standard deviation {show(winner.spread, 2)})"
+    if math.isfinite(result.best_metric):
+        kept = f"after epoch {winner.kept_epoch} of {winner.epochs}"
+        lines.append(f"Its {result.metric} {data} is {show(result.best_metric, 4)}, at full size {kept}.")
+    else:
+        score = f"Its {result.metric} {data} is {show(winner.surrogate_metric, 4)}, on its surrogate"
+        lines.append(f"{score}: no full-size model has a score yet.")
+    lines += [f"{line[0].upper()}{line[1:]}." for line in [*front_lines(result), *better_line(result)]]
+    cost = result.cost
+    swept = f"{cost.surrogate_epochs} epochs of surrogates in {duration(cost.surrogate_seconds)}"
+    trained = f"{cost.target_epochs} epochs at full size in {duration(cost.target_seconds)}"
+    middle = _middle(cost, duration(cost.middle_seconds))
+    lines.append(f"Cost: {both_units(cost, cost.seconds, max_t)}; {swept}, {middle}{trained}.")
+    if bad := failed_and_diverged(result):
+        lines.append(f"{bad}; to see why: hydro-rasda show {path}")
+    lines += dropped_lines(result)
+    if not result.finished:
+        lines.append(f"The run is {explained(state_of(result))}.")
+    return [*lines, f"For figures and all trials: hydro-rasda report {path}"]
+
+
+def dropped_lines(result: RunRecord) -> list[str]:
+    """Say which trials were dropped because the tuner's own process died of them, and how to try them again."""
+    numbers = [str(trial.trial) for trial in result.trials if (trial.error or "").startswith(DROPPED)]
+    if not numbers:
+        return []
+    one = len(numbers) == 1
+    of, it = (f"Trial {numbers[0]} was", "it") if one else (f"Trials {', '.join(numbers)} were", "each")
+    again = TRY_AGAIN if one else TRY_AGAIN.replace("tries it", "tries them")
+    return [f"{of} dropped: {DROPPED} of {it} three times; {again}."]
+
+
+def rungs(result: RunRecord) -> dict[str, dict[int, int]]:
+    """Count, by stage, the trials that reached an epoch, for each epoch at which a trial stands."""
+    found, of = {}, {"surrogates": "surrogate_epochs", "middle heat": "middle_epochs", "full size": "epochs"}
+    for stage, epochs in of.items():
+        reached = [getattr(record, epochs) for record in result.trials if getattr(record, epochs)]
+        if reached:
+            found[stage] = {stop: sum(at >= stop for at in reached) for stop in sorted(set(reached))}
+    return found
+
+
+def live_trials(result: RunRecord) -> list[TrialRecord]:
+    """Return the trials that are further at full size than their last checkpoint, the furthest first."""
+    return sorted((trial for trial in result.trials if trial.live), key=lambda trial: -trial.reached)
+
+
+def live_line(result: RunRecord) -> str:
+    """Say how far full-size models under way have come, with their last score; empty if none has ended an epoch."""
+    trials = live_trials(result)
+    told = [f"trial {t.trial} at epoch {t.reached} of {result.max_t} ({_last(result, t)})" for t in trials[:SHOWN]]
+    more = [f"{len(trials) - SHOWN} more"] if len(trials) > SHOWN else []
+    return f"under way at full size: {', '.join([*told, *more])}" if told else ""
+
+
+def _last(result: RunRecord, trial: TrialRecord) -> str:
+    return f"{result.metric} {show(number_of(score_in(trial.live[-1], result.metric)), 4)}"
+
+
+def status_of(record: TrialRecord) -> str:
+    """Return a trial's status, or the epoch that it has come to at full size while it trains there."""
+    return f"at epoch {record.reached}" if record.live else record.status
+
+
+def rung_lines(result: RunRecord) -> list[str]:
+    """Say the counts of `rungs` in words, a line for each stage."""
+    return [
+        f"{stage}: {', '.join(f'{count} to epoch {stop}' for stop, count in counts.items())}"
+        for stage, counts in rungs(result).items()
+    ]
+
+
+def best_line(result: RunRecord) -> str:
+    """Say the best score so far in a few words; empty if no trial has one."""
+    score, stage = best_score(result)
+    where = {"full size": "at full size", "surrogate": "on a surrogate", None: ""}[stage]
+    return f"best {result.metric} {show(score, 4)} {where} (trial {result.best_trial})" if stage else ""
+
+
+def best_score(result: RunRecord) -> tuple[float, Literal["full size", "surrogate"] | None]:
+    """Return the best score, and the model that has it: a surrogate, until a full-size model has a score."""
+    if math.isfinite(result.best_metric):
+        return result.best_metric, "full size"
+    if result.best_config and math.isfinite(score := result.trials[result.best_trial].surrogate_metric):
+        return score, "surrogate"
+    return math.nan, None
+
+
+def _row(record: TrialRecord, middle: bool) -> tuple[str, ...]:
+    """Return a trial's cells; `middle` tells whether the table has a column for the middle heat."""
+    spread = "" if record.spread is None else f" ± {show(record.spread, 2)}"
+    narrow, full = ("", spread) if record.epochs else (spread, "")
+    return (
+        str(record.trial),
+        f"{show(record.surrogate_metric)}{narrow} ({record.surrogate_epochs})" if record.surrogate_epochs else "",
+        *[f"{show(record.middle_metric)} ({record.middle_epochs})" if record.middle_epochs else ""] * middle,
+        f"{show(record.metric)}{full} ({_epochs(record)})" if record.epochs else "",
+        status_of(record),
+    )
+
+
+def _epochs(record: TrialRecord) -> str:
+    kept = "" if record.kept_epoch == record.epochs else f"{record.kept_epoch} of "
+    return f"{kept}{record.epochs}"

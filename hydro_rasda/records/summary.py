@@ -1,0 +1,227 @@
+"""Summing up what a run has found so far, without torch, Ray or the disk."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fusion.keys import configs_of_parts
+from hydro_rasda.common.secret_masking import Place
+from hydro_rasda.history.full_size import expected_ends, refit_key, run_end
+from hydro_rasda.history.history import History
+from hydro_rasda.history.lines import JournalLine, Stage
+from hydro_rasda.history.scores import averages_lost, done_early, kept_of
+from hydro_rasda.history.transfer import transfer_of
+from hydro_rasda.history.winner import best_of, eligible, scored
+from hydro_rasda.records.records import STAGES, Cost, RunRecord, Status, TrialRecord
+from hydro_rasda.run.run_folder import checkpoint_file
+from hydro_rasda.schedulers import Agreement, ExpectedEnd, agreement, chances, expected_gain
+from hydro_rasda.settings.config import TuneConfig
+
+AVERAGED = {
+    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd"),
+    *("lion", "muon", "nadam", "prodigy", "radam", "rmsprop", "sgd"),
+}
+"""Optimizers that do not average weights by themselves; a test holds them to those of `fusion`, which needs torch."""
+
+
+def sum_up(
+    history: History,
+    finalists: list[int],
+    path: Path,
+    undecided: Collection[int] | None = None,
+    hidden: Collection[Place] = (),
+) -> RunRecord:
+    """Sum up what a run has found so far, whether it is over or not.
+
+    Args:
+        finalists: All trials that were trained at full size.
+        path: The run's folder.
+        undecided: Trials that may train on; None if the run is over.
+        hidden: Places of secrets in configurations.
+    """
+    over, max_t = undecided is None, history.settings.max_t
+    able = eligible(history, finalists)
+    end = max((history.epochs("target", n) for n in able), default=0) if over else max_t
+    at_end = [n for n in (able if over else finalists) if history.epochs("target", n) >= end or done_early(history, n)]
+    best, metric = best_of(history, finalists)
+    found = _within_bounds(history, expected_ends(history, finalists), best)
+    chance = chances(found, history.settings.mode)
+    records = {n: _record(history, n, at_end, undecided or (), chance.get(n, math.nan)) for n in sorted(history.trials)}
+    return RunRecord(
+        best_config=copy.deepcopy(dict(history.trials[best].config)) if best in history.trials else {},
+        best_metric=metric,
+        trials=tuple(records.values()),
+        metric=history.settings.metric,
+        mode=history.settings.mode,
+        expected_gain=expected_gain([*found.values()], history.settings.mode),
+        cost=_cost(history, history.seconds if over else max(history.seconds, history.now)),
+        transfer=transfer_of(history),
+        agreement=_agreement(history, finalists),
+        path=path,
+        best_trial=best,
+        finished=run_end(history) == "finished",
+        ended=over,
+        keep=history.settings.race.keep,
+        averaged=_averaged(history, records[best]) if best in records else None,
+        seconds_left=None if over else history.left,
+        max_t=max_t,
+        over=models_in_words(history.settings, "target"),
+        _hidden=frozenset(hidden),
+        _unkept={number: places for number, places in history.unkept.items() if places},
+        _comparison=history.settings.comparison,
+        _needed=[checkpoint_file(path, of) for of in sorted((*history.checkpoints.values(), *history.refits.values()))],
+        _checkpoints={n: checkpoint_file(path, name) for n, name in (history.checkpoints | _refit(history)).items()},
+    )
+
+
+def _within_bounds(history: History, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
+    """Give no end to trials that break bounds of metrics more than the winner does: they cannot win."""
+    values = {n: history.values_at("target", n, kept_of(history, n)[0]) for n in {*ends, winner}}
+    broken = history.settings.comparison.violations(values)
+    return {n: end if broken[n] <= broken[winner] else replace(end, end=math.nan) for n, end in ends.items()}
+
+
+def models_in_words(settings: TuneConfig, stage: Stage) -> str:
+    """Say how many models a trial trains in a stage, such as "5 folds" or "3 seeds"; empty if it is one."""
+    models, folds = settings.models(stage), settings.folds
+    if models == 1:
+        return ""
+    seeds = models // max(1, folds)
+    return " and ".join([f"{folds} folds"] * (folds > 0) + [f"{seeds} seeds"] * (seeds > 1))
+
+
+def _refit(history: History) -> dict[int, str]:
+    """Return the checkpoint of the model that was trained once more, if that is what the run hands back."""
+    wanted = history.settings.race.refit
+    return {n: name for n, name in history.refits.items() if wanted and name == refit_key(n, kept_of(history, n)[0])}
+
+
+def _agreement(history: History, finalists: Sequence[int]) -> Agreement | None:
+    swept = [n for n in finalists if history.epochs("surrogate", n)]  # others train by a schedule that the sweep found
+    began = [n for n in swept if history.epochs("target", n) and n not in history.failures]
+    epoch = min((history.epochs("target", n) for n in scored(history, began)), default=0)
+    if history.settings.sweep.surrogate == 1 or not epoch:
+        return None
+    narrow = min(epoch, *(history.epochs("surrogate", n) for n in began))
+    scores = {
+        n: (history.score_at("surrogate", n, narrow), history.score_at("target", n, epoch)) for n in sorted(began)
+    }
+    return agreement(epoch, scores, history.settings.mode)
+
+
+def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
+    """Count the first epochs of a full-size training that the sweep trained, at full width and without averages."""
+    if surrogate != 1:
+        return 0
+    return min((line["epoch"] - 1 for line in trial.history if line["stage"] == "target"), default=trial.epochs)
+
+
+def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
+    """Tell whether full-size training averages weights over steps (`ema`).
+
+    None if the optimizer averages them by itself, or is a function of which a loaded run knows the name alone.
+    """
+    names = [config.get("optimizer", "adamw"), *(config[key] for key in config if key.startswith("optimizer."))]
+    if all(isinstance(name, str) for name in names):
+        known = AVERAGED.issuperset(names)
+    else:
+        from fusion.optim import Hyperparameters  # needs torch, which a run that is only read does without
+
+        known = not any(Hyperparameters.from_config(own).has_modes for own in configs_of_parts(config).values())
+    return None if not known else settings.race.keep == "best" and settings.race.ema > 0
+
+
+def _averaged(history: History, trial: TrialRecord) -> bool | None:
+    """Tell whether the weights that count are averages over steps; None if no loop of the library trained them."""
+    if not trial.epochs or history.own_loop:
+        return None
+    return averages(history.settings, trial.config) and averages_count(history.settings, trial)
+
+
+def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
+    """Tell whether averaged weights, where full-size training averages any, are those of the trial's kept epoch."""
+    after = trial.kept_epoch > swept_epochs(trial, settings.sweep.surrogate)
+    return after and not averages_lost(trial.history, trial.kept_epoch, settings.metric)
+
+
+def _told(line: JournalLine) -> dict[str, Any]:
+    """Return the stage, epoch and metrics of a line of the journal."""
+    return {name: value for name, value in line.items() if name not in ("event", "trial")}
+
+
+def _record(
+    history: History, number: int, at_end: Collection[int], undecided: Collection[int], chance: float
+) -> TrialRecord:
+    kept_epoch, metric = kept_of(history, number)
+    goes_on = number in undecided and number not in history.failures
+    return TrialRecord(
+        trial=number,
+        config=history.trials[number].config,
+        status=_status(history, number, at_end, undecided),
+        surrogate_metric=history.score("surrogate", number),
+        surrogate_epochs=history.epochs("surrogate", number),
+        middle_metric=history.score("middle", number),
+        middle_epochs=history.epochs("middle", number),
+        metric=metric,
+        epochs=history.epochs("target", number),
+        chance=chance,
+        kept_epoch=kept_epoch,
+        history=tuple(
+            _told(line)
+            for stage in STAGES
+            for line in history.metrics.get((stage, number), ())
+            if line["stage"] == stage
+        ),
+        live=tuple(map(_told, history.live[number].trained())) if number in history.live and goes_on else (),
+        error=history.failures.get(number),
+        costs=dict(history.costs.get(number, {})),
+        unread=tuple(sorted(history.unread.get(number, ()))),
+        spread=_spread(history, number, kept_epoch),
+    )
+
+
+def _spread(history: History, number: int, kept_epoch: int) -> float | None:
+    """Return the standard deviation of a trial's score over its models; None if it trained one."""
+    full = history.epochs("target", number) > 0
+    stage: Stage = "target" if full else "surrogate"
+    at = kept_epoch if full else history.epochs("surrogate", number)
+    lines = [line for line in history.metrics.get((stage, number), ()) if line["epoch"] == at]
+    return next((line[history.settings.spread] for line in lines if history.settings.spread in line), None)
+
+
+def _status(history: History, number: int, at_end: Collection[int], undecided: Collection[int]) -> Status:
+    if number in history.failures:
+        return "failed"
+    if not history.epochs("surrogate", number) and not history.epochs("target", number):
+        return "not begun"
+    stage: Stage = "target" if history.epochs("target", number) else "surrogate"
+    if not math.isfinite(history.score(stage, number)):
+        return "diverged"
+    if number in at_end:
+        return "finished"
+    return "undecided" if number in undecided else "stopped"
+
+
+def _cost(history: History, seconds: float) -> Cost:
+    def epochs(stage: Stage) -> int:
+        lines = (line for (of, _), of_trial in history.metrics.items() if of == stage for line in of_trial)
+        of_trials: int = sum(line["stage"] == stage for line in lines)
+        return of_trials * history.settings.models(stage)
+
+    each = [seconds for seconds, count in history.epoch_seconds for _ in range(count)]
+    return Cost(
+        surrogate_epochs=epochs("surrogate"),
+        surrogate_seconds=history.spent["surrogate"],
+        middle_epochs=epochs("middle"),
+        middle_seconds=history.spent["middle"],
+        target_epochs=epochs("target") + history.refitted,
+        target_seconds=history.spent["target"],
+        target_epoch_seconds=median(each) if each else math.nan,
+        seconds=seconds,
+    )

@@ -1,0 +1,137 @@
+"""The timeline of a run, from its journal alone: trainings beside each other, and the best score over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from hydro_rasda.history.full_size import is_forgotten
+from hydro_rasda.history.history import GROUP, TARGET, named_as_sweep, stage_of
+from hydro_rasda.history.lines import JournalLine, Unit, score_in
+from hydro_rasda.records.records import RunRecord
+from hydro_rasda.run.events import Stage
+from hydro_rasda.run.journal import JOURNAL, read_units
+
+
+@dataclass(frozen=True)
+class Training:
+    """Trials that trained as one for a while, from epoch `start` to `stop`: a fused group, or a full-size model.
+
+    `began` and `ended` are seconds of the run; the device is None if the journal does not say. `lane` is the place,
+    from 0, beside other trainings at the same time, on the same device if that is known.
+    """
+
+    stage: Stage
+    trials: tuple[int, ...]
+    start: int
+    stop: int
+    began: float
+    ended: float
+    device: int | None = None
+    lane: int = 0
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best score of a stage, from a time on."""
+
+    seconds: float
+    score: float
+    trial: int
+    epoch: int
+
+
+def journal_of(record: RunRecord) -> Mapping[str, Unit]:
+    """Return the finished units of a run; none if its folder is gone."""
+    path = Path(record.path) / JOURNAL
+    try:
+        found = path.stat()
+    except OSError:
+        return read_units(path).units
+    return _units(path, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _units(path: Path, size: int, written: int) -> Mapping[str, Unit]:
+    """Return the units of a journal of this size, written then: several figures of a page ask for them."""
+    return read_units(path).units
+
+
+def trainings(units: Mapping[str, Unit]) -> list[Training]:
+    """Return all trainings, in the order in which they began."""
+    found = sorted(_trainings(units), key=lambda each: (each.began, each.ended, each.trials))
+    free: dict[int | None, list[float]] = {}
+    placed = []
+    for each in found:
+        lanes = free.setdefault(each.device, [])
+        # A training that ended a moment ago leaves its lane free: ends are recorded after the fact.
+        slack = 0.02 * (each.ended - each.began)
+        lane = next((i for i, until in enumerate(lanes) if until <= each.began + slack), len(lanes))
+        lanes[lane : lane + 1] = [each.ended]
+        placed.append(replace(each, lane=lane))
+    return placed
+
+
+def _trainings(units: Mapping[str, Unit]) -> Iterator[Training]:
+    reached: dict[int, int] = {}
+    for key, unit in units.items():
+        stage = stage_of(key)
+        if stage != "target" and (name := GROUP.fullmatch(named_as_sweep(key))) is not None:
+            value, began = unit.value, max(0.0, unit.at - unit.seconds)
+            for group in value["groups"] or [value["members"]]:
+                start, stop = int(name["start"]), int(value["stop"])
+                yield Training(stage, tuple(group), start, stop, began, unit.at, value.get("device"))
+        elif (name := TARGET.fullmatch(key)) is not None and name["what"] == "to" and not unit.value.get("swept"):
+            trial, stop, value = int(name["trial"]), int(name["epoch"]), unit.value
+            began = max(0.0, unit.at - unit.seconds * value.get("beside", 1))
+            yield Training("target", (trial,), reached.get(trial, 0), stop, began, unit.at, value.get("device"))
+            reached[trial] = stop
+
+
+def busy_share(trained: Sequence[Training]) -> float:
+    """Return the share of the time, from the first beginning to the last end, in which any trained; NaN of none."""
+    if not trained:
+        return math.nan
+    busy, until = 0.0, -math.inf
+    for each in sorted(trained, key=lambda each: each.began):
+        busy += max(0.0, each.ended - max(each.began, until))
+        until = max(until, each.ended)
+    span = until - min(each.began for each in trained)
+    return busy / span if span else 1.0
+
+
+def best_over_time(units: Mapping[str, Unit], record: RunRecord) -> dict[Stage, list[Best]]:
+    """List, by stage, each score that was better than all before, at the time when its unit of work was recorded."""
+    sign = 1 if record.mode == "min" else -1
+    found: dict[Stage, list[Best]] = {}
+    for at, line in sorted(_epochs(units, record.ended), key=lambda told: told[0]):
+        if (value := score_in(line, record.metric)) is None:
+            continue
+        so_far = found.setdefault(line["stage"], [])
+        if not so_far or sign * value < sign * so_far[-1].score:
+            so_far.append(Best(at, value, line["trial"], line["epoch"]))
+    return found
+
+
+def _epochs(units: Mapping[str, Unit], ended: bool) -> Iterator[tuple[float, JournalLine]]:
+    """Yield the line of each epoch, and when it was recorded.
+
+    Epochs at full size that no checkpoint came to hold, as the trial failed, are left out. So are those of a trial that
+    began early, and did not enter the race. While the run goes on, epochs of trials that train are there.
+    """
+    live: dict[str, list[tuple[float, JournalLine]]] = {}
+    for key, unit in units.items():
+        lines = [(unit.at, line) for line in unit.lines if line["event"] == "metrics"]
+        if (name := TARGET.fullmatch(key)) is None:
+            yield from lines
+        elif name["what"] == "at":
+            live.setdefault(name["trial"], []).extend(lines)
+        else:
+            before = live.pop(name["trial"], [])
+            if not is_forgotten(units, int(name["trial"]), unit):
+                yield from [*before, *lines] if name["what"] == "to" else lines
+    if not ended:
+        yield from (told for of_trial in live.values() for told in of_trial)

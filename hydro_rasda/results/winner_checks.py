@@ -1,0 +1,153 @@
+"""Checks of the winner: can the validation examples tell it from the second, and does it overfit at full size?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from statistics import stdev
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from fusion.streams import preserved_generators
+from hydro_rasda.common.short_values import show
+from hydro_rasda.data import batch_length
+from hydro_rasda.data.batch_splits import IndexedBatches
+from hydro_rasda.history.lines import Stage, number_of
+from hydro_rasda.history.winner import best_of
+from hydro_rasda.problem.dry_run_of_batches import one_thread
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.records.records import DIFFER, second_of
+from hydro_rasda.results.result import TuneResult
+from hydro_rasda.run.state import Run
+
+LOST = 0.25
+"""Validation must have lost this share of the final gap between training and validation since its best epoch. Measured
+on the six best recorded trainings of each task (`benchmarks/replay`) with a `WIDE` gap. Those of breast cancer lose .44
+to .86 of it, and those of diabetes .10 to .69. Those of the other ten tasks lose at most .10."""
+
+WIDE = 0.25
+"""Training must end this far below validation, as a share of validation's gain in training: less may be noise."""
+
+BEYOND = 2.0
+"""The gap at full size must be this many times the surrogate's gap."""
+
+
+class Losses(NamedTuple):
+    """The mean losses of an epoch: of its training batches, and of the validation set after it."""
+
+    train: float
+    val: float
+
+    @property
+    def gap(self) -> float:
+        """The distance by which training lies below validation."""
+        return self.val - self.train
+
+
+def overfits_beyond(full: Sequence[Losses], narrow: Sequence[Losses]) -> bool:
+    """Tell whether a full-size training overfits, and its surrogate's did not, or far less.
+
+    Three things must hold where the training ends. Its training loss lies below the validation loss by `WIDE` of all
+    that validation gained. Validation has lost `LOST` of that gap since its best epoch: a gap alone harms nobody. And
+    the gap is `BEYOND` times the surrogate's, at the end of the sweep. All are ratios of differences: neither the unit
+    nor the zero of a loss matters.
+
+    >>> full = [Losses(0.9, 0.8), Losses(0.5, 0.6), Losses(0.3, 0.7), Losses(0.1, 0.8)]
+    >>> overfits_beyond(full, [Losses(0.9, 0.9), Losses(0.7, 0.75)]), overfits_beyond(full, [Losses(0.2, 0.6)])
+    (True, False)
+    >>> overfits_beyond([Losses(0.9, 0.8), Losses(0.3, 0.4), Losses(0.0, 0.41)], [Losses(0.5, 0.5)])
+    False
+    """
+    if len(full) < 2 or not narrow or not all(map(math.isfinite, (*full[-1], *narrow[-1]))):
+        return False
+    known = [losses.val for losses in full if math.isfinite(losses.val)]
+    best, gap = min(known), full[-1].gap
+    wide = gap > 0 and gap >= WIDE * (known[0] - best)
+    return wide and full[-1].val - best >= LOST * gap and gap >= BEYOND * narrow[-1].gap
+
+
+def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
+    """Warn of a winner that overfits beyond its surrogate; return no line of others, nor of a sweep at full width."""
+    if run.settings.sweep.surrogate == 1 or not finalists:
+        return []
+    winner, _ = best_of(run.history, [*finalists])
+    full, narrow = (_losses(run, stage, winner) for stage in ("target", "surrogate"))
+    if not overfits_beyond(list(full.values()), list(narrow.values())):
+        return []
+    epoch = min(full, key=lambda at: full[at].val)
+    end = full[max(full)]
+    epochs = f"{max(narrow)} epoch{'s' * (max(narrow) > 1)}"
+    told = f"trial {winner} overfits at full size, which its surrogate of {epochs} did not show: val_loss "
+    told += f"rises from {show(full[epoch].val)} after epoch {epoch} to {show(end.val)}, and train_loss ends at "
+    early = "" if run.settings.race.patience else ", or end such trainings early (`race=RaceConfig(patience=3)`)"
+    return [f"{told}{show(end.train)}. Sweep the model itself (`sweep=SweepConfig(surrogate=1)`){early}"]
+
+
+def _losses(run: Run, stage: Stage, number: int) -> dict[int, Losses]:
+    """Return the losses by epoch; none if a training function of the user's reports no such losses."""
+    lines = run.history.metrics.get((stage, number), ())
+    pairs: dict[int, list[Any]] = {
+        line["epoch"]: [line[name] for name in ("train_loss", "val_loss") if name in line] for line in lines
+    }
+    return {epoch: Losses(*map(number_of, pair)) for epoch, pair in pairs.items() if len(pair) == 2}
+
+
+MOST = 2000
+"""Validation examples beyond which nothing is estimated: there, the estimate would take as long as an epoch."""
+
+PARTS = 50
+"""The examples are measured in about so many parts, whose differences tell how far chance moves their mean."""
+
+
+def undecided_line(result: TuneResult) -> list[str]:
+    """Say that chance may have chosen between the two best finalists, and name the argument that would tell.
+
+    The two are those that trained to the end. They differ by less than the standard error of their difference over the
+    validation examples, estimated from parts of these. If that fails, the line says so. No line is returned if nothing
+    is estimated: for metrics of the whole validation set, loaders, more than `MOST` examples, and models that a
+    function of the user's trained. Folds have no such set.
+    """
+    problem, trials = result._problem, result.trials
+    name = result.metric.removeprefix("val_")
+    second, ended = second_of(result), trials[result.best_trial].status == "finished"
+    known = name != result.metric and problem.full_size is None and not problem.settings.folds
+    if not known or second is None or not ended or name in problem.whole_names:
+        return []
+    lead = abs(trials[second].metric - trials[result.best_trial].metric)
+    try:
+        examples, error = _error_of_difference(result, problem, second, name)
+    except Exception as failed:  # a checkpoint that is gone, or whatever a model raises for smaller batches
+        told = f"chance may have chosen between trials {result.best_trial} and {second}"
+        return [f"{told}: comparing them by parts failed with {type(failed).__name__}: {failed}"]
+    if not lead < error:
+        return []
+    folds = isinstance(problem.train_data, IndexedBatches)
+    more = "`val_data=KFold(5)`" if folds or problem.settings.sweep.repeats > 1 else "`sweep=SweepConfig(repeats=3)`"
+    told = f"{DIFFER.format(result.best_trial, second)}{show(lead, 2)} in {result.metric}, less than the sampling"
+    return [f"{told} error of {examples} validation examples ({show(error, 2)}). To choose by more, use {more}"]
+
+
+def _error_of_difference(result: TuneResult, problem: Problem, second: int, name: str) -> tuple[int, float]:
+    """Return the number of validation examples, and the standard error of the difference of two models' means."""
+    data = problem.val_data
+    length = data._length if isinstance(data, IndexedBatches) else 0
+    if not 2 * PARTS <= length <= MOST:
+        return length, math.nan
+    two, size = (result.best_trial, second), -(-length // PARTS)
+    # A part has few examples: several threads would wait for each other for longer than they compute.
+    with one_thread():
+        of_each = [_in_parts(problem, result.best_model(number), size, name) for number in two]
+    differences = [one - other for one, other in zip(*of_each, strict=True)]
+    return length, stdev(differences) / math.sqrt(len(differences))
+
+
+def _in_parts(problem: Problem, model: nn.Module, size: int, name: str) -> list[float]:
+    found: list[float] = []
+    with torch.no_grad(), preserved_generators():
+        for batch in problem.val_data.in_order(size):
+            if batch_length(batch) == size:  # a smaller last one would count too much
+                metrics: Mapping[str, torch.Tensor] = problem.objective(model, batch)
+                found.append(float(metrics[name]))
+    return found

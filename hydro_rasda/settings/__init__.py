@@ -1,0 +1,1 @@
+"""The settings of `tune`, checked: `SweepConfig`, `RaceConfig`, `TuneConfig`, objectives. They need no torch."""

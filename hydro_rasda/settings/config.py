@@ -1,0 +1,323 @@
+"""Settings of a run, as frozen values that are checked when they are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hydro_rasda.common.argument_checks import (
+    check_choice,
+    check_flag,
+    check_function,
+    check_int,
+    check_mode,
+    check_number,
+    is_number,
+    require,
+)
+from hydro_rasda.schedulers.median_stopping import MedianStopping
+from hydro_rasda.schedulers.milestones import last_look, milestones, race_milestones, sweep_milestones
+from hydro_rasda.schedulers.named_rules import NoStopping
+from hydro_rasda.schedulers.pareto import Spread
+from hydro_rasda.schedulers.population import PopulationBasedTraining
+from hydro_rasda.schedulers.ranking import Mode as Mode
+from hydro_rasda.schedulers.rasda import GROW, Grow
+from hydro_rasda.settings.objectives import Comparison, Objectives, bounds_of
+from hydro_rasda.settings.sweep_config import Part
+from hydro_rasda.settings.sweep_config import SweepConfig as SweepConfig
+
+Keep = Literal["last", "best"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Graph = bool | Literal["auto"]
+
+KEEP: tuple[str, ...] = ("last", "best")
+PRECISIONS: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16")
+RESUME: tuple[str, ...] = ("auto", "must", "never", "changed")
+BACKENDS: tuple[str, ...] = ("local", "ray")
+STRATEGIES: tuple[str, ...] = ("ddp", "fsdp")
+MOST_TRIALS = 1_000_000
+"""More configurations than that are a mistake: they would not fit memory."""
+MOST_EPOCHS = 1_000_000
+"""More epochs of a trial than that are one, too, such as steps: a run's journal could not hold their lines."""
+MOST_WORKERS = 1024
+"""More processes than that are a mistake."""
+MOST_SEED = 2**63 - 1
+GLOBAL_BATCH = "global_batch_size"
+"""In a report and in a trial's history, the examples of a step over all workers."""
+LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
+WITH_LAST = (MedianStopping, NoStopping, PopulationBasedTraining)
+"""Rules whose `last` is the epoch at which the sweep ends."""
+FULL_TRAININGS = 3.0
+"""The budget of the full-size stage by default; each further seed of the finalists needs as much."""
+UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    # Ranks whose shares have unequally many parts would wait for each other for ever.
+    "accumulate": (lambda parts: parts == 1, "1 with race.strategy 'fsdp', more workers in its place"),
+    "optimizer": (
+        lambda name: name != "adafactor",
+        "another one with race.strategy 'fsdp': torch's Adafactor cannot update parameters that ranks split",
+    ),
+}
+"""Keys that are restricted there: which values hold, and the rule."""
+
+
+def check_unsplit(name: str, key: str, value: object, shown: object = None) -> None:
+    """Refuse a plain value of a key with `race.strategy="fsdp"`; the error shows `shown` in its place, if given."""
+    if key in UNSPLIT:
+        holds, rule = UNSPLIT[key]
+        require(holds(value), name, value if shown is None else shown, rule)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RaceConfig(Part):
+    """How the finalists train at full size, and how they are halved (RASDA, Aach et al. 2024, Sec. 3).
+
+    Attributes:
+        top_k: Configurations that move to the full-size model; with `full_trainings` below 3, fewer may.
+        keep: Weights that a full-size training hands back. "best": those after the last epoch that is as good as the
+            best one, but for 1 % of what training has gained. The first epoch may be far off, so that gains count up
+            to ten times the best score. "last": those after its last epoch. Under either, trials are compared by their
+            last epochs. The winner's configuration then holds when you train it again, longer, elsewhere or on more
+            data. There are two exceptions. With `patience`, the best epochs are compared. If no trial came to its end
+            (time ran out, all diverged, or `stop_at` was reached), the best that was kept wins.
+        patience: A full-size training ends after this many epochs that were not better. None trains on. The sweep,
+            where rungs decide, has none; a `train` function returns when it chooses.
+        ema: Share of a full training's steps over which weights and running statistics are averaged, exponentially,
+            beside training. With `keep="best"`, the averaged weights are validated and kept, at the cost of another
+            copy of them. At milestones the weights that training left are validated, too, as `METRIC_unaveraged`.
+            Trials are compared by these, but the one with the best averages goes on, too. In the end, a trial's score
+            is worse than its averages' by at most 15 % of what its training gained. If the weights that training left
+            are better there, they alone count, and are handed back; the averages' score is then `METRIC_averaged`.
+            With several metrics, averages do not count, but are handed back. With `keep="last"`, or 0, nothing is
+            averaged.
+        checkpoint_every: Epochs between checkpoints; None checkpoints at milestones only.
+        train: `train(worker)` trains the full-size models in the library's place, from `worker.config` and
+            `worker.data`, which is `(train_data, val_data)`, to its last epoch: see `Worker`. Each `worker.report(
+            metrics, state)` is an epoch, with `metric` among its metrics and the state dict of `model_fn`'s model as
+            `state["model"]`. At milestones it does not return: the function is called again, and goes on from
+            `worker.checkpoint`, the state that was reported there, and `worker.iteration`. If it returns before
+            `max_t`, the trial is over, and its best epoch counts. With `sweep.surrogate=1`, it begins anew, too. `ema`
+            and `precision` do not apply to it. On several workers it runs on every rank, as for `elastic`.
+        grace_period: Epochs that every finalist gets before any is stopped; None: half of `max_t`, rounded up. From
+            there to the end, two go on by default, and the one with the best averages (`ema`). Midway, those behind the
+            leader stop if what they may still gain is not worth the epochs that are left. This last look is left out if
+            it leaves fewer than two epochs, if `full_trainings` is enough for all finalists, or with several metrics.
+        reduction_factor: The paper's rf: one in this many goes on at each milestone, in any case.
+        scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
+            gets sf times the workers.
+        workers: Workers of a full-size trial before its first milestone; they share the configuration's batch. On this
+            machine, its devices; where there are fewer, these share it.
+        max_workers: No trial gets more. With 1, each device trains whole trials, which are then the same on any number
+            of devices. None: as many as the cluster, or this machine, holds; but on this machine, with `workers=1`, it
+            is 1.
+        lr_rule: Factor of the learning rate when the workers, and so the global batch, grow by f (section 3.2):
+            "linear" f, "sqrt" its root, "none" 1, or a function. "auto" is linear for SGD, Adam and AdamW, as measured
+            (benchmarks/results/large_batch.md), and the root for other adaptive optimizers. "paper" is linear for SGD,
+            and the root for all adaptive ones.
+            Each change is reached over the configuration's `rescale_warmup_epochs`, 1 by default.
+        grow: Workers with which a survivor goes on. "due": all that it is due, as in the paper. "efficient": the
+            smaller of that and an even share of the free ones, while more workers pay by the next two.
+        least_efficiency: With "efficient", a survivor gets more workers only if its parallel efficiency is above this;
+            0 for any. The efficiency is `scaling_efficiency` in its history, measured by step times.
+        batch_over_noise: With "efficient", a survivor's largest batch, as a multiple of its gradient noise scale; inf
+            for any. The scale is `gradient_noise_scale` in its history, measured on two or more workers.
+        strategy: Division of a model between several workers. "ddp": each holds all of it. "fsdp": each holds a part of
+            every parameter, gradient and optimizer state, for models that fit no single worker (FSDP2). Entries of an
+            `nn.ModuleList` are gathered one at a time, when their `forward` is called: call no other method of them.
+            Checkpoints are the same. With float16, or `accumulate` in a configuration, "ddp" alone.
+        refit: The model that is handed back where finalists train several. True: with folds, the winner is trained once
+            more, on all examples of `train_data`, to the epoch that was best over the folds. With `sweep.repeats`
+            alone, it is the model of the first seed. False: all models as one, whose output is the mean of theirs.
+    """
+
+    top_k: int = 4
+    keep: Keep = "best"
+    patience: int | None = None
+    ema: float = 0.03
+    checkpoint_every: int | None = None
+    train: Callable[..., None] | None = None
+    grace_period: int | None = None
+    reduction_factor: int = 2
+    scaling_factor: int = 2
+    workers: int = 1
+    max_workers: int | None = None
+    lr_rule: Literal["auto", "paper", "linear", "sqrt", "none"] | Callable[[float], float] = "auto"
+    grow: Grow = "due"
+    least_efficiency: float = 0.5
+    batch_over_noise: float = 1.0
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    refit: bool = True
+
+    def __post_init__(self) -> None:
+        self._check_training()
+        self._check_halving()
+
+    def _check_training(self) -> None:
+        check_int("race.top_k", self.top_k, at_least=1)
+        check_choice("race.keep", self.keep, KEEP)
+        check_int("race.patience", self.patience, at_least=1, optional=True)
+        rule = "None where `keep` is 'last': the last epoch of one that stopped early is not its best"
+        require(self.patience is None or self.keep == "best", "race.patience", self.patience, rule)
+        if self.train is not None:
+            check_function("race.train", self.train, 1, rule="None, or a function (no class) of a Worker")
+        rule = "None with `train`, which returns where its own patience ends"
+        require(self.patience is None or self.train is None, "race.patience", self.patience, rule)
+        holds = is_number(self.ema) and 0 <= self.ema < 1
+        require(holds, "race.ema", self.ema, "a share of a training's steps, in [0, 1)")
+        check_int("race.checkpoint_every", self.checkpoint_every, at_least=1, optional=True)
+        check_flag("race.refit", self.refit)
+
+    def _check_halving(self) -> None:
+        check_int("race.grace_period", self.grace_period, at_least=1, optional=True)
+        check_int("race.reduction_factor", self.reduction_factor, at_least=2)
+        check_int("race.scaling_factor", self.scaling_factor, at_least=2)
+        check_int("race.workers", self.workers, at_least=1)
+        check_int("race.max_workers", self.max_workers, at_least=self.workers, optional=True)
+        if not isinstance(self.lr_rule, str):
+            told = f"one of {LR_RULES}, or a function of how many times as many workers there are"
+            check_function("race.lr_rule", self.lr_rule, 1, rule=told)
+        else:
+            check_choice("race.lr_rule", self.lr_rule, LR_RULES)
+        check_choice("race.grow", self.grow, GROW)
+        check_choice("race.strategy", self.strategy, STRATEGIES)
+        least, most = self.least_efficiency, self.batch_over_noise
+        require(is_number(least) and 0 <= least < 1, "race.least_efficiency", least, "a number in [0, 1)")
+        check_number("race.batch_over_noise", most, above=0)
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """The arguments of `tune` that are numbers or words, documented there.
+
+    Two say how the backend's steps are run, and `folds` is the number of folds of `val_data`, 0 without.
+    """
+
+    metric: str = "val_loss"
+    mode: Mode = "min"
+    objectives: Objectives = ()
+    num_samples: int = 64
+    max_t: int = 27
+    full_trainings: float = FULL_TRAININGS
+    time_budget_s: float | None = None
+    stop_at: float | None = None
+    sweep: SweepConfig = SweepConfig()
+    race: RaceConfig = RaceConfig()
+    precision: Precision = "fp32"
+    graph: Graph = "auto"
+    loader_workers: int | None = None
+    seed: int = 0
+    folds: int = 0
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.metric, str) and bool(self.metric), "metric", self.metric, "the name of a metric")
+        check_mode(self.mode)
+        check_int("num_samples", self.num_samples, at_least=1, at_most=MOST_TRIALS)
+        check_int("max_t", self.max_t, at_least=1, at_most=MOST_EPOCHS)
+        spent, budget = self.full_trainings, self.time_budget_s
+        require(is_number(spent) and spent >= 0, "full_trainings", spent, "a finite number >= 0")
+        holds = budget is None or (is_number(budget) and budget > 0)
+        require(holds, "time_budget_s", budget, "None or a finite number of seconds > 0")
+        good = self.stop_at is None or is_number(self.stop_at)
+        require(good, "stop_at", self.stop_at, "None or a finite score of `metric`")
+        check_choice("precision", self.precision, PRECISIONS)
+        check_int("seed", self.seed, at_least=0, at_most=MOST_SEED)
+        check_steps(self.graph, self.loader_workers)
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Refuse parts that are none, or do not go together with the rest."""
+        sweep, race, at_most = self.sweep, self.race, f"<= max_t ({self.max_t})"
+        require(isinstance(sweep, SweepConfig), "sweep", sweep, "a `SweepConfig`")
+        require(isinstance(race, RaceConfig), "race", race, "a `RaceConfig`")
+        require(sweep.grace_period <= self.max_t, "sweep.grace_period", sweep.grace_period, at_most)
+        last = sweep.rule.last if isinstance(sweep.rule, WITH_LAST) else 1
+        require(last <= self.max_t, "sweep.rule", sweep.rule, f"one whose `last` is {at_most}")
+        require((race.grace_period or 1) <= self.max_t, "race.grace_period", race.grace_period, at_most)
+        rule = "None where `race.keep` is 'last': one that trained longer would win"
+        require(self.stop_at is None or race.keep == "best", "stop_at", self.stop_at, rule)
+        rule = "None where `metric` is a list, or `sweep.constraints` bounds a metric of training"
+        require(self.stop_at is None or not self.comparison.by_place, "stop_at", self.stop_at, rule)
+        rule = "another one for a single metric, without bounds on metrics: 'epsilon-net' orders a front"
+        require(sweep.rule != "epsilon-net" or self.comparison.by_place, "sweep.rule", sweep.rule, rule)
+        scaled_apart = self.precision == "fp16" and race.strategy == "fsdp"
+        require(not scaled_apart, "precision", self.precision, "another one with race.strategy 'fsdp'")
+        one, several = self.models("target") == 1, "where a finalist trains several models, of folds or seeds"
+        require(one or race.workers == 1, "race.workers", race.workers, f"1 {several}: a device trains all of them")
+        require(one or race.train is None, "race.train", race.train, f"None {several}")
+
+    def plain(self) -> TuneConfig:
+        """Leave out the user's objects, which other processes need not have: rule, searcher, `first`, functions."""
+        rule = self.sweep.rule if isinstance(self.sweep.rule, str) else SweepConfig.rule
+        bounds = bounds_of(self.sweep.constraints)
+        return replace(
+            self,
+            sweep=replace(self.sweep, rule=rule, searcher=None, first=(), constraints=bounds or None),
+            race=replace(self.race, train=None),
+        )
+
+    def models(self, stage: Literal["surrogate", "middle", "target"]) -> int:
+        """Return how many models each trial trains in a stage: one for each fold and each seed."""
+        seeds = self.sweep.repeats
+        if stage == "target":
+            seeds = max(1, min(seeds, math.floor(self.full_trainings / FULL_TRAININGS / max(1, self.folds))))
+        return seeds * max(1, self.folds)
+
+    @property
+    def spread(self) -> str:
+        """Name of the standard deviation of the metric over the models of a trial, where it trains several."""
+        return f"{self.metric}_std"
+
+    @property
+    def comparison(self) -> Comparison:
+        """The comparison of trials: by `metric` alone, or by all metrics and bounds that were asked for."""
+        spread: Spread = "epsilon-net" if self.sweep.rule == "epsilon-net" else "crowding"
+        objectives = self.objectives or ((self.metric, self.mode),)
+        return Comparison(objectives, bounds_of(self.sweep.constraints), spread)
+
+    @property
+    def first_look(self) -> int:
+        """Epochs before the race of the finalists stops any: `race.grace_period`, or half of `max_t`, rounded up."""
+        return self.race.grace_period or math.ceil(self.max_t / 2)
+
+    @property
+    def sweep_milestones(self) -> tuple[int, ...]:
+        """Epochs after which successive halving compares surrogates; it ends at the last one."""
+        return sweep_milestones(self.sweep.grace_period, self.max_t, self.sweep.reduction_factor)
+
+    @property
+    def race_milestones(self) -> tuple[int, ...]:
+        """Epochs after which finalists are compared; the last one is the end of a training."""
+        return race_milestones(self.first_look, self.max_t, self.race.scaling_factor)
+
+    @property
+    def last_look(self) -> int | None:
+        """The epoch after which finalists go on only if they are worth it; None in short trainings."""
+        return last_look(milestones(self.first_look, self.max_t, self.race.scaling_factor))
+
+    def good_enough(self, score: float) -> bool:
+        """Return whether a full-size model's score is as good as `stop_at`, so that nothing more has to be trained."""
+        if self.stop_at is None or not math.isfinite(score):
+            return False
+        return score <= self.stop_at if self.mode == "min" else score >= self.stop_at
+
+    def out_of_patience(self, epochs: int) -> bool:
+        """Return whether a full-size training ends that has not become better for so many epochs."""
+        return self.race.patience is not None and epochs >= self.race.patience
+
+
+def unaveraged(metric: str) -> str:
+    """Name a metric of the weights that training left, where averaged ones count."""
+    return f"{metric}_unaveraged"
+
+
+def averaged(metric: str) -> str:
+    """Name a metric of averaged weights, where those that training left are better and count."""
+    return f"{metric}_averaged"
+
+
+def check_steps(graph: object, loader_workers: object) -> None:
+    """Refuse what does not say how a backend's steps are run."""
+    known = isinstance(graph, bool) or (isinstance(graph, str) and graph == "auto")
+    require(known, "graph", graph, "'auto', True or False")
+    check_int("loader_workers", loader_workers, at_least=0, optional=True, at_most=MOST_WORKERS)

@@ -1,0 +1,175 @@
+"""The comparison of trials: by one metric or several, costs of the full-size model among them, and constraints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from hydro_rasda.common.argument_checks import check_function, check_mode, is_number, require
+from hydro_rasda.schedulers.pareto import Bounds, Spread, front_of, places, violation
+from hydro_rasda.schedulers.ranking import Mode
+
+COSTS = ("params", "macs", "seconds_per_example", "peak_memory")
+"""Objectives known of the full-size model before it trains; `hydro_rasda.problem.model_costs` measures them."""
+
+Objectives = tuple[tuple[str, Mode], ...]
+"""Metrics, each with its mode, in the order in which they were given."""
+
+Fits = Callable[[Mapping[str, Any]], bool]
+"""A constraint on configurations: whether one may be trained."""
+
+Constraints = Mapping[str, Bounds | Fits] | Fits
+"""Bounds by metric, functions of a configuration by any other name, or one function."""
+
+
+def split_metrics(metric: object, mode: object) -> tuple[str, Mode, Objectives]:
+    """Split a list of metrics into the first that training measures, with its mode, and all of them.
+
+    A single metric stays as it is, without objectives.
+
+    >>> split_metrics(["macs", "val_accuracy"], ["min", "max"])
+    ('val_accuracy', 'max', (('macs', 'min'), ('val_accuracy', 'max')))
+    """
+    if not isinstance(metric, list | tuple):
+        rule = f"the name of a metric that training measures, or a list with one beside it ({', '.join(COSTS)})"
+        require(not isinstance(metric, str) or metric not in COSTS, "metric", metric, rule)
+        return cast(str, metric), cast(Mode, mode), ()
+    named = all(isinstance(name, str) and name for name in metric)
+    require(
+        named and len({*metric}) == len(metric) > 1, "metric", metric, "a name, or a list of two or more different ones"
+    )
+    modes = [mode] * len(metric) if isinstance(mode, str) else mode
+    rule = f"'min', 'max', or a list of {len(metric)} of them, one for each metric"
+    require(isinstance(modes, list | tuple) and len(modes) == len(metric), "mode", mode, rule)
+    for each in cast(Sequence[object], modes):
+        check_mode(each)
+    objectives = tuple(zip(metric, cast(Sequence[Mode], modes), strict=True))
+    trained = [each for each in objectives if each[0] not in COSTS]
+    require(bool(trained), "metric", metric, "a list with a metric that training measures, such as 'val_loss'")
+    return *trained[0], objectives
+
+
+def check_constraints(constraints: object) -> None:
+    """Refuse what neither bounds a metric nor tells of a configuration whether it fits."""
+    if constraints is None:
+        return
+    if not isinstance(constraints, Mapping):
+        rule = "None, a dict such as {'macs': (None, 1e9)}, or a function (no class) of a configuration"
+        check_function("sweep.constraints", constraints, 1, rule=rule)
+        return
+    for name, bounds in constraints.items():
+        of = f"sweep.constraints[{name!r}]"
+        require(
+            isinstance(name, str) and bool(name), "sweep.constraints", [*constraints], "a dict whose keys are names"
+        )
+        if not isinstance(bounds, list | tuple):
+            check_function(of, bounds, 1, rule="(lowest, highest), or a function (no class) of a configuration")
+            continue
+        known = [bound for bound in bounds if bound is not None]
+        sound = len(bounds) == 2 and bool(known) and all(map(is_number, known))
+        rule = "a pair (lowest, highest) of finite numbers in rising order, one of which may be None"
+        require(sound and known == sorted(known), of, bounds, rule)
+
+
+def bounds_of(constraints: Constraints | None) -> dict[str, Bounds]:
+    """Return the constraints that bound a metric."""
+    if not isinstance(constraints, Mapping):
+        return {}
+    pairs = {name: of for name, of in constraints.items() if isinstance(of, list | tuple)}
+    return {name: (low, high) for name, (low, high) in pairs.items()}
+
+
+def functions_of(constraints: Constraints | None) -> dict[str, Fits]:
+    """Return the constraints that are functions of a configuration, by the argument's path."""
+    if constraints is None:
+        return {}
+    if not isinstance(constraints, Mapping):
+        return {"sweep.constraints": constraints}
+    return {f"sweep.constraints[{name!r}]": of for name, of in constraints.items() if callable(of)}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of a run's trials by at least one objective, within the bounds that a trial has to keep."""
+
+    objectives: Objectives
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    spread: Spread = "crowding"
+
+    @property
+    def costs(self) -> tuple[str, ...]:
+        """Costs of the full-size model that are asked for, by which trials are compared or left out."""
+        return tuple(name for name in COSTS if name in self._names)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Metrics that training has to measure."""
+        return tuple(name for name in self._names if name not in COSTS)
+
+    @property
+    def _names(self) -> dict[str, None]:
+        return dict.fromkeys([*(name for name, _ in self.objectives), *self.bounds])
+
+    @property
+    def of_training(self) -> dict[str, Bounds]:
+        """The bounds that only training can break."""
+        return {name: bounds for name, bounds in self.bounds.items() if name not in COSTS}
+
+    @property
+    def several(self) -> bool:
+        """True if trials are compared by several metrics: then a front of them is looked for."""
+        return len(self.objectives) > 1
+
+    @property
+    def by_place(self) -> bool:
+        """True if one score does not order trials, so that their places among each other do."""
+        return self.several or bool(self.of_training)
+
+    def places(self, values: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
+        """Return the place of each trial among these, 0 for the first; NaN where a value is missing.
+
+        >>> Comparison((("val_loss", "min"),), {"val_gap": (None, 0.1)}).places(
+        ...     {0: {"val_loss": 0.1, "val_gap": 0.3}, 1: {"val_loss": 0.9, "val_gap": 0.0}})
+        {0: 1.0, 1: 0.0}
+        """
+        points = {n: [of.get(name, math.nan) for name, _ in self.objectives] for n, of in values.items()}
+        return places(points, [mode for _, mode in self.objectives], self.violations(values), self.spread)
+
+    def violations(self, values: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
+        """Return by how much each trial breaks the bounds; 0 for one that keeps them."""
+        return {n: violation(of, self.bounds) for n, of in values.items()}
+
+    def best(self, values: Mapping[int, Mapping[str, float]]) -> list[int]:
+        """Return the trials that break the bounds least: all that keep them, if any does."""
+        broken = self.violations(values)
+        least = min(broken.values(), default=0.0)
+        return [n for n in values if broken[n] == least]
+
+    def front(self, values: Mapping[int, Mapping[str, float]]) -> list[int]:
+        """Return the trials that no other one dominates, of those that break the bounds least.
+
+        A trial with a value that is not finite is none of them, even if it alone keeps the bounds.
+        """
+        points = {n: [of.get(name, math.nan) for name, _ in self.objectives] for n, of in values.items()}
+        able = {n: values[n] for n, point in points.items() if all(map(math.isfinite, point))}
+        return front_of({n: points[n] for n in self.best(able)}, [mode for _, mode in self.objectives])
+
+
+def few_fit(found: int, wanted: int) -> str:
+    """Say that fewer configurations than wanted meet the constraints, and what to change."""
+    told = f"{found} of {wanted} configurations are tried: no more of those drawn meet `sweep.constraints`"
+    return f"{told}. Loosen these, or narrow `space` to what they allow"
+
+
+def few_in_time(found: int, wanted: int) -> str:
+    """Say that fewer configurations than wanted are tried, as time was up before more were drawn."""
+    told = f"{found} of {wanted} configurations are tried: the sweep's time was up before more were drawn"
+    return f"{told}. The same call with a larger `time_budget_s` draws the others"
+
+
+def refuse_if_none(any_fits: bool, drawn: int) -> None:
+    """Refuse constraints that none of so many configurations meets."""
+    if drawn and not any_fits:
+        raise ValueError(f"`sweep.constraints` leaves nothing to try: none of {drawn} configurations of `space` fits")

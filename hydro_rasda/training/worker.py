@@ -1,0 +1,253 @@
+"""The worker: the argument of a training function, on each rank of a trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import Dataset, DistributedSampler
+
+from hydro_rasda.common.argument_checks import check_flag, check_int, require
+from hydro_rasda.data import MOST_EXAMPLES, Shard
+from hydro_rasda.settings.config import GLOBAL_BATCH
+from hydro_rasda.training.distributed import average_statistics
+from hydro_rasda.training.gradient_noise import GradientNoise
+from hydro_rasda.training.lr_rescaling import RescaledLR, Rule
+from hydro_rasda.training.worker_reports import NOISE_SCALE, SCALING_EFFICIENCY, StepTimes
+
+# The iteration is reckoned in, and torch's seeds have 64 bits.
+_LARGEST_SEED = 2**40
+
+State = Mapping[str, Any]
+
+Saving = State | Callable[[], State] | None
+"""The state from which training continues, or a function that returns it."""
+
+
+class Worker:
+    """One rank of a trial.
+
+    Attributes:
+        data: The argument `data` of `elastic`, shared by the node's ranks; in `tune`, the arguments `(train_data,
+            val_data)`.
+        rank: From 0; rank 0 reports and saves.
+        world_size: Ranks of the trial.
+        growth: `world_size` over the workers of a new trial.
+        device: The device to train on: this rank's GPU, or the CPU.
+        iteration: Reports so far, over all restarts; 0 at first.
+        checkpoint: The state last saved; None at first.
+        trial: The trial's id.
+
+    Args:
+        job: Any of `config`, `trial`, `rank`, `world_size`, and `workers`, the workers of a new trial.
+        saved: An earlier result of `saved`; None at first.
+    """
+
+    def __init__(self, job: Mapping[str, Any], data: Any, device: torch.device, saved: State | None = None) -> None:
+        self.config: dict[str, Any] = job["config"]
+        self.data = data
+        self.rank: int = job["rank"]
+        self.world_size: int = job["world_size"]
+        self.growth: float = job["world_size"] / job["workers"]
+        self.trial: str = job["trial"]
+        self.device = device
+        self._global_batch_size: int | None = None
+        self._weight = 1.0
+        self._rescaled: list[RescaledLR] = []
+        saved = saved or {"state": None, "iteration": 0, "rescaled": [], "measured": {}}
+        self.iteration: int = saved["iteration"]
+        self.checkpoint: State | None = saved["state"]
+        self._rescaled_states: list[State] = list(saved["rescaled"])
+        self._measured: dict[str, Any] = dict(saved["measured"])
+        self._noise: GradientNoise | None = None
+        self.through: Callable[[int, Mapping[str, Any], Saving], tuple[dict[str, Any], Saving]] | None = None
+        """Turns a report into the part that `tune` keeps."""
+        self.gathers = False
+        """True if all ranks must call the function that returns the state together."""
+        self._times: StepTimes | None = None
+
+    def __getitem__(self, key: object) -> NoReturn:
+        # The training functions of Ray Tune take the configuration itself.
+        raise TypeError(f"the training function is given a Worker, no configuration: take worker.config[{key!r}]")
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Move the model to this rank's device; if there are several ranks, its gradients are averaged over them.
+
+        Load `checkpoint` into the model before, and save the state of the model itself: `worker.plain(model)`.
+        BatchNorm normalizes by each rank's own batch, and its running statistics are the mean over the ranks after each
+        step. To normalize by the global batch, convert the model to `nn.SyncBatchNorm` before (GPUs only).
+        """
+        require(isinstance(model, nn.Module), "model", model, "an nn.Module")
+        model = model.to(self.device)
+        if self.world_size == 1:
+            return model
+        joint = DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+        average_statistics(joint, lambda: self._weight)
+        return joint
+
+    def plain(self, model: nn.Module) -> nn.Module:
+        """The user's own module inside what `prepare` gave."""
+        return model.module if isinstance(model, DistributedDataParallel) else model
+
+    def batches(
+        self, samples: int, batch_size: int, *, seed: int = 0, fixed_global: bool = False
+    ) -> Iterator[tuple[Tensor, float]]:
+        """Yield this rank's share of one shuffled epoch; each sample is in one batch of one rank.
+
+        All ranks see the same number of batches. Multiply a batch's mean loss by its weight: then the averaged gradient
+        is that of the whole global batch, even if the last batch does not divide evenly.
+
+        Args:
+            samples: Size of the data set.
+            batch_size: Samples per rank and step; with `fixed_global`, samples per step over all ranks.
+            seed: Seed of the run. The order differs by iteration; it is the same on every rank, and for any number of
+                ranks.
+            fixed_global: True to keep the global batch as the workers grow.
+
+        Yields:
+            Indices `[n]` and the weight `n * world_size / (samples in the global batch)`. A rank without samples left
+            gets one sample with weight 0.
+
+        Raises:
+            ValueError: If `samples` or `batch_size` is below 1.
+        """
+        check_int("samples", samples, at_least=1, at_most=MOST_EXAMPLES)
+        check_int("batch_size", batch_size, at_least=1, at_most=MOST_EXAMPLES)
+        check_int("seed", seed, at_least=0, at_most=_LARGEST_SEED)
+        check_flag("fixed_global", fixed_global)
+        shard = Shard(self.rank, self.world_size)
+        size = batch_size if fixed_global else batch_size * self.world_size
+        self._global_batch_size = size
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + self.iteration)
+        for batch in torch.randperm(samples, generator=generator).split(size):
+            part = shard.part(len(batch))
+            if self._noise is not None:
+                self._noise.expect(len(batch[part.rows]), part.weight)
+            self._weight = part.weight
+            try:
+                yield batch[part.rows], part.weight
+            finally:
+                self._weight = 1.0
+
+    def sampler(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0) -> DistributedSampler[Any]:
+        """Make a sampler for a `DataLoader`, if indices do not suit the data set; call its `set_epoch` each epoch.
+
+        No example is drawn twice in an epoch. Shuffled, each rank draws the same number of examples. Up to
+        `world_size - 1` examples are left out, other ones in each epoch. In order (`shuffle=False`, for validation),
+        one rank draws each example, and the ranks' numbers may differ by one. `batches` has neither limit.
+
+        Raises:
+            ValueError: If the data set has fewer examples than there are ranks.
+        """
+        count = len(dataset)  # type: ignore[arg-type]
+        require(count >= self.world_size, "dataset", count, f"at least {self.world_size} examples, one for each rank")
+        drawn: DistributedSampler[Any] = DistributedSampler(
+            dataset, self.world_size, self.rank, shuffle=shuffle, seed=seed, drop_last=shuffle
+        )
+        if not shuffle:  # torch's own repeats examples to give each rank as many
+            drawn.total_size, drawn.num_samples = count, len(range(self.rank, count, self.world_size))
+        return drawn
+
+    def rescale(self, optimizer: Optimizer, rule: Rule = "auto", warmup_steps: int = 0) -> RescaledLR:
+        """Let the learning rate follow the global batch, see `RescaledLR`; call it once per optimizer.
+
+        Checkpoints carry its state automatically. `warmup_steps` is the paper's `rescale_warmup_epochs`, 1 or 2, times
+        the steps of an epoch; without it there is no warm-up. `rule="paper"` is the paper's factor.
+        """
+        states = self._rescaled_states
+        state = states[len(self._rescaled)] if len(self._rescaled) < len(states) else None
+        rescaled = RescaledLR(optimizer, self.growth, rule, warmup_steps, state)
+        self._rescaled.append(rescaled)
+        return rescaled
+
+    def measure(self, model: nn.Module, optimizer: Optimizer, batch_size: int | None = None) -> GradientNoise:
+        """Add `gradient_noise_scale`, in examples, and `scaling_efficiency` to the results; call it once.
+
+        With these, `RASDAScheduler(grow="efficient")` lets a trial grow while it pays. Checkpoints carry the
+        measurements automatically.
+
+        Args:
+            model: The result of `prepare`. On several ranks, the noise scale costs almost nothing. On one rank, it is
+                measured only if the rank sums up micro-batches: see `after_backward` of the returned `GradientNoise`.
+            optimizer: The optimizer whose steps are timed.
+            batch_size: Examples of each step on this rank; None if they come from `batches`.
+
+        Raises:
+            ValueError: If `batch_size` is below 1. `report` raises it if `batch_size` is None and `batches` is not
+                used.
+        """
+        check_int("batch_size", batch_size, at_least=1, optional=True)
+        self._noise = GradientNoise(model)
+        self._noise.load(self._measured.get("noise", {}))
+        if batch_size is not None:
+            self._noise.expect(batch_size)
+        self._times = StepTimes(optimizer, self.world_size, self.device, self._measured.get("times"))
+        return self._noise
+
+    def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
+        """End an iteration; every rank calls it. If the trial is paused or stopped, the call does not return.
+
+        The results gain `workers`, `global_batch_size` (with `batches`), `lr_multiplier` (with `rescale`), and the
+        measurements of `measure`. In `RaceConfig(train=...)`, a report is an epoch of the run.
+
+        Args:
+            metrics: Plain numbers; rank 0's count. In `tune`, the run's metric must be among them, and metrics called
+                "train_..." or "val_..." are kept.
+            state: The state from which training can continue: state dicts and plain values (it is loaded with
+                `weights_only=True`), or a function that returns them. Rank 0 saves it, only when the trial may pause
+                and at its end. In `tune`, every report has one, with the full-size model's state dict as "model".
+            final: True if the training function itself ends the trial here, so that the state is saved; `max_t` of a
+                `RASDAScheduler` ends it in any case.
+        """
+        require(isinstance(metrics, Mapping), "metrics", metrics, "a mapping of names to numbers")
+        check_flag("final", final)
+        self.iteration += 1
+        if self._noise is not None:
+            if self._noise.unsized:
+                raise ValueError("`batch_size` is None, but must be given to `measure` where `batches` is not used")
+            self._noise.settle(self.device)
+        if self.rank > 0:
+            if self.gathers:
+                self._attend(state, final)
+            return
+        results = self._with_history(metrics)
+        if self.through is not None:
+            results, state = self.through(self.iteration, results, state)
+        self._deliver(results, state, final)
+
+    def _attend(self, saving: Saving, final: bool) -> None:
+        """On the other ranks, where what rank 0 saves is gathered from all."""
+        raise NotImplementedError
+
+    def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
+        """Hand over what rank 0 reports."""
+        raise NotImplementedError
+
+    def _with_history(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        plain = {
+            key: value.item() if isinstance(value, Tensor | np.generic) else value for key, value in metrics.items()
+        }
+        plain.setdefault("workers", self.world_size)
+        if self._global_batch_size is not None:
+            plain.setdefault(GLOBAL_BATCH, self._global_batch_size)
+        if self._rescaled:
+            plain.setdefault("lr_multiplier", self._rescaled[0].multiplier)
+        if self._times is not None and self._noise is not None:
+            self._times.settle(plain.get(GLOBAL_BATCH))
+            self._measured = {"noise": self._noise.state(), "times": self._times.state()}
+            if self._times.efficiency is not None:
+                plain.setdefault(SCALING_EFFICIENCY, self._times.efficiency)
+            if not math.isnan(self._noise.scale):
+                plain.setdefault(NOISE_SCALE, self._noise.scale)
+        return plain
+
+    def saved(self, state: State | None) -> dict[str, Any]:
+        """Return the state to save: the training function's own state, and the worker's."""
+        rescaled = [r.state_dict() for r in self._rescaled]
+        return {"state": state, "iteration": self.iteration, "rescaled": rescaled, "measured": self._measured}

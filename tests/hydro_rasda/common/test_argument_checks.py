@@ -1,0 +1,70 @@
+"""Each check lets through what holds, and names argument, value and rule where it does not."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fusion.argument_checks
+import surrogate.argument_checks
+from hydro_rasda.common import argument_checks
+from hydro_rasda.common.argument_checks import check_folder, check_int, check_mode, check_name, check_number
+
+
+def test_what_holds_passes() -> None:
+    check_int("workers", 2, at_least=2)
+    check_number("latency", 0)
+    check_number("bandwidth", math.inf, above=0.0)
+    check_int("max_workers", None, at_least=1, optional=True)
+    check_mode("min")
+    check_mode("max")
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (lambda: check_int("workers", 1, at_least=2), "`workers` is 1, but must be an integer >= 2"),
+        (lambda: check_int("workers", 2.0, at_least=2), "`workers` is 2.0, but must be an integer >= 2"),
+        (lambda: check_int("workers", True, at_least=1), "`workers` is True, but must be an integer >= 1"),
+        (lambda: check_int("workers", None, at_least=1), "`workers` is None, but must be an integer >= 1"),
+        (lambda: check_int("most", 0, at_least=1, optional=True), "`most` is 0, but must be None or an integer >= 1"),
+        (lambda: check_number("latency", -0.5), "`latency` is -0.5, but must be a number >= 0"),
+        (lambda: check_number("speed", 0, above=0.0), "`speed` is 0, but must be a number > 0"),
+        (lambda: check_number("speed", math.nan), "`speed` is nan, but must be a number >= 0"),
+        (lambda: check_number("speed", "2"), "`speed` is '2', but must be a number >= 0"),
+        (lambda: check_number("speed", True), "`speed` is True, but must be a number >= 0"),
+        (lambda: check_name("name", "\ud800"), "`name` is '\\ud800', but must be a folder's name of at most 255 bytes"),
+        (lambda: check_mode("best"), "`mode` is 'best', but must be 'min' or 'max'"),
+        (lambda: check_mode(["min"]), "`mode` is ['min'], but must be 'min' or 'max'"),
+        (
+            lambda: check_folder("storage_path", "s3://bucket/runs"),
+            "`storage_path` is 's3://bucket/runs', but must be a folder, such as one at which the store is mounted (on "
+            "each node of a cluster), not a store's address",
+        ),
+    ],
+)
+def test_a_wrong_type_and_a_wrong_value_are_refused_alike(check: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        check()
+
+
+@pytest.mark.parametrize("package", [argument_checks, fusion.argument_checks, surrogate.argument_checks])
+def test_a_scalar_of_numpy_or_torch_is_told_what_makes_it_a_number(package: Any) -> None:
+    for value in (np.int64(3), torch.tensor(3)):
+        with pytest.raises(ValueError, match=r"but must be an integer >= 1; `\.item\(\)` makes Python's own of it$"):
+            package.check_int("most", value, 1)
+    for plain in (np.float64(0.5), "3", 0, np.zeros(3)):
+        with pytest.raises(ValueError, match=r"but must be an integer >= 1$"):
+            package.check_int("most", plain, 1)
+
+
+@pytest.mark.parametrize("value", [0, -1.5, 10**400, math.inf, -math.inf, math.nan, True, "1", None, 1j])
+def test_a_number_and_a_metric_are_the_same_in_all_packages(value: object) -> None:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    finite = real and value not in (math.inf, -math.inf) and value == value
+    assert argument_checks.is_number(value) == fusion.argument_checks.is_number(value) == finite
+    assert argument_checks.is_metric(value) == surrogate.argument_checks.is_metric(value) == real

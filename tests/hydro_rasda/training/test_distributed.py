@@ -1,0 +1,232 @@
+"""Ranks find each other and share BatchNorm statistics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from fusion.optim import optimizer
+from hydro_rasda import RaceConfig
+from hydro_rasda.common.trial import Trial
+from hydro_rasda.contracts import Span
+from hydro_rasda.data import Shard, Share
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.training.distributed import average_statistics
+from hydro_rasda.training.full_size import full_size_learner
+from hydro_rasda.training.single_learner import SingleLearner
+from hydro_rasda.training.worker import Worker
+from tests.hydro_rasda.backends.ray.test_ddp import (
+    CONFIGS,
+    MAX_T,
+    assert_same,
+    ending_at,
+    one_process,
+    problem,
+    rank_reports,
+)
+from tests.hydro_rasda.ranks import on_ranks
+
+NAMES = ("sgd", "adamw", "clipped", "lion", "prodigy", "schedule-free", "by part")
+MUON = {"optimizer": "muon", "lr": 0.02, "batch_size": 8}
+CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}, "muon": MUON}
+CASES["by part"] = {**CONFIGS["adamw"], "optimizer.out": "sgd", "momentum.out": 0.9, "optimizer.layers.1": "prodigy"}
+
+
+class Layers(nn.Module):
+    """Doubles; two layers in a list, a buffer, and a parameter that no step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 5)])
+        self.out, self.unused = nn.Linear(5, 3), nn.Linear(2, 2)
+        self.register_buffer("mask", torch.tensor([True, True, False]))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        y: Tensor = self.out(x) * self.mask
+        return y
+
+
+def layers(config: dict[str, Any]) -> nn.Module:
+    return Layers()
+
+
+def split_problem() -> Problem:
+    return replace(problem(), model_fn=layers).with_settings(race=RaceConfig(strategy="fsdp"))
+
+
+def trained(rank: int, world: int, max_t: int, name: str, checkpoint: str | None, workers: int) -> Any:
+    job = {"workers": workers, "checkpoint": checkpoint}
+    return rank_reports(rank, world, ending_at(max_t, split_problem()), CASES[name], job)
+
+
+def parts(rank: int, world: int) -> Any:
+    """Of one learner, how large its own and the whole parameters are, and whether its state is whole."""
+    learner = full_size_learner(split_problem(), Trial(0, CASES["adamw"]), Shard(rank, world))
+    parameters = [p for p in learner.model.parameters() if isinstance(p, DTensor)]
+    sizes = sum(p.to_local().numel() for p in parameters), sum(p.numel() for p in parameters)
+    state = learner.state()["model"]
+    return sizes, {name: None if value is None else value.shape for name, value in state.items()}
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_that_split_a_model_train_as_one_process(world: int, name: str) -> None:
+    (reports, (saved,)), *others = on_ranks(world, trained, MAX_T, name, None, world)
+    history, weights = one_process(split_problem(), CASES[name], [(Span(0, MAX_T), 1)])
+    assert_same(reports, history)
+    assert saved["state"]["model"].keys() == weights.keys()
+    for parameter, value in weights.items():
+        torch.testing.assert_close(saved["state"]["model"][parameter], value, rtol=1e-11, atol=1e-13)
+    assert others == [([], [])] * (world - 1)
+
+
+@pytest.mark.slow
+def test_muon_on_ranks_that_split_a_model_is_that_of_one_process() -> None:
+    """To the rounding of its bfloat16: sharded products add up in another order."""
+    (reports, (saved,)), _ = on_ranks(2, trained, MAX_T, "muon", None, 2)
+    history, weights = one_process(split_problem(), MUON, [(Span(0, MAX_T), 1)])
+    assert reports[-1]["val_loss"] == pytest.approx(history[-1]["val_loss"], rel=1e-2)
+    before = dict(split_problem().target(Trial(5, MUON)).named_parameters())
+    for parameter, first in before.items():
+        moved = (weights[parameter] - first).abs().max().item()
+        torch.testing.assert_close(saved["state"]["model"][parameter], weights[parameter], rtol=0, atol=0.05 * moved)
+
+
+@pytest.mark.slow
+def test_a_split_model_is_resized_at_a_checkpoint_and_by_either_strategy(tmp_path: Path) -> None:
+    """From two ranks to four with twice the batch; its checkpoint is that of a model that is not split."""
+    first, saved = on_ranks(2, trained, 1, "adamw", None, 2)[0]
+    torch.save(saved[-1], tmp_path / "worker.pt")
+    second, (last,) = on_ranks(4, trained, MAX_T, "adamw", str(tmp_path), 2)[0]
+    history, weights = one_process(split_problem(), CASES["adamw"], [(Span(0, 1), 1), (Span(1, MAX_T), 2)])
+    assert_same(first + second, history)
+    alone = full_size_learner(split_problem(), Trial(5, CASES["adamw"]))
+    alone.load(last["state"])
+    for name, value in alone.model.state_dict().items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-11, atol=1e-13)
+
+
+def test_each_rank_holds_its_part_alone_and_rank_0_saves_the_whole() -> None:
+    (sizes, whole), (others, none) = on_ranks(2, parts)
+    assert sizes[1] == others[1] == sum(p.numel() for p in Layers().parameters())
+    assert sizes[0] + others[0] == sizes[1]
+    assert 0.3 < sizes[0] / sizes[1] < 0.8
+    assert whole == {name: value.shape for name, value in Layers().state_dict().items()}
+    assert set(none.values()) == {None}
+
+
+def test_float16_and_accumulation_are_refused_with_it() -> None:
+    with pytest.raises(ValueError, match=r"`accumulate` is 2, but must be 1 with race.strategy 'fsdp'"):
+        full_size_learner(split_problem(), Trial(0, CASES["accumulated"]), Shard(0, 2))
+    with pytest.raises(ValueError, match=r"`precision` is 'fp16', but must be another one with race.strategy 'fsdp'"):
+        TuneConfig(precision="fp16", race=RaceConfig(strategy="fsdp"))
+    with pytest.raises(ValueError, match=r"`race.strategy` is 'zero', but must be .*ddp.*fsdp"):
+        RaceConfig(strategy="zero")  # type: ignore[arg-type]
+
+
+SAMPLES, BATCH, EPOCHS = 103, 4, 2
+MOMENTUM = 0.3
+
+
+def examples() -> Tensor:
+    return 5 + 3 * torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(0))
+
+
+def build() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.BatchNorm1d(6, momentum=MOMENTUM), nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def statistics(model: nn.Module) -> list[Tensor]:
+    return [buffer.clone() for name, buffer in model.named_buffers() if name.endswith(("mean", "var"))]
+
+
+class RankOf(Worker):
+    def _deliver(self, *_: Any) -> None:
+        pass
+
+
+def worker(rank: int, world: int) -> Worker:
+    job = {"config": {}, "trial": "t", "rank": rank, "world_size": world, "workers": world}
+    return RankOf(job, None, torch.device("cpu"))
+
+
+def by_worker(rank: int, world: int) -> list[Tensor]:
+    own, x, model = worker(rank, world), examples(), build()
+    joint = own.prepare(model)
+    steps = optimizer(model, {"optimizer": "sgd", "lr": 0.01})
+    while own.iteration < EPOCHS:
+        for batch, weight in own.batches(SAMPLES, BATCH * world, fixed_global=True):
+            steps.zero_grad()
+            (joint(x[batch]).square().mean() * weight).backward()
+            steps.step()
+        own.report({"loss": 0.0}, {})
+    return statistics(model)
+
+
+def twice_before_a_backward_pass(rank: int, world: int) -> list[Tensor]:
+    model = build()
+    joint = nn.Sequential(model)
+    average_statistics(joint)
+    x = examples()[rank * 50 : rank * 50 + 50]
+    (joint(x).sum() + joint(2 * x).sum()).backward()
+    return statistics(model)
+
+
+def objective(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+    return {"loss": model(batch).square().mean()}
+
+
+def by_learner(rank: int, world: int, sharded: bool) -> list[Tensor]:
+    model, shard = build(), Shard(rank, world)
+    learner = SingleLearner(model, {"lr": 0.01}, objective, TuneConfig().max_t, shard, sharded=sharded)
+    learner.train_mode(True)
+    for batch in examples().split(BATCH * world):
+        part = shard.part(len(batch), least=2)
+        learner.step(Share(batch[part.rows], part.examples, part.weight), 0.0, 1.0)
+    return statistics(model)
+
+
+def closed_form(world: int, epochs: int, shuffled: bool) -> list[Tensor]:
+    """The first layer's statistics: exponential averages of a global batch's mean, and of its shares' variances."""
+    alone, x, mean, variance = worker(0, 1), examples(), torch.zeros(6), torch.ones(6)
+    for epoch in range(epochs):
+        alone.iteration = epoch
+        size = BATCH * world
+        batches = [b for b, _ in alone.batches(SAMPLES, size)] if shuffled else torch.arange(SAMPLES).split(size)
+        for batch in batches:
+            parts = [Shard(rank, world).part(len(batch)) for rank in range(world)]
+            variances = [x[batch][part.rows].var(0) * part.weight / world for part in parts]
+            mean = (1 - MOMENTUM) * mean + MOMENTUM * x[batch].mean(0)
+            variance = (1 - MOMENTUM) * variance + MOMENTUM * torch.stack(variances).sum(0)
+    return [mean, variance]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_statistics_are_those_of_all_ranks_examples(world: int) -> None:
+    """103 examples leave a last batch that ranks share unevenly."""
+    first, *others = on_ranks(world, by_worker)
+    assert all(torch.equal(one, two) for other in others for one, two in zip(first, other))
+    torch.testing.assert_close(first[:2], closed_form(world, EPOCHS, shuffled=True))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_those_of_tune_are(sharded: bool) -> None:
+    first, second = on_ranks(2, by_learner, sharded)
+    assert all(torch.equal(one, two) for one, two in zip(first, second))
+    torch.testing.assert_close(first[:2], closed_form(2, 1, shuffled=False))
+
+
+def test_a_graph_of_two_forward_passes_is_left_whole() -> None:
+    first, second = on_ranks(2, twice_before_a_backward_pass)
+    assert all(torch.equal(one, two) for one, two in zip(first, second))
