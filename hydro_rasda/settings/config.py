@@ -17,6 +17,7 @@ from hydro_rasda.common.argument_checks import (
     is_number,
     require,
 )
+from hydro_rasda.common.seeds import MOST_SEED
 from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.milestones import last_look, milestones, race_milestones, sweep_milestones
 from hydro_rasda.schedulers.named_rules import NoStopping
@@ -43,7 +44,6 @@ MOST_EPOCHS = 1_000_000
 """More epochs of a trial than that are one, too, such as steps: a run's journal could not hold their lines."""
 MOST_WORKERS = 1024
 """More processes than that are a mistake."""
-MOST_SEED = 2**63 - 1
 GLOBAL_BATCH = "global_batch_size"
 """In a report and in a trial's history, the examples of a step over all workers."""
 LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")

@@ -21,7 +21,7 @@ from hydro_rasda.contracts import Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.problem.objective import OptimizerSettings, supervised
 from hydro_rasda.problem.problem import Problem
-from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.records.summary import AllTrialsFailed
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
