@@ -21,7 +21,7 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import Plans
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Died, Notify, imap_forked, plain_warning
-from hydro_rasda.run.locks_and_crashes import CrashLog
+from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.training.retry_policy import DEATHS
 
 
