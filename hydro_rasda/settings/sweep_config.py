@@ -48,10 +48,9 @@ class SweepConfig(Part):
             "median": after each epoch, a trial stops whose best score is worse than the median of the others' averages
             (Golovin et al. 2017). "pbt": population based training (Jaderberg et al. 2017). After each `grace_period`
             epochs, the worst quarter of the trials goes on as copies of the best quarter. Floats that the space draws
-            change by a factor of 0.8 or 1.2 with each copy, or are drawn anew. "pb2": the same, but a Gaussian process
-            suggests the copies' floats of ranges (Parker-Holder et al. 2020); it needs `hydro-rasda[pb2]`. "none": no
-            trial stops. "epsilon-net": "halving" for several metrics, but of a front the trials that cover it go on
-            first (Schmucker et al. 2021). Or an object of your own subclass of `hydro_rasda.schedulers.SweepRule`,
+            change by a factor of 0.8 or 1.2 with each copy, or are drawn anew. "none": no trial stops. "epsilon-net":
+            "halving" for several metrics, but of a front the trials that cover it go on first (Schmucker et al. 2021).
+            Or an object of your own subclass of `hydro_rasda.schedulers.SweepRule`,
             which does not look at `grace_period` and `reduction_factor`.
         searcher: The source of configurations. "random" samples all of them at once. Optuna's samplers are asked for a
             batch at a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process), "cma" (CMA-ES), and "qmc"
