@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fusion.streams import preserved_generators, seed_generators
 from fusion.warn import warn
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.common.secret_masking import hide, restore, secrets_of, shown
+from hydro_rasda.common.secret_masking import hide, restore, secrets_of
 from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.history import GROUP, SWEEP_DECISION
@@ -88,7 +88,7 @@ class RandomSearch:
             check_config(config, strategy, f"sweep.first[{i}]")
         for i, config in enumerate(known if fits is not None else ()):
             rule = "one that meets `sweep.constraints`"
-            require(fits is None or fits(config), f"sweep.first[{i}]", shown(config), rule)
+            require(fits is None or fits(config), f"sweep.first[{i}]", hide(config, secrets_of(space)), rule)
         sampled, is_grid, self.late = fitting_sample(space, num_samples, seed, fits, enough)
         configs = [*known, *(sampled if is_grid else sampled[: max(0, num_samples - len(known))])]
         self.trials = [Trial(number, config) for number, config in enumerate(configs)]
@@ -149,7 +149,7 @@ def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) ->
             check_value(f"sweep.first[{i}][{name!r}]", value)
         unknown = unknown_keys(config, space)
         rule = f"of the keys of `space`, which has no {', '.join(unknown)}"
-        require(not unknown, f"sweep.first[{i}]", shown(config), rule)
+        require(not unknown, f"sweep.first[{i}]", hide(config, secrets_of(space)), rule)
 
 
 def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:
