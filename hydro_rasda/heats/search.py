@@ -22,9 +22,8 @@ from hydro_rasda.records.optuna_study import quiet
 from hydro_rasda.run.recorded_configs import as_recorded, with_objects
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.sweep_rule import Stop, move_of
-from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.settings.config import SEARCHERS, TuneConfig
 from hydro_rasda.settings.objectives import Fits, Objectives, few_fit, refuse_if_none
-from hydro_rasda.settings.sweep_config import SEARCHERS
 from hydro_rasda.space.branches import chosen, indexed, is_branching, is_nested, leaves, restricted, unknown_keys
 from hydro_rasda.space.domains import is_a, is_grid, plain, rounded, to_ray
 from hydro_rasda.space.space import Config, check_config, check_value, sample
