@@ -18,8 +18,8 @@ from hydro_rasda.dry_run.isolated_dry_run import survived_dry_run
 from hydro_rasda.problem.precision import as_given
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import about_width_argument
+from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.fingerprint import spread_indices
-from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.schedulers import first_milestone
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.space.space import has_shares, longest_warmup, schedules, tuned
