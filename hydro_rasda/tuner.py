@@ -16,7 +16,7 @@ from fusion.streams import preserved_generators
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.common.argument_checks import check_choice, check_flag, check_folder, check_name, require
 from hydro_rasda.common.one_line_warnings import HeldBack, warnings_in_one_line
-from hydro_rasda.common.own_packages import readable
+from hydro_rasda.common.readable_signature import readable
 from hydro_rasda.common.secret_masking import hide, secrets_of
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Data, Splitter

@@ -19,7 +19,7 @@ from hydro_rasda.history.history import FINALISTS, SCHEDULES
 from hydro_rasda.history.lineage import Ancestor, lineages, may_decay, schedule_of, smoothed
 from hydro_rasda.history.lines import JournalLine, Unit, decision_key
 from hydro_rasda.problem.precision import as_given
-from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.records.summary import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen
 from hydro_rasda.run.record_full_size import record_swept
 from hydro_rasda.run.state import Run

@@ -22,7 +22,7 @@ from hydro_rasda.heats.choose_groups import Waiting, next_groups
 from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import Unit
-from hydro_rasda.run.locks_and_crashes import training_of
+from hydro_rasda.run.crash_log import training_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Move
 from hydro_rasda.training.group_widths import COMPILED_FROM, MEASURING

@@ -39,7 +39,7 @@ from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.run.events import SURROGATES, RungDecided, TrialConfigured
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule
-from hydro_rasda.schedulers.named_rules import POPULATIONS
+from hydro_rasda.schedulers.named_rules import POPULATION
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_admission, checked_epochs, move_of
 from hydro_rasda.space.space import derived, explored, tuned
@@ -52,7 +52,7 @@ BUILDING_S = 2.0
 def _named(run: Run) -> SweepRule:
     settings, asked = run.settings, run.settings.sweep
     assert isinstance(asked.rule, str)
-    changed = explored(run.space, not run.problem.is_own("surrogate")) if asked.rule in POPULATIONS else {}
+    changed = explored(run.space, not run.problem.is_own("surrogate")) if asked.rule == POPULATION else {}
     if changed and "lr" in tuned(run.space) and "lr" not in changed:
         run.say(f"copies keep `lr`, as it is no single range or list of floats: they change {', '.join(changed)}")
     return named_rule(

@@ -30,6 +30,10 @@ AVERAGED = {
 """Optimizers that do not average weights by themselves; a test holds them to those of `fusion`, which needs torch."""
 
 
+class AllTrialsFailed(RuntimeError):
+    """No trial of a stage ended with a finite metric."""
+
+
 def sum_up(
     history: History,
     finalists: list[int],

@@ -101,7 +101,7 @@ class TrialConfigured(Event):
     """A trial got its configuration, or a new one (PBT).
 
     Attributes:
-        config: Its hyperparameters; secrets, such as `hf_token`, are "(hidden)".
+        config: Its hyperparameters; secrets are "(hidden)".
     """
 
     trial: int

@@ -25,8 +25,8 @@ from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Crowd, Died, Notify, RelayedWarnings, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_own, kind_of_target
+from hydro_rasda.run.crash_log import CrashLog, training_of
 from hydro_rasda.run.events import Stage
-from hydro_rasda.run.locks_and_crashes import CrashLog, training_of
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 from hydro_rasda.training.full_size import told_of, train_full_size_trial
 from hydro_rasda.training.group_training import LiveGroup, Load, joined, train_group

@@ -27,8 +27,7 @@ from hydro_rasda.records.report import (
 )
 from hydro_rasda.run.run_json import recorded
 from hydro_rasda.schedulers.named_rules import RULES
-from hydro_rasda.settings.config import RaceConfig, SweepConfig, TuneConfig
-from hydro_rasda.settings.sweep_config import SEARCHERS
+from hydro_rasda.settings.config import SEARCHERS, RaceConfig, SweepConfig, TuneConfig
 
 Facts = dict[str, str]
 """Names, and what is to be said of them."""

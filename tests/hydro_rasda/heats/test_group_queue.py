@@ -27,8 +27,7 @@ from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.record_full_size import try_dropped_again
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.schedulers import PopulationBasedBandits, PopulationBasedTraining, Range
-from hydro_rasda.schedulers.named_rules import POPULATIONS
+from hydro_rasda.schedulers import PopulationBasedTraining, Range
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.space.space import explored
 from tests.hydro_rasda.heats.test_sweep import Curves, Given, X, Y, again, epochs
@@ -332,26 +331,11 @@ def test_a_population_is_trained_and_its_finalists_by_its_schedules(
     assert sum("finalists go on with their last values" in message.text for message in at_full_width.messages) == 1
 
 
-@pytest.mark.parametrize("rule", POPULATIONS)
-def test_a_space_without_floats_is_refused_before_any_work(
-    quick: Callable[..., TuneResult], tmp_path: Path, rule: str
-) -> None:
+def test_a_space_without_floats_is_refused_before_any_work(quick: Callable[..., TuneResult], tmp_path: Path) -> None:
     fixed = {"lr": 0.1, "activation": choice(["relu", "tanh"]), "batch_size": choice([32, 64])}
     with pytest.raises(ValueError, match=r"`space` is .*, but must be one with a float that population based training"):
-        quick(space=fixed, sweep={"rule": rule})
+        quick(space=fixed, sweep={"rule": "pbt"})
     assert not (tmp_path / "run").exists()
-
-
-def test_a_missing_library_is_told_of_before_any_work(
-    quick: Callable[..., TuneResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hydro_rasda.schedulers.population_bandits.find_spec", lambda package: None)
-    told = r"'pb2' needs scikit-learn, which is not there: pip install 'hydro-rasda\[pb2\]'"
-    with pytest.raises(ImportError, match=told):
-        quick(**{**PBT, "sweep": {"rule": "pb2"}})
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(ImportError, match=told):
-        PopulationBasedBandits({"lr": Range(0.0, 1.0)}, last=9)
 
 
 def test_a_schedule_has_the_keys_that_changed() -> None:

@@ -19,8 +19,8 @@ from hydro_rasda.history.lines import Unit
 from hydro_rasda.history.transfer import transfer_of
 from hydro_rasda.problem.objective import supervised
 from hydro_rasda.problem.problem import Problem
+from hydro_rasda.records.summary import AllTrialsFailed
 from hydro_rasda.records.timeline import trainings
-from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import MessageSaid, StageBegan
 from hydro_rasda.run.run_folder import Store
