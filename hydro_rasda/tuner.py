@@ -53,11 +53,12 @@ def tune(
     model_fn: Callable[..., nn.Module],
     space: Mapping[str, Any],
     *,
-    train_data: Data,
-    val_data: Data | Splitter,
+    train_data: Data | Any = None,
+    val_data: Data | Splitter | Any = None,
     loss_fn: LossFn | None = None,
     objective: GivenObjective | None = None,
     metrics: WholeMetrics | None = None,
+    train: Callable[..., None] | None = None,
     metric: str | Sequence[str] = "val_loss",
     mode: Mode | Sequence[Mode] = "min",
     num_samples: int = 64,
@@ -110,6 +111,16 @@ def tune(
         metrics: `metrics(outputs, targets) -> {"auc": ..., ...}`, of the whole validation set: two tensors [N, ...] on
             the CPU. It is called after each epoch, for each trial by itself. An `objective` then also returns "outputs"
             and "targets", with examples as the first dimension.
+        train: A training loop of yours: `train(worker)` trains a trial from `worker.config`, epoch by epoch, and ends
+            each by `worker.report(metrics, state)`; see `Worker`. If neither `loss_fn` nor `objective` is given, it
+            trains in every heat: narrow models in the sweep, and the full-size ones. It builds the model of either
+            width by `worker.model()`, and its optimizer by `worker.optimizer`. Then `train_data` and `val_data` may be
+            left out, or may be anything: `worker.data` has both. The library reads no key of the configuration, `lr`
+            included. With `loss_fn` or `objective`, it trains the full-size models alone. `metric` must be among the
+            reported metrics, and `state["model"]` must be the state dict of `model_fn`'s model. At milestones `report`
+            does not return: the function is called again, and goes on from `worker.checkpoint`, the state that was
+            reported there, and `worker.iteration`. If it returns before, the trial is over, and its best epoch counts.
+            `ema` and `precision` do not apply to it. On several workers it runs on every rank, as for `elastic`.
         metric: The metric by which trials are compared: "val_" or "train_" and a key of the objective's dict; or "val_"
             and a name that `metrics` returns. Or a list of several: then rungs keep the front (NSGA-II, Deb et al.
             2002), and `TuneResult.pareto` has it. A list may have costs of the full-size model, measured before it
@@ -188,7 +199,7 @@ def tune(
         loader_workers=getattr(trains_on, "loader_workers", settings.loader_workers),
     )
     folder = check_folder("storage_path", storage_path)
-    request = Request(model_fn, space, train_data, val_data, loss_fn, objective, metrics, settings)
+    request = Request(model_fn, space, train_data, val_data, loss_fn, objective, metrics, train, settings)
     request.check()
     _check_run(resume, name, progress, callbacks)
     plain = warnings_in_one_line() if progress else contextlib.nullcontext()
@@ -245,7 +256,7 @@ def _run(
     """Begin or resume the run, and train both of its stages."""
     identity, searcher, settings = request.identity(), request.searcher(), request.settings
     problem = request.problem(backend)
-    sampled = (request.space, settings.num_samples, settings.seed, settings.sweep.first, settings.race.strategy)
+    sampled = (request.space, settings.num_samples, settings.seed, settings.sweep.first, request.strategy)
     constraints = settings.sweep.constraints
     candidates = RandomSearch(*sampled, all_fit(constraints))
     with _claim(folder, name, resume) as claim, contextlib.ExitStack() as stack:
@@ -254,7 +265,7 @@ def _run(
         named_rule, began = isinstance(settings.sweep.rule, str), time.monotonic()
         with held_back.catching():
             ready = get_ready(problem, request.space, candidates.trials, claim.doing, named_rule=named_rule)
-        batch_size = candidates.trials[0].batch_size
+        batch_size = 1 if request.sweeps else candidates.trials[0].batch_size
         spec = identity.asked(ready.settings, ready.problem, ready.parameters, request.data, batch_size)
         store = stack.enter_context(Store.claimed(claim, spec, time.monotonic() - began))
         shown = stack.enter_context(_shown()) if progress else None

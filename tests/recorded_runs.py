@@ -37,6 +37,7 @@ TIMED = ("seconds", "seconds_left", "efficiency")
 def runs() -> dict[str, dict[str, Any]]:
     """Return the arguments of `tune` of each run, by name, where they differ from those of `search`."""
     from sklearn.model_selection import KFold
+    from torch.nn.functional import cross_entropy
 
     from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, choice, loguniform, uniform
 
@@ -61,7 +62,7 @@ def runs() -> dict[str, dict[str, Any]]:
         "full-width": {"sweep": sweep(surrogate=1)},
         "grown": {"sweep": sweep()},
         "two-workers": {"sweep": sweep(), "race": RaceConfig(top_k=2, workers=2), "backend": LocalBackend(["cpu"] * 2)},
-        "own-loop": {"sweep": sweep(), "race": RaceConfig(top_k=2, train=train)},
+        "own-loop": {"sweep": sweep(), "train": train, "loss_fn": cross_entropy},
         "out-of-time": {"sweep": sweep(), "time_budget_s": 30.0},
         "ray": {"sweep": sweep(), "race": RaceConfig(top_k=2, max_workers=1)},
     }

@@ -77,6 +77,8 @@ class BubbleBackend:
     def open(self, run: Run) -> Iterator[Devices]:
         rule = "anything but a `BubbleBackend` for what holds an open file or a connection, which no other process has"
         require(can_be_shared(run.problem), "backend", self, rule)
+        rule = "another one where `train` alone trains the models: hosts' bubbles take fused groups in the sweep"
+        require(not run.problem.is_own("surrogate"), "backend", self, rule)
         shared = run.store.path / PROBLEM
         try:
             write_shared(shared, run.problem)

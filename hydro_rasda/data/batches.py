@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -120,6 +120,24 @@ class Batches(Protocol):
     def describe(self) -> str:
         """One line, equal for data of equal form: kept with a run to recognise it."""
         ...
+
+
+class OwnData:
+    """The place of `Batches` where only the user's own training loop reads data, in a form of its own."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise ValueError("`train_data` and `val_data` are read by `train` alone")
+
+    epoch = in_order = shares = last = _refuse
+
+    def steps(self, batch_size: int) -> None:
+        """Return None: it is not known."""
+
+    def on(self, device: torch.device) -> OwnData:
+        return self
+
+    def describe(self) -> str:
+        return "read by `train`"
 
 
 def batch_length(batch: Batch) -> int:

@@ -136,6 +136,8 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
 
 def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
     """Read the data once, for a trial of which a dry run found all else."""
+    if problem.is_own("surrogate"):
+        return
     problem = replace(problem, copied=found.shared)
     try:
         target = problem.target(trial).eval()
@@ -166,6 +168,9 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), duplicate(target)
     del other
+    if problem.is_own("surrogate"):
+        narrow = None if pretrained else _try_surrogate(problem, trial)
+        return DryRun(parameters, None, pretrained, shared, **_told_of(narrow))
     notes = Notes()
     if reads_config(as_given(problem.objective)):
         give_config(target, notes.noting(steering(trial.config)))
@@ -202,9 +207,14 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         _try_copy(tried, trial, parts[0])
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
     steady = min(epoch_seconds, _repeated(problem, target, parts[0]) * len(parts) * steps)
-    told = ("", False) if narrow is None else (narrow.summary, narrow.mostly_wide)
     sizes = peak, epoch_seconds, steady
-    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), *sizes, *told, found)
+    told = _told_of(narrow)
+    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), *sizes, **told, metrics=found)
+
+
+def _told_of(narrow: WidthPlan | None) -> dict[str, Any]:
+    """Return what `DryRun` has of a surrogate's widths."""
+    return {} if narrow is None else {"narrowed": narrow.summary, "mostly_wide": narrow.mostly_wide}
 
 
 def _check_names(problem: Problem, found: Collection[str]) -> None:

@@ -91,17 +91,19 @@ def get_ready(
     """
     settings = problem.settings
     messages: list[str] = []
-    _check_schedules(problem, space, trials)
+    reads = not problem.is_own("surrogate")  # else all keys are the user's own
+    if reads:
+        _check_schedules(problem, space, trials)
     found = survived_dry_run(problem, trials, doing or CrashLog())
-    _check_largest_batches(problem, trials)
-    configs = [trial.config for trial in trials]
-    warmup = longest_warmup(space, configs, settings.max_t)
+    configs, warmup = [trial.config for trial in trials], 0.0
+    if reads:
+        _check_largest_batches(problem, trials)
+        warmup = longest_warmup(space, configs, settings.max_t)
     if found.pretrained:
         warn(_PRETRAINED.format(settings.sweep.surrogate))
         settings = replace(settings, sweep=replace(settings.sweep, surrogate=1))
-    if settings.sweep.surrogate < 1:
-        for trial in trials:
-            check_rule(trial.config)
+    for trial in trials if settings.sweep.surrogate < 1 and reads else ():
+        check_rule(trial.config)
     messages += _of_surrogates(problem, found, settings.sweep.surrogate)
     _warn_of_doubtful(space, settings.sweep.surrogate)
     _warn_of_modes(settings)
@@ -114,7 +116,7 @@ def get_ready(
     if settings.sweep.surrogate < 1 and count <= settings.race.top_k:
         few = f"all {count} configurations can become finalists, whatever their surrogates say"
         messages.append(f"{few}: `sweep=SweepConfig(surrogate=1)` trains them at full size from the start")
-    if named_rule and settings.sweep.surrogate < 1 and has_shares(space, configs):
+    if named_rule and settings.sweep.surrogate < 1 and reads and has_shares(space, configs):
         *_, before, last = (0, *later.sweep_milestones)
         problem = replace(problem, horizon=last, unhurried=before)
         if last < settings.max_t:
@@ -212,9 +214,10 @@ def _warn_of_endless(warmup: float, max_t: int) -> None:
 def _has_decay(problem: Problem, space: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether a learning rate falls in some training, need not fall, or the user's own code may see to it."""
     of_objective = getattr(as_given(problem.objective), "optimizer_settings", None)
-    own = problem.full_size is not None or of_objective is not None
+    if problem.own_loop is not None or of_objective is not None:
+        return True
     free = any(name in SCHEDULE_FREE for config in configs for name in optimizer_names(config))
-    return own or free or any(schedule != "constant" for schedule in schedules(space, configs))
+    return free or any(schedule != "constant" for schedule in schedules(space, configs))
 
 
 def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:

@@ -14,14 +14,19 @@ from torch.nn import functional as F
 
 from hydro_rasda.common.argument_checks import check_function, is_text, require
 from hydro_rasda.contracts import Backend
-from hydro_rasda.data import Batches, Data, Folds, Splitter, is_splitter, make_batches, make_folds
+from hydro_rasda.data import Batches, Data, Folds, OwnData, Splitter, is_splitter, make_batches, make_folds
 from hydro_rasda.heats.search import check_first, check_searcher, named_searcher, prepare
 from hydro_rasda.problem.metrics import WholeMetrics
-from hydro_rasda.problem.objective import LossFn, as_objective, takes_config
+from hydro_rasda.problem.objective import LossFn, as_objective, takes_config, unmeasured
 from hydro_rasda.problem.objective_parts import GivenObjective
 from hydro_rasda.problem.precision import in_precision
 from hydro_rasda.problem.problem import OwnLoop, Problem
-from hydro_rasda.problem.width_argument import check_depth_argument, check_second_argument, check_width_argument
+from hydro_rasda.problem.width_argument import (
+    check_depth_argument,
+    check_second_argument,
+    check_width_argument,
+    width_form,
+)
 from hydro_rasda.run.identity import Identity
 from hydro_rasda.run.pickling import pickle_config_modules
 from hydro_rasda.schedulers.named_rules import POPULATION
@@ -41,11 +46,12 @@ class Request:
 
     model_fn: Callable[..., nn.Module]
     space: Mapping[str, Any]
-    train_data: Data
-    val_data: Data | Splitter
+    train_data: Data | Any
+    val_data: Data | Splitter | Any
     loss_fn: LossFn | None
     objective: GivenObjective | None
     metrics: WholeMetrics | None
+    train: Callable[..., None] | None
     settings: TuneConfig
 
     def check(self) -> None:
@@ -56,6 +62,7 @@ class Request:
             raise ValueError(f"`model_fn` is a model, a {kind}, but must be {rule} that builds one")
         check_function("model_fn", self.model_fn, 1, 2, rule=rule, or_class=True)
         sweep, race = self.settings.sweep, self.settings.race
+        self._check_train()
         check_width_argument("model_fn", self.model_fn, sweep.surrogate)
         check_depth_argument(self.model_fn, sweep.depth, sweep.surrogate)
         if self.loss_fn is not None:
@@ -69,10 +76,10 @@ class Request:
             _check_nothing_to_train(name, own)
         if self.metrics is not None:
             check_function("metrics", self.metrics, 2, rule="None, or a function (no class) of (outputs, targets)")
-        check_space(self.space, self.settings.num_samples, race.strategy)
+        check_space(self.space, self.settings.num_samples, self.strategy)
         check_second_argument(self.model_fn, reachable(self.space))
         if sweep.rule == POPULATION:
-            explored(self.space)
+            explored(self.space, not self.sweeps)
         if isinstance(sweep.rule, PopulationBasedTraining):
             unknown = [*sweep.rule.explored.keys() - reachable(self.space).keys()]
             told = f"one whose `explored` has keys of `space`, which has no {', '.join(map(str, sorted(unknown)))}"
@@ -85,17 +92,53 @@ class Request:
         if self.folds is not None:
             replace(self.settings, folds=len(self.folds))  # refuses what does not go together with folds
 
+    def _check_train(self) -> None:
+        """Refuse what does not go together with `train`, or with its absence."""
+        given = {"train_data": self.train_data, "val_data": self.val_data}
+        for name, data in given.items() if not self.sweeps else ():
+            require(data is not None, name, None, "given, unless `train` alone trains the models")
+        if self.train is None:
+            return
+        sweep, race = self.settings.sweep, self.settings.race
+        check_function("train", self.train, 1, rule="None, or a function (no class) of a Worker")
+        rule = "None with `train`, which returns where its own patience ends"
+        require(race.patience is None, "race.patience", race.patience, rule)
+        one = not is_splitter(self.val_data) and sweep.repeats == 1
+        require(one, "train", self.train, "None where a trial trains several models, of folds or seeds")
+        if not self.sweeps:
+            return
+        alone = "where `train` alone trains the models"
+        require(self.metrics is None, "metrics", self.metrics, f"None {alone}: it reports all metrics")
+        require(sweep.fusion in ("auto", 1), "sweep.fusion", sweep.fusion, f"'auto' or 1 {alone}, one by one")
+        costs = self.settings.comparison.costs
+        require(not costs, "metric", costs, f"metrics that `train` reports, {alone}; or a bound of these")
+        if sweep.surrogate < 1 and width_form(self.model_fn) is None:
+            named: object = getattr(self.model_fn, "__name__", repr(self.model_fn))
+            rule = "a function of (config, width_ratio), by which `worker.model()` builds narrower models; or set "
+            require(False, "model_fn", named, f"{rule}`sweep=SweepConfig(surrogate=1)`")
+
     @property
-    def data(self) -> dict[str, Data]:
+    def sweeps(self) -> bool:
+        """True if `train` trains the models of every heat: no loss is given by which the library could."""
+        return self.train is not None and self.loss_fn is None and self.objective is None
+
+    @property
+    def strategy(self) -> str | None:
+        """`race.strategy`, which restricts what keys may hold; None if the library reads no keys."""
+        return None if self.sweeps else self.settings.race.strategy
+
+    @property
+    def data(self) -> dict[str, Any]:
         """The data, by argument; folds are recognized by the indices of their examples."""
         folds = self.folds
         val_data: Any = self.val_data if folds is None else folds.indices()
-        return {"train_data": self.train_data, "val_data": val_data}
+        given = {"train_data": self.train_data, "val_data": val_data}
+        return {name: data for name, data in given.items() if not self.sweeps or data is not None}
 
     @cached_property
     def folds(self) -> Folds | None:
         """The folds of the training data, if `val_data` is a splitter; on the CPU."""
-        if not is_splitter(self.val_data):
+        if self.sweeps or not is_splitter(self.val_data):
             return None
         seed = self.settings.seed
         train_data = self._batches("train_data", self.train_data, torch.device("cpu"))
@@ -110,8 +153,10 @@ class Request:
             "model_fn": self.model_fn,
             "loss_fn" if self.objective is None else "objective": self.objective or self.loss_fn or F.cross_entropy,
             "metrics": self.metrics,
-            "full_size": self.settings.race.train,
+            "train": self.train,
         }
+        if self.sweeps:
+            del functions["loss_fn"]
         given = {name: function for name, function in functions.items() if function is not None}
         sweep = self.settings.sweep
         return Identity(self.space, sweep.searcher, sweep.rule, given, sweep.first, functions_of(sweep.constraints))
@@ -129,16 +174,19 @@ class Request:
     def problem(self, backend: Backend) -> Problem:
         pickle_config_modules()
         objective = as_objective(self.objective, self.loss_fn or F.cross_entropy, self.metrics is not None)
-        settings, where, train = self.settings, backend.device, self.settings.race.train
+        settings, where = self.settings, backend.device
         folds = None if self.folds is None else self.folds.on(where)
         train_data: Batches
         val_data: Batches
+        if self.sweeps:
+            objective, train_data, val_data = unmeasured, OwnData(), OwnData()
+            settings = replace(settings, sweep=replace(settings.sweep, fusion=1))
         if folds is not None:
             settings = replace(settings, folds=len(folds))
             train_data, val_data = folds.data(0, settings.seed)
         if settings.models("target") > 1:  # a device trains all of a finalist's models
             settings = replace(settings, race=replace(settings.race, max_workers=1))
-        if folds is None:
+        if folds is None and not self.sweeps:
             train_data, val_data = (self._batches(name, data, where) for name, data in self.data.items())
         return Problem(
             self.model_fn,
@@ -148,7 +196,7 @@ class Request:
             settings=settings.plain(),
             device=where,
             metrics=self.metrics,
-            full_size=None if train is None else OwnLoop(train, tuple(self.data.values())),
+            own_loop=None if self.train is None else OwnLoop(self.train, (self.train_data, self.val_data), self.sweeps),
             folds=folds,
         )
 

@@ -30,6 +30,7 @@ from hydro_rasda.training.best_weights import bettered, kept_epoch
 from hydro_rasda.training.full_size import states_together
 from hydro_rasda.training.fused_learner import State
 from hydro_rasda.training.group_training import states_of
+from hydro_rasda.training.user_loop import state_in
 
 
 def finalists_of_rule(
@@ -133,7 +134,7 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
     if not any(len(of) > 1 for of in found.values()):
         return list(finalists), []
     own = getattr(as_given(run.problem.objective), "optimizer_settings", None)
-    if run.settings.sweep.surrogate == 1 or run.problem.full_size is not None or own is not None:
+    if run.settings.sweep.surrogate == 1 or run.problem.own_loop is not None or own is not None:
         return list(finalists), _of_last_values(found, finalists)
 
     def decided() -> Unit:
@@ -193,8 +194,7 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
         run: Its sweep is over, or out of time; then its checkpoints stay, for a call with more time.
         finalists: Those that have trained on at full size already stay as they are.
     """
-    # A training function of the user's has states of its own.
-    if run.settings.sweep.surrogate == 1 and run.problem.full_size is None:
+    if run.problem.goes_on:
         for number in finalists:
             if _goes_on(run, number):
                 record_swept(run, number, _state(run, number))
@@ -209,6 +209,8 @@ def _goes_on(run: Run, number: int) -> bool:
         return False
     if run.history.epochs_in(source, number) < max(curve):
         return False
+    if run.problem.is_own("surrogate"):  # whose checkpoint has the best epoch's weights
+        return True
     # The sweep kept the last weights alone: where earlier ones are to be kept, they are trained once more.
     kept = max(curve) if run.settings.race.keep == "last" else kept_epoch(curve, run.settings.mode)
     return math.isfinite(run.history.score("surrogate", number)) and kept == max(curve)
@@ -221,6 +223,8 @@ def _model(state: State) -> State:
 
 def _state(run: Run, number: int) -> State:
     load = partial(run.store.load, device=run.problem.device)
+    if run.problem.is_own("surrogate"):
+        return dict(state_in(load(run.history.sources[number]), number) or {})
     states = states_of(run.problem, run.history.trials, number, run.history.sources[number], load)
     for state in states if run.settings.race.keep == "best" else ():
         for epoch, score in run.history.curve("surrogate", number).items():

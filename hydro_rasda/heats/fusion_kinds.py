@@ -48,9 +48,12 @@ def find_kinds(
 
     Returns:
         A unit whose value has, by trial, a digest of its fusion key, batch size and muP multipliers: trials of one
-        digest can train as one model. Its lines say which keys of each configuration nothing reads.
+        digest can train as one model. Trials that the user's own function trains are of one kind, and their models are
+        not built here. The unit's lines say which keys of each configuration nothing reads.
     """
-    if children:
+    if problem.is_own("surrogate"):
+        found = dict.fromkeys((trial.number for trial in trials), _Kind("own loop"))
+    elif children:
         found = _found(
             problem,
             evenly(trials, children),

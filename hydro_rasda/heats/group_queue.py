@@ -95,6 +95,8 @@ class Dispatcher:
         return True
 
     def _place(self, number: int) -> _Place:
+        if self._run.problem.is_own("surrogate"):  # its keys are no keys of the library
+            return (), number
         return tuple(map(KINDS.index, optimizer_names(self._run.history.trials[number].config))), number
 
     def __bool__(self) -> bool:
@@ -188,6 +190,8 @@ class Dispatcher:
 
     def _steps(self, number: int) -> float:
         """Optimizer steps of an epoch; 1 where the data have no length."""
+        if self._run.problem.is_own("surrogate"):
+            return 1.0
         return self._run.problem.train_data.steps(self._run.history.trials[number].batch_size) or 1.0
 
     def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:

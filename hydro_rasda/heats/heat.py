@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from fusion.keys import check_settings
 from hydro_rasda.contracts import Devices, Finished, Task
 from hydro_rasda.history.lines import Stage, Unit
 from hydro_rasda.run.state import Run
@@ -53,7 +52,8 @@ class Heat(ABC):
         if not self._prepare():
             return False
         state = self.state
-        moves = self._possible(checked_moves(self._rule, self._rule.decide(state), state, check_settings))
+        check = self._run.problem.check_config
+        moves = self._possible(checked_moves(self._rule, self._rule.decide(state), state, check))
         if moves:
             key = self._decision_key(moves)
             plain = [[number, *plain_move(move)] for number, move in moves.items()]

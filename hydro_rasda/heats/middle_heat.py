@@ -66,7 +66,7 @@ def _finalists(settings: TuneConfig, count: int) -> int:
 def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
     """Choose once in the life of a run whether it has a middle heat, by counted operations of a trial's models."""
     settings = run.settings
-    if not _finalists(settings, count) or run.problem.full_size is not None:
+    if not _finalists(settings, count) or run.problem.own_loop is not None:
         return
 
     def chosen() -> Unit:

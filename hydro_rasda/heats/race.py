@@ -109,7 +109,7 @@ class Race(Heat):
             beside: How many trials are expected to enter.
         """
         run, history = self._run, self._run.history
-        if run.settings.sweep.surrogate == 1 and run.problem.full_size is None:  # they go on from the sweep
+        if run.problem.goes_on:
             return
         known = {*self.under_way, *history.early, *self.state.trials}
         for number in numbers:

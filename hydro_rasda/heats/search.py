@@ -78,7 +78,7 @@ class RandomSearch:
         num_samples: int,
         seed: int,
         first: Sequence[Mapping[str, Any]] = (),
-        strategy: str = "ddp",
+        strategy: str | None = "ddp",
         fits: Fits | None = None,
         enough: Callable[[int], bool] = lambda found: False,
     ) -> None:
@@ -260,7 +260,8 @@ class SearcherSearch:
         self._ids: dict[int, str] = {}
         self._searcher, self._space, self._metric = searcher, space, run.settings.metric
         self._left, self._batch = num_samples, -(-num_samples // SEARCHER_ROUNDS)
-        self._seed, self._strategy, self._warned = run.settings.seed, run.settings.race.strategy, False
+        self._strategy = None if run.problem.is_own("surrogate") else run.settings.race.strategy
+        self._seed, self._warned = run.settings.seed, False
         self._open: dict[int, tuple[int, float]] = {}
         self._hidden = secrets_of(space)
 

@@ -48,7 +48,7 @@ BUILDING_S = 2.0
 def _named(run: Run) -> SweepRule:
     settings, asked = run.settings, run.settings.sweep
     assert isinstance(asked.rule, str)
-    changed = explored(run.space) if asked.rule == POPULATION else {}
+    changed = explored(run.space, not run.problem.is_own("surrogate")) if asked.rule == POPULATION else {}
     if changed and "lr" in tuned(run.space) and "lr" not in changed:
         run.say(f"copies keep `lr`, as it is no single range or list of floats: they change {', '.join(changed)}")
     return named_rule(
@@ -202,7 +202,7 @@ class Sweep(SurrogateHeat):
     def _warn_of_unread(self) -> None:
         run = self._run
         # A training function of the user's own may read any key.
-        told = run.problem.full_size is None and not derived(run.space)
+        told = run.problem.own_loop is None and not derived(run.space)
         if told and len(self.state.trials) >= self._search.planned:
             warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
 

@@ -21,7 +21,7 @@ class Curves:
 
     Attributes:
         settings: The settings of the run.
-        own_loop: True if a function of the user's trains at full size.
+        own_loop: True if a function of the user's trains, at full size at least.
         costs: Costs of each trial's full-size model that trials are compared by; see `objectives.COSTS`.
         metrics: The journal's lines by stage and trial, one an epoch.
         failed: Tracebacks by stage and trial, of the trials that raised.

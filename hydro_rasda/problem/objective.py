@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -157,6 +157,11 @@ def as_objective(objective: GivenObjective | None, loss_fn: LossFn, collected: b
     if isinstance(objective, Mapping):
         return ByPart({part: Written(own, takes_config(own)) for part, own in objective.items()})
     return Written(objective, takes_config(objective))
+
+
+def unmeasured(model: nn.Module, batch: Batch) -> NoReturn:
+    """Stand for the objective of a run whose models the user's own function trains and measures."""
+    raise ValueError("no loss is known of a run that `train` alone trains: measure `best_model()` as `train` does")
 
 
 def reads_config(objective: Objective) -> bool:

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from fusion import fusion_key
+from fusion.keys import check_settings
 from fusion.streams import seed_generators
 from fusion.structure.module_parts import duplicate
 from hydro_rasda.common.seeds import derive_seed
@@ -42,10 +43,16 @@ class NoRoles(ValueError):
 
 @dataclass(frozen=True)
 class OwnLoop:
-    """The user's `train(worker)`, which trains the full-size models in the library's place; `data` is `worker.data`."""
+    """The user's `train(worker)`, which trains models in the library's place.
+
+    Attributes:
+        data: `worker.data`.
+        sweeps: True if it trains in every heat, False if it trains the full-size models alone.
+    """
 
     train: Callable[[Any], None]
     data: Any
+    sweeps: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Problem:
         metrics: Of the whole validation set, beside the objective's; None for none.
         whole_names: Names of these (`dry_run` finds them).
         objective_reads: Keys of the configuration that the objective was seen to read (`dry_run`).
-        full_size: Function that trains the full-size models; None for the library's own loop.
+        own_loop: The user's function that trains models; None for the library's own loop.
         copied: True if each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
         peak: Bytes that training the full-size model takes, as the dry run reckons.
         epoch_seconds: Seconds that an epoch of it takes, as the dry run reckons; infinite where that is not known.
@@ -86,7 +93,7 @@ class Problem:
     metrics: WholeMetrics | None = None
     whole_names: tuple[str, ...] = ()
     objective_reads: frozenset[str] = frozenset()
-    full_size: OwnLoop | None = None
+    own_loop: OwnLoop | None = None
     folds: Folds | None = None
     copied: bool = False
     peak: float = 0.0
@@ -98,7 +105,24 @@ class Problem:
 
     def first_epoch_seconds(self, stage: str) -> float:
         """Seconds that a first epoch is foreseen to take; infinite where the user's own function trains it."""
-        return math.inf if stage == "target" and self.full_size is not None else self.epoch_seconds
+        return math.inf if self.is_own(stage) else self.epoch_seconds
+
+    def is_own(self, stage: str) -> bool:
+        """Tell whether the user's own function trains the models of a stage.
+
+        If it trains those of the sweep, all keys of a configuration are its own: the library reads none.
+        """
+        return self.own_loop is not None and (stage == "target" or self.own_loop.sweeps)
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Raise ValueError for values of a configuration that the library would read, but cannot use."""
+        if not self.is_own("surrogate"):
+            check_settings(config)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if full-size training goes on from the sweep: at one width, and by one loop."""
+        return self.settings.sweep.surrogate == 1 and self.is_own("surrogate") == self.is_own("target")
 
     def with_settings(self, **changes: Any) -> Problem:
         """The same problem, some of its settings changed: `problem.with_settings(seed=1)`."""
@@ -184,6 +208,8 @@ class Problem:
 
         They are found by making the model narrower (else NoRoles). If it takes no width, that needs the example input.
         """
+        if self.is_own("surrogate"):
+            return
         asked = asked_roles(trial.config, [name for name, p in model.named_parameters() if p.requires_grad])
         if not asked or (self._width_form is None and self.example_input is None):
             return

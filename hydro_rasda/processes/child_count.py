@@ -40,5 +40,5 @@ def usable_children(problem: Problem) -> int:
 def can_be_shared(problem: Problem) -> bool:
     """Return whether several processes can train a problem's models: see `usable_children`."""
     return can_be_pickled(
-        (problem.model_fn, problem.objective, problem.train_data, problem.val_data, problem.full_size, problem.metrics)
+        (problem.model_fn, problem.objective, problem.train_data, problem.val_data, problem.own_loop, problem.metrics)
     )

@@ -108,6 +108,11 @@ def kind_of_target(trial: Trial) -> str:
     return digest(content((shapes, optimizers, trial.batch_size)))[:12]
 
 
+def kind_of_own(trial: Trial) -> str:
+    """Equal for trials of the user's own loop that differ in floats alone: their models may be equally large."""
+    return digest(content({name: value for name, value in trial.config.items() if not isinstance(value, float)}))[:12]
+
+
 def _sound(kept: Any) -> defaultdict[str, Bytes]:
     found: defaultdict[str, Bytes] = defaultdict(dict)
     for kind, peaks in kept.items() if isinstance(kept, dict) else ():

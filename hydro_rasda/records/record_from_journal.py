@@ -54,7 +54,7 @@ class Follower:
 
     def _begin_anew(self, journal: Record) -> None:
         asked = self._asked
-        own_loop = asked["digests"].get("full_size") is not None
+        own_loop = "train" in asked["digests"]
         reads_any = own_loop or "sample_from(" in repr(asked["space"])
         self._history = History(settings_of(asked), own_loop, reads_any=reads_any)
         for _ in Store(self._folder, journal).folded_into(self._history):

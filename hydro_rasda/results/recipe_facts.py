@@ -35,8 +35,8 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
     once_more = checkpoint.name.startswith("target.refit-")
     found = record.shown().trials[number]
     asked, objective = read_asked(record.path), as_given(problem.objective)
-    if "full_size" in asked["digests"]:
-        raise _cannot(number, "`race.train` trained it: that function is the recipe, with `best_config`")
+    if "train" in asked["digests"]:
+        raise _cannot(number, "`train` trained it: that function is the recipe, with `best_config`")
     if getattr(objective, "optimizer_settings", None) is not None:
         raise _cannot(number, "its objective says by itself how parameters are updated (`optimizer_settings`)")
     models = problem.settings.models("target")

@@ -68,8 +68,8 @@ class TuneResult(RunRecord):
         ended: True if nothing trains any more: the run is finished, or its time budget is spent.
         keep: The epoch of a full-size training that counts: its "best", or its "last".
         averaged: True if the weights that `best_metric` measures and `best_model` gives are averages over steps
-            (`ema`). None if no full-size model was trained, if `race.train` trained it, or if its optimizer averages
-            weights by itself, as Schedule-Free ones do.
+            (`ema`). None if no full-size model was trained, if `tune(train=...)` trained it, or if its optimizer
+            averages weights by itself, as Schedule-Free ones do.
         seconds_left: Estimated seconds that the run still took when its last unit of work was finished. None if it has
             ended, or if that is not known.
         over: The models of each finalist, over which metrics are means, such as "5 folds"; empty for one model.
@@ -104,7 +104,7 @@ class TuneResult(RunRecord):
             "val_data": None,
             "model_fn": Gone("model_fn"),
             "objective": Gone("objective"),
-            "full_size": None,
+            "own_loop": None,
             "metrics": None,
             "plans": Plans(),
             "example_input": move(problem.example_input, torch.device("cpu"), wait=True),
@@ -213,11 +213,11 @@ class TuneResult(RunRecord):
 
         Raises:
             ValueError: if that trial was not trained at full size, or the run's folder is gone. Also if no plain loop
-                repeats the training. This is so if `race.train` trained it, or if it went on from another trial's
-                weights (PBT). It is so if it is several models, whose mean counts. It is so if workers were added in
-                training, and batch and learning rate grew with them. It is so if the objective says how parameters are
-                updated, as those of `tune_trainer` and `tune_module` do. It is so if the optimizer or the schedule is a
-                function, of which a loaded run knows only the name.
+                repeats the training. This is so if `tune(train=...)` trained it, or if it went on from another
+                trial's weights (PBT). It is so if it is several models, whose mean counts. It is so if workers were
+                added in training, and batch and learning rate grew with them. It is so if the objective says how
+                parameters are updated, as those of `tune_trainer` and `tune_module` do. It is so if the optimizer or
+                the schedule is a function, of which a loaded run knows only the name.
             FileNotFoundError: if its checkpoint is gone.
         """
         from hydro_rasda.results.recipe_facts import recipe_of

@@ -112,7 +112,7 @@ def undecided_line(result: TuneResult) -> list[str]:
     problem, trials = result._problem, result.trials
     name = result.metric.removeprefix("val_")
     second, ended = second_of(result), trials[result.best_trial].status == "finished"
-    known = name != result.metric and problem.full_size is None and not problem.settings.folds
+    known = name != result.metric and problem.own_loop is None and not problem.settings.folds
     if not known or second is None or not ended or name in problem.whole_names:
         return []
     lead = abs(trials[second].metric - trials[result.best_trial].metric)

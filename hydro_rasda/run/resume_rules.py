@@ -62,7 +62,7 @@ _OF_CODE = "is another function than the run's"
 _OF_DATA = "has other content than the run's"
 _WORDS = {
     "model_fn": _OF_CODE,
-    "full_size": _OF_CODE,
+    "train": _OF_CODE,
     "metrics": _OF_CODE,
     "objective": _OF_CODE,
     "loss_fn": _OF_CODE,
@@ -142,7 +142,6 @@ _ARGUMENTS = {
     **{name: f"sweep.{name}" for name in (*OF_SWEEP, "searcher", "first", "constraints")},
     **{name: f"race.{name}" for name in OF_RACE},
     "sweep_rule": "sweep.rule",
-    "full_size": "race.train",
     "rasda": "race",
 }
 """Arguments of `tune` by their names in `run.json`, where these differ."""

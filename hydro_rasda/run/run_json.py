@@ -21,7 +21,7 @@ FORMAT = 2
 _OWN = ("metric", "mode", "num_samples", "max_t", "full_trainings", "precision", "seed", "folds")
 OF_SWEEP = ("surrogate", "grace_period", "reduction_factor", "fusion", "check_transfer", "repeats", "depth")
 OF_RACE = ("top_k", "keep", "patience", "ema", "refit")
-_ELSE = ("checkpoint_every", "train", *OF_RACE)
+_ELSE = ("checkpoint_every", *OF_RACE)
 _OF_RASDA = tuple(field.name for field in fields(RaceConfig) if field.name not in _ELSE)
 """Settings on which a run's decisions depend: `run.json` has the last as a dict, "rasda", and all others by name."""
 _OF_PROBLEM = ("space", "searcher", "sweep_rule", "train_data", "val_data", "model", "python", "digests", "rasda")

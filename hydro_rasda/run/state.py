@@ -59,7 +59,7 @@ class Run:
     _told: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        own_loop = self.problem.full_size is not None
+        own_loop = self.problem.own_loop is not None
         # A training function of the user's own may read any key; so may a function that derives values.
         self.history = History(self.settings, own_loop, self.known, reads_any=own_loop or bool(derived(self.space)))
 

@@ -178,7 +178,7 @@ class RaceConfig(Part):
             data. There are two exceptions. With `patience`, the best epochs are compared. If no trial came to its end
             (time ran out, all diverged, or `stop_at` was reached), the best that was kept wins.
         patience: A full-size training ends after this many epochs that were not better. None trains on. The sweep,
-            where rungs decide, has none; a `train` function returns when it chooses.
+            where rungs decide, has none. `tune(train=...)` has none either: the function returns when it chooses.
         ema: Share of a full training's steps over which weights and running statistics are averaged, exponentially,
             beside training. With `keep="best"`, the averaged weights are validated and kept, at the cost of another
             copy of them. At milestones the weights that training left are validated, too, as `METRIC_unaveraged`.
@@ -188,13 +188,6 @@ class RaceConfig(Part):
             With several metrics, averages do not count, but are handed back. With `keep="last"`, or 0, nothing is
             averaged.
         checkpoint_every: Epochs between checkpoints; None checkpoints at milestones only.
-        train: `train(worker)` trains the full-size models in the library's place, from `worker.config` and
-            `worker.data`, which is `(train_data, val_data)`, to its last epoch: see `Worker`. Each `worker.report(
-            metrics, state)` is an epoch, with `metric` among its metrics and the state dict of `model_fn`'s model as
-            `state["model"]`. At milestones it does not return: the function is called again, and goes on from
-            `worker.checkpoint`, the state that was reported there, and `worker.iteration`. If it returns before
-            `max_t`, the trial is over, and its best epoch counts. With `sweep.surrogate=1`, it begins anew, too. `ema`
-            and `precision` do not apply to it. On several workers it runs on every rank, as for `elastic`.
         grace_period: Epochs that every finalist gets before any is stopped; None: half of `max_t`, rounded up. From
             there to the end, two go on by default, and the one with the best averages (`ema`). Midway, those behind the
             leader stop if what they may still gain is not worth the epochs that are left. This last look is left out if
@@ -232,7 +225,6 @@ class RaceConfig(Part):
     patience: int | None = None
     ema: float = 0.03
     checkpoint_every: int | None = None
-    train: Callable[..., None] | None = None
     grace_period: int | None = None
     reduction_factor: int = 2
     scaling_factor: int = 2
@@ -255,10 +247,6 @@ class RaceConfig(Part):
         check_int("race.patience", self.patience, at_least=1, optional=True)
         rule = "None where `keep` is 'last': the last epoch of one that stopped early is not its best"
         require(self.patience is None or self.keep == "best", "race.patience", self.patience, rule)
-        if self.train is not None:
-            check_function("race.train", self.train, 1, rule="None, or a function (no class) of a Worker")
-        rule = "None with `train`, which returns where its own patience ends"
-        require(self.patience is None or self.train is None, "race.patience", self.patience, rule)
         holds = is_number(self.ema) and 0 <= self.ema < 1
         require(holds, "race.ema", self.ema, "a share of a training's steps, in [0, 1)")
         check_int("race.checkpoint_every", self.checkpoint_every, at_least=1, optional=True)
@@ -340,7 +328,6 @@ class TuneConfig:
         require(not scaled_apart, "precision", self.precision, "another one with race.strategy 'fsdp'")
         one, several = self.models("target") == 1, "where a finalist trains several models, of folds or seeds"
         require(one or race.workers == 1, "race.workers", race.workers, f"1 {several}: a device trains all of them")
-        require(one or race.train is None, "race.train", race.train, f"None {several}")
 
     def plain(self) -> TuneConfig:
         """Leave out the user's objects, which other processes need not have: rule, searcher, `first`, functions."""
@@ -349,7 +336,6 @@ class TuneConfig:
         return replace(
             self,
             sweep=replace(self.sweep, rule=rule, searcher=None, first=(), constraints=bounds or None),
-            race=replace(self.race, train=None),
         )
 
     def models(self, stage: Literal["surrogate", "middle", "target"]) -> int:

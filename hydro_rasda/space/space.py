@@ -57,13 +57,14 @@ def check_value(name: str, value: object) -> None:
         require(_is_listed(grid), name, grid, "a list of one value or more")
 
 
-def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> None:
+def check_space(space: object, num_samples: int = 1, strategy: str | None = "ddp") -> None:
     """Check a search space before anything is sampled from it.
 
     Args:
         space: Maps names to domains, of `hydro_rasda` or Ray Tune, to `grid_search`, constants, or nested mappings.
         num_samples: How often each point of its grid is to be tried.
-        strategy: `RaceConfig.strategy`: with "fsdp", batches cannot be taken in parts.
+        strategy: `RaceConfig.strategy`: with "fsdp", batches cannot be taken in parts. None if the user's own function
+            trains all models: then the library reads no key.
 
     Raises:
         ValueError: if it is no mapping with string keys, or a value cannot be copied. If it has no domain, one of
@@ -93,7 +94,7 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
         points *= len(grid)
         rule = f"a space with at most {MOST_TRIALS} points in its grid, for each of `num_samples`"
         require(points <= MOST_TRIALS, "space", f"a grid of {points} trials", rule)
-    for name, values in reachable(space).items():
+    for name, values in reachable(space).items() if strategy is not None else ():
         own, part = split_key(name)
         if own in KEYS and _can_be_read(own, space, part):
             key = KEYS[own]
@@ -104,8 +105,10 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
                     check_unsplit(f"space[{name!r}]", own, key.kind(extreme), _Shown(value))
 
 
-def check_config(config: Mapping[str, Any], strategy: str = "ddp", argument: str = "space") -> None:
+def check_config(config: Mapping[str, Any], strategy: str | None = "ddp", argument: str = "space") -> None:
     """Check one configuration that an argument gave (what `sample_from` or a searcher returns is known only now)."""
+    if strategy is None:
+        return
     alias = next((key for key in config if ALIASES.get(key) == "lr"), None)
     rule = "a space with the key 'lr', the learning rate" + (f": rename {alias!r}" if alias else "")
     require("lr" in config, "space", sorted(config), rule)
@@ -182,16 +185,17 @@ def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) ->
     return [*reached("schedule", space), *(config["schedule"] for config in configs if "schedule" in config)]
 
 
-def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
+def explored(space: Mapping[str, Any], reads: bool = True) -> dict[str, Range | tuple[float, ...]]:
     """Find what population based training changes: ranges and lists of floats at the top level of a space.
 
-    Left out are keys of schedules; and, where a function makes an optimizer, its keys but for `lr`.
+    If the library reads keys, those of schedules are left out; and, where a function makes an optimizer, its keys but
+    for `lr`.
     """
     found: dict[str, Range | tuple[float, ...]] = {}
     for name, values in reachable(space).items():
         key, part = split_key(name)
         readers = {"training loop", "optimizer"} if _has_named_optimizer(space, part) else {"training loop"}
-        if key != "lr" and key in KEYS and KEYS[key].reader not in readers:
+        if reads and key != "lr" and key in KEYS and KEYS[key].reader not in readers:
             continue
         ranges = [_range(value) for value in values]
         (one, *others) = ranges

@@ -24,7 +24,7 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Crowd, Died, Notify, RelayedWarnings, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
-from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
+from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_own, kind_of_target
 from hydro_rasda.run.crash_log import CrashLog, training_of
 from hydro_rasda.run.events import Stage
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
@@ -222,7 +222,7 @@ class Device:
 
     def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
         """Train tasks in a process each, as many at the same time as fit memory and cores, and learn what they take."""
-        kinds, of = [_kind(task, work) for task in tasks], (tasks[0].stage, tasks[0].width)
+        kinds, of = [self._kind(task, work) for task in tasks], (tasks[0].stage, tasks[0].width)
         peaks = self._peaks_of(*of)
 
         def took(i: int, peak: int) -> None:
@@ -237,8 +237,17 @@ class Device:
     def _at_once(self, tasks: Sequence[Task], work: Work) -> int:
         """Return how many of these tasks may begin at the same time, by memory alone."""
         peaks = self._peaks_of(tasks[0].stage, tasks[0].width)
-        jobs = [Job(task.key, peaks.expected(*_kind(task, work)), 0.0, 0.0) for task in tasks]
+        jobs = [Job(task.key, peaks.expected(*self._kind(task, work)), 0.0, 0.0) for task in tasks]
         return len(beside(jobs, Room("", self.free, self.cores)))
+
+    def _kind(self, task: Task, work: Work) -> tuple[str, int]:
+        """Return the key of a training's memory peak: its kind, and how many models train as one."""
+        if self._problem.is_own("surrogate"):
+            return kind_of_own(work.trials[task.number]), 1
+        if task.stage == "target":
+            return kind_of_target(work.trials[task.number]), 1
+        (group,) = task.groups
+        return kind_of_group(group.kind, [work.trials[n] for n in group.members]), len(group.members)
 
     @property
     def free(self) -> float:
@@ -246,14 +255,6 @@ class Device:
         share, found = self._share, usable_memory(self._problem.device)
         left = math.inf if found is None else found
         return (left if share.memory is None else min(left, share.memory)) / share.processes
-
-
-def _kind(task: Task, work: Work) -> tuple[str, int]:
-    """Return the key of a training's memory peak: its kind, and how many models train as one."""
-    if task.stage == "target":
-        return kind_of_target(work.trials[task.number]), 1
-    (group,) = task.groups
-    return kind_of_group(group.kind, [work.trials[n] for n in group.members]), len(group.members)
 
 
 _Forked = Callable[[Sequence[Task]], Iterator[tuple[int, Any]]]

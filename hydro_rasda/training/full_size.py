@@ -120,7 +120,7 @@ def train_full_size_trial(
         problem = problem.at_full_size(task.seed, task.horizon)
         if task.refit:
             return with_graphs(train_again, problem.on_all_examples())
-        if problem.full_size is not None:
+        if problem.own_loop is not None:
             return train_own(problem, trial, task, state, should_stop, on_epoch)
         return with_graphs(train, problem)
     except (Exception, SystemExit):

@@ -125,7 +125,7 @@ def train_target_on_ranks(
     Only rank 0's outcome has a checkpoint and a history.
     """
     started = time.perf_counter()
-    own_loop = problem.full_size is not None
+    own_loop = problem.own_loop is not None
     try:
         problem = problem.at_full_size(task.seed, task.horizon)
         worker = SpanWorker(problem, trial, task, state, should_stop, on_epoch, place.shard, place.carried, HISTORY)

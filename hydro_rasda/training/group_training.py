@@ -26,6 +26,7 @@ from hydro_rasda.training.cuda_graphs import records
 from hydro_rasda.training.folds_and_repeats import members_first, shares_of
 from hydro_rasda.training.fused_learner import FusedLearner, State
 from hydro_rasda.training.loop import train_epochs
+from hydro_rasda.training.user_loop import train_own_surrogate
 
 _MICRO_BATCHES = (
     "a trial does not fit memory with whole batches of {}: it trains with each in micro-batches, one after the other, "
@@ -122,6 +123,8 @@ def train_group(
     """
 
     members, (group,) = task.members, task.groups
+    if problem.is_own("surrogate"):
+        return train_own_surrogate(problem, trials[task.number], task, load, should_stop, on_epoch)
     halves = False
     # A recording holds memory beside the steps that run as written.
     tries = [problem, problem.with_settings(graph=False)] if records(problem) else [problem]

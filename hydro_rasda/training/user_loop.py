@@ -1,4 +1,4 @@
-"""Full-size training by a function of the user's own, `train(worker)`: on one device, or on ranks of either backend.
+"""Training by a function of the user's own, `train(worker)`: in any heat, on one device or on ranks of either backend.
 
 A rank leaves the function when a unit of work ends.
 """
@@ -9,30 +9,42 @@ import contextlib
 import copy
 import io
 import math
+import os
 import pickle
 import time
-from collections.abc import Callable, Collection, Mapping
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fusion.streams import seed_generators
+from fusion.streams import preserved_generators, seed_generators
+from fusion.warn import warn
 from hydro_rasda.common.argument_checks import is_metric, require
 from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import EpochMetrics, History, Outcome, Task
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.problem.problem import Problem
+from hydro_rasda.run.checkpoints import DamagedCheckpoint
+from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.training.best_weights import bettered
+from hydro_rasda.training.width_scaled_rates import WidthScaledRates
 from hydro_rasda.training.worker import Saving, State, Worker
 
 METRICS = ("train_", "val_")
-"""Prefixes of the metrics that a run keeps."""
+"""Prefixes of the metrics that a run keeps, beside those that trials are compared by."""
+
+
+_FULL_WIDTH = (
+    "`train` does not call `worker.model()`, so that the sweep trains at full width: build the model by it, or set "
+    "`sweep=SweepConfig(surrogate=1)`, from which full-size training goes on"
+)
 
 
 class Over(BaseException):
@@ -72,15 +84,38 @@ class SpanWorker(Worker):
         job = {"config": config, "trial": str(trial.number), "rank": shard.rank, "world_size": world, "workers": world}
         saved = {"state": state, "iteration": task.span.start, "rescaled": [], "measured": {}, **carried}
         super().__init__(job, problem, problem.device, saved)
-        self._settings, self._stop, self._kept = problem.settings, task.span.stop, kept
+        self._problem, self._trial, self._process = problem, trial, os.getpid()
+        self._settings, self._stop = problem.settings, task.span.stop
+        self._kept = {*kept, *problem.settings.comparison.trained}
+        self._is_full_size = task.stage == "target"
+        self.width_ratio = 1.0 if self._is_full_size else problem.settings.sweep.surrogate
+        self.scaled = WidthScaledRates(self.width_ratio)
         self._should_stop, self._on_epoch = should_stop, on_epoch
         self.history: History = []
         self.saving: Saving = None
         self.left = False
 
+    @property
+    def max_t(self) -> int:
+        return self._settings.max_t
+
+    def model(self) -> nn.Module:
+        # A model is drawn from a seed of its own: what the function draws does not depend on it.
+        with preserved_generators():
+            built = self._problem.target(self._trial) if self._is_full_size else self._problem.surrogate(self._trial)
+        if self.width_ratio < 1:
+            self.scaled.note(built)
+        return self.prepare(built)
+
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
         if self.left:  # the function went on all the same
             raise Over
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "`worker.report` is called in a process that `train` forked, but must be called in its own"
+            )
+        if self.width_ratio < 1 and not self.scaled:
+            warn(_FULL_WIDTH)
         super().report(metrics, state, final=final)
         if self.world_size > 1:
             said = torch.tensor(int(self.left), device=self.device)
@@ -92,9 +127,7 @@ class SpanWorker(Worker):
     def reached(self, before: State | None) -> State | None:
         """The state that training came to; where nothing was reported, that from which it went on."""
         if self.rank == 0 and self.saving is None and before is None:
-            raise ValueError(
-                "`race.train` returned without a report, but must end each epoch with `worker.report(...)`"
-            )
+            raise ValueError("`train` returned without a report, but must end each epoch with `worker.report(...)`")
         return self.saving() if callable(self.saving) else self.saving or before
 
     def _attend(self, saving: Saving, final: bool) -> None:
@@ -106,7 +139,7 @@ class SpanWorker(Worker):
         self.history.append((self.iteration, kept))
         self._on_epoch(self.iteration, {name: [value] for name, value in kept.items()})
         score = kept[self._settings.metric]
-        over = not math.isfinite(score) or self._settings.good_enough(score)
+        over = not math.isfinite(score) or (self._is_full_size and self._settings.good_enough(score))
         self.left = over or self.iteration >= self._stop or (not final and self._should_stop())
 
 
@@ -116,7 +149,7 @@ class Kept:
     def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
         self._settings = settings
         self._best = None if state is None else state.get("best")
-        # A checkpoint that the library's own training left has none, where `race.train` came later.
+        # A checkpoint that the library's own training left has none, where `train` came later.
         self.own: State | None = None if state is None else state.get("own", state)
 
     def taken(self, epoch: int, metrics: Mapping[str, Any], saving: Saving) -> tuple[dict[str, Any], Saving]:
@@ -126,7 +159,8 @@ class Kept:
             rule = f"a mapping with the number {name!r}, which is `tune`'s `metric`, or has bounds"
             require(is_metric(metrics.get(name)), "metrics", dict(metrics), rule)
         require(saving is not None, "state", None, "given with every report")
-        numbers = {n: float(v) for n, v in metrics.items() if n.startswith(METRICS) and is_metric(v)}
+        wanted = {n: v for n, v in metrics.items() if n.startswith(METRICS) or n in self._settings.comparison.trained}
+        numbers = {n: float(v) for n, v in wanted.items() if is_metric(v)}
         if self._settings.race.keep == "best":
             self._best = bettered(
                 self._best, epoch, numbers[metric], mode, lambda: copy.deepcopy(_state_of(saving)["model"])
@@ -164,24 +198,80 @@ def train_own(
     should_stop: Callable[[], bool],
     on_epoch: Callable[[int, EpochMetrics], None],
 ) -> Outcome:
-    """Train a full-size model for a span of epochs by the user's function, from a checkpoint or anew."""
+    """Train a model for a span of epochs by the user's function, from a checkpoint or anew."""
     started = time.perf_counter()
     worker = SpanWorker(problem, trial, task, state, should_stop, on_epoch)
-    with contextlib.suppress(Over):
+    with contextlib.suppress(Over), _in_one_process():
         train_own_on_rank(worker)
     reached = worker.reached(state)
     seconds = time.perf_counter() - started
     return Outcome.of_model(trial.number, reached, worker.history, seconds, ended=not worker.left)
 
 
-def train_own_on_rank(worker: Worker) -> None:
+@contextlib.contextmanager
+def _in_one_process() -> Iterator[None]:
+    """End a process that the user's function has forked where it would leave that function, too."""
+    here = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != here:
+            os._exit(1)
+
+
+def train_own_on_rank(worker: SpanWorker) -> None:
     """The same on a rank, from its last checkpoint to the trial's end, or to where the worker leaves it."""
     problem: Problem = worker.data
-    assert problem.full_size is not None
+    assert problem.own_loop is not None
     kept = Kept(problem.settings, worker.checkpoint)
     # By trial, epoch and rank: what the function draws of the global generators is the same again.
-    seed = derive_seed(problem.settings.seed, "full size", worker.config["trial"], worker.iteration)
+    of_stage = "full size" if worker.width_ratio == 1 else "surrogate"
+    seed = derive_seed(problem.settings.seed, of_stage, worker.config["trial"], worker.iteration)
     seed_generators(derive_seed(seed, "rank", worker.rank) if worker.rank else seed)
-    worker.config, worker.data, worker.checkpoint = worker.config["config"], problem.full_size.data, kept.own
+    worker.config, worker.data, worker.checkpoint = worker.config["config"], problem.own_loop.data, kept.own
     worker.through = kept.taken
-    problem.full_size.train(worker)
+    with worker.scaled.watched():
+        problem.own_loop.train(worker)
+
+
+def train_own_surrogate(
+    problem: Problem,
+    trial: Trial,
+    task: Task,
+    load: Callable[[str], Mapping[str, Any]],
+    should_stop: Callable[[], bool],
+    on_epoch: Callable[[int, EpochMetrics], None],
+) -> Outcome:
+    """Train a trial of the sweep to its next milestone by the user's function.
+
+    If the function returns before, its best epoch stands for those that are left: it is compared by them at each
+    milestone to come, and is not called again.
+    """
+    started, own = time.perf_counter(), task.copies.get(trial.number, trial.number)
+    try:
+        state = next((found for key in task.sources if (found := state_in(load(key), own)) is not None), None)
+        over = None if state is None else state.get("over")
+        if over is None:
+            outcome = train_own(problem, trial, task, state, should_stop, on_epoch)
+            if not outcome.ended:
+                return outcome
+            over = _best(outcome.epochs, problem.settings)
+        else:
+            outcome = Outcome.of_model(trial.number, state, [], 0.0)
+        trained = outcome.epochs[-1][0] if outcome.epochs else task.span.start
+        epochs = [*outcome.epochs, *((epoch, dict(over)) for epoch in range(trained + 1, task.span.stop + 1))]
+        return Outcome.of_model(trial.number, {**outcome.state, "over": over}, epochs, outcome.seconds)
+    except DamagedCheckpoint:
+        raise  # whoever goes on from it is not to blame
+    except (Exception, SystemExit):  # the latter would end a script, and look like success
+        return Outcome.failed(trial.number, traceback.format_exc(), time.perf_counter() - started)
+
+
+def _best(epochs: History, settings: TuneConfig) -> Mapping[str, float]:
+    """Return the metrics of the best epoch."""
+    return epochs[ranked({i: metrics[settings.metric] for i, (_, metrics) in enumerate(epochs)}, settings.mode)[0]][1]
+
+
+def state_in(checkpoint: Mapping[str, Any], number: int) -> Mapping[str, Any] | None:
+    """Return the state of a trial in a checkpoint of the sweep; None if it has none."""
+    return next((part["state"] for part in checkpoint["parts"] if number in part["members"]), None)

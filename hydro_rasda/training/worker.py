@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -19,10 +19,13 @@ from hydro_rasda.settings.config import GLOBAL_BATCH
 from hydro_rasda.training.distributed import average_statistics
 from hydro_rasda.training.gradient_noise import GradientNoise
 from hydro_rasda.training.lr_rescaling import RescaledLR, Rule
+from hydro_rasda.training.width_scaled_rates import WidthScaledRates
 from hydro_rasda.training.worker_reports import NOISE_SCALE, SCALING_EFFICIENCY, StepTimes
 
 # The iteration is reckoned in, and torch's seeds have 64 bits.
 _LARGEST_SEED = 2**40
+
+OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 
 State = Mapping[str, Any]
 
@@ -34,13 +37,14 @@ class Worker:
     """One rank of a trial.
 
     Attributes:
-        data: The argument `data` of `elastic`, shared by the node's ranks; in `tune`, the arguments `(train_data,
-            val_data)`.
+        data: The argument `data` of `elastic`, shared by the node's ranks. In `tune`, the arguments `(train_data,
+            val_data)`, as they were given.
         rank: From 0; rank 0 reports and saves.
         world_size: Ranks of the trial.
         growth: `world_size` over the workers of a new trial.
         device: The device to train on: this rank's GPU, or the CPU.
         iteration: Reports so far, over all restarts; 0 at first.
+        width_ratio: Width of `model()` over that of the full-size model: below 1 in the sweep of `tune`.
         checkpoint: The state last saved; None at first.
         trial: The trial's id.
 
@@ -71,10 +75,51 @@ class Worker:
         self.gathers = False
         """True if all ranks must call the function that returns the state together."""
         self._times: StepTimes | None = None
+        self.width_ratio = 1.0
+        self.scaled = WidthScaledRates()
+        """The surrogates that the worker has built, and their learning rates."""
 
     def __getitem__(self, key: object) -> NoReturn:
         # The training functions of Ray Tune take the configuration itself.
         raise TypeError(f"the training function is given a Worker, no configuration: take worker.config[{key!r}]")
+
+    @property
+    def max_t(self) -> int:
+        """`max_t` of `tune`: the epochs of a full training."""
+        raise RuntimeError("`worker.max_t` is that of `tune(max_t=...)`: `elastic` knows none")
+
+    def model(self) -> nn.Module:
+        """Build the trial's model by `model_fn`, at the width of this heat of `tune`; see `prepare`.
+
+        A narrow one is a surrogate (muP: `surrogate.make_surrogate`): its parameters have the names of the full-size
+        model's, and its optimizer needs other learning rates; see `optimizer`. Initial weights are drawn from the
+        trial's own seed.
+        """
+        raise RuntimeError("`worker.model()` builds the model of `tune(model_fn, ...)`: in `elastic`, build your own")
+
+    def optimizer(self, parameters: Any, kind: type[OptimizerT], **settings: Any) -> OptimizerT:
+        """Make an optimizer with muP's learning rates for the width; at full width, it is as without this method.
+
+        Args:
+            parameters: A model of `model`, or a part of it, or parameters and groups as torch's optimizers take them.
+                Parameters of anything else keep their learning rate.
+            kind: The class: one of torch's that has a name in `fusion.keys`, one derived from it, or one of that name.
+            settings: The other arguments of the class, such as `lr`.
+
+        Raises:
+            ValueError: If no rule is known by which learning rates of this class change with the width.
+
+        >>> optimizer = worker.optimizer(model, torch.optim.AdamW, lr=worker.config["lr"])  # doctest: +SKIP
+        """
+        return kind(self.param_groups(parameters, kind, **settings), **settings)
+
+    def param_groups(self, parameters: Any, kind: type[Optimizer], **settings: Any) -> Any:
+        """Return the parameter groups of `optimizer`, for an optimizer that you make yourself; `settings` are as there.
+
+        Each group has "params" and, if muP changes them, "lr" and "weight_decay". Learning rate times weight decay is
+        the same at every width.
+        """
+        return self.scaled.groups(parameters, kind, settings)
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Move the model to this rank's device; if there are several ranks, its gradients are averaged over them.
@@ -194,14 +239,14 @@ class Worker:
         """End an iteration; every rank calls it. If the trial is paused or stopped, the call does not return.
 
         The results gain `workers`, `global_batch_size` (with `batches`), `lr_multiplier` (with `rescale`), and the
-        measurements of `measure`. In `RaceConfig(train=...)`, a report is an epoch of the run.
+        measurements of `measure`. In `tune(train=...)`, a report is an epoch of the run.
 
         Args:
             metrics: Plain numbers; rank 0's count. In `tune`, the run's metric must be among them, and metrics called
-                "train_..." or "val_..." are kept.
+                "train_..." or "val_..." are kept, too.
             state: The state from which training can continue: state dicts and plain values (it is loaded with
                 `weights_only=True`), or a function that returns them. Rank 0 saves it, only when the trial may pause
-                and at its end. In `tune`, every report has one, with the full-size model's state dict as "model".
+                and at its end. In `tune`, every report has one, with the model's state dict as "model".
             final: True if the training function itself ends the trial here, so that the state is saved; `max_t` of a
                 `RASDAScheduler` ends it in any case.
         """
@@ -231,7 +276,8 @@ class Worker:
 
     def _with_history(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         plain = {
-            key: value.item() if isinstance(value, Tensor | np.generic) else value for key, value in metrics.items()
+            key: value.item() if isinstance(value, Tensor | np.generic) and math.prod(value.shape) == 1 else value
+            for key, value in metrics.items()
         }
         plain.setdefault("workers", self.world_size)
         if self._global_batch_size is not None:

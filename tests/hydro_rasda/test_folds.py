@@ -337,8 +337,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "no indices": ({"val_data": Overlapping([([0.5, 1.5], [1]), ([1, 2], [0])])}, "pairs of indices below 320"),
     "workers": ({"race": RaceConfig(workers=2)}, "`race.workers` is 2, but must be 1 where a finalist trains several"),
     "train": (
-        {"race": RaceConfig(train=print)},
-        "`race.train` is .*, but must be None where a finalist trains several",
+        {"train": print},
+        "`train` is .*, but must be None where a trial trains several",
     ),
     "repeats": ({"sweep": {"repeats": 0}}, "`sweep.repeats` is 0, but must be"),
 }

@@ -21,8 +21,19 @@ PUBLIC = {
     *("choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "secret", "uniform"),
 }
 ARGUMENTS_OF_TUNE = [
-    *("model_fn", "space", "train_data", "val_data", "loss_fn", "objective", "metrics", "metric", "mode"),
-    *("num_samples", "max_t", "full_trainings", "time_budget_s", "stop_at", "sweep", "race", "backend", "precision"),
+    *("model_fn", "space", "train_data", "val_data", "loss_fn", "objective", "metrics", "train", "metric"),
+    *(
+        "mode",
+        "num_samples",
+        "max_t",
+        "full_trainings",
+        "time_budget_s",
+        "stop_at",
+        "sweep",
+        "race",
+        "backend",
+        "precision",
+    ),
     *("storage_path", "name", "resume", "seed", "progress", "callbacks"),
 ]
 
@@ -58,9 +69,9 @@ def test_names_of_submodules(module: str, names: list[str]) -> None:
         home.tuna  # noqa: B018
 
 
-def test_tune_takes_24_arguments() -> None:
+def test_tune_takes_25_arguments() -> None:
     assert [*inspect.signature(tune).parameters] == ARGUMENTS_OF_TUNE
-    assert len(ARGUMENTS_OF_TUNE) == 24
+    assert len(ARGUMENTS_OF_TUNE) == 25
 
 
 @pytest.mark.parametrize("documented", [tune, SweepConfig, RaceConfig, LocalBackend, RayBackend])

@@ -222,4 +222,4 @@ def test_a_function_of_the_users_reports_all_metrics(quick: Quick) -> None:
 
     asked: dict[str, Any] = {"metric": ["val_loss", "val_accuracy"], "mode": ["min", "max"]}
     with pytest.raises(AllTrialsFailed, match="the number 'val_accuracy', which is `tune`'s `metric`"):
-        quick(model_fn=sized, space=SPACE, **asked, race={"train": train, "top_k": 2})
+        quick(model_fn=sized, space=SPACE, **asked, train=train, loss_fn=nn.functional.cross_entropy)

@@ -156,15 +156,17 @@ def call_of(asked: Mapping[str, Any]) -> str:
     of_sweep += ["first=first"] if "first" in digests else []
     if "constraints" in digests:
         of_sweep = [told for told in of_sweep if not told.startswith("constraints=")] + ["constraints=constraints"]
-    of_race = _changed(race, RaceConfig()) + (["train=train"] if "full_size" in digests else [])
+    of_race = _changed(race, RaceConfig())
     val_data = asked["val_data"] if own.pop("folds") else "val_data"
     arguments = _changed(own, TuneConfig())
     arguments += [f"sweep=SweepConfig({', '.join(of_sweep)})"] if of_sweep else []
     arguments += [f"race=RaceConfig({', '.join(of_race)})"] if of_race else []
     arguments += ["metrics=metrics"] if "metrics" in digests else []
     function = "objective" if "objective" in digests else "loss_fn"
-    space = _space(asked["space"], 1)
-    lines = ["model_fn", space, "train_data=train_data", f"val_data={val_data}", f"{function}={function}", *arguments]
+    passed = {"train_data": "train_data", "val_data": val_data, function: function}
+    if "train" in digests:  # alone, it needs no loss, and perhaps no data
+        passed = {name: said for name, said in (passed | {"train": "train"}).items() if name in digests}
+    lines = ["model_fn", _space(asked["space"], 1), *(f"{name}={said}" for name, said in passed.items()), *arguments]
     return "tune(\n" + "".join(f"    {line},\n" for line in lines) + ")"
 
 

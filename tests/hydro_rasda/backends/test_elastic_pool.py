@@ -219,7 +219,7 @@ def test_a_search_whose_finalists_share_devices(two: Backend, quick: Callable[..
 @pytest.mark.slow
 def test_ranks_run_a_training_function_of_the_users_own(two: Backend, digits: Any, tmp_path: Path) -> None:
     """It is left where its span ends, on both ranks, and goes on from there."""
-    own = replace(problem(), full_size=OwnLoop(train_own, digits))
+    own = replace(problem(), own_loop=OwnLoop(train_own, digits))
     run = finalists.open_run(tmp_path / "run", own, [{"lr": 0.1}], max_t=MAX_T, race=RaceConfig(workers=2))
     tasks = [full_size_task("key", 0, Span(0, 2), None, 0), full_size_task("key", 0, Span(2, MAX_T), "first", 0)]
     with two.open(run) as devices:

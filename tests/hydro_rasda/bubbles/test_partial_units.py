@@ -17,6 +17,7 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.training.retry_policy import Deaths
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.scripted import open_run
+from tests.hydro_rasda.training.test_user_loop import at_full_size
 
 TASK = full_size_task("target/trial-0/to-4", 0, Span(0, 4), None, 0, 1)
 
@@ -168,7 +169,7 @@ def test_a_training_function_that_returns_early_ends_its_trial(
     def full_size(worker: Worker) -> None:
         worker.report({"val_loss": 0.5}, {"model": mlp(dict(worker.config)).state_dict()})
 
-    race = RaceConfig(grace_period=3, train=full_size)
-    result = quick(num_samples=2, max_t=3, race=race, backend=BubbleBackend(two_hosts))
+    race = RaceConfig(grace_period=3)
+    result = quick(num_samples=2, max_t=3, race=race, backend=BubbleBackend(two_hosts), **at_full_size(full_size))
     assert result.finished
     assert {record.epochs for record in result.trials} <= {0, 1}

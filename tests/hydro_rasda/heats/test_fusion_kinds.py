@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion.keys import KEYS
-from hydro_rasda import RaceConfig, SweepConfig, TuneResult, Worker, choice, loguniform, sample_from, uniform
+from hydro_rasda import SweepConfig, TuneResult, Worker, choice, loguniform, sample_from, uniform
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.heats.fusion_kinds import ALIKE, build_noting, find_kinds
 from hydro_rasda.heats.unused_keys import unread_of, warn_of_unread
@@ -358,7 +358,7 @@ def test_a_training_function_of_the_users_own_may_read_any_key(quick: Quick) -> 
         model = mlp(worker.config)
         worker.report({"val_loss": worker.config["lr_g"]}, {"model": model.state_dict()})
 
-    result = quick(space={**LR, "lr_g": uniform(0, 1)}, max_t=1, num_samples=2, race=RaceConfig(train=train))
+    result = quick(space={**LR, "lr_g": uniform(0, 1)}, max_t=1, num_samples=2, train=train, loss_fn=F.cross_entropy)
     assert result.best_metric == result.best_config["lr_g"]
 
 

@@ -429,13 +429,13 @@ def own_loop(worker: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"race": RaceConfig(train=own_loop)}, r"`race\.train` trained it"),
+        ({"train": own_loop, "loss_fn": F.cross_entropy}, r"`train` trained it"),
         ({"objective": steered(F.cross_entropy)}, r"its objective says by itself .* \(`optimizer_settings`\)"),
     ],
 )
 def test_what_no_plain_loop_repeats_is_refused(arguments: dict[str, Any], why: str, quick: Quick) -> None:
     result = quick(space=ADAMW, num_samples=2, max_t=2, **arguments)
-    assert result.averaged is (None if "race" in arguments else True)
+    assert result.averaged is (None if "train" in arguments else True)
     with pytest.raises(ValueError, match=f"no plain loop trains trial {result.best_trial} again: {why}"):
         result.recipe()
     narrow = next(trial.trial for trial in quick(space=ADAMW, name="other").trials if not trial.epochs)

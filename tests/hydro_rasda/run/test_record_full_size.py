@@ -29,6 +29,7 @@ from hydro_rasda.run.record_full_size import hear, record_epochs, record_failure
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda.forks import is_killed
+from tests.hydro_rasda.training.test_user_loop import at_full_size
 from tests.hydro_rasda.training.test_user_loop import train as train_own
 
 Quick = Callable[..., TuneResult]
@@ -62,7 +63,7 @@ def rows(path: Path) -> list[tuple[str, ...]]:
 
 HOW: dict[str, dict[str, Any]] = {
     "library": SPANS,
-    "own loop": {**SPANS, "race": RaceConfig(top_k=2, grace_period=4, train=train_own)},
+    "own loop": {**SPANS, **at_full_size(train_own)},
 }
 
 

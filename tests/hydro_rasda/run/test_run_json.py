@@ -9,7 +9,7 @@ from hydro_rasda.settings.config import TuneConfig
 
 def test_limits_on_cost_do_not_make_another_run() -> None:
     asked = determining(TuneConfig())
-    race = RaceConfig(checkpoint_every=2, train=print)
+    race = RaceConfig(checkpoint_every=2)
     bounded = TuneConfig(time_budget_s=5.0, race=race, loader_workers=1, stop_at=0.5, graph=False)
     assert determining(bounded) == asked
     assert determining(TuneConfig(race=RaceConfig(scaling_factor=3))) != asked

@@ -55,7 +55,6 @@ PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: 
         (RaceConfig, "patience", 0),
         (RaceConfig, "ema", 1.0),
         (RaceConfig, "checkpoint_every", 0),
-        (RaceConfig, "train", "loop"),
         (RaceConfig, "grace_period", 0),
         (RaceConfig, "grace_period", 0.5),
         (RaceConfig, "reduction_factor", 1),
@@ -119,6 +118,6 @@ def test_full_size_stage_compares_first_at_half() -> None:
 
 
 def test_workers_are_sent_none_of_the_users_objects() -> None:
-    race = RaceConfig(top_k=2, train=print)
+    race = RaceConfig(top_k=2)
     asked = TuneConfig(sweep=SweepConfig(fusion=2, first=[{"lr": 0.1}]), race=race)
-    assert asked.plain() == TuneConfig(sweep=SweepConfig(fusion=2), race=RaceConfig(top_k=2))
+    assert asked.plain() == TuneConfig(sweep=SweepConfig(fusion=2), race=race)

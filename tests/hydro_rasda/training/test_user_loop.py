@@ -1,4 +1,4 @@
-"""A training function of the user's at full size: `RaceConfig(train=...)`, on this machine."""
+"""A training function of the user's at full size: `tune(train=...)` beside a loss, on this machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,12 @@ def train(worker: Worker, last: int = LAST) -> None:
 
 @pytest.fixture
 def own(problem: Problem, digits: Any) -> Problem:
-    return replace(problem, full_size=OwnLoop(train, digits))
+    return replace(problem, own_loop=OwnLoop(train, digits))
+
+
+def at_full_size(function: Callable[[Worker], None] | None) -> dict[str, Any]:
+    """Arguments of `tune` with which a function trains the full-size models alone."""
+    return {"train": function, "loss_fn": F.cross_entropy}
 
 
 def trained(problem: Problem, span: Span, state: Mapping[str, Any] | None = None, **told: Any) -> Outcome:
@@ -63,8 +68,8 @@ def trained(problem: Problem, span: Span, state: Mapping[str, Any] | None = None
 
 
 def running(problem: Problem, function: Callable[[Worker], None]) -> Problem:
-    assert problem.full_size is not None
-    return replace(problem, full_size=OwnLoop(function, problem.full_size.data))
+    assert problem.own_loop is not None
+    return replace(problem, own_loop=OwnLoop(function, problem.own_loop.data))
 
 
 def test_it_is_left_where_the_span_ends_and_goes_on_from_there(own: Problem) -> None:
@@ -115,7 +120,7 @@ class Odd:
 @pytest.mark.parametrize(
     ("report", "told"),
     [
-        (lambda worker: None, r"`race\.train` returned without a report"),
+        (lambda worker: None, r"`train` returned without a report"),
         (lambda worker: worker.report({"loss": 1.0}, {"model": {}}), "`metrics` is .*'val_loss', which is `tune`'s"),
         (lambda worker: worker.report({"val_loss": 1.0}), "`state` is None, but must be given with every report"),
         (lambda worker: worker.report({"val_loss": 1.0}, {"net": {}}), r"""`state` is \['net'\], but must be a dict"""),
@@ -131,7 +136,7 @@ def test_what_a_run_cannot_do_with_is_refused(own: Problem, report: Callable[[Wo
 
 def test_the_winner_comes_back_trained(quick: Callable[..., TuneResult], digits: Any) -> None:
     """On two threads, its trials train beside each other in processes of their own."""
-    result = quick(race=RaceConfig(train=train))
+    result = quick(**at_full_size(train))
     assert result.finished
     assert result.evaluate(digits[1])["loss"] == pytest.approx(result.best_metric, rel=1e-5)
     finalists = [record for record in result.trials if record.epochs]
@@ -141,7 +146,7 @@ def test_the_winner_comes_back_trained(quick: Callable[..., TuneResult], digits:
 
 
 def test_it_goes_on_with_the_run_that_was_interrupted(quick: Callable[..., TuneResult], tmp_path: Path) -> None:
-    whole = quick(race=RaceConfig(train=train, checkpoint_every=1), name="whole")
+    whole = quick(race=RaceConfig(checkpoint_every=1), **at_full_size(train), name="whole")
     interrupted: list[int] = []
 
     def halting(worker: Worker) -> None:
@@ -151,9 +156,9 @@ def test_it_goes_on_with_the_run_that_was_interrupted(quick: Callable[..., TuneR
         train(worker)
 
     with pytest.raises(KeyboardInterrupt):
-        quick(race=RaceConfig(train=halting, checkpoint_every=1))
+        quick(race=RaceConfig(checkpoint_every=1), **at_full_size(halting))
     assert interrupted == [2]
-    again = quick(race=RaceConfig(train=train, checkpoint_every=1), resume="changed")
+    again = quick(race=RaceConfig(checkpoint_every=1), **at_full_size(train), resume="changed")
     assert (again.best_config, again.best_metric) == (whole.best_config, whole.best_metric)
     assert [record.history for record in again.trials] == [record.history for record in whole.trials]
     for name, value in whole.best_model().state_dict().items():
@@ -165,21 +170,21 @@ def test_a_function_that_failed_is_mended_without_another_sweep(quick: Callable[
         raise NameError("name 'optimiser' is not defined")
 
     with pytest.raises(AllTrialsFailed, match="name 'optimiser' is not defined"):
-        quick(race=RaceConfig(train=broken))
-    with pytest.raises(Exception, match=r"`race\.train` is another function than the run's"):
-        quick(race=RaceConfig(train=train))
+        quick(**at_full_size(broken))
+    with pytest.raises(Exception, match=r"`train` is another function than the run's"):
+        quick(**at_full_size(train))
     told: list[Any] = []
-    result = quick(race=RaceConfig(train=train), resume="changed", callbacks=[told.append])
+    result = quick(**at_full_size(train), resume="changed", callbacks=[told.append])
     assert result.finished
     assert result.best_metric < 2.3
     assert not [e for e in told if type(e).__name__ == "EpochEnded" and e.stage == "surrogate" and not e.recalled]
 
 
 def test_who_ends_by_itself_leaves_the_race_and_may_win_it(quick: Callable[..., TuneResult]) -> None:
-    result = quick(race=RaceConfig(train=lambda worker: train(worker, last=1)))
+    result = quick(**at_full_size(lambda worker: train(worker, last=1)))
     assert result.finished
     assert [record.epochs for record in result.trials if record.epochs] == [1, 1]
-    again = quick(race=RaceConfig(train=lambda worker: train(worker, last=1)), resume="changed")
+    again = quick(**at_full_size(lambda worker: train(worker, last=1)), resume="changed")
     assert again.best_metric == result.best_metric
 
 
@@ -191,23 +196,23 @@ def test_those_without_patience_end_and_the_best_epoch_wins(quick: Callable[...,
     assert result.best_metric == min(record.metric for record in finalists)
     assert all(record.kept_epoch + 1 == record.epochs < 8 for record in finalists)
     with pytest.raises(ValueError, match=r"`race\.patience` is 1, but must be None with `train`"):
-        quick(race=RaceConfig(patience=1, train=train))
+        quick(race=RaceConfig(patience=1), **at_full_size(train))
 
 
 @pytest.mark.parametrize("full_size", [None, train])
 def test_a_score_that_is_good_enough_ends_the_stage(quick: Callable[..., TuneResult], full_size: Any) -> None:
-    whole = quick(race=RaceConfig(train=full_size), name="whole", full_trainings=2)
+    whole = quick(**at_full_size(full_size), name="whole", full_trainings=2)
     curves = {r.trial: [line["val_loss"] for line in r.history if line["stage"] == "target"] for r in whole.trials}
     enough = max(curve[1] for curve in curves.values() if len(curve) > 1)
-    result = quick(race=RaceConfig(train=full_size), full_trainings=2, stop_at=enough)
+    result = quick(**at_full_size(full_size), full_trainings=2, stop_at=enough)
     assert (result.finished, state_of(result), state_of(load(result.path))) == (True, "finished", "finished")
     assert result.best_metric <= enough
     first, epochs = result.best_trial, len([None for line in _target(result) if line["val_loss"] > enough]) + 1
     assert len(_target(result)) == epochs
     assert [line["val_loss"] for line in _target(result)] == curves[first][:epochs]
-    again = quick(race=RaceConfig(train=full_size), full_trainings=2, stop_at=enough)
+    again = quick(**at_full_size(full_size), full_trainings=2, stop_at=enough)
     assert again.cost.target_epochs == result.cost.target_epochs
-    on = quick(race=RaceConfig(train=full_size), full_trainings=2)
+    on = quick(**at_full_size(full_size), full_trainings=2)
     assert on.finished
     assert (on.best_trial, on.best_metric) == (whole.best_trial, whole.best_metric)
 
@@ -219,8 +224,8 @@ def _target(result: TuneResult) -> list[Mapping[str, Any]]:
 
 def test_only_a_function_of_one_argument_will_do(quick: Callable[..., TuneResult]) -> None:
     loop: Any = lambda: None  # noqa: E731
-    with pytest.raises(ValueError, match=r"`race\.train` is .*, but must be None, or a function"):
-        quick(race=RaceConfig(train=loop))
+    with pytest.raises(ValueError, match=r"`train` is .*, but must be None, or a function"):
+        quick(**at_full_size(loop))
 
 
 def test_data_reach_it_as_they_were_given(own: Problem, digits: Any) -> None:

@@ -25,6 +25,7 @@ from ray import tune
 from torch import Tensor, nn
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, RayBackend, SweepConfig, TuneResult, Worker, load
+from hydro_rasda import tune as tune_search
 from hydro_rasda.backends.pool import DeviceDied
 from hydro_rasda.backends.ray.actor_messages import Bulletin
 from hydro_rasda.backends.ray.backend import RayDevices, _Actor, _Answer, _start_ray, share_on, worker_resources
@@ -34,7 +35,8 @@ from hydro_rasda.run.events import EpochsTrained
 from hydro_rasda.training.device import Share
 from tests.hydro_rasda.conftest import SPACE
 from tests.hydro_rasda.models import Config, mlp
-from tests.hydro_rasda.training.test_user_loop import train
+from tests.hydro_rasda.training import test_user_loop_sweeps
+from tests.hydro_rasda.training.test_user_loop import at_full_size, train
 
 Quick = Callable[..., TuneResult]
 
@@ -145,9 +147,18 @@ def test_the_front_of_several_metrics_is_that_of_the_local_backend(ray8: None, q
 
 
 @pytest.mark.slow
+def test_a_function_of_the_users_trains_in_every_heat_as_on_this_machine(tmp_path: Path) -> None:
+    asked = test_user_loop_sweeps.ASKED | {"train": test_user_loop_sweeps.train, "storage_path": tmp_path}
+    local, there = (tune_search(**asked | {"name": backend, "backend": backend}) for backend in ("local", "ray"))
+    assert there.best_config == local.best_config
+    assert there.best_metric == local.best_metric
+    assert [dataclasses.astuple(a)[1:] for a in there.trials] == [dataclasses.astuple(a)[1:] for a in local.trials]
+
+
+@pytest.mark.slow
 def test_a_function_of_the_users_trains_the_finalists(ray8: None, quick: Quick, digits: Any) -> None:
     """On workers that double, and whose gradients are averaged."""
-    result = quick(race=RaceConfig(train=train), **on_devices(2))
+    result = quick(**at_full_size(train), **on_devices(2))
     assert result.finished
     assert result.evaluate(digits[1])["loss"] == pytest.approx(result.best_metric, rel=1e-5)
     lines = [line for record in result.trials for line in record.history if line["stage"] == "target"]
@@ -160,8 +171,8 @@ def test_finalists_that_failed_are_tried_again_with_mended_code(ray8: None, quic
         raise NameError("name 'optimiser' is not defined")
 
     with pytest.raises(AllTrialsFailed, match="name 'optimiser' is not defined"):
-        quick(race=RaceConfig(train=broken), **on_devices(2))
-    result = quick(race=RaceConfig(train=train), resume="changed", **on_devices(2))
+        quick(**at_full_size(broken), **on_devices(2))
+    result = quick(**at_full_size(train), resume="changed", **on_devices(2))
     assert result.finished
     assert len([record for record in result.trials if record.epochs]) >= 2
     assert result.best_metric < 2.3

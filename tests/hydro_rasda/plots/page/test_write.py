@@ -224,12 +224,14 @@ def test_the_call_has_its_parts(sorts: Sorts) -> None:
     asked = read_asked(sorts["over"].path)
     asked |= {"surrogate": 0.5, "fusion": 8, "sweep_rule": "Median", "searcher": "OptunaSearch", "keep": "last"}
     asked["rasda"] |= {"workers": 2}
-    asked["digests"] = {"first": "a", "full_size": "b", "metrics": "c"}
+    asked["digests"] = {"first": "a", "train": "b", "metrics": "c"}
     told = call_of(asked)
     sweep = "SweepConfig(surrogate=0.5, fusion=8, rule=Median(...), searcher=OptunaSearch(...), first=first)"
     assert f"    sweep={sweep},\n" in told
-    assert "    race=RaceConfig(top_k=3, keep='last', workers=2, train=train),\n" in told
+    assert "    race=RaceConfig(top_k=3, keep='last', workers=2),\n" in told
+    assert "    train=train,\n" in told
     assert "    metrics=metrics,\n" in told
+    assert "data=" not in told
     ast.parse(told)
     assert "    sweep=SweepConfig(surrogate=0.5, fusion=8, rule='median'," in call_of(asked | {"sweep_rule": "median"})
 

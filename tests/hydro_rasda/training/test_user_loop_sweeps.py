@@ -1,0 +1,387 @@
+"""A training function of the user's in every heat: `tune(train=...)` without a loss, on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hydro_rasda import (
+    AllTrialsFailed,
+    LocalBackend,
+    RaceConfig,
+    SweepConfig,
+    TuneResult,
+    Worker,
+    choice,
+    load,
+    loguniform,
+    tune,
+)
+from tests.hydro_rasda.forks import is_killed
+
+SPACE: dict[str, Any] = {"rate": loguniform(1e-3, 1.0), "optimizer": choice(["SGD", "AdamW"])}
+MAX_T = 4
+
+x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+y = (x[:, :4] * x[:, 4:]).sum(1).gt(0).long()
+
+
+def model_fn(config: Mapping[str, Any], width_ratio: float = 1.0) -> nn.Module:
+    width = int(32 * width_ratio)
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def train(worker: Worker, last: int | None = None) -> None:
+    """A loop as anybody writes it: no batch size, no loss for one batch."""
+    model = worker.model()
+    optimizer = worker.optimizer(model, getattr(torch.optim, worker.config["optimizer"]), lr=worker.config["rate"])
+    if worker.checkpoint is not None:
+        worker.plain(model).load_state_dict(worker.checkpoint["model"])
+        optimizer.load_state_dict(worker.checkpoint["optimizer"])
+    for _ in range(worker.iteration, last or worker.max_t):
+        for batch in torch.randperm(64).split(16):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[batch]), y[batch]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            reward = -F.cross_entropy(model(x[64:]), y[64:])
+        worker.report(
+            {"reward": reward, "val_width": worker.width_ratio},
+            lambda: {"model": worker.plain(model).state_dict(), "optimizer": optimizer.state_dict()},
+        )
+
+
+ASKED: dict[str, Any] = {
+    "model_fn": model_fn,
+    "space": SPACE,
+    "metric": "reward",
+    "mode": "max",
+    "num_samples": 6,
+    "max_t": MAX_T,
+    "sweep": SweepConfig(reduction_factor=2, surrogate=1 / 4),
+    "race": RaceConfig(top_k=2),
+    "name": "run",
+    "progress": False,
+}
+"""Arguments of `tune`."""
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> Callable[..., TuneResult]:
+    """`tune` of this loop; any argument can be given in place of its own."""
+
+    def call(function: Callable[..., None] = train, **arguments: Any) -> TuneResult:
+        return tune(**ASKED | {"train": function, "storage_path": tmp_path} | arguments)
+
+    return call
+
+
+def _best_in_the_end(result: TuneResult) -> int:
+    """Return the trial whose full training ended best."""
+    ends = {record.trial: record.history[-1]["reward"] for record in result.trials if record.epochs == MAX_T}
+    return max(ends, key=ends.__getitem__)
+
+
+def test_it_trains_in_every_heat(search: Callable[..., TuneResult]) -> None:
+    """On two cores, its trials train beside each other in processes of their own."""
+    result = search()
+    assert result.finished
+    assert len(result.trials) == 6
+    assert {line["stage"]: line["val_width"] for record in result.trials for line in record.history} == {
+        "surrogate": 1 / 4,
+        "target": 1.0,
+    }
+    model = result.best_model()
+    with torch.no_grad():
+        assert -F.cross_entropy(model(x[64:]), y[64:]).item() == pytest.approx(result.best_metric)
+    assert result.best_trial == _best_in_the_end(result)
+    assert not [record for record in result.trials if record.error]
+    assert load(result.path).best_config == result.best_config
+    with pytest.raises(ValueError, match="no loss is known of a run that `train` alone trains"):
+        result.evaluate((x, y))
+    with pytest.raises(ValueError, match="`train` trained it"):
+        result.recipe()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_resumed_run_is_the_unbroken_one(search: Callable[..., TuneResult]) -> None:
+    whole = search(name="whole")
+    calls = [0]
+
+    def halting(worker: Worker) -> None:
+        calls[0] += 1
+        if calls[0] % 3 == 0:
+            raise KeyboardInterrupt
+        train(worker)
+
+    for _ in range(20):
+        try:
+            again = search(halting, resume="changed")
+            break
+        except KeyboardInterrupt:
+            continue
+    assert (again.best_config, again.best_metric) == (whole.best_config, whole.best_metric)
+    assert [record.history for record in again.trials] == [record.history for record in whole.trials]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_at_full_width_it_goes_on_from_the_sweep(search: Callable[..., TuneResult]) -> None:
+    begun: list[int] = []
+
+    def noting(worker: Worker) -> None:
+        begun.append(worker.iteration)
+        train(worker)
+
+    result = search(noting, sweep=SweepConfig(reduction_factor=2, surrogate=1))
+    assert result.finished
+    assert begun.count(0) == 6, "finalists do not begin anew"
+    assert result.best_trial == _best_in_the_end(result)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_who_returns_early_is_compared_by_its_best_epoch(search: Callable[..., TuneResult]) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def short(worker: Worker) -> None:
+        calls.append((worker.trial, worker.iteration))
+        train(worker, last=1 if worker.width_ratio < 1 else None)
+
+    result = search(short, sweep=SweepConfig(reduction_factor=2, surrogate=1 / 4, rule="none"), max_t=8)
+    assert result.finished
+    narrow = {r.trial: [line["reward"] for line in r.history if line["stage"] == "surrogate"] for r in result.trials}
+    assert all(len(rewards) == 4 and len({*rewards}) == 1 for rewards in narrow.values())
+    assert sum(iteration == 0 for _, iteration in calls) == len(narrow) + 2, "over is over: it is not called again"
+
+
+def forks(worker: Worker) -> None:
+    if os.fork() == 0:
+        return  # and so would go on with the tuner's work
+    os.wait()
+    train(worker)
+
+
+def reports_in_a_fork(worker: Worker) -> None:
+    if os.fork() == 0:
+        try:
+            worker.report({"reward": 1.0}, {"model": {}})
+        except RuntimeError:
+            os._exit(7)
+        os._exit(0)
+    _, status = os.wait()
+    assert os.waitstatus_to_exitcode(status) == 7
+    train(worker)
+
+
+@pytest.mark.parametrize("function", [forks, reports_in_a_fork])
+def test_a_fork_of_it_does_none_of_the_tuners_work(search: Callable[..., TuneResult], function: Any) -> None:
+    assert search(function).best_metric == search(name="plain").best_metric
+
+
+class Closed:
+    """A stream whose reader has gone."""
+
+    def write(self, _: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def _prints(worker: Worker) -> None:
+    print("anything", file=Closed())
+
+
+def _changes_its_key(worker: Worker) -> None:
+    state = {"model": worker.plain(worker.model()).state_dict()}
+    worker.report({"reward": 0.0}, state)
+    worker.report({"rewards": 0.0}, state)
+
+
+FAULTS: dict[str, tuple[Callable[[Worker], object], str]] = {
+    "raises": (lambda worker: worker.config["rate"] / 0, "ZeroDivisionError"),
+    "exits": (lambda worker: sys.exit(0), "SystemExit: 0"),
+    "dies": (lambda worker: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
+    "prints to a closed pipe": (_prints, "BrokenPipeError"),
+    "reports nothing": (lambda worker: None, "`train` returned without a report"),
+    "reports tensors": (
+        lambda worker: worker.report({"reward": torch.zeros(2)}, {"model": {}}),
+        "`metrics` is .*the number 'reward', which is `tune`'s `metric`",
+    ),
+    "changes its key": (_changes_its_key, "`metrics` is .*'reward'"),
+    "reports no mapping": (lambda worker: worker.report(0.5), "`metrics` is 0.5"),  # type: ignore[arg-type]
+    "raises in its state": (
+        lambda worker: worker.report({"reward": 0.0}, lambda: {"model": 1 / 0}),
+        "ZeroDivisionError",
+    ),
+    "reports NaN": (lambda worker: worker.report({"reward": float("nan")}, {"model": {}}), ""),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_trial_fails_alone(search: Callable[..., TuneResult], fault: str) -> None:
+    broken, told = FAULTS[fault]
+
+    def train_or_fail(worker: Worker) -> None:
+        if worker.trial == "2":
+            worker.model()
+        (broken if worker.trial == "2" else train)(worker)
+
+    result = search(train_or_fail)
+    assert result.finished
+    assert result.best_trial != 2
+    assert [record.trial for record in result.trials if record.error] == [2] * (told != "")
+    if told:
+        with pytest.raises(ValueError, match=told):
+            raise ValueError(result.trials[2].error)
+    else:
+        assert result.trials[2].status == "diverged"
+    assert result.best_trial == _best_in_the_end(result)
+
+
+def test_if_all_fail_the_first_error_is_told(search: Callable[..., TuneResult]) -> None:
+    with pytest.raises(AllTrialsFailed, match="ZeroDivisionError"):
+        search(FAULTS["raises"][0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"train": print, "model_fn": 1}, None),
+        (
+            {"model_fn": lambda config: model_fn(config)},
+            r"`model_fn` is '<lambda>', but must be a function of \(config, ",
+        ),
+        ({"sweep": SweepConfig(fusion=4)}, "`sweep.fusion` is 4, but must be 'auto' or 1 where `train` alone trains"),
+        ({"sweep": SweepConfig(repeats=2)}, "`train` is .*, but must be None where a trial trains several models"),
+        ({"metrics": lambda outputs, targets: {}}, "`metrics` is .*, but must be None where `train` alone trains"),
+        ({"metric": ["reward", "macs"], "mode": "max"}, r"`metric` is \('macs',\), but must be metrics that `train`"),
+        ({"race": RaceConfig(patience=1)}, "`race.patience` is 1, but must be None with `train`"),
+        ({"train": lambda: None}, r"`train` is .*, but must be None, or a function"),
+        ({"train": None}, "`train_data` is None, but must be given, unless `train` alone trains the models"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_any_work(tmp_path: Path, arguments: Any, told: str) -> None:
+    asked: dict[str, Any] = {"model_fn": model_fn, "space": SPACE, "train": train, "metric": "reward", "name": "run"}
+    with pytest.raises(ValueError, match=told):
+        tune(**asked | arguments, storage_path=tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_its_keys_and_data_are_its_own(search: Callable[..., TuneResult]) -> None:
+    """Values that the library would refuse where it reads them, and data in no form of its own."""
+
+    def own(worker: Worker) -> None:
+        assert (worker.data[0]["env"], worker.data[1], worker.config["lr"]) == ("CartPole", None, "high")
+        state = {"model": worker.plain(worker.model()).state_dict()}
+        worker.report({"reward": worker.config["rate"]}, state)
+
+    space = {"rate": loguniform(1e-3, 1.0), "lr": "high", "optimizer": choice(["SGD", "none"]), "batch_size": None}
+    result = search(own, space=space, train_data={"env": "CartPole"}, max_t=2)
+    assert result.finished
+    assert not [record for record in result.trials if record.error]
+    again = search(own, space=space, train_data={"env": "CartPole"}, max_t=2, resume="must")
+    assert again.best_metric == result.best_metric
+    with pytest.raises(Exception, match="`train_data` has other content"):
+        search(own, space=space, train_data={"env": "Acrobot"}, max_t=2)
+
+
+def _loop(make: Callable[[Worker, nn.Module], torch.optim.Optimizer]) -> Callable[[Worker], None]:
+    def function(worker: Worker) -> None:
+        model = worker.model()
+        optimizer = make(worker, model)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        state = worker.plain(model).state_dict()
+        for _ in range(worker.iteration, MAX_T):
+            worker.report({"reward": 0.0}, {"model": state})
+
+    return function
+
+
+def _told(search: Callable[..., TuneResult], function: Callable[[Worker], None]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        search(function)
+    return [str(one.message) for one in caught]
+
+
+def test_a_loop_is_told_once_which_rates_it_misses(search: Callable[..., TuneResult]) -> None:
+    (told,) = _told(search, _loop(lambda worker, model: torch.optim.Adam(model.parameters(), lr=0.1)))
+    assert told.startswith("at 1/4 of the width, Adam needs 4 times the learning rate for `2.weight`. `train` gives")
+    assert "worker.optimizer(model, Adam, lr=...)" in told
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda worker, model: worker.optimizer(model, torch.optim.SGD, lr=0.1, momentum=0.9),
+        lambda worker, model: torch.optim.Adam(worker.param_groups(model, torch.optim.Adam, lr=0.1), lr=0.1),
+        lambda worker, model: torch.optim.Adam([nn.Parameter(torch.zeros(2))]),
+    ],
+)
+def test_others_are_told_nothing(search: Callable[..., TuneResult], make: Any) -> None:
+    assert _told(search, _loop(make)) == []
+
+
+def test_a_loop_that_builds_its_model_itself_is_told_so(search: Callable[..., TuneResult]) -> None:
+    def own(worker: Worker) -> None:
+        state = {"model": model_fn(worker.config).state_dict()}
+        for _ in range(worker.iteration, MAX_T):
+            worker.report({"reward": 0.0}, state)
+
+    (told,) = _told(search, own)
+    assert "`train` does not call `worker.model()`" in told
+
+
+def test_several_devices_decide_the_same(search: Callable[..., TuneResult]) -> None:
+    rule = SweepConfig(reduction_factor=2, surrogate=1 / 4, rule="hyperband")
+    one, two = (search(sweep=rule, name=str(count), backend=LocalBackend(["cpu"] * count)) for count in (1, 2))
+    assert one.best_config == two.best_config
+    assert one.best_metric == pytest.approx(two.best_metric, rel=1e-4)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_copies_go_on_with_the_weights_of_their_source(search: Callable[..., TuneResult]) -> None:
+    result = search(sweep=SweepConfig(surrogate=1 / 4, reduction_factor=2, rule="pbt"), num_samples=8, max_t=8)
+    assert result.finished
+    assert any("copies" in line for line in (result.path / "journal.jsonl").read_text().splitlines())
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_event_changes_nothing(search: Callable[..., TuneResult]) -> None:
+    whole, kills = search(name="whole"), 0
+
+    def killed_at(at: int) -> None:
+        heard = [0]
+
+        def kill(event: Any) -> None:
+            heard[0] += type(event).__name__ in ("EpochsTrained", "CheckpointSaved", "RungDecided")
+            if heard[0] > at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        search(name=f"run-{at}", callbacks=[kill])
+
+    while is_killed(partial(killed_at, kills)):
+        again = search(name=f"run-{kills}", resume="must")
+        assert (again.best_config, again.best_metric) == (whole.best_config, whole.best_metric)
+        assert [record.history for record in again.trials] == [record.history for record in whole.trials]
+        kills += 3
+    assert kills > 20
+
+
+def test_tensors_may_be_its_data(search: Callable[..., TuneResult]) -> None:
+    def own(worker: Worker) -> None:
+        state = {"model": worker.plain(worker.model()).state_dict()}
+        worker.report({"reward": worker.data[0][0].mean()}, state)
+
+    first = search(own, train_data=(x, y), max_t=1)
+    assert search(own, train_data=[x, y], max_t=1).best_metric == first.best_metric == pytest.approx(x.mean().item())
