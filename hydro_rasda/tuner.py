@@ -137,7 +137,7 @@ def tune(
             their training, unless the budget is enough for all. While no finalist is better than a constant prediction,
             none is stopped. From 1 on and below 3, a middle heat comes before if it pays. The best 8 of the sweep train
             anew on surrogates of 1/4 of the width, to `max_t`. The best one of them (below 2), or two, train at full
-            size. The heat needs a narrower sweep, a single metric without bounds on metrics, and no `race.train`. It
+            size. The heat needs a narrower sweep, a single metric without bounds on metrics, and no `train`. It
             pays if it costs at most a full training, by counted operations of the first configuration's models.
             Without it, and below 1, at least half of the finalists go on as with 3.
         time_budget_s: Seconds after which no new work starts; at most half of it goes to heats on surrogates. If it
