@@ -164,7 +164,7 @@ def tune(folder: str | Path, name: str, **arguments: Any) -> hydro_rasda.TuneRes
         "max_t": 9,
         "sweep": hydro_rasda.SweepConfig(fusion=16),
         "race": hydro_rasda.RaceConfig(top_k=2),
-        "full_trainings": 1,
+        "full_trainings": 0,
         "progress": False,
     }
     return hydro_rasda.tune(model_fn, storage_path=folder, name=name, **{**defaults, **arguments})

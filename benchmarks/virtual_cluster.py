@@ -85,7 +85,7 @@ class VirtualCluster:
     def cores(self, device: int) -> int:
         return 1
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(16, 2, {1: 1.0, 16: 8.0}))
 
     def start(self, device: int, task: Task) -> None:

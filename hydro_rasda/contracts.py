@@ -87,6 +87,7 @@ class Task:
         groups: The trials; groups are independent of each other. A full-size model is a group of one.
         sources: Names of the checkpoints to go on from; empty for initial weights. A full-size model has one at most.
         copies: For each trial that goes on with another one's weights and optimizer state, that other one.
+        width: Width of a middle heat's surrogates over that of the model; None for the sweep's, or a full-size model.
         stage: "target" for a full-size model. The attributes below have a meaning for it alone.
         seed: Determines the initial weights, and dropout.
         beside: How many trials are trained to this milestone, itself included: they share the devices.
@@ -106,6 +107,7 @@ class Task:
     horizon: int | None = None
     refit: bool = False
     averaged: bool = True
+    width: float | None = None
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -139,7 +141,12 @@ class Task:
                 groups = (replace(group, micro_batches=2 * group.micro_batches),)
             else:
                 groups = tuple(group.of(half) for half in evenly(group.members, 2))
-        return [replace(self, key=group_key(self.span, group.members), groups=(group,)) for group in groups]
+        return [self.of(group) for group in groups]
+
+    def of(self, *groups: Group) -> Task:
+        """Return the same with only these groups, under their own name."""
+        members = [number for group in groups for number in group.members]
+        return replace(self, key=group_key(self.span, members, self.width), groups=groups)
 
 
 def full_size_task(
@@ -150,12 +157,12 @@ def full_size_task(
     return Task(key, groups, sources, span, stage="target", seed=seed, beside=beside, **more)
 
 
-def group_key(span: Span, members: Iterable[int]) -> str:
-    """Name of the unit that trains these trials for a span.
+def group_key(span: Span, members: Iterable[int], width: float | None = None) -> str:
+    """Name of the unit that trains these trials for a span; `width` is that of a middle heat.
 
     A trial begins the same span twice only if its checkpoint was lost.
     """
-    return f"surrogate/to-{span.stop}/from-{span.start}/group-{min(members)}"
+    return f"{'surrogate' if width is None else 'middle'}/to-{span.stop}/from-{span.start}/group-{min(members)}"
 
 
 @dataclass
@@ -309,8 +316,10 @@ class Devices(Protocol):
         """How many groups, or full-size models, a device trains at the same time."""
         ...
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
-        """How a device would best group the trials of each kind.
+    def plan(
+        self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
+    ) -> Mapping[str, Widths]:
+        """How a device would best group the trials of each kind, on surrogates of the `width` of `Task`.
 
         If its process ends meanwhile, the device is not idle; if its whole machine ends, the answer is empty.
         """

@@ -78,7 +78,10 @@ class TrialLogger:
         """A trial is about to log its first epoch of this process, or to be closed."""
 
     def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """A trial has trained an epoch of the stage "sweep" or "full size"; metrics that are not finite are NaN."""
+        """A trial has trained an epoch of the stage "sweep", "middle heat" or "full size".
+
+        Metrics that are not finite are NaN.
+        """
         raise NotImplementedError
 
     def close(self, trial: Logged, status: str) -> None:
@@ -150,8 +153,8 @@ COLUMNS = ("run", "trial", "stage", "epoch", "seconds", "metric", "value")
 class CSVLogger(TrialLogger):
     """Appends a row for each trial, stage, epoch and metric, as `TuneResult.curves` has them.
 
-    Columns: `run` (a name that no other run has), `trial`, `stage` ("sweep" or "full size"), `epoch`, `seconds` (wall
-    time of the run), `metric`, and `value`. A value that was not finite is empty.
+    Columns: `run` (a name that no other run has), `trial`, `stage` ("sweep", "middle heat" or "full size"),
+    `epoch`, `seconds` (wall time of the run), `metric`, and `value`. A value that was not finite is empty.
 
     Args:
         path: The file; None for `metrics.csv` in the run's folder.

@@ -16,14 +16,15 @@ from fusion.streams import preserved_generators
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.common.argument_checks import check_choice, check_flag, check_folder, check_name, require
 from hydro_rasda.common.one_line_warnings import HeldBack, warnings_in_one_line
-from hydro_rasda.common.own_packages import readable
+from hydro_rasda.common.readable_signature import readable
 from hydro_rasda.common.secret_masking import hide, secrets_of
-from hydro_rasda.contracts import Backend
+from hydro_rasda.contracts import Backend, Devices, SweepRule
 from hydro_rasda.data import Data, Splitter
 from hydro_rasda.dry_run.dry_run_and_hints import Ready, get_ready
 from hydro_rasda.dry_run.request import Request
 from hydro_rasda.heats.cost_limits import Costs, all_fit
 from hydro_rasda.heats.finalists import hand_over
+from hydro_rasda.heats.middle_heat import MiddleHeat, plan_middle_heat
 from hydro_rasda.heats.race import Race
 from hydro_rasda.heats.search import RandomSearch, Search, SearcherSearch
 from hydro_rasda.heats.sweep import Sweep
@@ -134,9 +135,13 @@ def tune(
             finalists go on as can train to the end for it, at least half of them, and the one with the best averaged
             weights. Midway from the last of these to the end, only those go on whose expected gain is worth the rest of
             their training, unless the budget is enough for all. While no finalist is better than a constant prediction,
-            none is stopped.
-        time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. If it seems
-            enough for a full training but not for the race, and some finalists would have to wait for others, the
+            none is stopped. From 1 on and below 3, a middle heat comes before if it pays. The best 8 of the sweep train
+            anew on surrogates of 1/4 of the width, to `max_t`. The best one of them (below 2), or two, train at full
+            size. The heat needs a narrower sweep, a single metric without bounds on metrics, and no `train`. It
+            pays if it costs at most a full training, by counted operations of the first configuration's models.
+            Without it, and below 1, at least half of the finalists go on as with 3.
+        time_budget_s: Seconds after which no new work starts; at most half of it goes to heats on surrogates. If it
+            seems enough for a full training but not for the race, and some finalists would have to wait for others, the
             sweep's best trains to its end first. The same call with more goes on where it ended: first with the sweep,
             then at full size.
         stop_at: A score of `metric` that is good enough: once a full-size model has it, nothing more trains. The same
@@ -277,15 +282,16 @@ def _run(
         elif fits is not None:
             search = RandomSearch(*sampled, fits, _enough(run))
         _recall(search, run)
-        rule = settings.sweep.rule
+        plan_middle_heat(run, candidates.trials[0], max(search.planned, settings.num_samples))
         try:
             with _end_told(run):
                 with backend.open(run) as devices:
                     race = Race(run, devices)
-                    sweep = Sweep(run, search, devices, None if isinstance(rule, str) else rule, race)
+                    sweep, middle = _heats_on_surrogates(run, search, devices, settings.sweep.rule, race)
                     with store.sweeping():
                         sweep.train()
                         finalists = sweep.finalists()
+                        finalists = finalists if middle is None else middle.between(finalists)
                     hand_over(run, finalists)
                     tried = race.between(finalists)
                 result = _result(run, tried)
@@ -297,6 +303,16 @@ def _run(
         if shown is not None:
             shown.conclude(result.shown())
     return result
+
+
+def _heats_on_surrogates(
+    run: Run, search: Search, devices: Devices, asked: SweepRule | str, race: Race
+) -> tuple[Sweep, MiddleHeat | None]:
+    """Return the sweep, and the middle heat if there is one; the last of them may begin the race early."""
+    rule = None if isinstance(asked, str) else asked
+    if (plan := run.history.middle) is None:
+        return Sweep(run, search, devices, rule, race), None
+    return Sweep(run, search, devices, rule), MiddleHeat(run, devices, plan, race)
 
 
 def _claim(folder: Path, name: str | None, resume: str) -> Claim:

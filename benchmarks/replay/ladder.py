@@ -1,7 +1,8 @@
 """A ladder of heats, replayed: between the sweep and full size, the best train on narrow models to their ends.
 
-`tune` has no such heat. The page compares variants of it with today's rule, on both halves of the tasks: by the two
-yardsticks of `yardsticks.py`, by regret, and by cost. Each half chooses a variant, which the other half judges.
+`tune` has such a heat with `full_trainings` of 1 or 2: "8 at 1/4", one or two at full size. The page compares variants
+of it with today's rule, on both halves of the tasks: by the two yardsticks of `yardsticks.py`, by regret, and by cost.
+Each half chooses a variant, which the other half judges.
 """
 
 from __future__ import annotations

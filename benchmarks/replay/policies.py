@@ -292,7 +292,7 @@ class Heat(NamedTuple):
 
 @dataclass(frozen=True)
 class Ladder(Tune):
-    """The sweep, heats on narrow models, and a race of those few that are left. `tune` has no such heats.
+    """The sweep, heats on narrow models, and a race of those few that are left; `tune` has one such heat at most.
 
     Attributes:
         heats: One after another; each compares narrow models by `heats_by`.

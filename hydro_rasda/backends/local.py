@@ -127,17 +127,19 @@ class LocalDevice:
     def cores(self, device: int) -> int:
         return self._device.cores
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
+    def plan(
+        self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
+    ) -> Mapping[str, Widths]:
         what, seconds = f"measuring {', '.join(sorted(kinds))}", self._run.seconds_left("surrogate")
         if self._device.children:
-            return self._device.plan(kinds, seconds)
+            return self._device.plan(kinds, seconds, width)
         if deaths := self._run.store.doing.suspected(what):
             told = f"{deaths} processes in a row died while they measured how many trials train fastest as one"
             again = "the same call with `resume='changed'` measures again"
             self._run.say(f"{told}: those of {len(kinds)} structures train one after another; {again}")
             return dict.fromkeys(kinds, Widths(1, assumed=True))
         with self._run.store.doing.of(what):
-            return self._device.plan(kinds, seconds)
+            return self._device.plan(kinds, seconds, width)
 
     def start(self, device: int, task: Task) -> None:
         self._tasks.append(task)

@@ -173,9 +173,11 @@ class DevicePool:
     def cores(self, device: int) -> int:
         return self._devices[device].cores
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
+    def plan(
+        self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
+    ) -> Mapping[str, Widths]:
         try:
-            answer = self._devices[device].process.ask("plan", kinds, self._run.seconds_left("surrogate"))
+            answer = self._devices[device].process.ask("plan", kinds, self._run.seconds_left("surrogate"), width)
             found: Mapping[str, Widths] = self._in_time(answer)
         except DeviceDied:
             lost = self._is_lost(device)

@@ -7,7 +7,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +22,7 @@ from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
 from hydro_rasda.bubbles.rendezvous import Rendezvous, hang_up
 from hydro_rasda.common.argument_checks import check_folder, check_int, check_number, require
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.contracts import Devices, Finished, Task, Widths, group_key
+from hydro_rasda.contracts import Devices, Finished, Task, Widths
 from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.processes.forks import RelayedWarnings, ending, receive
@@ -122,7 +122,7 @@ class _UnderWay:
         if len(begun) < len(task.members):
             of_each = [(group, [number for number in group.members if number in begun]) for group in task.groups]
             groups = tuple(group.of(members) for group, members in of_each if members)
-            task = replace(task, key=group_key(task.span, begun), groups=groups)
+            task = task.of(*groups)
         return Finished(task, outcome)
 
 
@@ -181,9 +181,11 @@ class BubbleDevices:
     def cores(self, device: int) -> int:
         return self._groups
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
+    def plan(
+        self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
+    ) -> Mapping[str, Widths]:
         """Measured on the tuner's machine: no clock tells how fast a guest would be that is stopped and continued."""
-        return self._device.plan(kinds, self._run.seconds_left("surrogate"))
+        return self._device.plan(kinds, self._run.seconds_left("surrogate"), width)
 
     def start(self, device: int, task: Task) -> None:
         self._forget()

@@ -82,11 +82,11 @@ class GroupWork:
     def _rest(self, task: Task, source: str, members: Sequence[int]) -> Task:
         (group,) = task.groups
         span = Span(self.outcome.history[members[0]][-1][0], self.task.span.stop)
-        return Task(group_key(span, members), (group.of(members),), (source,), span)
+        return replace(task, sources=(source,), span=span, copies={}).of(group.of(members))
 
     def _key(self, members: Sequence[int]) -> str:
         """Name of the checkpoint of a piece with these members; halves of one that died have another than the whole."""
-        return f"{group_key(self.task.span, members)}/so-far-of-{len(members)}"
+        return f"{group_key(self.task.span, members, self.task.width)}/so-far-of-{len(members)}"
 
     def died(self, task: Task, how: str, deaths: Deaths) -> Sequence[Task]:
         """After the death of a guest by what it trained: what to train in the piece's place, perhaps itself."""
@@ -106,7 +106,8 @@ class GroupWork:
             saved = run.store.load(task.sources[0], run.problem.device)
             whole = [part for part in saved["parts"] if part["members"] == list(task.members)]
             # After a death, the piece may be half of what was saved.
-            self.outcome.checkpoint += whole or [cut_down(run.problem, run.history.trials, task, lambda key: saved)]
+            problem = run.problem.at_width(task.width)
+            self.outcome.checkpoint += whole or [cut_down(problem, run.history.trials, task, lambda key: saved)]
 
     def _put(self, tasks: Sequence[Task]) -> Sequence[Task]:
         self._left += len(tasks)

@@ -188,6 +188,7 @@ def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRe
         "status": "status",
         "surrogate_metric": "surrogate",
         "surrogate_epochs": "epochs",
+        **({"middle_metric": "middle heat", "middle_epochs": "epochs"} if "middle_epochs" in columns else {}),
         "metric": "full size",
         "epochs": "epochs",
         **({"spread": "± over models"} if "spread" in columns else {}),

@@ -1,58 +1,13 @@
-"""The public names of the package: shown readably by `help()`, and not another package's.
+"""The packages `fusion` and `surrogate`, if Python finds others of these names.
 
-`fusion` and `surrogate` are names that others have on the package index, and a script may have a file of such a name
-beside it. Python then imports whichever it finds first, which would end in an error about a name that is missing.
+Others have them on the package index, and a script may have a file of such a name beside it. Python then imports
+whichever it finds first, which would end in an error about a name that is missing.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from typing import TypeVar
-
-F = TypeVar("F", bound=Callable[..., object])
-
-
-class _Written(str):
-    """Text that is shown without quotes."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-class _Wrapped(inspect.Signature):
-    """A signature whose text has a line for each argument."""
-
-    def __str__(self) -> str:
-        shown: list[str] = []
-        for parameter in self.parameters.values():
-            if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
-                shown.append("*")
-            shown.append(str(parameter))
-        returns = "" if self.return_annotation is self.empty else f" -> {self.return_annotation}"
-        return "(\n" + "".join(f"    {line},\n" for line in shown) + f"){returns}"
-
-
-def readable(function: F) -> F:
-    """Give a function with many arguments a signature that reads as its source does.
-
-    >>> @readable
-    ... def add(first: int, *, second: int | None = None) -> int: ...
-    >>> print(inspect.signature(add))
-    (
-        first: int,
-        *,
-        second: int | None = None,
-    ) -> int
-    """
-    signature = inspect.signature(function)
-    parameters = [p.replace(annotation=_Written(p.annotation)) for p in signature.parameters.values()]
-    written = _Wrapped(parameters, return_annotation=_Written(signature.return_annotation))
-    function.__signature__ = written  # type: ignore[attr-defined]
-    return function
-
 
 DISTRIBUTION = "hydro-rasda"
 """Stands in the `__init__.py` of each of the packages."""

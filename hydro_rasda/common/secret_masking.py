@@ -1,10 +1,11 @@
-"""Secrets among the constants of a space, such as `hf_token`: models get them, and nothing that is kept shows them."""
+"""Secrets among the constants of a space: models get them, and nothing that is kept shows them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+from hydro_rasda.common.argument_checks import is_text, require
 
 HIDDEN = "(hidden)"
 """Stands in a secret's place."""
@@ -12,64 +13,67 @@ HIDDEN = "(hidden)"
 Place = tuple[str, ...]
 """Names that lead to a value of a configuration: `("hub", "token")`."""
 
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_ALWAYS = {"secret", "secrets", "password", "passwords", "passwd", "passphrase", "credential", "credentials", "apikey"}
-_OF_TEXTS = {"pad", "bos", "eos", "cls", "unk", "mask", "sep", "start", "end", "begin", "special", "image"}
-"""Tokens of these names are words of a language model."""
-_KEYS = {"api", "access", "private", "auth", "account", "encryption", "signing"}
-
-_TEXT = re.compile(r"b?(['\"]).*\1|\[b?['\"].*['\"]\]", re.DOTALL)
 _SHORT = 6
 
 
-def is_secret(name: str) -> bool:
-    """Return whether a name is that of a secret.
+class Secret(str):
+    """A text that `repr` does not show."""
 
-    >>> [is_secret(name) for name in ("hf_token", "WANDB_API_KEY", "clientSecret", "token_dropout", "pad_token", "key")]
-    [True, True, True, False, False, False]
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(HIDDEN)
+
+
+def secret(value: str) -> str:
+    """Mark a constant of the space as a secret, such as `"hf_token": secret(os.environ["HF_TOKEN"])`.
+
+    `model_fn` and the other functions get the text. A run's folder, messages and loggers have "(hidden)" in its place.
+
+    Args:
+        value: A text of at least one character. The space may have it at its top level, or in nested dicts.
+
+    Raises:
+        ValueError: If `value` is no text, or empty.
+
+    >>> secret("hf_JgK2"), secret("hf_JgK2") == "hf_JgK2"
+    ('(hidden)', True)
     """
-    words = [word.lower() for word in _WORDS.findall(name)]
-    last, before = (["", "", *words])[-1], (["", "", *words])[-2]
-    token = last == "token" and before not in _OF_TEXTS
-    return token or (last == "key" and before in _KEYS) or not _ALWAYS.isdisjoint(words)
+    require(is_text(value) and bool(value), "value", type(value).__name__, "a text of at least one character")
+    return Secret(value)
 
 
 def secrets_of(space: Mapping[str, Any]) -> frozenset[Place]:
-    """Return the places of a space's secrets: constants that are texts, by their names. Searched values are none."""
-    return frozenset(_found(space, _is_text, False))
+    """Return the places of a space's secrets."""
+    return frozenset(_found(space, lambda value: isinstance(value, Secret)))
 
 
 def described_secrets(space: Any) -> frozenset[Place]:
-    """The same of a space as `run.json` has it, in words."""
-    return frozenset(_found(space, lambda words: isinstance(words, str) and bool(_TEXT.fullmatch(words)), False))
+    """Return the places of the secrets in a space as `run.json` has it, in words."""
+    return frozenset(_found(space, lambda words: bool(words == repr(HIDDEN))))
 
 
-def _found(space: Any, is_text: Callable[[Any], bool], inside: bool) -> list[Place]:
+def _found(space: Any, is_one: Callable[[Any], bool]) -> list[Place]:
     found: list[Place] = []
     for name, value in space.items() if isinstance(space, Mapping) else ():
-        secret = inside or is_secret(str(name))
         if isinstance(value, Mapping):
-            if value.keys() != {"grid_search"}:
-                found += [(name, *rest) for rest in _found(value, is_text, secret)]
-        elif secret and is_text(value):
+            found += [(name, *rest) for rest in _found(value, is_one)]
+        elif is_one(value):
             found.append((name,))
     return found
 
 
-def _is_text(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return bool(value) and all(map(_is_text, value))
-    return isinstance(value, (str, bytes))
+def holds_secret(value: Any) -> bool:
+    """Tell whether a value is a secret, or has one in a list, a dict or a choice."""
+    if isinstance(value, Mapping):
+        return any(map(holds_secret, value.values()))
+    parts = value if isinstance(value, list | tuple) else getattr(value, "categories", ())
+    return isinstance(value, Secret) or any(map(holds_secret, parts))
 
 
 def hide(config: Mapping[str, Any], places: Collection[Place], by: Any = HIDDEN) -> dict[str, Any]:
     """A configuration, or a space, with something else where it has secrets."""
     return put(config, dict.fromkeys(places, by))
-
-
-def shown(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration in a message, where its space is not known."""
-    return hide(config, secrets_of(config))
 
 
 def restore(config: Mapping[str, Any], places: Collection[Place], space: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-import numpy as np
-
-from hydro_rasda.settings.config import MOST_SEED
+MOST_SEED = 2**63 - 1
 
 
 def next_seed(seed: int) -> int:
@@ -30,5 +28,7 @@ def derive_seed(*parts: int | str) -> int:
     >>> derive_seed(0, "weights", 1) == derive_seed(0, "weights", 1) != derive_seed(0, "weights", 2)
     True
     """
+    import numpy as np  # settings are read without it
+
     entropy = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -20,7 +20,6 @@ from fusion.structure.module_parts import duplicate, has_samples
 from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.common.secret_masking import shown
 from hydro_rasda.common.seeds import next_seed
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import Batch, batch_length, naming_batch
@@ -118,7 +117,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
         except (NoModule, NoRoles):
             raise
         except Exception as error:
-            told = f"for {shown(trial.config)!r} with {type(error).__name__}: {error}"
+            told = f"for {dict(trial.config)!r} with {type(error).__name__}: {error}"
             unbuilt.append(misfit(f"`model_fn` fails for every configuration, {told}", error).args[0])
             continue
         try:
@@ -158,9 +157,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
     if not any(parameter.requires_grad for parameter in target.parameters()):
         frozen = "whose parameters are all frozen (`requires_grad=False`)" if parameters else "without parameters"
-        refusal = (
-            f"`model_fn` makes a model {frozen} for {shown(trial.config)!r}, but must make one that can be trained"
-        )
+        refusal = f"`model_fn` makes a model {frozen} for {dict(trial.config)!r}, but must make one that can be trained"
         raise Misfit(ValueError(refusal))
     other = problem.with_settings(seed=next_seed(problem.settings.seed)).target(trial)
     try:

@@ -18,8 +18,8 @@ from hydro_rasda.dry_run.isolated_dry_run import survived_dry_run
 from hydro_rasda.problem.precision import as_given
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import about_width_argument
+from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.fingerprint import spread_indices
-from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.schedulers import first_milestone
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.space.space import has_shares, longest_warmup, schedules, tuned
@@ -102,9 +102,8 @@ def get_ready(
     if found.pretrained:
         warn(_PRETRAINED.format(settings.sweep.surrogate))
         settings = replace(settings, sweep=replace(settings.sweep, surrogate=1))
-    if settings.sweep.surrogate < 1 and reads:
-        for trial in trials:
-            check_rule(trial.config)
+    for trial in trials if settings.sweep.surrogate < 1 and reads else ():
+        check_rule(trial.config)
     messages += _of_surrogates(problem, found, settings.sweep.surrogate)
     _warn_of_doubtful(space, settings.sweep.surrogate)
     _warn_of_modes(settings)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from hydro_rasda.common.secret_masking import shown
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.dry_run.dry_run import MISFITS, DryRun, dry_run, survey_data
 from hydro_rasda.problem.dry_run_of_batches import Misfit
@@ -21,7 +20,7 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import Plans
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Died, Notify, imap_forked, plain_warning
-from hydro_rasda.run.locks_and_crashes import CrashLog
+from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.training.retry_policy import DEATHS
 
 
@@ -56,7 +55,7 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], doing: CrashLog)
 
 
 def _name(trial: Trial) -> str:
-    config = hashlib.sha256(repr(dict(trial.config)).encode()).hexdigest()  # which may have secrets
+    config = hashlib.sha256(repr(dict(trial.config)).encode()).hexdigest()
     return f"trying trial {trial.number}: {config}"
 
 
@@ -142,5 +141,5 @@ def _as_sent(found: DryRun) -> DryRun:
 def _deadly(trial: Trial, how: str) -> ValueError:
     return ValueError(
         "`model_fn`, the model, its objective or its data end the process that tries them, for "
-        f"{shown(trial.config)!r}: {how}"
+        f"{dict(trial.config)!r}: {how}"
     )

@@ -29,9 +29,8 @@ from hydro_rasda.problem.width_argument import (
 )
 from hydro_rasda.run.identity import Identity
 from hydro_rasda.run.pickling import pickle_config_modules
-from hydro_rasda.schedulers.named_rules import POPULATIONS
+from hydro_rasda.schedulers.named_rules import POPULATION
 from hydro_rasda.schedulers.population import PopulationBasedTraining
-from hydro_rasda.schedulers.population_bandits import check_scikit_learn
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.settings.objectives import functions_of
 from hydro_rasda.space.branches import reachable
@@ -79,14 +78,12 @@ class Request:
             check_function("metrics", self.metrics, 2, rule="None, or a function (no class) of (outputs, targets)")
         check_space(self.space, self.settings.num_samples, self.strategy)
         check_second_argument(self.model_fn, reachable(self.space))
-        if sweep.rule in POPULATIONS:
+        if sweep.rule == POPULATION:
             explored(self.space, not self.sweeps)
         if isinstance(sweep.rule, PopulationBasedTraining):
             unknown = [*sweep.rule.explored.keys() - reachable(self.space).keys()]
             told = f"one whose `explored` has keys of `space`, which has no {', '.join(map(str, sorted(unknown)))}"
             require(not unknown, "sweep.rule", sweep.rule, told)
-        if sweep.rule == "pb2":
-            check_scikit_learn()
         if isinstance(sweep.searcher, str):
             self.searcher()
         elif sweep.searcher is not None:

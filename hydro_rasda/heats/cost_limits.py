@@ -13,7 +13,6 @@ from typing import Any
 from fusion.keys import read
 from fusion.warn import warn
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.common.secret_masking import shown
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.lines import Unit, name_of
 from hydro_rasda.problem.model_costs import model_costs
@@ -82,9 +81,7 @@ def all_fit(constraints: Constraints | None, costs: Costs | None = None) -> Fits
             try:
                 holds = plain(function(copy.deepcopy(dict(config))))
             except Exception as error:
-                raise ValueError(
-                    f"`{path}` fails for {shown(config)!r} with {type(error).__name__}: {error}"
-                ) from error
+                raise ValueError(f"`{path}` fails for {dict(config)!r} with {type(error).__name__}: {error}") from error
             require(isinstance(holds, bool), f"{path}(config)", holds, "True or False")
             if not holds:
                 return False

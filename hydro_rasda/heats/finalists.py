@@ -19,7 +19,7 @@ from hydro_rasda.history.history import FINALISTS, SCHEDULES
 from hydro_rasda.history.lineage import Ancestor, lineages, may_decay, schedule_of, smoothed
 from hydro_rasda.history.lines import JournalLine, Unit, decision_key
 from hydro_rasda.problem.precision import as_given
-from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.records.summary import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen
 from hydro_rasda.run.record_full_size import record_swept
 from hydro_rasda.run.state import Run
@@ -140,7 +140,7 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
     def decided() -> Unit:
         entrants = [(of, changes) for of in finalists for changes in _variants(run, of, smoothed(found[of]))]
         new = count(len(run.history.sweep.trials))
-        racing = entrants[: run.settings.race.top_k]
+        racing = entrants[: run.history.sweep.top_k]
         value: list[list[Any]] = [[next(new) if changes else of, of, changes] for of, changes in racing]
         return Unit(value, [_configured(run, *entrant) for entrant in value if entrant[2]])
 

@@ -25,7 +25,7 @@ from hydro_rasda.problem.read_keys import Notes, Reads, all_of, leaves
 from hydro_rasda.problem.width_argument import Plans
 from hydro_rasda.processes.forks import Died, Notify, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
-from hydro_rasda.run.locks_and_crashes import CrashLog
+from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
 from hydro_rasda.training.retry_policy import Deaths, failure
 

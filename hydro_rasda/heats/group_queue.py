@@ -21,8 +21,8 @@ from hydro_rasda.contracts import Devices, Group, Span, Task, Widths, group_key
 from hydro_rasda.heats.choose_groups import Waiting, next_groups
 from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.history.history import History
-from hydro_rasda.history.lines import Unit
-from hydro_rasda.run.locks_and_crashes import training_of
+from hydro_rasda.history.lines import Stage, Unit
+from hydro_rasda.run.crash_log import training_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Move
 from hydro_rasda.training.group_widths import COMPILED_FROM, MEASURING
@@ -56,10 +56,15 @@ class _Numbers(Sequence[int]):
 
 
 class Dispatcher:
-    """Trials that may begin, and the tasks that they make."""
+    """Trials of a heat that may begin, and the tasks that they make.
 
-    def __init__(self, run: Run, devices: Devices) -> None:
-        self._run, self._devices, self._history = run, devices, run.history
+    Args:
+        stage: The heat.
+        width: That of its surrogates, as in `Task`.
+    """
+
+    def __init__(self, run: Run, devices: Devices, stage: Stage = "surrogate", width: float | None = None) -> None:
+        self._run, self._devices, self._heat, self._width = run, devices, run.history.heats[stage], width
         # By milestone and the epoch to go on from, by kind: members of one optimizer lie side by side, so that their
         # update is one slice of each fused parameter.
         self._queues: dict[Span, dict[str, list[_Place]]] = {}
@@ -68,20 +73,20 @@ class Dispatcher:
 
     def add(self, number: int, stop: int) -> None:
         """Let a trial begin as soon as a device takes it: from its last checkpoint, or anew if it has none."""
-        run = self._run
-        source, reached = run.history.sources.get(number), 0
+        run, heat = self._run, self._heat
+        source, reached = heat.sources.get(number), 0
         if source is not None and run.can_load(source):
             # A copy goes on from the checkpoint of its source.
-            reached = run.history.epochs_in(source, self._history.copies.get(number, number))
+            reached = run.history.epochs_in(source, heat.copies.get(number, number))
         self._spans[number] = span = Span(reached, stop)
-        insort(self._queues.setdefault(span, {}).setdefault(self._history.kinds[number], []), self._place(number))
+        insort(self._queues.setdefault(span, {}).setdefault(heat.kinds[number], []), self._place(number))
 
     def remove(self, number: int) -> bool:
         """Take a trial out of the queue; return whether it was there."""
         if (span := self._spans.pop(number, None)) is None:
             return False
         kinds = self._queues[span]
-        places = kinds[kind := self._history.kinds[number]]
+        places = kinds[kind := self._heat.kinds[number]]
         del places[bisect_left(places, self._place(number))]
         if not places:
             del kinds[kind]
@@ -112,14 +117,15 @@ class Dispatcher:
         """Wall seconds of an epoch of so many trials, of all kinds alike, on cores that each train a group; NaN where
         that was not measured."""
         widths = {kind: of for (_, kind), of in self._widths.items()}
-        if not widths.keys() >= {*self._history.kinds.values()} or self._run.settings.sweep.fusion != "auto":
+        kinds = self._heat.kinds
+        if not widths.keys() >= {*kinds.values()} or self._run.settings.sweep.fusion != "auto":
             return math.nan
         if any(of.assumed for of in widths.values()):
             return math.nan
-        one_of = {kind: number for number, kind in self._history.kinds.items()}
+        one_of = {kind: number for number, kind in kinds.items()}
         seconds = 0.0
-        for kind, size in Counter(self._history.kinds.values()).items():
-            members = count * size / len(self._history.kinds)
+        for kind, size in Counter(kinds.values()).items():
+            members = count * size / len(kinds)
             width = min(widths[kind].most, max(1, math.ceil(members / lanes)))
             seconds += members * self._steps(one_of[kind]) * widths[kind].seconds(width) / width
         return seconds / lanes
@@ -146,11 +152,12 @@ class Dispatcher:
         ]
         members = [number for group in groups for number in group.members]
         return Task(
-            key=group_key(span, members),
+            key=group_key(span, members, self._width),
             groups=tuple(groups),
-            sources=tuple(sorted({run.history.sources[n] for n in members})) if span.start else (),
+            sources=tuple(sorted({self._heat.sources[n] for n in members})) if span.start else (),
             span=span,
-            copies={n: self._history.copies[n] for n in members if n in self._history.copies} if span.start else {},
+            copies={n: self._heat.copies[n] for n in members if n in self._heat.copies} if span.start else {},
+            width=self._width,
         )
 
     def _without_suspects(self) -> Mapping[Span, Mapping[str, Sequence[_Place]]]:
@@ -170,7 +177,7 @@ class Dispatcher:
         if left:
             return left
         last = min(died, key=lambda number: (died[number], number))
-        return {self._spans[last]: {self._history.kinds[last]: [self._place(last)]}}
+        return {self._spans[last]: {self._heat.kinds[last]: [self._place(last)]}}
 
     def _is_compiled(self, group: Group, of: Waiting, span: Span) -> bool:
         """Tell whether compiling a group's step pays by its next milestone, or by the end of the time budget.
@@ -199,7 +206,7 @@ class Dispatcher:
     def _plan(self, device: int, of_kind: Mapping[str, Iterable[int]]) -> None:
         """Recall from the journal how to group these kinds, or have the device measure it."""
         run, machine = self._run, self._devices.machine(device)
-        names = {kind: f"surrogate/widths-of-{kind} on {machine}" for kind in of_kind}
+        names = {kind: f"{self._heat.stage}/widths-of-{kind} on {machine}" for kind in of_kind}
         trials = {
             kind: [run.history.trials[n] for n in of] for kind, of in of_kind.items() if not run.store.done(names[kind])
         }
@@ -207,7 +214,7 @@ class Dispatcher:
             if run.problem.steady_epoch_seconds * run.settings.max_t >= COMPILED_FROM and not self._widths:
                 run.say("measuring the best group size, and whether compiling pays: this can take a minute")
             started, left = time.perf_counter(), run.seconds_left("surrogate")
-            planned = self._devices.plan(device, trials)
+            planned = self._devices.plan(device, trials, self._width)
             seconds = time.perf_counter() - started
             for kind, widths in planned.items():
                 if not widths.assumed or seconds < MEASURING * left:

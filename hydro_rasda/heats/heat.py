@@ -1,9 +1,9 @@
 """A heat of a search: a rule lets fewer and fewer trials train on, and devices train them.
 
-The sweep is a heat on surrogates, the race is one at full size. Each asks its rule and writes the moves down, lets more
-trials in, and gives work to idle devices. It does so again whenever a device is done, until nothing is left to do.
-The state that the rule sees is the fold of the run's journal. So a heat that continues in another process folds the
-journal, and asks its rule what comes next.
+The sweep and the middle heat are heats on surrogates, the race is one at full size. Each asks its rule and writes the
+moves down, lets more trials in, and gives work to idle devices. It does so again whenever a device is done, until
+nothing is left to do. The state that the rule sees is the fold of the run's journal. So a heat that continues in
+another process folds the journal, and asks its rule what comes next.
 """
 
 from __future__ import annotations

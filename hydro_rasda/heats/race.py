@@ -17,7 +17,7 @@ from hydro_rasda.history.history import ENTERED
 from hydro_rasda.history.lines import Unit, decision_key, metric_lines
 from hydro_rasda.history.scores import averages_lost, deciding_curve, end_of, goes_on, kept_of, places_at
 from hydro_rasda.history.winner import best_of
-from hydro_rasda.run.events import CHECK, FULL_SIZE, SURROGATES, RungDecided
+from hydro_rasda.run.events import CHECK, FULL_SIZE, MIDDLE, SURROGATES, RungDecided
 from hydro_rasda.run.record_full_size import (
     another_chance,
     drop_lost_winner,
@@ -57,7 +57,8 @@ class Race(Heat):
     def __init__(self, run: Run, devices: Devices) -> None:
         settings, race = run.settings, race_of(run.history)
         # A front has no leader to improve on; a budget for all is a wish to see all end.
-        by_worth = not settings.comparison.by_place and race.full_trainings < settings.race.top_k
+        for_all = race.full_trainings >= settings.race.top_k and run.history.middle is None
+        by_worth = not settings.comparison.by_place and not for_all
         self._asked = RaceRule(race, settings.race_milestones, settings.last_look, by_worth)
         super().__init__(run, devices, self._asked)
         self._raised = Counter[int]()
@@ -80,7 +81,7 @@ class Race(Heat):
         self.under_way &= {*finalists}  # nothing waits for others that began early
         was_over = targets_over(history, finalists)
         if not was_over:
-            for over in (SURROGATES, CHECK):  # perhaps ended by the time budget
+            for over in (SURROGATES, CHECK, MIDDLE):  # perhaps ended by the time budget
                 run.time_left.plan(over, [])
         self._tell_rungs(recalled=True, said=not was_over)
         if self.state.training:

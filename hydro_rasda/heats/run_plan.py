@@ -11,8 +11,9 @@ from hydro_rasda.contracts import Devices
 from hydro_rasda.heats.group_queue import Dispatcher
 from hydro_rasda.heats.transfer_check import CHECKED
 from hydro_rasda.history.full_size import race_of
+from hydro_rasda.history.history import MiddlePlan
 from hydro_rasda.records.summary import models_in_words
-from hydro_rasda.run.events import CHECK, FULL_SIZE, SURROGATES
+from hydro_rasda.run.events import CHECK, FULL_SIZE, MIDDLE, SURROGATES
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.schedulers import Bracket, PopulationBasedTraining, SweepRule, SweepState
@@ -44,9 +45,12 @@ class RunPlan:
             return
         self._told, run, settings = True, self._run, self._run.settings
         sweep = [*_without(done, self._sweep_pieces())]
-        race = race_pieces(run, min(settings.race.top_k, self._count))
+        race = race_pieces(run, self._finalists)
         run.time_left.plan(SURROGATES, sweep)
         run.time_left.plan(FULL_SIZE, race)
+        if (middle := run.history.middle) is not None:
+            entrants = min(middle.entrants, self._count)
+            run.time_left.plan(MIDDLE, [middle_piece(run, middle, entrants * settings.max_t)])
         if settings.sweep.check_transfer:
             first = next(iter(race), Piece(0, 0.0))
             run.time_left.plan(CHECK, [Piece(settings.sweep.grace_period * (CHECKED + 1), first.seconds)])
@@ -74,15 +78,45 @@ class RunPlan:
         if settings.sweep.depth < 1:
             width += f" and {Fraction(settings.sweep.depth).limit_denominator(64)} of the depth"
         yield f"First, {width} train for {swept * settings.models('surrogate'):.0f} epochs in all."
+        if (middle := self._run.history.middle) is not None:
+            yield from self._middle_lines(middle, swept, raced)
+            return
         if self._one_interval:
             yield "No trial is copied, as the sweep ends with the first interval of its rule: raise `max_t` for more."
-        finalists = min(settings.race.top_k, self._count)
+        finalists = self._finalists
         best = f"the best {finalists} train" if finalists > 1 else "the best one trains"
         raced *= settings.models("target")
         each = f", each with {told}" if (told := models_in_words(settings, "target")) else ""
         yield f"Then {best} at full size{each}, for about {raced:.0f} epochs in all."
         if self._finds_schedules:
             yield "They train by the schedules that the population found, smoothed, and beside them by a linear decay."
+
+    @property
+    def _finalists(self) -> int:
+        """How many trials enter the race."""
+        middle = self._run.history.middle
+        return min(self._run.settings.race.top_k if middle is None else middle.finalists, self._count)
+
+    def _middle_lines(self, middle: MiddlePlan, swept: float, raced: float) -> Iterator[str]:
+        """Tell of the heats after the sweep, and what each costs in full trainings, by counted operations."""
+        settings, (narrow, wider) = self._run.settings, middle.shares
+        epochs, models = min(middle.entrants, self._count) * settings.max_t, settings.models("middle")
+        ratio = Fraction(middle.width).limit_denominator(64)
+        told = f"Then the best {min(middle.entrants, self._count)} train anew on surrogates of {ratio} of the width"
+        yield f"{told}, to their ends, for {epochs * models} epochs in all."
+        best = f"the best {self._finalists} of them train" if self._finalists > 1 else "the best of them trains"
+        yield f"Last, {best} at full size, for about {raced * settings.models('target'):.0f} epochs in all."
+        whole = settings.max_t * settings.models("target")
+        costs = [swept * models * narrow / whole, epochs * models * wider / whole, raced / settings.max_t]
+        heats = " + ".join(f"{cost:.2f}" for cost in costs)
+        yield f"Cost of the three heats, by counted operations: about {heats} full trainings."
+
+
+def middle_piece(run: Run, middle: MiddlePlan, epochs: float) -> Piece:
+    """Foresee epochs of the middle heat, from the time of a full-size epoch and the share of its operations."""
+    of_each = run.settings.models("middle") / run.settings.models("target")  # the time is that of all models of a trial
+    seconds = run.problem.steady_epoch_seconds * of_each * middle.shares[-1]
+    return Piece(epochs, seconds / max(1, run.time_left.lanes))
 
 
 def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fusion.streams import preserved_generators, seed_generators
 from fusion.warn import warn
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.common.secret_masking import hide, restore, secrets_of, shown
+from hydro_rasda.common.secret_masking import hide, restore, secrets_of
 from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.history import GROUP, SWEEP_DECISION
@@ -22,9 +22,8 @@ from hydro_rasda.records.optuna_study import quiet
 from hydro_rasda.run.recorded_configs import as_recorded, with_objects
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.sweep_rule import Stop, move_of
-from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.settings.config import SEARCHERS, TuneConfig
 from hydro_rasda.settings.objectives import Fits, Objectives, few_fit, refuse_if_none
-from hydro_rasda.settings.sweep_config import SEARCHERS
 from hydro_rasda.space.branches import chosen, indexed, is_branching, is_nested, leaves, restricted, unknown_keys
 from hydro_rasda.space.domains import is_a, is_grid, plain, rounded, to_ray
 from hydro_rasda.space.space import Config, check_config, check_value, sample
@@ -88,7 +87,7 @@ class RandomSearch:
             check_config(config, strategy, f"sweep.first[{i}]")
         for i, config in enumerate(known if fits is not None else ()):
             rule = "one that meets `sweep.constraints`"
-            require(fits is None or fits(config), f"sweep.first[{i}]", shown(config), rule)
+            require(fits is None or fits(config), f"sweep.first[{i}]", hide(config, secrets_of(space)), rule)
         sampled, is_grid, self.late = fitting_sample(space, num_samples, seed, fits, enough)
         configs = [*known, *(sampled if is_grid else sampled[: max(0, num_samples - len(known))])]
         self.trials = [Trial(number, config) for number, config in enumerate(configs)]
@@ -149,7 +148,7 @@ def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) ->
             check_value(f"sweep.first[{i}][{name!r}]", value)
         unknown = unknown_keys(config, space)
         rule = f"of the keys of `space`, which has no {', '.join(unknown)}"
-        require(not unknown, f"sweep.first[{i}]", shown(config), rule)
+        require(not unknown, f"sweep.first[{i}]", hide(config, secrets_of(space)), rule)
 
 
 def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:

@@ -1,9 +1,5 @@
 """Stages 1 and 2: many configurations on fused surrogates; a rule lets fewer and fewer of them continue.
 
-A free device takes the next groups, one for each of its cores. The trials of a group are of one kind and train as one
-fused model. The device leaves the other free devices their share. On one device, each rung trains all trials that are
-left to the same milestone, then compares them all at once. So the order of training does not matter, nor the grouping.
-
 The state of a sweep is the fold of the run's journal. So a sweep that continues in another process folds the journal,
 and asks its rule what comes next.
 """
@@ -20,26 +16,26 @@ from functools import partial
 from hydro_rasda.common.secret_masking import hide
 from hydro_rasda.common.short_values import show
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.contracts import Devices, Finished
+from hydro_rasda.contracts import Devices
 from hydro_rasda.heats.chance_baseline import warn_of_chance
 from hydro_rasda.heats.cost_limits import Costs, all_fit
 from hydro_rasda.heats.finalists import finalists_in_time, finalists_of_rule
 from hydro_rasda.heats.fusion_kinds import find_kinds
-from hydro_rasda.heats.group_queue import Dispatcher, cannot_grow, check_copies
-from hydro_rasda.heats.heat import Heat
+from hydro_rasda.heats.group_queue import cannot_grow, check_copies
 from hydro_rasda.heats.race import Race
 from hydro_rasda.heats.run_plan import RunPlan
 from hydro_rasda.heats.search import Search
+from hydro_rasda.heats.surrogate_heat import SurrogateHeat
 from hydro_rasda.heats.transfer_check import check_transfer
 from hydro_rasda.heats.unused_keys import Unread, warn_of_unread
 from hydro_rasda.history.history import ADMITTED, CALL, GROUP, KIND_OF, KINDS_FROM, SWEEP_DECISION
-from hydro_rasda.history.lines import Unit, failure_line, metric_lines, retry_key
+from hydro_rasda.history.lines import Unit, retry_key
 from hydro_rasda.problem.read_keys import paths
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.run.events import SURROGATES, RungDecided, TrialConfigured
 from hydro_rasda.run.state import Run
-from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule
-from hydro_rasda.schedulers.named_rules import POPULATIONS
+from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, named_rule
+from hydro_rasda.schedulers.named_rules import POPULATION
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.schedulers.sweep_rule import checked_admission, checked_epochs, move_of
 from hydro_rasda.space.space import derived, explored, tuned
@@ -52,45 +48,38 @@ BUILDING_S = 2.0
 def _named(run: Run) -> SweepRule:
     settings, asked = run.settings, run.settings.sweep
     assert isinstance(asked.rule, str)
-    changed = explored(run.space, not run.problem.is_own("surrogate")) if asked.rule in POPULATIONS else {}
+    changed = explored(run.space, not run.problem.is_own("surrogate")) if asked.rule == POPULATION else {}
     if changed and "lr" in tuned(run.space) and "lr" not in changed:
         run.say(f"copies keep `lr`, as it is no single range or list of floats: they change {', '.join(changed)}")
     return named_rule(
-        asked.rule, settings.sweep_milestones, asked.reduction_factor, settings.mode, settings.race.top_k, changed
+        asked.rule, settings.sweep_milestones, asked.reduction_factor, settings.mode, run.history.sweep.top_k, changed
     )
 
 
-class Sweep(Heat):
+class Sweep(SurrogateHeat):
     """The sweep under way: many configurations on their surrogates, until a rule lets none of them go on.
 
     Args:
         rule: Decides which trials continue; None for the rule that the run's settings name.
-        race: The heat in which the sweep's leader may begin while others still train. None for nothing that may.
+        race: See `SurrogateHeat`.
     """
-
-    stage = "surrogate"
 
     def __init__(
         self, run: Run, search: Search, devices: Devices, rule: SweepRule | None = None, race: Race | None = None
     ) -> None:
-        super().__init__(run, devices, rule or _named(run))
-        self._search, self._race = search, race
-        self._dispatcher, self._costs = Dispatcher(run, devices), Costs(run)
+        super().__init__(run, devices, rule or _named(run), "surrogate", race=race)
+        self._search, self._costs = search, Costs(run)
         self._unread: Unread = {}
         self._read: set[str] = set()
         self._children = usable_children(run.problem)
         self._done = 0
         self._first_rung_is_over = False
         self._told_of = 0
-        fresh = run.history.new_sweep()
+        fresh = run.history.new_state(self.stage)
         fresh.left = search.planned
         self._plan = RunPlan(run, devices, self._dispatcher, self._rule, fresh)
         run.begin_stage(SURROGATES, checked_epochs(self._rule, self._rule.epochs(fresh)))
         self._resume()
-
-    @property
-    def state(self) -> SweepState:
-        return self._run.history.sweep
 
     def _resume(self) -> None:
         """Take in what earlier processes recorded; what was under way waits for a device once more."""
@@ -247,11 +236,8 @@ class Sweep(Heat):
         config = {**self._run.history.trials[move.copy_of].config, **move.changes}
         return move if fits(config) else replace(move, changes={})
 
-    def _decided(self, key: str, unit: Unit) -> None:
-        self._hear(key, unit)
-        for number, *_ in unit.value:
-            if number in self.state.training:
-                self._dispatcher.add(number, self.state.training[number].goal or 0)
+    def _tell_plan(self) -> None:
+        self._plan.tell(self._done)
 
     def _decision_key(self, moves: Mapping[int, Move]) -> str:
         """Name of a decision in the journal, which says where the sweep stands; no two of a call have one name."""
@@ -291,71 +277,3 @@ class Sweep(Heat):
                 told = f"{count} of them {'is' if count == 1 else 'are'} on the front of all {len(scores)}"
             going = f"{len(kept)} of {len(scores)} go on; " * (len(kept) < len(scores) or by_place)
             run.say(f"surrogates at epoch {stop}: {going}{told}")
-
-    def _begin(self) -> bool:
-        devices, dispatcher, state = self._devices, self._dispatcher, self.state
-        while dispatcher and self._may_begin() and (idle := devices.idle()):
-            if (task := dispatcher.next_task(idle[0])) is not None:
-                self._start(idle[0], task)
-            self._plan.tell(self._done)
-        nothing_trains = not state.training and not self.under_way
-        if dispatcher or not (devices.idle() or nothing_trains) or not (self._may_begin() or nothing_trains):
-            return False
-        state.idle = True
-        moved = self._decide()
-        state.idle = False
-        if not moved and self._race is not None:
-            self._begin_race_early(self._race)
-        return moved
-
-    def _begin_race_early(self, race: Race) -> None:
-        """Have idle devices begin the full-size models of the leaders, once all others are on their last way.
-
-        The leaders have come to the last milestone, and will be among the best `top_k` whatever becomes of the others.
-        The first of all is one in any case (Hydro's eager transfer).
-        """
-        state = self.state
-        last, training = max(state.scores, default=0), len(state.training)
-        if state.left or not training or len(state.training_to(last)) < training:
-            return
-        best = [state.trials[number] for number in state.best(state.top_k)]
-        own = [trial for trial in best if trial.epoch == last and all(p.copy_of is None for p in trial.intervals)]
-        leaders = [trial.number for trial in own[: max(1, state.top_k - training)]]
-        race.begin_early(leaders, beside=min(state.top_k, len(state.scores[last]) + training))
-
-    def _is_under_way(self) -> bool:
-        return bool(self.under_way or (self._dispatcher and self._may_begin()))
-
-    def take(self, finished: Finished) -> None:
-        """Write down what a task gave, also one of the race that began early."""
-        if self._race is not None and finished.task.stage == self._race.stage:
-            self._race.take(finished)
-        else:
-            super().take(finished)
-
-    def _may_begin(self) -> bool:
-        """Tell whether there is time for a group; the very first group begins in any case."""
-        nothing_yet = not self._run.history.began("surrogate") and not self.under_way
-        return nothing_yet or not self._run.out_of_time("surrogate")
-
-    def _record(self, finished: Finished) -> None:
-        """Keep what a group has trained: first the checkpoint, then the journal's lines."""
-        run, outcome, key = self._run, finished.outcome, finished.task.key
-        epochs, copied = partial(run.history.epochs, "surrogate"), run.history.copies
-        while run.store.done(key):  # a trial that has lost its checkpoint may begin a span once more
-            key += "/again"
-        task = replace(finished.task, key=key)
-        run.save(task.key, {"parts": outcome.checkpoint}, task.members)
-        # A trial that was brought back after its checkpoint was gone has trained its first epochs again.
-        fresh = {n: [at for at in h if at[0] > epochs(n)] for n, h in outcome.history.items()}
-        lines = [line for n, history in fresh.items() for line in metric_lines("surrogate", n, history)]
-        lines += [failure_line(number, error) for number, error in outcome.failures.items()]
-        # The last digits depend on how many train as one, which memory may have decided.
-        groups = [part["members"] for part in outcome.checkpoint]
-        value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
-        # Not the task's: a copy whose source's checkpoint is damaged trains anew, and is a copy all the same.
-        copies = {n: copied[n] for n in task.members if n in copied}
-        behind = {n: h[-1][0] for n, h in outcome.history.items() if h and h[-1][0] < epochs(n)}
-        more = {"device": finished.device, "copies": copies or None, "behind": behind or None}
-        value |= {name: of for name, of in more.items() if of is not None}
-        self._hear(task.key, run.record(task.key, Unit(value, lines, finished.outcome.seconds)))

@@ -88,11 +88,12 @@ def refit_key(number: int, epoch: int) -> str:
 def run_end(history: History) -> RunEnd:
     """Tell whether nothing trains any more; this function alone decides it, for results, command line and pages.
 
-    A run has finished if its sweep has chosen finalists among all its trials, and if the last record of the full-size
-    stage says one of two things. The stage is over for these finalists, or a score is good enough. Samples that were
-    added to a run may leave both as they were. Otherwise, a run is out of time if its last record is an end.
+    A run has finished if its heats on surrogates have chosen finalists among all its trials, and if the last record of
+    the full-size stage says one of two things. The stage is over for these finalists, or a score is good enough.
+    Samples that were added to a run may leave both as they were. Otherwise, a run is out of time if its last record is
+    an end.
     """
-    chosen, last = history.finalists, history.last_target
+    chosen, last = history.at_full_size, history.last_target
     if chosen is not None and (targets_over(history, chosen) or last.startswith(BY_SCORE)):
         return "finished"
     return "out of time" if history.last == last and last.startswith((DONE, ENDED)) else "open"

@@ -39,6 +39,15 @@ SCHEDULES = "surrogate/schedules"
 KINDS_FROM, KIND_OF = "surrogate/kinds-from-", "surrogate/kind-of-"
 """Beginnings of the names of units that tell which trials can train as one: of many, and of one that is built again."""
 
+HEATS = "heats"
+"""Key of the unit that tells whether there is a middle heat, and of which width; see `MiddlePlan`."""
+
+MIDDLE_ENTERED = "middle/entered"
+"""Key of the unit that lets trials into the middle heat, which is decided anew from there."""
+
+MIDDLE_FINALISTS = "middle/finalists"
+"""Key of the decision that ends the middle heat: who trains at full size."""
+
 ENTERED = "target/entered"
 """Key of the unit that lets finalists into the race, which is decided anew from there."""
 
@@ -61,6 +70,9 @@ TARGET = re.compile(
 REFIT = re.compile(r"target/refit-(?P<trial>\d+)/to-\d+")
 
 
+FUSED: tuple[Stage, ...] = ("surrogate", "middle")
+"""The stages that train surrogates, fused. Units of the middle heat have the sweep's names with another beginning."""
+
 _LIVE = re.compile(r"target/trial-\d+/at-.*")
 
 
@@ -70,6 +82,17 @@ def is_live(key: str) -> bool:
     They are for people who follow the run. It resumes from checkpoints, and nothing that it decides depends on them.
     """
     return _LIVE.fullmatch(key) is not None
+
+
+def stage_of(key: str) -> Stage:
+    """Return the stage of a unit; units before the sweep, or beside it, are counted as the sweep's."""
+    beginning = key.partition("/")[0]
+    return "target" if beginning == "target" else "middle" if beginning == "middle" else "surrogate"
+
+
+def named_as_sweep(key: str) -> str:
+    """Return the name that a unit of the middle heat would have in the sweep; any other name as it is."""
+    return "surrogate" + key.removeprefix("middle") if key.startswith("middle/") else key
 
 
 def by_epoch(lines: Iterable[JournalLine]) -> dict[int, JournalLine]:
@@ -111,6 +134,41 @@ def is_decision(key: str) -> bool:
     return key.startswith(ADMITTED) or key == FINALISTS or SWEEP_DECISION.fullmatch(key) is not None
 
 
+@dataclass(frozen=True)
+class MiddlePlan:
+    """A heat between sweep and race, on surrogates that are wider than the sweep's.
+
+    Attributes:
+        width: Width of its surrogates over that of the model.
+        entrants: The best so many of the sweep enter it, at most.
+        finalists: The best so many of it train at full size.
+        shares: Counted operations of an epoch on the sweep's surrogates, and on this heat's, over those on the model.
+    """
+
+    width: float
+    entrants: int
+    finalists: int
+    shares: Sequence[float]
+
+
+@dataclass
+class FusedHeat:
+    """The history of a heat on surrogates: the sweep, or the middle heat.
+
+    Attributes:
+        state: The heat's state, as its rule sees it.
+        kinds: Digests by trial; two are equal if the trials can train as one fused model.
+        copies: Maps each trial that goes on with another trial's weights, and has not trained since, to that trial.
+        sources: Names of the checkpoints from which trials of the heat can go on.
+    """
+
+    stage: Stage
+    state: SweepState
+    kinds: dict[int, str] = field(default_factory=dict)
+    copies: dict[int, int] = field(default_factory=dict)
+    sources: dict[int, str] = field(default_factory=dict)
+
+
 class History(Curves):
     """The content of a run's journal, as far as `take` has taken in its units.
 
@@ -118,8 +176,8 @@ class History(Curves):
         trials: All configurations so far, by number.
         unkept: Places of the values of each trial that JSON does not keep.
         unread: Keys of each trial's configuration that nothing reads; nested ones are written `a.b`.
-        kinds: Digests by trial; two are equal if the trials can train as one fused model.
-        sweep: The state of the sweep, as its rule sees it.
+        middle: The plan of the middle heat; None where there is none.
+        heats: The heats on surrogates, by stage.
         race: The state of the race at full size, as its rule sees it.
         decisions: Number of decisions on trials of the sweep.
         entrants: The finalists that the race is between, best first; None before it begins.
@@ -127,10 +185,8 @@ class History(Curves):
             the history tells of them. When the trial enters, they count; when others enter, they are forgotten.
         rungs: The decisions of the race so far: the milestone, the trials compared there, and what became of each.
         samples: `num_samples` of the call that decides the sweep; None before the first trial is admitted.
-        copies: Maps each trial that goes on with another trial's weights, and has not trained since, to that trial.
         finalists: The trials that the sweep chose; None while it is not over.
-        sources: Names of the checkpoints from which trials of the sweep can go on. Once the sweep is done, only
-            finalists are left whose full-size training can begin there (`sweep.surrogate=1`).
+        middle_finalists: The trials that the middle heat chose among them; None while it is not over.
         checkpoints: Name of the last checkpoint of each trial that trained at full size.
         refits: Name of the checkpoint of the model that was trained once more on the examples of all folds, by trial.
         decided: Maps each full-size trial at an epoch with a decision to whether it goes on.
@@ -165,16 +221,16 @@ class History(Curves):
         self.trials: dict[int, Trial] = {}
         self.unkept: dict[int, frozenset[Place]] = {}
         self.unread: dict[int, frozenset[str]] = {}
-        self.kinds: dict[int, str] = {}
-        self.sweep, self.race = self.new_sweep(), self.new_sweep()
+        self.middle: MiddlePlan | None = None
+        self.heats = {stage: FusedHeat(stage, self.new_state(stage)) for stage in FUSED}
+        self.race = self.new_state("target")
         self.decisions = 0
         self.entrants: list[int] | None = None
         self.early: dict[int, tuple[str, Unit]] = {}
         self.rungs: list[tuple[int, dict[int, Move]]] = []
         self.samples: int | None = None
-        self.copies: dict[int, int] = {}
         self.finalists: list[int] | None = None
-        self.sources: dict[int, str] = {}
+        self.middle_finalists: list[int] | None = None
         self.checkpoints: dict[int, str] = {}
         self.refits: dict[int, str] = {}
         self.decided: dict[int, bool] = {}
@@ -183,7 +239,7 @@ class History(Curves):
         self.over: list[int] | None = None
         self.left: float | None = None
         self.seconds = self.now = 0.0
-        self.spent: dict[Stage, float] = {"surrogate": 0.0, "target": 0.0}
+        self.spent: dict[Stage, float] = {"surrogate": 0.0, "middle": 0.0, "target": 0.0}
         self.epoch_seconds: list[tuple[float, int]] = []
         self.refitted = 0
         self.checked: dict[str, Any] = {}
@@ -193,16 +249,46 @@ class History(Curves):
         self._begun: set[Stage] = set()
         self._unplaced: set[int] = set()
 
-    def new_sweep(self) -> SweepState:
-        """Return the state of a sweep, or of the race, before its first trial."""
-        settings = self.settings
+    def new_state(self, stage: Stage) -> SweepState:
+        """Return the state of a heat before its first trial."""
+        settings, wanted = self.settings, self.settings.race.top_k
+        if self.middle is not None:
+            wanted = self.middle.entrants if stage == "surrogate" else self.middle.finalists
         mode = "min" if settings.comparison.by_place else settings.mode
-        return SweepState(mode, settings.max_t, settings.race.top_k, settings.seed)
+        return SweepState(mode, settings.max_t, wanted, settings.seed)
+
+    @property
+    def sweep(self) -> SweepState:
+        """The state of the sweep, as its rule sees it."""
+        return self.heats["surrogate"].state
+
+    @property
+    def kinds(self) -> dict[int, str]:
+        """The kinds of the sweep's trials; see `FusedHeat`."""
+        return self.heats["surrogate"].kinds
+
+    @property
+    def copies(self) -> dict[int, int]:
+        """The sweep's copies; see `FusedHeat`."""
+        return self.heats["surrogate"].copies
+
+    @property
+    def sources(self) -> dict[int, str]:
+        """The sweep's checkpoints; see `FusedHeat`.
+
+        Once the sweep is done, only finalists are left whose full-size training can begin there (`sweep.surrogate=1`).
+        """
+        return self.heats["surrogate"].sources
+
+    @property
+    def at_full_size(self) -> list[int] | None:
+        """The trials that the last heat on surrogates chose for full size; None while it is not over."""
+        return self.finalists if self.middle is None else self.middle_finalists
 
     def take(self, key: str, unit: Unit) -> None:
         """Take in a unit that was finished after all that were taken in before; the time that it takes is bounded by
         the unit's own size."""
-        stage: Stage = "target" if key.startswith("target/") else "surrogate"
+        stage = stage_of(key)
         self.last, self.left, self.now = key, unit.left, unit.at
         name = TARGET.fullmatch(key) if stage == "target" else None
         if name is not None:
@@ -222,29 +308,55 @@ class History(Curves):
         if stage == "target":
             self.last_target = key
             self._take_full_size(key, unit)
-        elif GROUP.fullmatch(key) is not None:
-            self._take_group(key, unit)
-        elif SWEEP_DECISION.fullmatch(key) is not None:
-            self.decisions += 1
-            self._take_moves(unit.value)
+        elif self._take_fused(stage, key, unit):
+            pass
         elif key.startswith(ADMITTED):
             self.samples = unit.value["samples"]
             for number in unit.value["trials"]:
                 self.sweep.admit(number, self.trials[number].config)
-        elif key.startswith((KINDS_FROM, KIND_OF)):
-            self.kinds |= {int(number): kind for number, kind in unit.value.items()}
+        elif key == MIDDLE_ENTERED:
+            self.heats[stage].state, self.middle_finalists = self.new_state(stage), None
+            for number in unit.value:
+                self.heats[stage].state.admit(number, self.trials[number].config)
         elif key == CALL:
-            self.samples, self.finalists = unit.value["samples"], None
-            self.sweep, self.copies, self._unplaced = self.new_sweep(), {}, set()
+            self.samples, self.finalists, self.middle_finalists = unit.value["samples"], None, None
+            self.heats["surrogate"].state, self._unplaced = self.new_state("surrogate"), set()
+            self.copies.clear()
         elif key == FINALISTS:
-            self.finalists = unit.value
+            self.finalists, self.middle_finalists = unit.value, None
             go_on = unit.value if self.settings.sweep.surrogate == 1 else ()
-            self._forget([number for number in self.sources if number not in go_on])
+            self._forget("surrogate", [number for number in self.sources if number not in go_on])
+        elif key == MIDDLE_FINALISTS:
+            self.middle_finalists = unit.value
+            self._forget(stage, [*self.heats[stage].sources])
+        elif key == HEATS:
+            self.plan_middle(unit)
         elif key.startswith(SCHEDULES):
             self._take_schedules(unit.value)
         elif key.startswith("check/"):
             self.checked.pop(key, None)
             self.checked[key] = unit.value
+
+    def plan_middle(self, unit: Unit) -> None:
+        """Take in whether there is a middle heat; before any trial is admitted."""
+        self.middle = None if unit.value is None else MiddlePlan(**unit.value)
+        for stage, heat in self.heats.items():
+            heat.state = self.new_state(stage)
+
+    def _take_fused(self, stage: Stage, key: str, unit: Unit) -> bool:
+        """Take in a unit that any heat on surrogates may have; return whether it is one."""
+        heat, name = self.heats[stage], named_as_sweep(key)
+        if GROUP.fullmatch(name) is not None:
+            self._take_group(heat, key, unit)
+        elif SWEEP_DECISION.fullmatch(name) is not None:
+            self.decisions += stage == "surrogate"
+            if stage == "surrogate" or {number for number, *_ in unit.value} <= heat.state.trials.keys():
+                self._take_moves(heat, unit.value)  # else of a middle heat before this one
+        elif name.startswith((KINDS_FROM, KIND_OF)):
+            heat.kinds |= {int(number): kind for number, kind in unit.value.items()}
+        else:
+            return False
+        return True
 
     def _take_line(self, stage: Stage, line: JournalLine) -> None:
         event, number = line["event"], line["trial"]
@@ -273,19 +385,19 @@ class History(Curves):
             self.unread[number] = frozenset(line.get("unread", ()))
         self.costs[number] = {name: number_of(cost) for name, cost in line.get("costs", {}).items()}
 
-    def _take_group(self, key: str, unit: Unit) -> None:
+    def _take_group(self, heat: FusedHeat, key: str, unit: Unit) -> None:
         members, failed = unit.value["members"], {line["trial"] for line in unit.lines if line["event"] == "failed"}
         if "behind" in unit.value:
             self._behind[key] = unit.value["behind"]
         for number in members:
-            self.copies.pop(number, None)
-            self._set(self.sources, number, None if number in failed else key)
-        self.sweep.spent += sum(line["event"] == "metrics" for line in unit.lines)
+            heat.copies.pop(number, None)
+            self._set(heat.sources, number, None if number in failed else key)
+        heat.state.spent += sum(line["event"] == "metrics" for line in unit.lines)
         if key not in self._uses:  # all have failed
             self._released.append(key)
-        self._arrive(members)
+        self._arrive(heat, members)
 
-    def _take_moves(self, moves: Sequence[Sequence[Any]]) -> None:
+    def _take_moves(self, heat: FusedHeat, moves: Sequence[Sequence[Any]]) -> None:
         """Take in what was decided on trials, as `plain_move` has it.
 
         A copy gets the weights that its source had before any trial was copied.
@@ -293,22 +405,22 @@ class History(Curves):
         stopped = [number for number, to, *_ in moves if to is None]
         going_on = [(number, to, *copy) for number, to, *copy in moves if to is not None]
         copies = [(number, *copy) for number, _, *copy in going_on if copy]
-        before = {source: (self.trials[source], self.sources.get(source)) for _, source, _ in copies}
+        before = {source: (self.trials[source], heat.sources.get(source)) for _, source, _ in copies}
         for number in stopped:
-            self.sweep.drop(number)
+            heat.state.drop(number)
         for number, source, changes in copies:
             trial, checkpoint = before[source]
-            self.failed.pop(("surrogate", number), None)
+            self.failed.pop((heat.stage, number), None)
             self.trials[number] = Trial(number, changed(trial.config, changes))
             self.unkept[number] = self.unkept.get(source, frozenset())
             self.unread[number] = self.unread.get(source, frozenset())
-            self.costs[number], self.kinds[number] = self.costs.get(source, {}), self.kinds[source]
-            self.copies[number] = source
-            self._set(self.sources, number, checkpoint)
-        self._forget(stopped)
+            self.costs[number], heat.kinds[number] = self.costs.get(source, {}), heat.kinds[source]
+            heat.copies[number] = source
+            self._set(heat.sources, number, checkpoint)
+        self._forget(heat.stage, stopped)
         for number, to, *copy in going_on:
-            self.sweep.go_on(number, to, self.trials[number].config, *copy[:1])
-        self._arrive([number for number, *_ in going_on])
+            heat.state.go_on(number, to, self.trials[number].config, *copy[:1])
+        self._arrive(heat, [number for number, *_ in going_on])
 
     def _take_schedules(self, racing: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
         """Take in the finalists of a population: who trains by whose schedule, and with which changes."""
@@ -316,25 +428,25 @@ class History(Curves):
             self.trials[number] = Trial(number, changed(self.trials[source].config, changes))
             self.unkept[number] = self.unkept.get(source, frozenset())
 
-    def _arrive(self, numbers: Iterable[int]) -> None:
+    def _arrive(self, heat: FusedHeat, numbers: Iterable[int]) -> None:
         """Let trials wait at their milestones if they have reached them, perhaps in an earlier call.
 
         With fewer samples, an earlier call may have trained them further. The rule does not see those epochs.
         """
-        by_place = self.settings.comparison.by_place
+        by_place, stage = self.settings.comparison.by_place, heat.stage
         for number in numbers:
-            standing = self.sweep.training.get(number)
-            if standing is None or standing.goal is None or number in self.copies:
+            standing = heat.state.training.get(number)
+            if standing is None or standing.goal is None or number in heat.copies:
                 continue
-            if not self.passed("surrogate", number, goal := standing.goal):
+            if not self.passed(stage, number, goal := standing.goal):
                 continue
-            if by_place:
+            if by_place:  # a middle heat has a single score
                 self._unplaced.add(goal)
-                whole = all(map(math.isfinite, self.values_at("surrogate", number, goal).values()))
-                self.sweep.come(number, {goal: 0.0 if whole else math.nan})
+                whole = all(map(math.isfinite, self.values_at(stage, number, goal).values()))
+                heat.state.come(number, {goal: 0.0 if whole else math.nan})
             else:
                 epochs = range(standing.epoch + 1, goal + 1)
-                self.sweep.come(number, {epoch: self.score_at("surrogate", number, epoch) for epoch in epochs})
+                heat.state.come(number, {epoch: self.score_at(stage, number, epoch) for epoch in epochs})
 
     def place(self) -> None:
         """If one score does not order trials, place those that came to a milestone anew once more have come there."""
@@ -352,7 +464,7 @@ class History(Curves):
 
     def _enter(self, numbers: Sequence[int]) -> None:
         """Begin the race anew, between these trials."""
-        self.race, self.entrants, self.rungs = self.new_sweep(), list(numbers), []
+        self.race, self.entrants, self.rungs = self.new_state("target"), list(numbers), []
         for number in numbers:
             self.race.admit(number, self.trials[number].config)
         early, self.early = self.early, {}
@@ -438,9 +550,9 @@ class History(Curves):
                 del self._uses[before]
                 self._released.append(before)
 
-    def _forget(self, numbers: Iterable[int]) -> None:
+    def _forget(self, stage: Stage, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._set(self.sources, number, None)
+            self._set(self.heats[stage].sources, number, None)
 
     def released(self) -> Iterator[str]:
         """Yield, once, the names of checkpoints from which nothing goes on any more."""
@@ -452,8 +564,8 @@ class History(Curves):
         return stage in self._begun
 
     def epochs_in(self, key: str, number: int) -> int:
-        """Count the epochs of the sweep that a trial had trained in a checkpoint.
+        """Count the epochs of a heat on surrogates that a trial had trained in a checkpoint.
 
         They are fewer than those recorded if an earlier checkpoint was lost, and time ended the training after it.
         """
-        return self._behind.get(key, {}).get(str(number), self.epochs("surrogate", number))
+        return self._behind.get(key, {}).get(str(number), self.epochs(stage_of(key), number))

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from hydro_rasda.common.argument_checks import in_order
 
-Stage = Literal["surrogate", "target"]
+Stage = Literal["surrogate", "middle", "target"]
+"""The heats: the sweep, the middle heat on wider surrogates, the race at full size."""
 
 JournalLine = dict[str, Any]
 """One line of the journal: plain values, of which "event" names its kind."""

@@ -22,7 +22,7 @@ class Curves:
     Attributes:
         settings: The settings of the run.
         own_loop: True if a function of the user's trains, at full size at least.
-        costs: Costs of each trial's full-size model that trials are compared by; see `comparison_of_trials.COSTS`.
+        costs: Costs of each trial's full-size model that trials are compared by; see `objectives.COSTS`.
         metrics: The journal's lines by stage and trial, one an epoch.
         failed: Tracebacks by stage and trial, of the trials that raised.
         best: With `keep="best"`, by full-size trial, the epoch whose weights its last checkpoint keeps, and its metric.
@@ -39,8 +39,11 @@ class Curves:
 
     @property
     def failures(self) -> dict[int, str]:
-        """The traceback of each trial that raised, in either stage."""
-        return {number: error for (_, number), error in self.failed.items()}
+        """The traceback of each trial that raised in the sweep or at full size.
+
+        A trial whose wider surrogate raised in the middle heat may still train at full size.
+        """
+        return {number: error for (stage, number), error in self.failed.items() if stage != "middle"}
 
     def line_at(self, stage: Stage, number: int, epoch: int) -> JournalLine | None:
         """Return a trial's line of an epoch; None if it has not trained it."""
@@ -58,8 +61,8 @@ class Curves:
         return int(lines[-1]["epoch"]) if lines else 0
 
     def has_failed(self, stage: Stage, number: int) -> bool:
-        """Tell whether a trial raised by a stage: in the sweep, or at full size."""
-        return ("surrogate", number) in self.failed or (stage == "target" and ("target", number) in self.failed)
+        """Tell whether a trial raised by a stage: in the sweep, or in that stage."""
+        return ("surrogate", number) in self.failed or (stage, number) in self.failed
 
     def diverged(self, stage: Stage, number: int) -> bool:
         """Tell whether the training loss of a trial was not finite in its last epoch."""

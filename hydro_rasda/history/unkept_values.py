@@ -106,9 +106,7 @@ class _Withheld(dict[str, Any]):
         place = (*self._within, name)
         read, again = _read(place), f"`best_model(model_fn=lambda config: model_fn({_with_another(place)}))`"
         if isinstance(value, str) and value == HIDDEN:
-            raise ValueError(
-                f"`{read}` is a secret by its name, which no run's folder keeps: give it again, as by {again}"
-            )
+            raise ValueError(f"`{read}` is a secret, which no run's folder keeps: give it again, as by {again}")
         if isinstance(value, _Unkept):
             raise ValueError(
                 f"`{read}` is only a text in the run's folder, {value.shown!r}: JSON cannot hold its value. "

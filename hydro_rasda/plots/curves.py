@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,14 +36,21 @@ MANY = 60
 BANDS = ((10, 90), (25, 75))
 """Percentiles between which a band lies, the widest first."""
 
-STAGES: tuple[tuple[Stage, str], ...] = (("surrogate", "surrogates"), ("target", "full size"))
+STAGES: tuple[tuple[Stage, str], ...] = (
+    ("surrogate", "surrogates"),
+    ("middle", "middle heat"),
+    ("target", "full size"),
+)
 """The stages by the names that figures have for them."""
+
+COLORS: Mapping[Stage, str] = {"surrogate": FINALISTS[0], "middle": FINALISTS[2], "target": BEST}
+"""Colours of the stages in figures of a whole run."""
 
 
 def best_over_time(result: RunRecord) -> Figure:
     """Draw the best score so far against the wall time of the run, on surrogates and at full size.
 
-    The line of the surrogates ends with the sweep, that of full-size models with the run.
+    The line of surrogates ends with their heat, that of full-size models with the run.
     """
     go, values = graph_objects(), list[float]()
     figure = new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
@@ -54,7 +61,7 @@ def best_over_time(result: RunRecord) -> Figure:
                 points,
                 name=title,
                 mode="lines+markers",
-                line={"shape": "hv", "color": BEST if stage == "target" else FINALISTS[0], "width": 2.5},
+                line={"shape": "hv", "color": COLORS[stage], "width": 2.5},
                 marker={"size": [7] * (len(points["y"]) - 1) + [0]},
                 hovertemplate="%{y} after %{x} s<br>%{text}<extra></extra>",
             )
@@ -69,11 +76,11 @@ def best_lines(record: RunRecord) -> Iterator[tuple[Stage, str, dict[str, list[A
     units = journal_of(record)
     found, last = bests(units, record), max((unit.at for unit in units.values()), default=0.0)
     trained = ((unit.at, line) for unit in units.values() for line in unit.lines if line["event"] == "metrics")
-    swept = max((at for at, line in trained if line["stage"] == "surrogate"), default=0.0)
+    ends = {line["stage"]: at for at, line in trained} | {"target": last}
     for stage, title in STAGES:
         steps = found.get(stage, ())
         if told := [(step.seconds, step.score, f"trial {step.trial}, epoch {step.epoch}") for step in steps]:
-            x, y, text = zip(*told, (swept if stage == "surrogate" else last, *told[-1][1:]))
+            x, y, text = zip(*told, (ends.get(stage, last), *told[-1][1:]))
             yield stage, title, {"x": [*map(figures_of, x)], "y": [*map(figures_of, y)], "text": [*text]}
 
 
@@ -113,7 +120,7 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
             alone = alone if len(alone) <= MANY else alone[: len(FINALISTS)]
             traces = _bands(curves[stage], legend=all(trace.name != "median" for trace in figure.data))
         else:
-            traces = _fallen([curve for curve in curves[stage] if not curve.trial.reached])
+            traces = _fallen([curve for curve in curves[stage] if not curve.trial.reached], stage)
         best, drawn = result.best_trial, [value for trace in traces for value in trace["y"] if value is not None]
         traces += [_alone(each, colors[each.trial.trial], each.trial.trial == best, stage) for each in alone]
         figure.add_traces([*map(go.Scatter, traces)], rows=row, cols=1)
@@ -134,7 +141,7 @@ def _mode(result: RunRecord, metric: str) -> Mode:
 
 
 def _epochs(trial: TrialRecord, stage: Stage) -> int:
-    return trial.surrogate_epochs if stage == "surrogate" else trial.epochs
+    return {"surrogate": trial.surrogate_epochs, "middle": trial.middle_epochs, "target": trial.epochs}[stage]
 
 
 def _curves(trials: Iterable[TrialRecord], stage: Stage, metric: str) -> list[_Curve]:
@@ -185,13 +192,13 @@ def _bands(curves: Sequence[_Curve], legend: bool) -> list[dict[str, Any]]:
 _BAND = "92, 140, 196"
 
 
-def _fallen(curves: Sequence[_Curve]) -> list[dict[str, Any]]:
+def _fallen(curves: Sequence[_Curve], stage: Stage) -> list[dict[str, Any]]:
     """A trace for all that fell at one rung, later ones stronger."""
     bad = [curve for curve in curves if curve.trial.status in ("diverged", "failed")]
     fates: dict[int, list[_Curve]] = {}
     for curve in curves:
         if curve.trial.status not in ("diverged", "failed"):
-            fates.setdefault(curve.trial.surrogate_epochs, []).append(curve)
+            fates.setdefault(_epochs(curve.trial, stage), []).append(curve)
     traces = []
     last = max(fates, default=1)
     for epoch, fallen in sorted(fates.items()):

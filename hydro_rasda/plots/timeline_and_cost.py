@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.common.console import duration
-from hydro_rasda.plots.curves import STAGES, best_lines
+from hydro_rasda.plots.curves import COLORS, STAGES, best_lines
 from hydro_rasda.plots.figure_style import (
     BEST,
     FAINT,
@@ -50,7 +50,7 @@ def timeline(result: RunRecord) -> Figure:
         uniformtext={"minsize": 9, "mode": "hide"},
     )
     figure.update_layout(yaxis={"categoryorder": "array"})
-    count = {"surrogate": 0, "target": 0}
+    count = dict.fromkeys(_COLORS, 0)
     for name, bars in sorted(_spans(drawn).items(), key=lambda span: min(bar.began for bar in span[1])):
         stage = bars[0].stage
         full = stage == "target"
@@ -81,13 +81,13 @@ def _spans(found: Sequence[Training]) -> dict[str, list[Training]]:
     """Bars of one colour: those of a stage that train to one milestone."""
     spans: dict[str, list[Training]] = {}
     for each in found:
-        title = "full size" if each.stage == "target" else "surrogates"
-        spans.setdefault(f"{title} to epoch {each.stop}", []).append(each)
+        spans.setdefault(f"{dict(STAGES)[each.stage]} to epoch {each.stop}", []).append(each)
     return spans
 
 
-_COLORS = {
+_COLORS: Mapping[Stage, Sequence[str]] = {
     "surrogate": ("#a5d8ff", "#74c0fc", "#4dabf7", "#228be6", "#1864ab"),
+    "middle": ("#eebefa", "#da77f2", "#be4bdb", "#9c36b5"),
     "target": ("#ffd8a8", "#ffc078", "#ffa94d", "#fd7e14", "#d9480f"),
 }
 """Darker, the further they train."""
@@ -129,9 +129,11 @@ def cost(result: RunRecord) -> Figure:
     if spent.seconds <= 0:
         return nothing("nothing has been trained yet")
     max_t = full_epochs(result)
-    trained = spent.surrogate_seconds + spent.target_seconds
+    trained = spent.surrogate_seconds + spent.middle_seconds + spent.target_seconds
+    middle = {f"middle heat, {spent.middle_epochs} epochs": (spent.middle_seconds, COLORS["middle"])}
     parts = {
         f"surrogates, {spent.surrogate_epochs} epochs": (spent.surrogate_seconds, FINALISTS[0]),
+        **(middle if spent.middle_epochs else {}),
         f"full size, {spent.target_epochs} epochs": (spent.target_seconds, BEST),
         "planning, checks, files": (max(0.0, spent.seconds - trained), FAINT),
     }
@@ -169,6 +171,7 @@ def full_epochs(result: RunRecord) -> int | None:
 
 _LINES: dict[Stage, dict[str, Any]] = {
     "surrogate": {"dash": "dot", "width": 1.5},
+    "middle": {"dash": "dash", "width": 2},
     "target": {"dash": "solid", "width": 2.5},
 }
 
@@ -234,9 +237,12 @@ def costs(records: Sequence[RunRecord]) -> Figure:
     figure = new_figure(height=130 + 40 * len(rows), barmode="stack", xaxis={"title": {"text": "seconds"}})
     figure.update_layout(yaxis={"automargin": True, "autorange": "reversed", "type": "category", "categoryarray": rows})
     spent = [record.cost for record in records]
-    rest = [max(0.0, cost.seconds - cost.surrogate_seconds - cost.target_seconds) for cost in spent]
+    of_heats = [(cost.surrogate_seconds, cost.middle_seconds, cost.target_seconds) for cost in spent]
+    rest = [max(0.0, cost.seconds - sum(heats)) for cost, heats in zip(spent, of_heats)]
+    middle = {"middle heat": ([cost.middle_seconds for cost in spent], COLORS["middle"])}
     parts = {
         "surrogates": ([cost.surrogate_seconds for cost in spent], FINALISTS[0]),
+        **(middle if any(cost.middle_epochs for cost in spent) else {}),
         "full size": ([cost.target_seconds for cost in spent], BEST),
         "planning, checks, files": (rest, FAINT),
     }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from statistics import median
 
 import torch
 from torch import nn
+from torch.backends import cudnn, mkldnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,15 +28,15 @@ REPEATS = 5
 """Times that a batch is evaluated; the median counts."""
 
 
-def model_costs(problem: Problem, trial: Trial, names: Collection[str]) -> dict[str, float]:
-    """Measure costs of a trial's full-size model, untrained, with one batch.
+def model_costs(problem: Problem, trial: Trial, names: Collection[str], width: float = 1.0) -> dict[str, float]:
+    """Measure costs of a trial's full-size model, untrained, with one batch; or those of its surrogate of a width.
 
     `params`: number of parameters, frozen ones included. `macs`: multiply-accumulate operations of an example's
-    evaluation, those of matrix products, convolutions and attention (half of what torch's `FlopCounterMode` counts).
-    `seconds_per_example`: wall time of an evaluation with `batch_size` examples, per example. `peak_memory`: bytes that
-    its training takes, as the dry run reckons.
+    evaluation, those of matrix products, convolutions, recurrent layers and attention (half of what torch's
+    `FlopCounterMode` counts). `seconds_per_example`: wall time of an evaluation with `batch_size` examples, per
+    example. `peak_memory`: bytes that its training takes, as the dry run reckons.
     """
-    model = problem.target(trial)
+    model = problem.target(trial) if width == 1 else problem.at_width(width).surrogate(trial)
     found: dict[str, float] = {"params": float(sum(parameter.numel() for parameter in model.parameters()))}
     if "peak_memory" in names:
         batch = parts_of(trial, next(problem.train_data.epoch(trial.batch_size, 0)), "train_data")[0]
@@ -44,13 +47,23 @@ def model_costs(problem: Problem, trial: Trial, names: Collection[str]) -> dict[
         batch = parts_of(trial, next(problem.val_data.in_order(trial.batch_size)), "val_data")[0]
         model.eval()
         with torch.no_grad():
-            with without_fast_attention(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops:
+            with _counted_kernels(), FlopCounterMode(display=False) as flops:
                 run_batch(problem, model, batch, "val_data")
             found["macs"] = flops.get_total_flops() / 2 / batch_length(batch)
             if "seconds_per_example" in names:
                 seconds = [_seconds(problem, model, batch) for _ in range(REPEATS)]
                 found["seconds_per_example"] = median(seconds) / batch_length(batch)
     return {name: found[name] for name in names}
+
+
+@contextmanager
+def _counted_kernels() -> Iterator[None]:
+    """Compute by operations that can be counted; the recurrent layers of oneDNN and cuDNN, among others, cannot."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # oneDNN's switch asks for what not every torch has
+        recurrent = cudnn.flags(enabled=False)
+        with mkldnn.flags(enabled=False), recurrent, without_fast_attention(), sdpa_kernel(SDPBackend.MATH):
+            yield
 
 
 def weight_bytes(model: nn.Module) -> int:

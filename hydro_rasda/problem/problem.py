@@ -132,6 +132,13 @@ class Problem:
         """The same problem for a full-size training with this seed, schedules over so many epochs (None: `max_t`)."""
         return replace(self.with_settings(seed=seed), horizon=horizon, unhurried=0)
 
+    def at_width(self, width: float | None) -> Problem:
+        """The same problem for a heat to the end of a training on surrogates of this width; None: for the sweep."""
+        if width is None:
+            return self
+        sweep = replace(self.settings.sweep, surrogate=width, grace_period=self.settings.max_t)
+        return replace(self.with_settings(sweep=sweep), horizon=None, unhurried=0)
+
     def each(self, stage: Literal["surrogate", "target"]) -> list[Problem]:
         """Return the problem of each model that a trial trains in a stage: one for each fold and each seed.
 

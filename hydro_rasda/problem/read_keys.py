@@ -9,10 +9,12 @@ from typing import Any
 
 from torch import nn
 
+from hydro_rasda.common.secret_masking import Secret
+
 Reads = frozenset[tuple[str, str]]
 """Key and value of what was read of a configuration, and, under "", which keys it has."""
 
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, str, Secret, type(None))
 
 
 class Kept(Exception):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.common.argument_checks import is_metric
-from hydro_rasda.history.lines import jsonable
+from hydro_rasda.history.lines import Stage, jsonable
 from hydro_rasda.records.records import STAGES, RunRecord, TrialRecord
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.schedulers.pareto import violation
@@ -85,7 +85,7 @@ def _trial(
 ) -> FrozenTrial:
     from optuna.trial import TrialState, create_trial
 
-    stage = "target" if trial.epochs else "surrogate"
+    stage: Stage = "target" if trial.epochs else "surrogate"
     value = trial.metric if trial.epochs else trial.surrogate_metric
     values = [
         value if name == record.metric else trial.metrics.get(name, math.nan)

@@ -49,7 +49,7 @@ class Follower:
         # run.json leaves it out: another one may go on.
         history.settings = replace(history.settings, stop_at=score_that_ended(history.last_target))
         undecided = _undecided(history) if run_end(history) == "open" else None
-        finalists, hidden = tried_targets(history, history.finalists or ()), described_secrets(asked["space"])
+        finalists, hidden = tried_targets(history, history.at_full_size or ()), described_secrets(asked["space"])
         return sum_up(history, finalists, self._folder, undecided, hidden)
 
     def _begin_anew(self, journal: Record) -> None:
@@ -103,5 +103,5 @@ def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
 def _undecided(history: History) -> set[int]:
     begun = {number for stage, number in history.metrics if stage == "target"}
     dropped = {number for number, standing in history.sweep.trials.items() if standing.dropped}
-    swept = {*(history.finalists or ())} or history.trials.keys() - dropped
+    swept = {*(history.at_full_size or history.finalists or ())} or history.trials.keys() - dropped
     return {number for number in begun if history.decided.get(number, True)} | (swept - begun)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hydro_rasda.common.argument_checks import is_number, require
 from hydro_rasda.common.secret_masking import Place, hide
 from hydro_rasda.history.lineage import Ancestor, lineages, schedule_of, smoothed
+from hydro_rasda.history.lines import Stage
 from hydro_rasda.run.journal import Message, read_messages
 from hydro_rasda.run.pickling import Portable
 from hydro_rasda.run.run_folder import Store
@@ -41,6 +42,8 @@ class TrialRecord(Portable):
             The metric or training loss of a "diverged" one was no longer finite. A "failed" one raised.
         surrogate_metric: The metric after its last epoch on the surrogate; NaN if it has none.
         surrogate_epochs: Epochs trained on the surrogate.
+        middle_metric: The metric after its last epoch in the middle heat (`full_trainings` below 3); else NaN.
+        middle_epochs: Epochs trained in the middle heat.
         metric: The metric after `kept_epoch` at full size; NaN if it has none. With `keep="best"`, a trial that
             diverged or failed later has one, too.
         epochs: Epochs trained at full size. They include those of the sweep if it trained the same model
@@ -77,6 +80,8 @@ class TrialRecord(Portable):
     spread: float | None = field(default=None, repr=False)
     costs: Mapping[str, float] = field(default_factory=dict, repr=False, kw_only=True)
     live: tuple[Mapping[str, Any], ...] = field(default=(), repr=False, kw_only=True)
+    middle_metric: float = field(default=math.nan, repr=False, kw_only=True)
+    middle_epochs: int = field(default=0, repr=False, kw_only=True)
 
     @property
     def reached(self) -> int:
@@ -120,6 +125,8 @@ class Cost:
         target_epoch_seconds: Median wall time of an epoch at full size; NaN if none was trained.
         seconds: Wall time of the whole run to its last finished unit of work, interrupted sessions included. While the
             run goes on, it is that to the last epoch of a full-size model, if this came later.
+        middle_epochs: Epochs trained in the middle heat (`full_trainings` below 3), over its trials and their models.
+        middle_seconds: Wall time of the middle heat.
     """
 
     surrogate_epochs: int
@@ -128,6 +135,8 @@ class Cost:
     target_seconds: float
     target_epoch_seconds: float
     seconds: float
+    middle_epochs: int = 0
+    middle_seconds: float = 0.0
 
     @property
     def spared_seconds(self) -> float:
@@ -278,8 +287,8 @@ class RunRecord(Portable):
     def curves(self) -> pd.DataFrame:
         """Return the learning curves: one row for each trial, stage, epoch and metric.
 
-        Columns: `trial`; `stage`, "sweep" or "full size"; `epoch`, from 1; `metric`, a name "train_*" or "val_*"; and
-        `value`, NaN if it was not finite.
+        Columns: `trial`; `stage`, "sweep", "middle heat" or "full size"; `epoch`, from 1; `metric`, a name "train_*"
+        or "val_*"; and `value`, NaN if it was not finite.
         """
         import pandas as pd
 
@@ -300,19 +309,24 @@ DIFFER = "trials {} and {} differ by "
 METRICS = ("train_", "val_")
 """Beginnings of the names of metrics in a history."""
 
-STAGES = {"surrogate": "sweep", "target": "full size"}
+STAGES: Mapping[Stage, str] = {"surrogate": "sweep", "middle": "middle heat", "target": "full size"}
 """The stages of the journal, by the names that people read."""
 
 COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs", "chance", "kept_epoch")
+MIDDLE_COLUMNS = ("middle_metric", "middle_epochs")
 
 
 def row(record: TrialRecord, others: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a trial as a row of the table: its numbers, other metrics, and `config/<name>` for each hyperparameter."""
+    """Return a trial as a row of the table: its numbers, other metrics, and `config/<name>` for each hyperparameter.
+
+    The middle heat has columns of its own, `middle_metric` and `middle_epochs`, of the trials that were in it.
+    """
     config = {f"config/{name}": value for name, value in flat(record.config).items()}
     spread = {} if record.spread is None else {"spread": record.spread}
     metrics = record.metrics if others else {}
     own = {name: metrics.get(name, math.nan) for name in others}
-    return {name: getattr(record, name) for name in COLUMNS} | spread | own | config
+    middle = {name: getattr(record, name) for name in MIDDLE_COLUMNS if record.middle_epochs}
+    return {name: getattr(record, name) for name in COLUMNS} | middle | spread | own | config
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -18,7 +18,8 @@ from hydro_rasda.common.console import duration
 from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lines import number_of, score_in
 from hydro_rasda.records.records import DIFFER, Cost, RunRecord, TrialRecord, second_of
-from hydro_rasda.run.locks_and_crashes import DROPPED, TRY_AGAIN, held
+from hydro_rasda.run.crash_log import DROPPED, TRY_AGAIN
+from hydro_rasda.run.run_lock import held
 from hydro_rasda.run.time_left import LEAST_TOLD, roughly
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.settings.config import averaged, unaveraged
@@ -32,14 +33,15 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     records = best_first(result)[:shown]
     title = f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"
     table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for heading in ("trial", "surrogate\n(epochs)", "full size\n(epochs)"):
+    middle = any(record.middle_epochs for record in result.trials)
+    for heading in ("trial", "surrogate\n(epochs)", *["middle heat\n(epochs)"] * middle, "full size\n(epochs)"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     table.add_column("configuration", overflow="fold")
     names = varied(result)
     for record in records:
         settings = " ".join(f"{name}={show(value)}" for name, value in record.used.items() if name in names)
-        table.add_row(*_row(record), Text(settings))
+        table.add_row(*_row(record, middle), Text(settings))
     lines = [*_told(result), *([bad] if (bad := failed_and_diverged(result)) else [])]
     return Group(table, *map(Text, lines))
 
@@ -53,8 +55,9 @@ def as_html(result: RunRecord) -> str:
     """Return the table and the lines of `render` as a piece of HTML, for notebooks."""
     result = result.shown()
     names, records = varied(result), best_first(result)[:SHOWN]
-    heads = ["trial", "surrogate (epochs)", "full size (epochs)", "status", *names]
-    rows = [[*_row(record), *(show(record.used.get(name)) for name in names)] for record in records]
+    middle = any(record.middle_epochs for record in result.trials)
+    heads = ["trial", "surrogate (epochs)", *["middle heat (epochs)"] * middle, "full size (epochs)", "status", *names]
+    rows = [[*_row(record, middle), *(show(record.used.get(name)) for name in names)] for record in records]
     winner = next((each for each in records if each.trial == result.best_trial), None)
     used = winner.used if winner is not None and result.best_config else {}
     best = ", ".join(f"{name}={show(value)}" for name, value in used.items())
@@ -78,7 +81,9 @@ def varied(result: RunRecord) -> list[str]:
 
 
 def best_first(result: RunRecord) -> list[TrialRecord]:
-    """Sort trials: first the winner, then by epochs and score of full-size models, then by those of surrogates."""
+    """Sort trials: first the winner, then by epochs and score of full-size models, then by those of surrogates.
+
+    Surrogates of the middle heat come before those of the sweep."""
     sign = 1.0 if result.mode == "min" else -1.0
 
     def key(record: TrialRecord) -> tuple[float, ...]:
@@ -86,6 +91,8 @@ def best_first(result: RunRecord) -> list[TrialRecord]:
         return (
             float(record.trial != result.best_trial),
             *((0.0, -record.epochs, sign * full) if math.isfinite(full) else (1.0, 0.0, 0.0)),
+            -record.middle_epochs,
+            *((0.0, sign * record.middle_metric) if math.isfinite(record.middle_metric) else (1.0, 0.0)),
             -record.surrogate_epochs,
             *((0.0, sign * narrow) if math.isfinite(narrow) else (1.0, 0.0)),
         )
@@ -98,6 +105,7 @@ def cost_line(result: RunRecord) -> str:
     cost = result.cost
     line = (
         f"{cost.seconds:.1f} s: {cost.surrogate_epochs} epochs of surrogates in {cost.surrogate_seconds:.1f} s, "
+        f"{_middle(cost, f'{cost.middle_seconds:.1f} s')}"
         f"{cost.target_epochs} epochs at full size in {cost.target_seconds:.1f} s"
     )
     if result.transfer is not None:
@@ -105,6 +113,10 @@ def cost_line(result: RunRecord) -> str:
     if cost.spared_seconds >= 1:
         line += f"; the fused surrogates spared about {cost.spared_seconds:.0f} s of full-size training"
     return line
+
+
+def _middle(cost: Cost, seconds: str) -> str:
+    return f"{cost.middle_epochs} epochs of the middle heat in {seconds}, " if cost.middle_epochs else ""
 
 
 def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
@@ -301,7 +313,8 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
     cost = result.cost
     swept = f"{cost.surrogate_epochs} epochs of surrogates in {duration(cost.surrogate_seconds)}"
     trained = f"{cost.target_epochs} epochs at full size in {duration(cost.target_seconds)}"
-    lines.append(f"Cost: {both_units(cost, cost.seconds, max_t)}; {swept}, {trained}.")
+    middle = _middle(cost, duration(cost.middle_seconds))
+    lines.append(f"Cost: {both_units(cost, cost.seconds, max_t)}; {swept}, {middle}{trained}.")
     if bad := failed_and_diverged(result):
         lines.append(f"{bad}; to see why: hydro-rasda show {path}")
     lines += dropped_lines(result)
@@ -323,8 +336,8 @@ def dropped_lines(result: RunRecord) -> list[str]:
 
 def rungs(result: RunRecord) -> dict[str, dict[int, int]]:
     """Count, by stage, the trials that reached an epoch, for each epoch at which a trial stands."""
-    found = {}
-    for stage, epochs in (("surrogates", "surrogate_epochs"), ("full size", "epochs")):
+    found, of = {}, {"surrogates": "surrogate_epochs", "middle heat": "middle_epochs", "full size": "epochs"}
+    for stage, epochs in of.items():
         reached = [getattr(record, epochs) for record in result.trials if getattr(record, epochs)]
         if reached:
             found[stage] = {stop: sum(at >= stop for at in reached) for stop in sorted(set(reached))}
@@ -377,12 +390,14 @@ def best_score(result: RunRecord) -> tuple[float, Literal["full size", "surrogat
     return math.nan, None
 
 
-def _row(record: TrialRecord) -> tuple[str, ...]:
+def _row(record: TrialRecord, middle: bool) -> tuple[str, ...]:
+    """Return a trial's cells; `middle` tells whether the table has a column for the middle heat."""
     spread = "" if record.spread is None else f" ± {show(record.spread, 2)}"
     narrow, full = ("", spread) if record.epochs else (spread, "")
     return (
         str(record.trial),
         f"{show(record.surrogate_metric)}{narrow} ({record.surrogate_epochs})" if record.surrogate_epochs else "",
+        *[f"{show(record.middle_metric)} ({record.middle_epochs})" if record.middle_epochs else ""] * middle,
         f"{show(record.metric)}{full} ({_epochs(record)})" if record.epochs else "",
         status_of(record),
     )

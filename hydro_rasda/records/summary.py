@@ -18,7 +18,7 @@ from hydro_rasda.history.lines import JournalLine, Stage
 from hydro_rasda.history.scores import averages_lost, done_early, kept_of
 from hydro_rasda.history.transfer import transfer_of
 from hydro_rasda.history.winner import best_of, eligible, scored
-from hydro_rasda.records.records import Cost, RunRecord, Status, TrialRecord
+from hydro_rasda.records.records import STAGES, Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.run_folder import checkpoint_file
 from hydro_rasda.schedulers import Agreement, ExpectedEnd, agreement, chances, expected_gain
 from hydro_rasda.settings.config import TuneConfig
@@ -28,6 +28,10 @@ AVERAGED = {
     *("lion", "muon", "nadam", "prodigy", "radam", "rmsprop", "sgd"),
 }
 """Optimizers that do not average weights by themselves; a test holds them to those of `fusion`, which needs torch."""
+
+
+class AllTrialsFailed(RuntimeError):
+    """No trial of a stage ended with a finite metric."""
 
 
 def sum_up(
@@ -166,13 +170,15 @@ def _record(
         status=_status(history, number, at_end, undecided),
         surrogate_metric=history.score("surrogate", number),
         surrogate_epochs=history.epochs("surrogate", number),
+        middle_metric=history.score("middle", number),
+        middle_epochs=history.epochs("middle", number),
         metric=metric,
         epochs=history.epochs("target", number),
         chance=chance,
         kept_epoch=kept_epoch,
         history=tuple(
             _told(line)
-            for stage in ("surrogate", "target")
+            for stage in STAGES
             for line in history.metrics.get((stage, number), ())
             if line["stage"] == stage
         ),
@@ -216,6 +222,8 @@ def _cost(history: History, seconds: float) -> Cost:
     return Cost(
         surrogate_epochs=epochs("surrogate"),
         surrogate_seconds=history.spent["surrogate"],
+        middle_epochs=epochs("middle"),
+        middle_seconds=history.spent["middle"],
         target_epochs=epochs("target") + history.refitted,
         target_seconds=history.spent["target"],
         target_epoch_seconds=median(each) if each else math.nan,

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from hydro_rasda.history.full_size import is_forgotten
-from hydro_rasda.history.history import GROUP, TARGET
+from hydro_rasda.history.history import GROUP, TARGET, named_as_sweep, stage_of
 from hydro_rasda.history.lines import JournalLine, Unit, score_in
 from hydro_rasda.records.records import RunRecord
 from hydro_rasda.run.events import Stage
@@ -78,11 +78,12 @@ def trainings(units: Mapping[str, Unit]) -> list[Training]:
 def _trainings(units: Mapping[str, Unit]) -> Iterator[Training]:
     reached: dict[int, int] = {}
     for key, unit in units.items():
-        if (name := GROUP.fullmatch(key)) is not None:
+        stage = stage_of(key)
+        if stage != "target" and (name := GROUP.fullmatch(named_as_sweep(key))) is not None:
             value, began = unit.value, max(0.0, unit.at - unit.seconds)
             for group in value["groups"] or [value["members"]]:
                 start, stop = int(name["start"]), int(value["stop"])
-                yield Training("surrogate", tuple(group), start, stop, began, unit.at, value.get("device"))
+                yield Training(stage, tuple(group), start, stop, began, unit.at, value.get("device"))
         elif (name := TARGET.fullmatch(key)) is not None and name["what"] == "to" and not unit.value.get("swept"):
             trial, stop, value = int(name["trial"]), int(name["epoch"]), unit.value
             began = max(0.0, unit.at - unit.seconds * value.get("beside", 1))

@@ -18,7 +18,7 @@ def load(path: str | Path) -> TuneResult:
     """Open a run of `tune`: its result, or what it has found so far if it still runs or was interrupted.
 
     The folder is only read, and nothing in it can run code. JSON has no form for some values of a configuration, such
-    as functions, classes and members of an Enum: the result has their names. Secrets, such as `hf_token`, are
+    as functions, classes and members of an Enum: the result has their names. Secrets are
     "(hidden)". A model function that reads either raises an error, which says how to give the value again.
 
     Args:

@@ -17,10 +17,11 @@ from rich.text import Text
 from hydro_rasda.common.console import LINE_SECONDS, PrintableConsole, duration, make_console
 from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lines import score_in
-from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.records import STAGES, RunRecord
 from hydro_rasda.records.report import closing_lines
 from hydro_rasda.run.events import (
     FULL_SIZE,
+    MIDDLE,
     EpochEnded,
     EpochsTrained,
     Event,
@@ -87,7 +88,7 @@ class Progress:
         self._stage: StageBegan | None = None
         self._trained = 0
         self._left: float | None = None
-        self._scores: dict[str, dict[int, tuple[float, int]]] = {"surrogate": {}, "target": {}}
+        self._scores = {stage: dict[int, tuple[float, int]]() for stage in STAGES}
         self._first: int | None = None
 
     @property
@@ -168,7 +169,8 @@ class Progress:
 
     def _leader(self) -> str:
         """Name the trial that leads, with its latest score and epoch in the stage; empty before the first score."""
-        scores = self._scores["target" if self._stage is not None and self._stage.title == FULL_SIZE else "surrogate"]
+        title = "" if self._stage is None else self._stage.title
+        scores = self._scores["target" if title == FULL_SIZE else "middle" if title == MIDDLE else "surrogate"]
         if self._asked is None or not scores:
             return ""
         sign = 1 if self._asked.mode == "min" else -1

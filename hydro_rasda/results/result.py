@@ -31,7 +31,7 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import Plans
 from hydro_rasda.records.optuna_study import make_study
 from hydro_rasda.records.records import RunRecord
-from hydro_rasda.records.summary import sum_up
+from hydro_rasda.records.summary import AllTrialsFailed, sum_up
 from hydro_rasda.results.export import checkpoint_of, save_model, unkept_of, weights_of
 from hydro_rasda.run.pickling import Gone, check_has_functions, dumped, loaded
 from hydro_rasda.run.state import Run
@@ -330,10 +330,6 @@ def make_result(run: Run, finalists: list[int]) -> TuneResult:
             f"{run.store.path / 'journal.jsonl'}\n{errors}"
         )
     return TuneResult(**vars(sum_up(run.history, finalists, run.store.path, hidden=run.hidden)), _problem=run.problem)
-
-
-class AllTrialsFailed(RuntimeError):
-    """No trial of a stage ended with a finite metric."""
 
 
 class MeanOfModels(nn.Module):

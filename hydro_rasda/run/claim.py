@@ -14,11 +14,12 @@ from types import TracebackType
 from typing import Any
 
 from hydro_rasda.history.lines import jsonable
+from hydro_rasda.run.crash_log import DOING, CrashLog
 from hydro_rasda.run.files import WRITABLE, make_inner, make_private, naming, refuse_links
 from hydro_rasda.run.journal import JOURNAL, MESSAGES
-from hydro_rasda.run.locks_and_crashes import DOING, LOCK, CrashLog, hold
 from hydro_rasda.run.resume_rules import RESULTS, RunExists, refuse_new, refuse_other
 from hydro_rasda.run.run_json import SPEC, read_spec
+from hydro_rasda.run.run_lock import LOCK, hold
 
 
 class Claim:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hydro_rasda.history.lines import Stage as Stage
 
-SURROGATES, CHECK, FULL_SIZE = "surrogates", "transfer check", "full size"
+SURROGATES, CHECK, MIDDLE, FULL_SIZE = "surrogates", "transfer check", "middle heat", "full size"
 """Titles of the parts of a run."""
 
 
@@ -62,7 +62,9 @@ class RunEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StageBegan(Event):
-    """A part of the run begins: the surrogates, the full size to its next milestone, the check of the transfer.
+    """A part of the run begins: the surrogates, the check of the transfer, the middle heat, or the full size.
+
+    The full size begins once more after each milestone.
 
     Attributes:
         epochs: Number of epochs that it trains, over all of its trials.
@@ -101,7 +103,7 @@ class TrialConfigured(Event):
     """A trial got its configuration, or a new one (PBT).
 
     Attributes:
-        config: Its hyperparameters; secrets, such as `hf_token`, are "(hidden)".
+        config: Its hyperparameters; secrets are "(hidden)".
     """
 
     trial: int
@@ -116,7 +118,8 @@ class EpochEnded(Event):
     again is sent again. At full size, it is not if it comes to the same metrics as before the interruption.
 
     Attributes:
-        stage: "surrogate" or "target", the full-size model.
+        stage: "surrogate"; "middle", a wider surrogate of the middle heat (`full_trainings` below 3); or "target", the
+            full-size model.
         epoch: Number of epochs that the trial has trained, from 1.
         metrics: "train_*" and "val_*"; None if not finite. On Ray, also the number of workers.
     """
@@ -147,7 +150,7 @@ class FinalistsChosen(Event):
     """The sweep came to its end. Not sent if the time budget ended it before.
 
     Attributes:
-        kept: The trials that train at full size, best first.
+        kept: The trials that go on, best first: at full size, or to the middle heat if there is one.
     """
 
     candidates: tuple[int, ...]

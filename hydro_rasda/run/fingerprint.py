@@ -115,7 +115,8 @@ def _taken_apart(value: Any, digest_of: Callable[[Any], str]) -> tuple[str, Part
     """Describe a value by itself in a few words, and return its parts."""
     kind = type(value).__name__
     if isinstance(value, _PLAIN):
-        return f"{kind} {value!r}", ()
+        text = str.__repr__(value) if isinstance(value, str) else repr(value)  # that of a secret counts, too
+        return f"{kind} {text}", ()
     if isinstance(value, (Tensor, np.ndarray)):
         return _array(value)
     if isinstance(value, (torch.device, type(os.environ), *_GENERATORS)):

@@ -41,8 +41,8 @@ from hydro_rasda.history.lines import (
 )
 from hydro_rasda.history.scores import kept_of
 from hydro_rasda.history.winner import best_of
+from hydro_rasda.run.crash_log import DROPPED
 from hydro_rasda.run.events import TrialEnded
-from hydro_rasda.run.locks_and_crashes import DROPPED
 from hydro_rasda.run.state import Run
 
 _WIDTHS = "surrogate/widths-of-"

@@ -8,10 +8,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from hydro_rasda.run.crash_log import DOING
 from hydro_rasda.run.files import TEMPORARY, read_file, refuse_links, sync_folder, write_atomically
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, read_units
-from hydro_rasda.run.locks_and_crashes import DOING, LOCK
 from hydro_rasda.run.run_json import OF_RACE, OF_SWEEP, SPEC
+from hydro_rasda.run.run_lock import LOCK
 
 
 class RunExists(ValueError):

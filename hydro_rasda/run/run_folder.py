@@ -33,6 +33,7 @@ from hydro_rasda.history.history import CALL, History, is_decision, is_live
 from hydro_rasda.history.lines import JournalLine, Unit, jsonable
 from hydro_rasda.run.checkpoints import WRITTEN_AS, DamagedCheckpoint, load_checkpoint, save_checkpoint
 from hydro_rasda.run.claim import Claim
+from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.files import (
     TEMPORARY,
     WRITABLE,
@@ -55,7 +56,6 @@ from hydro_rasda.run.journal import (
     keep_message,
     read_units,
 )
-from hydro_rasda.run.locks_and_crashes import CrashLog
 from hydro_rasda.run.resume_rules import refuse_growth, refuse_other, scored_otherwise, set_aside
 from hydro_rasda.run.run_json import FORMAT, SPEC, run_id
 from hydro_rasda.settings.config import RESUME

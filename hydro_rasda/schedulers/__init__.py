@@ -22,7 +22,6 @@ from hydro_rasda.schedulers.packing_policy import (
     worst_fit_decreasing,
 )
 from hydro_rasda.schedulers.population import PopulationBasedTraining, Range
-from hydro_rasda.schedulers.population_bandits import PopulationBasedBandits
 from hydro_rasda.schedulers.race_rule import ExpectedEnd, Race, RaceRule, chances, expected_gain, final_score
 from hydro_rasda.schedulers.ranking import Agreement, Mode, agreement, rank
 from hydro_rasda.schedulers.rasda import RASDA, Growth, Resize, efficient, parallel_efficiency
@@ -53,7 +52,6 @@ __all__ = [
     "Placed",
     "Placement",
     "Policy",
-    "PopulationBasedBandits",
     "PopulationBasedTraining",
     "Queue",
     "Race",

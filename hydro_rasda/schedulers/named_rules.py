@@ -11,7 +11,6 @@ from hydro_rasda.common.argument_checks import check_int
 from hydro_rasda.schedulers.halving_and_hyperband import Bracket, Hyperband, SuccessiveHalving
 from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.population import Explored, PopulationBasedTraining
-from hydro_rasda.schedulers.population_bandits import PopulationBasedBandits
 from hydro_rasda.schedulers.ranking import Mode
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, SweepRule
 from hydro_rasda.schedulers.sweep_state import SweepState
@@ -19,24 +18,31 @@ from hydro_rasda.schedulers.sweep_state import SweepState
 
 @dataclass(frozen=True)
 class NoStopping(SweepRule):
-    """Train all trials to the epoch `last`, and choose the finalists there."""
+    """Train all trials to the epoch `last`, and choose the finalists there.
+
+    Attributes:
+        every: Epochs between checkpoints on the way there; None for none.
+    """
 
     last: int
+    every: int | None = None
 
     def __post_init__(self) -> None:
         check_int("last", self.last, at_least=1)
+        check_int("every", self.every, at_least=1, optional=True)
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
-        return {number: Continue(self.last) for number in sweep.waiting_at(0)}
+        every, behind = self.every or self.last, [trial for trial in sweep.waiting.values() if trial.epoch < self.last]
+        return {trial.number: Continue(min(self.last, trial.epoch + every)) for trial in behind}
 
     def epochs(self, sweep: SweepState) -> int:
         return (len(sweep.trials) + sweep.left) * self.last
 
 
-RuleName = Literal["halving", "hyperband", "median", "none", "pbt", "pb2", "epsilon-net"]
+RuleName = Literal["halving", "hyperband", "median", "none", "pbt", "epsilon-net"]
 RULES: tuple[str, ...] = get_args(RuleName)
-POPULATIONS: tuple[str, ...] = ("pbt", "pb2")
-"""Rules of populations, which change hyperparameters."""
+POPULATION: RuleName = "pbt"
+"""The rule that changes hyperparameters."""
 HALVING: RuleName = "halving"
 
 
@@ -55,20 +61,18 @@ def named_rule(
         stops: Epochs at which a sweep may drop trials; it ends at the last one.
         reduction_factor: Of successive halving, also within Hyperband.
         top_k: Finalists that are wanted.
-        explored: Hyperparameters that a rule of `POPULATIONS` changes.
+        explored: Hyperparameters that the rule `POPULATION` changes.
 
     Raises:
-        ValueError: If nothing is explored, for one of `POPULATIONS`.
-        ImportError: If `name` is "pb2" and scikit-learn is missing.
+        ValueError: If nothing is explored by the rule `POPULATION`.
 
     >>> named_rule("median", (2, 6, 18), 3, "min", 4)
     MedianStopping(last=18, grace_period=2, min_trials=3)
     """
     if name == "median":
         return MedianStopping(stops[-1], stops[0])
-    if name in POPULATIONS:
-        kind = PopulationBasedTraining if name == "pbt" else PopulationBasedBandits
-        return kind(explored, stops[-1], stops[0])
+    if name == POPULATION:
+        return PopulationBasedTraining(explored, stops[-1], stops[0])
     if name == "none":
         return NoStopping(stops[-1])
     if name == "hyperband":

@@ -40,15 +40,6 @@ class Range:
             return self.nearest(self.low * (self.high / self.low) ** share)
         return self.nearest(self.low + (self.high - self.low) * share)
 
-    def share(self, value: float) -> float:
-        """Return the share of all draws that lie below a value."""
-        if self.low == self.high:
-            return 0.0
-        value = self.nearest(value)
-        if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
-
     def nearest(self, value: float) -> float:
         """Return the value within the range that is nearest to another."""
         return min(max(value, self.low), self.high)
@@ -109,9 +100,9 @@ class PopulationBasedTraining(SweepRule):
         lower, upper = self.quantiles({number: trial.score for number, trial in there.items()}, sweep.mode)
         moves: dict[int, Move] = {number: Continue(to) for number in there} | {number: Stop() for number in lower}
         draws = {number: _draws(sweep.seed, at, number) for number in lower if upper}
-        sources = {number: _chosen(upper, next(numbers)) for number, numbers in draws.items()}
-        for number, changes in self.explore_copies(sweep, sources, draws).items():
-            moves[number] = Continue(to, sources[number], changes)
+        for number, numbers in draws.items():
+            source = _chosen(upper, next(numbers))
+            moves[number] = Continue(to, source, self.explore(sweep.trials[source].config, numbers))
         return moves
 
     def quantiles(self, scores: Mapping[int, float], mode: Mode) -> tuple[list[int], list[int]]:
@@ -125,17 +116,6 @@ class PopulationBasedTraining(SweepRule):
         size = min(math.ceil(len(sound) * self.quantile), len(sound) // 2)
         upper = sound[: size or (1 if self.quantile else 0)]
         return sound[len(sound) - size :] + best_first[len(sound) :], upper
-
-    def explore_copies(
-        self, sweep: SweepState, sources: Mapping[int, int], draws: Mapping[int, Iterator[float]]
-    ) -> dict[int, dict[str, float]]:
-        """Return the changed values of each copy's configuration, by the copy's number.
-
-        Args:
-            sources: By copy, the trial that it copies.
-            draws: By copy, numbers in [0, 1), uniformly.
-        """
-        return {number: self.explore(sweep.trials[source].config, draws[number]) for number, source in sources.items()}
 
     def explore(self, config: Mapping[str, Any], draws: Iterator[float]) -> dict[str, float]:
         """Return changed values of a configuration.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hydro_rasda.common.argument_checks import is_int, is_number, require
-from hydro_rasda.common.secret_masking import secrets_of
+from hydro_rasda.common.secret_masking import Secret, holds_secret
 from hydro_rasda.space.domains import Categorical, is_a, is_grid
 
 Space = Mapping[str, Any]
@@ -47,11 +47,11 @@ def check_branches(space: Space, where: str = "space") -> None:
     """Refuse a space that could give one key of a configuration two values (ValueError)."""
     own = {key for key, value in space.items() if not is_branching(value)}
     for key, value in space.items():
+        if holds_secret(value) and not (isinstance(value, Secret) or is_nested(value)):
+            raise ValueError(f"`{where}[{key!r}]` has a secret in a list or a choice, but must have it as a constant")
         if is_branching(value):
             for i, alternative in enumerate(value.categories):
                 of = f"{where}[{key!r}][{i}]"
-                if secrets := sorted("/".join(place) for place in secrets_of(alternative)):
-                    raise ValueError(f"`space` has the secret {secrets[0]} in a branch, but must have it elsewhere")
                 check_branches(alternative, of)
                 twice = sorted(own & reachable(alternative).keys())
                 require(not twice, of, sorted(alternative), f"without {', '.join(twice)}, which `space` has elsewhere")

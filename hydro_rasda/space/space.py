@@ -15,7 +15,6 @@ import numpy as np
 from fusion.keys import KEYS, check_settings, configs_of_parts, is_read, keys_of, read, split_key, warmup_epochs
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.common.argument_checks import in_order, require
-from hydro_rasda.common.secret_masking import shown
 from hydro_rasda.schedulers import Range
 from hydro_rasda.settings.config import MOST_TRIALS, UNSPLIT, check_unsplit
 from hydro_rasda.space.branches import check_branches, is_branching, is_nested, leaves, reachable, variants
@@ -80,7 +79,7 @@ def check_space(space: object, num_samples: int = 1, strategy: str | None = "ddp
     check_branches(space)
     domains = [(name, value) for name, value in leaves(space) if _is_domain(value)]
     searched = bool(domains) or any(is_a(value, "Categorical") for value in space.values())
-    require(searched, "space", shown(space), "one with a domain, such as loguniform(1e-4, 1), to search")
+    require(searched, "space", space, "one with a domain, such as loguniform(1e-4, 1), to search")
     for name, domain in domains:
         if is_a(domain, "Float", "Integer"):
             rule = "a domain whose lower bound is below its upper one"
@@ -203,7 +202,7 @@ def explored(space: Mapping[str, Any], reads: bool = True) -> dict[str, Range | 
         if one is not None and all(other == one for other in others):
             found[name] = one
     rule = "one with a float that population based training can change, such as lr=loguniform(1e-4, 1)"
-    require(bool(found), "space", shown(space), rule)
+    require(bool(found), "space", space, rule)
     return found
 
 

@@ -25,8 +25,8 @@ from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Crowd, Died, Notify, RelayedWarnings, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_own, kind_of_target
+from hydro_rasda.run.crash_log import CrashLog, training_of
 from hydro_rasda.run.events import Stage
-from hydro_rasda.run.locks_and_crashes import CrashLog, training_of
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 from hydro_rasda.training.full_size import told_of, train_full_size_trial
 from hydro_rasda.training.group_training import LiveGroup, Load, joined, train_group
@@ -86,15 +86,12 @@ class Device:
     def __init__(self, problem: Problem, may_die: bool = False, share: Share = WHOLE) -> None:
         self._problem, self._share = problem, share
         self._live, self._relayed = LiveGroup(), RelayedWarnings()
-        self._peaks: dict[Stage, Peaks] = {stage: Peaks(problem, stage) for stage in ("surrogate", "target")}
+        self._peaks: dict[tuple[Stage, float | None], Peaks] = {}
+        self._paces: dict[tuple[Stage, float | None], HangDetector] = {}
         self.children = usable_children(problem)
         self.cores = max(1, self.children)
         if may_die and self.cores == 1:
             self.children = 0
-        self._paces: dict[Stage, HangDetector] = {
-            stage: HangDetector("no epoch was over", foreseen=problem.first_epoch_seconds(stage))
-            for stage in self._peaks
-        }
         if problem.device.type == "cpu":
             # Page faults on blocks that were freed a step before can take half of a fused step.
             keep_freed_memory()
@@ -103,12 +100,19 @@ class Device:
     def machine(self) -> str:
         return machine(self._problem.device)
 
-    def plan(self, kinds: Mapping[str, Sequence[Trial]], seconds: float = math.inf) -> dict[str, Widths]:
-        """Choose the width of each core's groups of a kind, in so many seconds; see `planned_widths`."""
+    def plan(
+        self, kinds: Mapping[str, Sequence[Trial]], seconds: float = math.inf, width: float | None = None
+    ) -> dict[str, Widths]:
+        """Choose the width of each core's groups of a kind, in so many seconds; see `planned_widths`.
+
+        Args:
+            width: That of the trials' surrogates, as in `Task`.
+        """
         self.forget_group()
-        peaks, free, tight = self._peaks["surrogate"], self.free, self._is_tight()
+        peaks, free, tight = self._peaks_of("surrogate", width), self.free, self._is_tight()
+        problem = self._problem.at_width(width)
         with one_thread() if self.cores > 1 else nullcontext():
-            found = planned_widths(self._problem, kinds, self.cores, self.children > 0, free, peaks, tight, seconds)
+            found = planned_widths(problem, kinds, self.cores, self.children > 0, free, peaks, tight, seconds)
         peaks.keep(free / self.cores)
         # In steps, so that what hardly matters is the same each time.
         steps = 100 * self.cores
@@ -122,7 +126,19 @@ class Device:
 
     def _is_tight(self) -> bool:
         """Tell whether memory may be too small for a full-size model, or any other, on each core, if this is known."""
-        return self.cores > 1 and self.cores * self._peaks["target"].expected("of any kind") > self.free
+        return self.cores > 1 and self.cores * self._peaks_of("target").expected("of any kind") > self.free
+
+    def _peaks_of(self, stage: Stage, width: float | None = None) -> Peaks:
+        """The memory that models of a stage take, at a width of surrogates."""
+        if (stage, width) not in self._peaks:
+            self._peaks[stage, width] = Peaks(self._problem.at_width(width), stage)
+        return self._peaks[stage, width]
+
+    def _pace_of(self, stage: Stage, width: float | None) -> HangDetector:
+        if (stage, width) not in self._paces:
+            foreseen = self._problem.first_epoch_seconds(stage)
+            self._paces[stage, width] = HangDetector("no epoch was over", foreseen=foreseen)
+        return self._paces[stage, width]
 
     def train(self, tasks: Sequence[Task], work: Work, devices: int = 1) -> Generator[Finished, None, None]:
         """Train a task of groups, or at most `cores` full-size models at the same time.
@@ -191,7 +207,7 @@ class Device:
         told = work.should_stop, on_epoch
         with work.doing.of(what):
             if task.stage == "surrogate":
-                return train_group(self._problem, work.trials, task, work.load, *told, self._live)
+                return train_group(self._problem.at_width(task.width), work.trials, task, work.load, *told, self._live)
             state = work.load(task.source) if task.source is not None else None
             return train_full_size_trial(self._problem, work.trials[task.number], task, state, *told)
 
@@ -206,8 +222,8 @@ class Device:
 
     def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
         """Train tasks in a process each, as many at the same time as fit memory and cores, and learn what they take."""
-        stage, kinds = tasks[0].stage, [self._kind(task, work) for task in tasks]
-        peaks = self._peaks[stage]
+        kinds, of = [self._kind(task, work) for task in tasks], (tasks[0].stage, tasks[0].width)
+        peaks = self._peaks_of(*of)
 
         def took(i: int, peak: int) -> None:
             peaks.learn(*kinds[i], peak)
@@ -215,12 +231,12 @@ class Device:
         crowd = Crowd(self.free, self.cores, [peaks.expected(*kind) for kind in kinds], took)
         forked = replace(work, doing=CrashLog())
         pieces = [partial(self._train_part, task, forked) for task in tasks]
-        yield from imap_forked(pieces, threads, work.notify, self._paces[stage], crowd, self._relayed)
+        yield from imap_forked(pieces, threads, work.notify, self._pace_of(*of), crowd, self._relayed)
         peaks.keep(self.free / self.cores)
 
     def _at_once(self, tasks: Sequence[Task], work: Work) -> int:
         """Return how many of these tasks may begin at the same time, by memory alone."""
-        peaks = self._peaks[tasks[0].stage]
+        peaks = self._peaks_of(tasks[0].stage, tasks[0].width)
         jobs = [Job(task.key, peaks.expected(*self._kind(task, work)), 0.0, 0.0) for task in tasks]
         return len(beside(jobs, Room("", self.free, self.cores)))
 

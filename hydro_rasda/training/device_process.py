@@ -68,8 +68,10 @@ class Trainer:
         """`Device.machine` and `Device.cores`, and the node that it is on, where a backend has several."""
         return self._device.machine, self._device.cores, ""
 
-    def plan(self, kinds: Mapping[str, Sequence[Trial]], seconds: float) -> dict[str, Widths]:
-        return self._device.plan(kinds, seconds)
+    def plan(
+        self, kinds: Mapping[str, Sequence[Trial]], seconds: float, width: float | None = None
+    ) -> dict[str, Widths]:
+        return self._device.plan(kinds, seconds, width)
 
     def train(self, tasks: Sequence[Task], given: Given) -> list[Finished]:
         """Train tasks at the same time; what they leave is on the CPU."""

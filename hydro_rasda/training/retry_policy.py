@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from hydro_rasda.contracts import Outcome, Task
-from hydro_rasda.run.locks_and_crashes import DEATHS as DEATHS
+from hydro_rasda.run.crash_log import DEATHS as DEATHS
 
 RETRIES = 2
 """So often a full-size trial is tried again, from its last checkpoint, that raised."""

@@ -60,7 +60,7 @@ class Scripted:
     def cores(self, device: int) -> int:
         return 1
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(1))
 
     def _train(self, task: Task) -> Outcome:

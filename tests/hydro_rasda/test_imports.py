@@ -42,7 +42,17 @@ def test_the_package_alone_loads_nothing_else() -> None:
     assert loaded - sys.stdlib_module_names == {"fusion", "hydro_rasda"}  # of fusion, what makes names lazy
 
 
-WITHOUT_TORCH = ("cli", "config", "domains", "history", "packing", "schedulers", "simulator", "sweep_config", "trial")
+WITHOUT_TORCH = (
+    "cli",
+    "common",
+    "history",
+    "packing",
+    "records",
+    "schedulers",
+    "settings",
+    "simulator",
+    "space/domains",
+)
 """Modules and rooms of hydro_rasda that need no torch: those that read settings and journals, decide, or pack."""
 
 

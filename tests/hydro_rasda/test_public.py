@@ -18,7 +18,7 @@ from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, tune
 PUBLIC = {
     *("tune", "load", "TuneResult", "SweepConfig", "RaceConfig", "RASDAScheduler", "elastic", "Worker"),
     *("LocalBackend", "RayBackend", "RunExists", "AllTrialsFailed"),
-    *("choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "uniform"),
+    *("choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "secret", "uniform"),
 }
 ARGUMENTS_OF_TUNE = [
     *("model_fn", "space", "train_data", "val_data", "loss_fn", "objective", "metrics", "train", "metric"),
@@ -41,7 +41,7 @@ ARGUMENTS_OF_TUNE = [
 def test_public_names() -> None:
     names = vars(hydro_rasda)["__all__"]
     assert names == sorted(PUBLIC)
-    assert len(names) == 20
+    assert len(names) == 21
     assert {*names} <= {*dir(hydro_rasda)}
     everything: dict[str, Any] = {}
     exec("from hydro_rasda import *", everything)

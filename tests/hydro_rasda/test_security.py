@@ -31,10 +31,10 @@ from hydro_rasda.packing import Device, pack
 from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.results.progress import Progress
 from hydro_rasda.run.checkpoints import load_checkpoint
+from hydro_rasda.run.crash_log import DOING, CrashLog
 from hydro_rasda.run.events import EpochEnded, MessageSaid, RunBegan, StageBegan
 from hydro_rasda.run.files import TRUST, Unsafe, refuse_open_to_others
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, keep_message
-from hydro_rasda.run.locks_and_crashes import DOING, CrashLog
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.simulator.past_run import read_run

@@ -183,7 +183,7 @@ def test_an_epsilon_net_and_other_rules_sweep_by_places(quick: Quick) -> None:
 
 
 @pytest.mark.slow  # the quick test above has two of them
-@pytest.mark.parametrize("rule", ["hyperband", "median", "none", "pb2"])
+@pytest.mark.parametrize("rule", ["hyperband", "median", "none"])
 def test_all_rules_sweep_by_places(quick: Quick, rule: Any) -> None:
     assert quick(model_fn=sized, **BOTH, sweep=SweepConfig(rule=rule)).pareto
 

@@ -47,8 +47,8 @@ class TrainsTwice(Broken):
 
 
 class ForgetsKinds(Broken):
-    def plan(self, device: int, kinds: Mapping[str, Any]) -> Mapping[str, Widths]:
-        return dict(list(super().plan(device, kinds).items())[:1])
+    def plan(self, device: int, kinds: Mapping[str, Any], width: float | None = None) -> Mapping[str, Widths]:
+        return dict(list(super().plan(device, kinds, width).items())[:1])
 
 
 class AlwaysIdle(Broken):
@@ -107,12 +107,12 @@ class IsNeverBusy(Broken):
 
 
 class PlansNoTrials(Broken):
-    def plan(self, device: int, kinds: Mapping[str, Any]) -> Mapping[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Any], width: float | None = None) -> Mapping[str, Widths]:
         return dict.fromkeys(kinds, Widths(0))
 
 
 class DoesNotPlanForOne(Broken):
-    def plan(self, device: int, kinds: Mapping[str, Any]) -> Mapping[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Any], width: float | None = None) -> Mapping[str, Widths]:
         return dict.fromkeys(kinds, Widths(2, throughput={2: 1.0}))
 
 

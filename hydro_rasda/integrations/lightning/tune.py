@@ -15,7 +15,6 @@ from fusion.streams import preserved_generators
 from fusion.warn import warn
 from hydro_rasda.common.argument_checks import check_function, check_is, require
 from hydro_rasda.common.one_line_warnings import warns_in_one_line
-from hydro_rasda.common.secret_masking import shown
 from hydro_rasda.integrations.lightning.configure_optimizers import OF_OPTIMIZERS, Unfollowed
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
 from hydro_rasda.integrations.lightning.refusals import (
@@ -197,7 +196,7 @@ def _first(
     try:
         module = call_model_fn(module_fn, form, config, 1.0)
     except Exception as error:
-        raise ValueError(f"`module_fn` fails for {shown(config)!r} with {type(error).__name__}: {error}") from error
+        raise ValueError(f"`module_fn` fails for {dict(config)!r} with {type(error).__name__}: {error}") from error
     require(isinstance(module, LightningModule), "module_fn", type(module).__name__, "one that makes a LightningModule")
     assert isinstance(module, LightningModule)
     return module

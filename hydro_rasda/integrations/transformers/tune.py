@@ -19,7 +19,6 @@ from fusion.warn import warn
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.common.argument_checks import check_is, require
 from hydro_rasda.common.one_line_warnings import warns_in_one_line
-from hydro_rasda.common.secret_masking import shown
 from hydro_rasda.integrations.shared import (
     Collator,
     LibraryResult,
@@ -224,7 +223,7 @@ def _first_model(model_fn: Callable[..., nn.Module], space: Mapping[str, Any], s
     try:
         model = model_fn(config)
     except Exception as error:
-        raise ValueError(f"`model` fails for {shown(config)!r} with {type(error).__name__}: {error}") from error
+        raise ValueError(f"`model` fails for {dict(config)!r} with {type(error).__name__}: {error}") from error
     require(isinstance(model, nn.Module), "model", type(model).__name__, "one that makes a torch.nn.Module")
     return model
 

@@ -176,6 +176,9 @@ def _table(record: RunRecord) -> str:
         f"surrogate {metric}": [trial.surrogate_metric if trial.surrogate_epochs else None for trial in trials],
         "surrogate epochs": [trial.surrogate_epochs or None for trial in trials],
     }
+    if any(trial.middle_epochs for trial in trials):
+        columns[f"middle heat {metric}"] = [trial.middle_metric if trial.middle_epochs else None for trial in trials]
+        columns["middle heat epochs"] = [trial.middle_epochs or None for trial in trials]
     for name in record.others:
         columns[name] = [trial.metrics.get(name) for trial in trials]
     used = [trial.used for trial in trials]

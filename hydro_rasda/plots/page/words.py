@@ -27,8 +27,7 @@ from hydro_rasda.records.report import (
 )
 from hydro_rasda.run.run_json import recorded
 from hydro_rasda.schedulers.named_rules import RULES
-from hydro_rasda.settings.config import RaceConfig, SweepConfig, TuneConfig
-from hydro_rasda.settings.sweep_config import SEARCHERS
+from hydro_rasda.settings.config import SEARCHERS, RaceConfig, SweepConfig, TuneConfig
 
 Facts = dict[str, str]
 """Names, and what is to be said of them."""
@@ -96,8 +95,11 @@ def cost_facts(record: RunRecord, max_t: int | None) -> Facts:
     facts = {
         "wall time": both_units(cost, cost.seconds, max_t),
         "surrogates": f"{cost.surrogate_epochs} epochs: {both_units(cost, cost.surrogate_seconds, max_t)}",
+        "middle heat": f"{cost.middle_epochs} epochs: {both_units(cost, cost.middle_seconds, max_t)}",
         "full size": f"{cost.target_epochs} epochs: {both_units(cost, cost.target_seconds, max_t)}",
     }
+    if not cost.middle_epochs:
+        del facts["middle heat"]
     if max_t and math.isfinite(whole := cost.full_trainings(1.0, max_t)):
         facts["full training"] = f"{max_t} epochs at full size: about {duration(1 / whole)}"
     if cost.spared_seconds > 0:

@@ -24,6 +24,7 @@ from hydro_rasda.simulator import read_past_run
 from hydro_rasda.training.full_size import train_full_size_trial
 from tests.hydro_rasda.backends import finalists
 from tests.hydro_rasda.conftest import SPACE
+from tests.hydro_rasda.heats.test_middle_heat import wide
 
 pytestmark = pytest.mark.usefixtures("ray2", "one_process")
 
@@ -80,6 +81,20 @@ def test_the_same_call_decides_alike_and_finds_the_same_winner(quick: Quick, tmp
         (t.status, t.epochs, t.metric, t.chance) for t in here.trials
     ]
     assert all(torch.equal(weights(there)[name], value) for name, value in weights(here).items())
+
+
+@pytest.mark.slow
+def test_a_middle_heat_chooses_alike_on_either_backend(quick: Quick) -> None:
+    """To the last digit, though an idle device may begin the leader's full-size model early."""
+    asked: dict[str, Any] = {**RACE, "model_fn": wide, "full_trainings": 1}
+    asked |= {"sweep": {"surrogate": 1 / 8, "fusion": 1, "grace_period": 4}, "race": {"top_k": 4, "max_workers": 1}}
+    here, there = (quick(**asked, name=type(of).__name__, backend=of) for of in (HERE, THERE))
+    chosen = [{key: of.value for key, of in units(of.path).items() if "finalists" in key} for of in (here, there)]
+    assert chosen[0] == chosen[1]
+    assert [units(of.path)["heats"].value["finalists"] for of in (here, there)] == [1, 1]
+    assert (there.best_trial, there.best_metric) == (here.best_trial, here.best_metric)
+    assert [trial.history for trial in there.trials] == [trial.history for trial in here.trials]
+    assert [trial.trial for trial in there.trials if trial.epochs] == chosen[0]["middle/finalists"]
 
 
 @pytest.mark.slow

@@ -229,7 +229,7 @@ def test_devices_that_other_jobs_hold_are_told_of_and_left_out(
     """Of two workers that a full-size model is to have, one is there."""
     monkeypatch.setattr(pool_module, "ARRIVAL_S", 0.05)
     run = open_run(tmp_path / "run", problem.with_settings(race=RaceConfig(workers=2)), 8)
-    with run.store, closing(ScriptedDoubling(run)) as pool:
+    with run.store, closing(ScriptedElastic(run)) as pool:
         pool.held = frozenset([1])
         assert pool.idle() == [0]
         told = [message.text for message in read_messages(run.store.path)]
@@ -285,7 +285,7 @@ def test_full_size_models_wait_where_groups_occupy_all_devices(run: Run) -> None
     assert pool.trained == [(0,), (1,), (2,)]
 
 
-class ScriptedDoubling(ScriptedPool, ElasticPool):
+class ScriptedElastic(ScriptedPool, ElasticPool):
     """The same with a device for each rank; what trains there never ends."""
 
     def __init__(self, run: Run, deadly: Iterable[object] = ()) -> None:
@@ -301,7 +301,7 @@ def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_
     """As while transfer is checked; else no device would ever be free for a rank."""
     race = RaceConfig(workers=2)
     run = open_run(tmp_path / "run", problem.with_settings(race=race), 8)
-    with run.store, closing(ScriptedDoubling(run, deadly=[0])) as pool:
+    with run.store, closing(ScriptedElastic(run, deadly=[0])) as pool:
         pool.idle()
         pool.start(0, group(0))
         done = [finished.task.number for finished in train_tasks(pool, targets(1))]
@@ -313,7 +313,7 @@ def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_
 def test_what_ends_with_its_machine_is_not_to_blame(problem: Problem, tmp_path: Path, workers: int) -> None:
     """Of a group, of a full-size model, and of one of several ranks."""
     run = open_run(tmp_path / "run", problem.with_settings(race=RaceConfig(workers=workers)), 8)
-    with run.store, closing(ScriptedDoubling(run, deadly=[0, 1])) as pool:
+    with run.store, closing(ScriptedElastic(run, deadly=[0, 1])) as pool:
         pool.idle()
         pool.start(0, group(0))
         pool.machines_end = 3
@@ -329,13 +329,13 @@ def test_what_ends_with_its_machine_is_not_to_blame(problem: Problem, tmp_path: 
 
 
 def test_a_process_that_raised_is_kept_where_nobody_waits_for_it(run: Run) -> None:
-    with closing(ScriptedDoubling(run)) as pool:
+    with closing(ScriptedElastic(run)) as pool:
         pool.raising = frozenset([1])
         (finished,) = train_tasks(pool, targets(1))
         assert finished.outcome.error == "it raised"
         assert len(pool.processes) == 2
     run.problem = run.problem.with_settings(race=RaceConfig(workers=2))
-    with closing(ScriptedDoubling(run)) as pool:
+    with closing(ScriptedElastic(run)) as pool:
         pool.raising = frozenset([1])
         list(train_tasks(pool, targets(1)))
         assert len(pool.processes) == 4

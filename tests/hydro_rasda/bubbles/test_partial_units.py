@@ -75,8 +75,9 @@ def lines(numbers: Sequence[int], epochs: Iterable[int], loss: float = 1.0) -> d
     return {n: [(epoch, {"train_loss": loss, "val_loss": n + epoch}) for epoch in epochs] for n in numbers}
 
 
-def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next(run: Run) -> None:
-    task = Task("surrogate/to-4/group-0", (Group("a", (0, 1, 2), True),), ("before",), Span(1, 4))
+@pytest.mark.parametrize("width", [None, 1 / 4])
+def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next(run: Run, width: float | None) -> None:
+    task = Task("surrogate/to-4/group-0", (Group("a", (0, 1, 2), True),), ("before",), Span(1, 4), width=width)
     work = GroupWork(run, task, 1)
     assert list(work.begin()) == [task]
     assert not work.done
@@ -84,9 +85,9 @@ def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next
     kept = [{"members": [0, 1], "model": 1}]
     found = Outcome(kept, lines([0, 1, 2], [2]) | {2: []}, {2: "raised"})
     (rest,) = work.took(task, found, go_on=True)
-    key = group_key(task.span, (0, 1, 2)) + "/so-far-of-3"
-    assert (rest.members, rest.span, rest.sources) == ((0, 1), Span(2, 4), (key,))
-    assert rest.key == group_key(Span(2, 4), (0, 1))
+    key = group_key(task.span, (0, 1, 2), width) + "/so-far-of-3"
+    assert (rest.members, rest.span, rest.sources, rest.width) == ((0, 1), Span(2, 4), (key,), width)
+    assert rest.key == group_key(Span(2, 4), (0, 1), width)
     assert work.saved == [key]
     # The process ends here. The next one reads the same rest.
     again = GroupWork(run, task, 1)

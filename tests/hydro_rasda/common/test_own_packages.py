@@ -12,7 +12,7 @@ import pytest
 
 from hydro_rasda.common.own_packages import refuse_other_packages
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUNS = "raise SystemExit('it ran')"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +15,12 @@ import torch
 from ray.tune.search.optuna import OptunaSearch
 from torch import nn
 
-from hydro_rasda import RunExists, SweepConfig, TuneResult, choice, grid_search, load, loguniform, uniform
+from hydro_rasda import RunExists, SweepConfig, TuneResult, choice, grid_search, load, loguniform, secret, uniform
 from hydro_rasda.cli import main
 from hydro_rasda.common.secret_masking import (
     HIDDEN,
     described_secrets,
     hide,
-    is_secret,
     restore,
     scrubbed,
     secrets_of,
@@ -34,8 +35,8 @@ TOKEN, KEY = "hf_JgK2mmm1token", "sk-93ujds-key"
 SPACE: dict[str, Any] = {
     "lr": loguniform(1e-3, 1.0),
     "optimizer": choice(["sgd", "adamw"]),
-    "hf_token": TOKEN,
-    "hub": {"api_key": KEY, "name": "digits"},
+    "hf_token": secret(TOKEN),
+    "hub": {"api_key": secret(KEY), "name": "digits"},
 }
 
 
@@ -71,16 +72,16 @@ def test_models_get_them_and_nothing_keeps_them(
     seen = [repr(result), result._repr_html_(), repr(told), capsys.readouterr().out]
     assert main(["show", str(result.path)]) + main(["trials", str(result.path), "--json"]) == 0
     seen += [capsys.readouterr().out]
-    for secret in (TOKEN, KEY):
-        assert not any(secret in text for text in seen)
-        assert not [name for name, content in kept(tmp_path / "run").items() if secret.encode() in content]
+    for own in (TOKEN, KEY):
+        assert not any(own in text for text in seen)
+        assert not [name for name, content in kept(tmp_path / "run").items() if own.encode() in content]
     written = json.loads((tmp_path / "run" / "best" / "config.json").read_text())
     assert (written["hf_token"], written["hub"]) == (HIDDEN, {"api_key": HIDDEN, "name": "digits"})
     assert f"401 for {HIDDEN}" in str(load(tmp_path / "run").trials[0].error)
 
     loaded = load(tmp_path / "run")
     number = result.best_trial
-    with pytest.raises(ValueError, match=r"`config\['hf_token'\]` is a secret by its name.*give it again"):
+    with pytest.raises(ValueError, match=r"`config\['hf_token'\]` is a secret, .*give it again"):
         loaded.best_model(number, model_fn)
     after = loaded.best_model(
         number, lambda config, width_ratio: model_fn({**config, "hf_token": TOKEN, "hub": SPACE["hub"]}, width_ratio)
@@ -104,7 +105,7 @@ def test_an_error_shows_none(quick: Quick) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"space": {"hf_token": TOKEN, "lr": 0.1}},
+        {"space": {"hf_token": secret(TOKEN), "lr": 0.1}},
         {"sweep": SweepConfig(constraints=lambda config: config["depth"] < 3)},
         {"sweep": SweepConfig(constraints=lambda config: False, first=[{"hf_token": TOKEN}])},
         {"sweep": SweepConfig(first=[{"hf_token": TOKEN, "depth": 3}])},
@@ -118,15 +119,20 @@ def test_a_refused_configuration_or_space_shows_none(arguments: dict[str, Any], 
 
 @pytest.mark.usefixtures("one_process")
 def test_another_secret_is_another_run(quick: Quick) -> None:
-    """As any other constant: a name may mislead."""
+    """As another value of any other constant is."""
     quick(space=SPACE, num_samples=2, max_t=1)
     with pytest.raises(RunExists, match="`space` has other values or functions than the run's"):
-        quick(space={**SPACE, "hf_token": "another"}, num_samples=2, max_t=1)
+        quick(space={**SPACE, "hf_token": secret("another")}, num_samples=2, max_t=1)
 
 
 @pytest.mark.usefixtures("one_process")
 def test_searchers_go_on_with_them(quick: Quick, tmp_path: Path) -> None:
-    space = {"lr": loguniform(1e-3, 0.5), "hf_token": TOKEN, "hub": {"api_key": KEY}, "dropout": uniform(0, 0.5)}
+    space = {
+        "lr": loguniform(1e-3, 0.5),
+        "hf_token": secret(TOKEN),
+        "hub": {"api_key": secret(KEY)},
+        "dropout": uniform(0, 0.5),
+    }
     given: dict[str, Any] = {"model_fn": model_fn, "space": space, "max_t": 1}
     few = quick(**given, sweep=SweepConfig(searcher=OptunaSearch(seed=0)), num_samples=4)
     many = quick(
@@ -136,74 +142,39 @@ def test_searchers_go_on_with_them(quick: Quick, tmp_path: Path) -> None:
     assert TOKEN.encode() not in (tmp_path / "run" / "journal.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "token",
-        "hf_token",
-        "HF_TOKEN",
-        "hub.token",
-        "authToken",
-        "password",
-        "db_password",
-        "api_key",
-        "WANDB_API_KEY",
-        "openaiApiKey",
-        "apikey",
-        "aws_secret_access_key",
-        "client-secret",
-        "credentials",
-        "private_key",
-    ],
-)
-def test_a_name_of_a_secret(name: str) -> None:
-    assert secrets_of({name: "x"}) == {(name,)}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "lr",
-        "tokenizer",
-        "max_tokens",
-        "token_dropout",
-        "pad_token",
-        "cls_token",
-        "key",
-        "num_keys",
-        "key_dim",
-        "optimizer",
-        "monkey",
-        "attention",
-        "author",
-        "secretary",
-    ],
-)
-def test_no_name_of_a_secret(name: str) -> None:
-    assert not is_secret(name)
-
-
-def test_only_texts_that_are_no_choice_are_secrets() -> None:
-    """What is searched has to be known afterwards."""
-    space = {
-        "token": choice(["cls", "mean"]),
-        "password": 3,
-        "secret": None,
-        "api_key": {"grid_search": ["a", "b"]},
-        "tokens": grid_search(["a"]),
-        "credentials": {"user": "me", "pin": 1234, "keys": ["a", "b"]},
-        "layers": [{"token": "x"}],
-        "lr": loguniform(0.1, 1),
-    }
-    found = {("credentials", "user"), ("credentials", "keys")}
-    assert secrets_of(space) == described_secrets(describe(space)) == found
+def test_a_space_as_run_json_has_it_tells_where_secrets_are() -> None:
+    space = {"token": "cls", "a": secret("x"), "hub": {"key": secret("y"), "name": "z"}, "lr": loguniform(0.1, 1)}
+    found = {("a",), ("hub", "key")}
+    assert secrets_of(space) == found
     assert described_secrets(describe(hide(space, found))) == found
     assert described_secrets(["no", "space"]) == set()
 
 
+@pytest.mark.parametrize(
+    "value", [[secret("a")], choice([secret("a"), "b"]), choice([{"key": secret("a")}, {}]), grid_search([secret("a")])]
+)
+def test_a_secret_is_a_constant(value: Any, quick: Quick) -> None:
+    """Values that are searched have to be known afterwards."""
+    with pytest.raises(
+        ValueError, match=r"`space\['keys'\]` has a secret in a list or a choice, but must have it as a"
+    ):
+        quick(space={**SPACE, "keys": value})
+
+
+@pytest.mark.parametrize("value", [b"abc", 3, None, ""])
+def test_a_secret_is_a_text(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"`value` is .* must be a text of at least one character"):
+        secret(value)
+
+
+def test_a_copy_of_a_secret_shows_nothing_either() -> None:
+    for again in (copy.deepcopy(secret("abc")), pickle.loads(pickle.dumps(secret("abc")))):
+        assert (again, repr([again])) == ("abc", "['(hidden)']")
+
+
 def test_what_is_hidden_can_be_put_back() -> None:
-    config = {"a": 1, "hub": {"token": TOKEN, "b": 2}, "password": "p"}
-    places = secrets_of({**config, "secret": "not in the configuration"})
+    config = {"a": 1, "hub": {"token": secret(TOKEN), "b": 2}, "password": secret("p")}
+    places = secrets_of({**config, "other": secret("not in the configuration")})
     shown = hide(config, places)
     assert shown == {"a": 1, "hub": {"token": HIDDEN, "b": 2}, "password": HIDDEN}
     assert restore(shown, places, config) == config

@@ -26,7 +26,7 @@ from hydro_rasda.problem.objective import as_objective
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import Plans
 from hydro_rasda.processes.forks import Died, imap_forked
-from hydro_rasda.run.locks_and_crashes import CrashLog
+from hydro_rasda.run.crash_log import CrashLog
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(

@@ -27,8 +27,7 @@ from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.record_full_size import try_dropped_again
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.schedulers import PopulationBasedBandits, PopulationBasedTraining, Range
-from hydro_rasda.schedulers.named_rules import POPULATIONS
+from hydro_rasda.schedulers import PopulationBasedTraining, Range
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.space.space import explored
 from tests.hydro_rasda.heats.test_sweep import Curves, Given, X, Y, again, epochs
@@ -192,9 +191,9 @@ class LosesOne(Curves):
     def idle(self, task: Task | None = None) -> list[int]:
         return [device for device in super().idle() if device or not self.lost]
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
         self.lost |= device == 0
-        return super().plan(device, kinds) if device else {}
+        return super().plan(device, kinds, width) if device else {}
 
 
 def test_another_device_measures_where_one_is_lost(run: Run) -> None:
@@ -210,7 +209,7 @@ def test_another_device_measures_where_one_is_lost(run: Run) -> None:
 class MeasuresInTime(Curves):
     """Measures only if the sweep has time left."""
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(1, assumed=True) if self.run.out_of_time("surrogate") else Widths(4))
 
 
@@ -251,7 +250,7 @@ def test_a_trial_that_was_dropped_while_it_was_built_is_tried_again_and_no_other
 
 
 class Unmeasured(Curves):
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(1, assumed=True))
 
 
@@ -332,26 +331,11 @@ def test_a_population_is_trained_and_its_finalists_by_its_schedules(
     assert sum("finalists go on with their last values" in message.text for message in at_full_width.messages) == 1
 
 
-@pytest.mark.parametrize("rule", POPULATIONS)
-def test_a_space_without_floats_is_refused_before_any_work(
-    quick: Callable[..., TuneResult], tmp_path: Path, rule: str
-) -> None:
+def test_a_space_without_floats_is_refused_before_any_work(quick: Callable[..., TuneResult], tmp_path: Path) -> None:
     fixed = {"lr": 0.1, "activation": choice(["relu", "tanh"]), "batch_size": choice([32, 64])}
     with pytest.raises(ValueError, match=r"`space` is .*, but must be one with a float that population based training"):
-        quick(space=fixed, sweep={"rule": rule})
+        quick(space=fixed, sweep={"rule": "pbt"})
     assert not (tmp_path / "run").exists()
-
-
-def test_a_missing_library_is_told_of_before_any_work(
-    quick: Callable[..., TuneResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hydro_rasda.schedulers.population_bandits.find_spec", lambda package: None)
-    told = r"'pb2' needs scikit-learn, which is not there: pip install 'hydro-rasda\[pb2\]'"
-    with pytest.raises(ImportError, match=told):
-        quick(**{**PBT, "sweep": {"rule": "pb2"}})
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(ImportError, match=told):
-        PopulationBasedBandits({"lr": Range(0.0, 1.0)}, last=9)
 
 
 def test_a_schedule_has_the_keys_that_changed() -> None:

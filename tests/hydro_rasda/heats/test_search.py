@@ -39,8 +39,7 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from hydro_rasda.settings.config import TuneConfig
-from hydro_rasda.settings.sweep_config import SEARCHERS
+from hydro_rasda.settings.config import SEARCHERS, TuneConfig
 from hydro_rasda.space.domains import to_ray
 from hydro_rasda.space.space import sample
 from tests.hydro_rasda.models import counted

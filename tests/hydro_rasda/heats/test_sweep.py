@@ -19,8 +19,8 @@ from hydro_rasda.history.lines import Unit
 from hydro_rasda.history.transfer import transfer_of
 from hydro_rasda.problem.objective import supervised
 from hydro_rasda.problem.problem import Problem
+from hydro_rasda.records.summary import AllTrialsFailed
 from hydro_rasda.records.timeline import trainings
-from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import MessageSaid, StageBegan
 from hydro_rasda.run.run_folder import Store
@@ -76,7 +76,7 @@ class Curves:
     def cores(self, device: int) -> int:
         return 1
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(4))
 
     def start(self, device: int, task: Task) -> None:
@@ -197,7 +197,9 @@ def test_halving_is_over_all_trials_of_a_rung(run: Run) -> None:
 def test_groups_are_compiled_where_that_wins_twice_its_time_by_the_next_milestone(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def plan(self: Curves, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(
+        self: Curves, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
+    ) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(4, 2, {1: 1.0, 4: 4.0}, compiled=2.0, compile_seconds=1.0))
 
     monkeypatch.setattr(Curves, "plan", plan)

@@ -21,7 +21,7 @@ from hydro_rasda.contracts import Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.problem.objective import OptimizerSettings, supervised
 from hydro_rasda.problem.problem import Problem
-from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.records.summary import AllTrialsFailed
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
@@ -161,7 +161,6 @@ EPOCHS = {
     "median": {},
     "none": {9: 27},
     "pbt": {9: 27},
-    "pb2": {9: 27},
 }
 """By rule, how many of 27 trials train for how long; of "median" that depends on when each comes."""
 
@@ -177,7 +176,7 @@ def test_a_rule_by_name_ends_at_the_last_rung_with_the_best(run: Run, rule: str,
     found = sweep(named, Given([configs(FINALS)]), Curves(named, devices))
     assert found[0] == 0
     # Trial 4 may be in a bracket with trial 0, or be overtaken by copies of it.
-    assert rule in ("hyperband", "pbt", "pb2") or found == [0, 4]
+    assert rule in ("hyperband", "pbt") or found == [0, 4]
     trained = Counter(lengths(named).values())
     assert max(trained) == 9
     if devices == 1 and EPOCHS[rule]:
@@ -187,11 +186,7 @@ def test_a_rule_by_name_ends_at_the_last_rung_with_the_best(run: Run, rule: str,
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     ("rule", "after"),
-    [
-        *((rule, after) for rule in OF_ONE_METRIC for after in (1, 6) if rule != "pb2"),
-        ("pb2", 6),
-        pytest.param("pb2", 1, marks=pytest.mark.slow),  # takes as long as all others together
-    ],
+    [(rule, after) for rule in OF_ONE_METRIC for after in (1, 6)],
 )
 def test_a_rule_by_name_decides_alike_after_a_kill(run: Run, rule: str, after: int, tmp_path: Path) -> None:
     def decided(of: Run) -> dict[str, Any]:
@@ -506,9 +501,7 @@ def test_tune_sweeps_by_a_rule_of_this_name(quick: Callable[..., TuneResult], ru
 
 
 def test_a_rule_is_a_name_or_an_object() -> None:
-    known = (
-        "one of .'halving', 'hyperband', 'median', 'none', 'pbt', 'pb2', 'epsilon-net'., or an object of a subclass of"
-    )
+    known = "one of .'halving', 'hyperband', 'median', 'none', 'pbt', 'epsilon-net'., or an object of a subclass of"
     for odd in (MedianStopping, "asha", None, ["median"]):
         with pytest.raises(ValueError, match=rf"`sweep\.rule` is .*, but must be {known}"):
             SweepConfig(rule=odd)  # type: ignore[arg-type]
@@ -519,7 +512,7 @@ def test_a_rule_is_a_name_or_an_object() -> None:
 class InTwenties(Curves):
     """A device that trains groups of twenty, and looks at nothing else."""
 
-    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(20))
 
     def _require_what_is_needed(self) -> None:

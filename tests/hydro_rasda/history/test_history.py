@@ -165,7 +165,8 @@ def test_nothing_but_what_is_shown_depends_on_epochs_that_no_checkpoint_holds() 
         )
         shown = ("live", "now", "left", "last")
         found = {name: value for name, value in vars(history).items() if name not in shown}
-        return found | {"sweep": vars(history.sweep), "race": vars(history.race)}
+        heats = {stage: vars(heat) | {"state": vars(heat.state)} for stage, heat in history.heats.items()}
+        return found | {"heats": heats, "race": vars(history.race)}
 
     assert folded(live=True) == folded(live=False)
     ends = {n: f"target/trial-{n}/to-3" for n in (0, 1)}

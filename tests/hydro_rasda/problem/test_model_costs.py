@@ -66,6 +66,29 @@ def test_attention(problem: Problem) -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+class Recurrent(nn.Module):
+    """8 steps of 8 values -> 16 units -> 10."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.lstm(x.reshape(-1, 8, 8))[0][:, -1])
+        return y
+
+
+def test_recurrent_layers(problem: Problem) -> None:
+    """The operations of oneDNN and cuDNN for them are not counted by torch."""
+    found = costs(problem, lambda config: Recurrent(), torch.randn(4, 64))
+    assert found["macs"] == 8 * 4 * 16 * (8 + 16) + 16 * 10
+
+
+def test_a_surrogate(problem: Problem) -> None:
+    """Of a width that is not the sweep's."""
+    assert model_costs(problem, Trial(0, {}), ["macs"], 1 / 4)["macs"] == 64 * 8 + 8 * 8 + 8 * 10
+
+
 def test_memory_grows_with_the_weights_and_time_is_measured(problem: Problem) -> None:
     def model_fn(width: int) -> Callable[..., nn.Module]:
         return lambda config: nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))

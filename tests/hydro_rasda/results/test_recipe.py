@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fusion import lr_factor
 from fusion.optim.schedule_free import ScheduleFreeAdamW
-from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, secret
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem.objective import OptimizerSettings
@@ -336,7 +336,8 @@ def test_parts_share_an_optimizer_of_the_users_own(quick: Quick, digits: tuple[P
 
 def test_what_cannot_be_written_is_an_argument(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """Functions, and secrets: no text has those; a loaded run has not the functions either."""
-    space = {**ADAMW, "optimizer": own_optimizer, "schedule": own_schedule, "amsgrad": True, "hf_token": "hush-hush"}
+    space = {**ADAMW, "optimizer": own_optimizer, "schedule": own_schedule, "amsgrad": True}
+    space["hf_token"] = secret("hush-hush")
     result = quick(space=space, num_samples=2, sweep=SweepConfig(surrogate=1))
     text = result.recipe()
     assert "hush" not in text

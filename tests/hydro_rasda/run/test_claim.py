@@ -21,9 +21,9 @@ from hydro_rasda import RunExists, SweepConfig, TuneResult, load, loguniform
 from hydro_rasda.contracts import Event
 from hydro_rasda.records.report import closing_lines
 from hydro_rasda.run.claim import Claim
+from hydro_rasda.run.crash_log import DOING, DROPPED
 from hydro_rasda.run.events import CheckpointSaved, EpochsTrained, StageBegan
 from hydro_rasda.run.files import Unsafe
-from hydro_rasda.run.locks_and_crashes import DOING, DROPPED
 from hydro_rasda.training import group_widths
 from hydro_rasda.training.measure_widths import measure_widths
 from tests.hydro_rasda.forks import forked, is_killed

@@ -128,7 +128,6 @@ def test_public_names() -> None:
         "Placed",
         "Placement",
         "Policy",
-        "PopulationBasedBandits",
         "PopulationBasedTraining",
         "Queue",
         "Race",

@@ -290,8 +290,8 @@ def test_what_fits_memory_trains_at_the_same_time(problem: Problem, tmp_path: Pa
     asked = heavy(problem, tmp_path / "heavy", together=True)
     device = Device(asked, share=Share(memory=3 * BALLAST))
     even, odd = Group("even", (0,), fused=True), Group("odd", (1,), fused=True)
-    device._peaks["surrogate"].learn("even+adamw", 1, 1.2 * BALLAST)
-    device._peaks["surrogate"].learn("odd+adamw", 1, 1.2 * BALLAST)
+    device._peaks_of("surrogate").learn("even+adamw", 1, 1.2 * BALLAST)
+    device._peaks_of("surrogate").learn("odd+adamw", 1, 1.2 * BALLAST)
     outcome = train_groups(device, groups(even, odd), work())  # would wait for ever for each other
     assert not outcome.failures
 
@@ -301,7 +301,7 @@ def test_the_share_of_memory_is_told_in_hundredths_of_a_core(problem: Problem, m
     monkeypatch.setattr("hydro_rasda.training.device.planned_widths", lambda *_: {"even": Widths(4)})
     for peak in (0.1235, 0.1265):
         device = Device(problem, share=Share(memory=1e6))
-        device._peaks["surrogate"].learn("even+adamw", 4, peak * 1e6)
+        device._peaks_of("surrogate").learn("even+adamw", 4, peak * 1e6)
         assert device.plan({"even": [TRIALS[0]]})["even"].share == 37 / 300
 
 

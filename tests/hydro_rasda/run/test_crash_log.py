@@ -10,28 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-from hydro_rasda.run import locks_and_crashes as module
-from hydro_rasda.run.locks_and_crashes import LOCK, CrashLog, held
+from hydro_rasda.run.crash_log import CrashLog
 from tests.hydro_rasda.forks import forked
-
-
-def test_a_run_is_held_while_its_lock_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where a file of the same number on another device is locked."""
-    assert not held(tmp_path)
-    with FileLock(tmp_path / LOCK):
-        assert held(tmp_path)
-        mine = f":{(tmp_path / LOCK).stat().st_ino} "
-        (line,) = (line for line in Path("/proc/locks").read_text().splitlines() if mine in line and "->" not in line)
-        for device, expected in ((line.split()[5].rpartition(":")[0], True), ("00:99", False)):
-            before, _, after = line.partition(line.split()[5])
-            (tmp_path / "locks").write_text(f"{before}{device}{mine.rstrip()}{after}\n")
-            monkeypatch.setattr(module, "_LOCKS", tmp_path / "locks")
-            assert held(tmp_path) is expected
-        monkeypatch.undo()
-    assert not held(tmp_path)
-
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a process that has computed is forked")
 

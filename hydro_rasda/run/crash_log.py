@@ -1,4 +1,4 @@
-"""The lock that keeps two processes from one run, and notes that tell the next process why one died.
+"""Notes that tell the next process of a run why the last one died.
 
 If nothing can be forked (a GPU, data in an open file), the user's code runs in the tuner's own process. A segmentation
 fault there ends the tuner, and would end it again whenever the run goes on. So the work that may end the process stands
@@ -9,97 +9,16 @@ is done last, and is dropped only if one more dies of it then.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from hydro_rasda.run.files import (
-    WRITABLE,
-    Unsafe,
-    open_regular,
-    open_to_read,
-    read_json,
-    refuse_irregular,
-    refuse_links,
-    remove,
-)
-
-LOCK = ".lock"
-"""File in a run's folder that is locked by the process working on the run."""
+from hydro_rasda.run.files import open_regular, read_json, remove
 
 DOING = ".doing"
 """File in a run's folder that notes the work of its process, and the work at which earlier ones died."""
-
-_LOCKS = Path("/proc/locks")
-
-_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
-"""Errors of a file system without locks, such as NFS without its lock daemon."""
-
-
-def hold(folder: Path) -> FileLock:
-    """Lock a run for this process; `release` of the returned lock lets go of it.
-
-    Raises:
-        RuntimeError: if another process holds it.
-        Unsafe: if a link or a folder is in the lock's place.
-        OSError: if the file system has no locks, or the folder cannot be written.
-    """
-    refuse_links(folder / LOCK)
-    refuse_irregular(folder / LOCK)
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise RuntimeError(f"another process is working on the run in {folder}") from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise OSError(error.errno, f"{error.strerror}: {WRITABLE}", lock.lock_file) from error
-        way = "choose a `storage_path` on a local disk, or mount this file system with locks (NFS: local_lock=flock)"
-        raise OSError(
-            error.errno,
-            f"{error.strerror}: a run is locked, so that two processes do not write to it; {way}",
-            lock.lock_file,
-        ) from error
-    return lock
-
-
-def shows_locks() -> bool:
-    """Tell whether this system lets processes see each other's locks (Linux); elsewhere no run looks held."""
-    return _LOCKS.exists()
-
-
-def held(folder: Path) -> bool:
-    """Tell whether a visible process of this machine works on a run (Linux), without locking anything.
-
-    False may also mean that the process works on another machine, or in another container.
-    """
-    try:
-        name = _name(folder / LOCK)
-        locks = _LOCKS.read_text().splitlines()
-    except (OSError, StopIteration, Unsafe):
-        return False
-    # "1: FLOCK  ADVISORY  WRITE 25313 fe:00:2368030 0 EOF"; a waiting process has an arrow before the kind.
-    return any(fields[1] == "FLOCK" and fields[5] == name for line in locks if (fields := line.split()))
-
-
-def _name(file: Path) -> str:
-    """Name a file as the kernel's list of locks does: "fe:00:2368030", device and inode.
-
-    The device is that of the file's mount, which some file systems hide from `stat`.
-    """
-    with open_to_read(file) as opened:
-        told = Path(f"/proc/self/fdinfo/{opened.fileno()}").read_text().split()
-        mount, inode = told[told.index("mnt_id:") + 1], os.fstat(opened.fileno()).st_ino
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    device = next(fields[2] for line in lines if (fields := line.split())[0] == mount)
-    major, minor = map(int, device.split(":"))
-    return f"{major:02x}:{minor:02x}:{inode}"
-
 
 DEATHS = 2
 """Number of deaths in a row at a piece of work after which the work may be the cause: it is done last, or in parts."""

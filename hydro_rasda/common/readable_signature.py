@@ -1,0 +1,48 @@
+"""A signature with many arguments, as `help()` shows it: a line for each argument."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TypeVar
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class _Written(str):
+    """Text that is shown without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _Wrapped(inspect.Signature):
+    """A signature whose text has a line for each argument."""
+
+    def __str__(self) -> str:
+        shown: list[str] = []
+        for parameter in self.parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
+                shown.append("*")
+            shown.append(str(parameter))
+        returns = "" if self.return_annotation is self.empty else f" -> {self.return_annotation}"
+        return "(\n" + "".join(f"    {line},\n" for line in shown) + f"){returns}"
+
+
+def readable(function: F) -> F:
+    """Give a function with many arguments a signature that reads as its source does.
+
+    >>> @readable
+    ... def add(first: int, *, second: int | None = None) -> int: ...
+    >>> print(inspect.signature(add))
+    (
+        first: int,
+        *,
+        second: int | None = None,
+    ) -> int
+    """
+    signature = inspect.signature(function)
+    parameters = [p.replace(annotation=_Written(p.annotation)) for p in signature.parameters.values()]
+    written = _Wrapped(parameters, return_annotation=_Written(signature.return_annotation))
+    function.__signature__ = written  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,175 @@
+"""The middle heat: the best of the sweep train on wider surrogates to their ends, and few of them at full size.
+
+It makes `full_trainings` below 3 a smaller price than 3. Without it, one or two of the sweep's finalists at full size
+are a poor choice. On recorded trainings, ends at 1/4 of the width choose far better than the sweep does
+(`benchmarks/results/replay_ladder.md`). As the price of `full_trainings=3` they lose, so that the race of the finalists
+is the rule there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+
+from hydro_rasda.common.short_values import show
+from hydro_rasda.common.trial import Trial
+from hydro_rasda.contracts import Devices
+from hydro_rasda.heats.fusion_kinds import find_kinds
+from hydro_rasda.heats.race import Race
+from hydro_rasda.heats.run_plan import middle_piece, race_pieces
+from hydro_rasda.heats.surrogate_heat import SurrogateHeat
+from hydro_rasda.history.history import HEATS, MIDDLE_ENTERED, MIDDLE_FINALISTS, MiddlePlan
+from hydro_rasda.history.lines import Unit, decision_key
+from hydro_rasda.problem.model_costs import model_costs
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.processes.child_count import usable_children
+from hydro_rasda.run.events import FULL_SIZE, MIDDLE, SURROGATES, RungDecided
+from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers import Move
+from hydro_rasda.schedulers.named_rules import NoStopping
+from hydro_rasda.schedulers.ranking import ranked
+from hydro_rasda.settings.config import FULL_TRAININGS, TuneConfig
+
+WIDTH = 1 / 4
+"""Width of the heat's surrogates over that of the model."""
+
+ENTRANTS = 8
+"""Trials that enter the heat, at most."""
+
+DEAREST = 1.0
+"""Full trainings that `ENTRANTS` may cost in the heat, by counted operations. After it, full size costs one or two less
+than the race without it."""
+
+
+def planned(settings: TuneConfig, count: int, shares: Sequence[float]) -> MiddlePlan | None:
+    """Plan the middle heat; return None where `full_trainings` asks for none, or the heat does not pay.
+
+    Args:
+        count: Number of configurations.
+        shares: Operations of an epoch on the sweep's surrogates, and on those of the heat, over those of the model.
+    """
+    finalists = _finalists(settings, count)
+    trainings = ENTRANTS * shares[-1] * settings.models("middle") / settings.models("target")
+    pays = trainings <= DEAREST  # not where it is NaN
+    return MiddlePlan(WIDTH, ENTRANTS, finalists, tuple(shares)) if finalists and pays else None
+
+
+def _finalists(settings: TuneConfig, count: int) -> int:
+    """Return how many trials `full_trainings` lets train at full size after a middle heat; 0 for no such heat."""
+    finalists = min(int(settings.full_trainings / max(1, settings.folds)), settings.race.top_k)
+    narrow, one_score = settings.sweep.surrogate < WIDTH, not settings.comparison.by_place
+    asked = settings.full_trainings < FULL_TRAININGS and narrow and one_score and count > finalists
+    return finalists if asked else 0
+
+
+def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
+    """Choose once in the life of a run whether it has a middle heat, by counted operations of a trial's models."""
+    settings = run.settings
+    if not _finalists(settings, count) or run.problem.own_loop is not None:
+        return
+
+    def chosen() -> Unit:
+        plan = planned(settings, count, _shares(run.problem, trial))
+        return Unit(None if plan is None else asdict(plan))
+
+    run.history.plan_middle(unit := run.unit(HEATS, chosen))
+    if unit.value is None:
+        told = "a heat at 1/4 of the width does not pay for these models, or cannot be built"
+        run.say(f"{told}: `full_trainings={settings.full_trainings:g}` trains as much as {FULL_TRAININGS:g}")
+
+
+def _shares(problem: Problem, trial: Trial) -> Sequence[float]:
+    """Return the operations of an example on surrogates of both heats over those on the model; NaN if unknown."""
+    widths = 1.0, problem.settings.sweep.surrogate, WIDTH
+    try:
+        whole, *narrow = (model_costs(problem, trial, ["macs"], width)["macs"] for width in widths)
+    except (Exception, SystemExit):  # of the user's model, which may not be made so narrow
+        return math.nan, math.nan
+    return [each / whole if whole else math.nan for each in narrow]
+
+
+class MiddleHeat(SurrogateHeat):
+    """The middle heat under way.
+
+    Args:
+        race: The heat in which the leader may begin while others still train.
+    """
+
+    def __init__(self, run: Run, devices: Devices, plan: MiddlePlan, race: Race) -> None:
+        settings = run.settings
+        rule = NoStopping(settings.max_t, settings.race.checkpoint_every or settings.first_look)
+        super().__init__(run, devices, rule, "middle", plan.width, race)
+        self._plan = plan
+
+    def between(self, swept: Sequence[int]) -> list[int]:
+        """Train the best of the sweep to their ends; return those that train at full size, best first."""
+        run, history, count = self._run, self._run.history, self._plan.finalists
+        if history.finalists is None or len(swept) <= count:  # the sweep ran out of time, or most of its trials failed
+            if history.finalists is not None and history.middle_finalists != [*swept]:
+                run.record(MIDDLE_FINALISTS, Unit([*swept]), again=True)
+            return [*swept[:count]]
+        self._enter(swept)
+        for number, standing in self.state.training.items():
+            self._dispatcher.add(number, standing.goal or 0)
+        if history.middle_finalists is None:
+            self._announce()
+            self.train()
+            run.end_stage()
+        return self._ended_in_time(swept) if self.state.training else self._ended(swept)
+
+    def _enter(self, swept: Sequence[int]) -> None:
+        """Let trials in, and see which of them can train as one; those that entered before are where they were."""
+        run, heat, width = self._run, self._run.history.heats[self.stage], self._plan.width
+        unseen = [n for n in swept if n not in heat.kinds and ("middle", n) not in run.history.failed]
+        if unseen:
+            trials = [run.history.trials[number] for number in unseen]
+            children = usable_children(run.problem)
+            found = find_kinds(run.problem.at_width(width), trials, children, run.store.doing)
+            failed = [line for line in found.lines if line["event"] == "failed"]
+            run.record(decision_key(f"middle/kinds-from-{unseen[0]}", unseen), replace(found, lines=failed))
+        if [*self.state.trials] != [*swept]:
+            run.record(MIDDLE_ENTERED, Unit([*swept]), again=True)
+
+    def _announce(self) -> None:
+        run, state = self._run, self.state
+        left = sum(run.settings.max_t - run.history.epochs(self.stage, number) for number in state.trials)
+        run.time_left.plan(SURROGATES, [])
+        run.time_left.plan(MIDDLE, [middle_piece(run, self._plan, left)])
+        run.time_left.plan(FULL_SIZE, race_pieces(run, self._plan.finalists))
+        run.begin_stage(MIDDLE, left)
+
+    def _prepare(self) -> bool:
+        return bool(self.state.waiting)
+
+    def _decision_key(self, moves: Mapping[int, Move]) -> str:
+        at = self.state.trials[next(iter(moves))].epoch
+        return decision_key(f"middle/to-{at}/kept" if at else "middle/begin", moves)
+
+    def _may_begin(self) -> bool:
+        return not self._run.out_of_time("surrogate")
+
+    def _ended(self, swept: Sequence[int]) -> list[int]:
+        """Write down and tell who goes on; if no trial has a score, those that the sweep ranked first."""
+        run, end, finalists = self._run, self._run.settings.max_t, self._run.history.middle_finalists
+        recalled, best = finalists is not None, [*self._rule.finalists(self.state)]
+        if finalists is None:
+            kept = best or [*swept[: self._plan.finalists]]
+            finalists = run.record(MIDDLE_FINALISTS, Unit(kept), again=True).value
+        over = {"stage": self.stage, "epoch": end, "candidates": tuple(sorted(self.state.trials))}
+        run.notify(RungDecided, **over, kept=tuple(finalists), recalled=recalled)
+        told = f"no trial has a score: those that led the sweep go on: {finalists}"
+        if best:
+            score = f"{run.settings.metric} {show(self.state.scores[end][best[0]], 4)}"
+            told = f"{len(best)} of {len(self.state.trials)} go on; trial {best[0]} leads with {score}"
+        run.say(f"middle heat at epoch {end}: {told}")
+        return finalists
+
+    def _ended_in_time(self, swept: Sequence[int]) -> list[int]:
+        """Choose those that trained longest, of them the best, if the time budget ended the heat early."""
+        run, stage = self._run, self.stage
+        run.end_by_time("surrogate")
+        run.say("the share of `time_budget_s` for surrogates is spent: the best of the middle heat so far go on")
+        scores = {n: score for n in swept if math.isfinite(score := run.history.score(stage, n))}
+        found = sorted(ranked(scores, run.settings.mode), key=lambda n: -run.history.epochs(stage, n))
+        return (found or [*swept])[: self._plan.finalists]

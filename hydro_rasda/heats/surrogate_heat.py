@@ -1,0 +1,125 @@
+"""A heat on surrogates: fused groups train, at the width of the heat, until its rule lets none of its trials go on.
+
+A free device takes the next groups, one for each of its cores. The trials of a group are of one kind and train as one
+fused model. The device leaves the other free devices their share. On one device, each rung trains all trials that are
+left to the same milestone, then compares them all at once. So the order of training does not matter, nor the grouping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from hydro_rasda.contracts import Devices, Finished
+from hydro_rasda.heats.group_queue import Dispatcher
+from hydro_rasda.heats.heat import Heat
+from hydro_rasda.heats.race import Race
+from hydro_rasda.history.lines import Stage, Unit, failure_line, metric_lines
+from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers import SweepRule, SweepState
+
+
+class SurrogateHeat(Heat):
+    """A heat on surrogates under way.
+
+    Args:
+        width: Width of its surrogates over that of the model; None for that of the sweep's settings.
+        race: The heat in which the leader may begin while others still train. None for nothing that may.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        devices: Devices,
+        rule: SweepRule,
+        stage: Stage,
+        width: float | None = None,
+        race: Race | None = None,
+    ) -> None:
+        super().__init__(run, devices, rule)
+        self.stage, self._race = stage, race
+        self._dispatcher = Dispatcher(run, devices, stage, width)
+
+    @property
+    def state(self) -> SweepState:
+        return self._run.history.heats[self.stage].state
+
+    def _hear(self, key: str, unit: Unit) -> None:
+        """Take notice of a unit that the run's history has taken in."""
+
+    def _tell_plan(self) -> None:
+        """Tell the user what is going to train; called after each group that begins."""
+
+    def _decided(self, key: str, unit: Unit) -> None:
+        self._hear(key, unit)
+        for number, *_ in unit.value:
+            if number in self.state.training:
+                self._dispatcher.add(number, self.state.training[number].goal or 0)
+
+    def _begin(self) -> bool:
+        devices, dispatcher, state = self._devices, self._dispatcher, self.state
+        while dispatcher and self._may_begin() and (idle := devices.idle()):
+            if (task := dispatcher.next_task(idle[0])) is not None:
+                self._start(idle[0], task)
+            self._tell_plan()
+        nothing_trains = not state.training and not self.under_way
+        if dispatcher or not (devices.idle() or nothing_trains) or not (self._may_begin() or nothing_trains):
+            return False
+        state.idle = True
+        moved = self._decide()
+        state.idle = False
+        if not moved and self._race is not None:
+            self._begin_race_early(self._race)
+        return moved
+
+    def _begin_race_early(self, race: Race) -> None:
+        """Have idle devices begin the full-size models of the leaders, once all others are on their last way.
+
+        The leaders have come to the last milestone, and will be among the best `top_k` whatever becomes of the others.
+        The first of all is one in any case (Hydro's eager transfer).
+        """
+        state = self.state
+        last, training = max(state.scores, default=0), len(state.training)
+        if state.left or not training or len(state.training_to(last)) < training:
+            return
+        best = [state.trials[number] for number in state.best(state.top_k)]
+        own = [trial for trial in best if trial.epoch == last and all(p.copy_of is None for p in trial.intervals)]
+        leaders = [trial.number for trial in own[: max(1, state.top_k - training)]]
+        race.begin_early(leaders, beside=min(state.top_k, len(state.scores[last]) + training))
+
+    def _is_under_way(self) -> bool:
+        return bool(self.under_way or (self._dispatcher and self._may_begin()))
+
+    def take(self, finished: Finished) -> None:
+        """Write down what a task gave, also one of the race that began early."""
+        if self._race is not None and finished.task.stage == self._race.stage:
+            self._race.take(finished)
+        else:
+            super().take(finished)
+
+    def _may_begin(self) -> bool:
+        """Tell whether there is time for a group; the very first group begins in any case."""
+        nothing_yet = not self._run.history.began(self.stage) and not self.under_way
+        return nothing_yet or not self._run.out_of_time("surrogate")
+
+    def _record(self, finished: Finished) -> None:
+        """Keep what a group has trained: first the checkpoint, then the journal's lines."""
+        run, outcome, key = self._run, finished.outcome, finished.task.key
+        epochs, copied = partial(run.history.epochs, self.stage), run.history.heats[self.stage].copies
+        while run.store.done(key):  # a trial that has lost its checkpoint may begin a span once more
+            key += "/again"
+        task = replace(finished.task, key=key)
+        run.save(task.key, {"parts": outcome.checkpoint}, task.members)
+        # A trial that was brought back after its checkpoint was gone has trained its first epochs again.
+        fresh = {n: [at for at in h if at[0] > epochs(n)] for n, h in outcome.history.items()}
+        lines = [line for n, history in fresh.items() for line in metric_lines(self.stage, n, history)]
+        lines += [failure_line(number, error) for number, error in outcome.failures.items()]
+        # The last digits depend on how many train as one, which memory may have decided.
+        groups = [part["members"] for part in outcome.checkpoint]
+        value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
+        # Not the task's: a copy whose source's checkpoint is damaged trains anew, and is a copy all the same.
+        copies = {n: copied[n] for n in task.members if n in copied}
+        behind = {n: h[-1][0] for n, h in outcome.history.items() if h and h[-1][0] < epochs(n)}
+        more = {"device": finished.device, "copies": copies or None, "behind": behind or None}
+        value |= {name: of for name, of in more.items() if of is not None}
+        self._hear(task.key, run.record(task.key, Unit(value, lines, finished.outcome.seconds)))
