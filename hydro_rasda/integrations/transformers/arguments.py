@@ -5,6 +5,7 @@ Fields that this version does not know, such as those of a subclass, are refused
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -223,6 +224,14 @@ def with_values(args: TrainingArguments, config: Mapping[str, Any]) -> dict[str,
     """The training arguments that a configuration of `to_space`'s has values for."""
     values = {name: from_key(name, args, config[key]) for name, key in KEYS.items() if key in config}
     return values | {name: config[name] for name in SCHEDULED if name in config}
+
+
+def arguments_with(args: TrainingArguments, values: Mapping[str, Any]) -> TrainingArguments:
+    """Return a copy of the arguments with those of the values that have their names."""
+    changed = copy.copy(args)
+    for name in [name for name in values if hasattr(args, name)]:
+        setattr(changed, name, values[name])
+    return changed
 
 
 def _values(domain: Any) -> list[Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from transformers.utils import logging
 from fusion.warn import warn
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.integrations.shared import unaveraged
-from hydro_rasda.integrations.transformers.arguments import metric_of
+from hydro_rasda.integrations.transformers.arguments import arguments_with, metric_of
 from hydro_rasda.integrations.transformers.data import model_function
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.settings.config import RaceConfig, SweepConfig
@@ -119,7 +118,7 @@ class OwnTrainer:
         with tempfile.TemporaryDirectory() as folder:
             trainer = self.trainer_class(
                 model=worker.model(),
-                args=self._arguments(worker, folder),
+                args=arguments_with(self.args, {**worker.config, **_EACH_EPOCH, "output_dir": folder}),
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 **self.inputs,
@@ -129,13 +128,6 @@ class OwnTrainer:
             trainer.remove_callback(PrinterCallback)
             trainer.callback_handler.callbacks.insert(0, Reports(worker, trainer))
             trainer.train(resume_from_checkpoint=_unpacked(trainer, worker.checkpoint, Path(folder) / "resumed"))
-
-    def _arguments(self, worker: Worker, folder: str) -> TrainingArguments:
-        args = copy.copy(self.args)
-        values = {name: value for name, value in worker.config.items() if hasattr(args, name)}
-        for name, value in {**values, **_EACH_EPOCH, "output_dir": folder}.items():
-            setattr(args, name, value)
-        return args
 
 
 class Reports(TrainerCallback):  # type: ignore[misc]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from hydro_rasda.integrations.shared import (
 )
 from hydro_rasda.integrations.transformers.arguments import (
     PRECISIONS,
+    arguments_with,
     metric_of,
     metrics_refused,
     own_names,
@@ -277,11 +277,8 @@ def make_trainer_result(
     trainer_class: TrainerClass | None = None,
 ) -> TrainerResult:
     """Put the best configuration into a copy of the arguments."""
-    best, values = copy.copy(args), dict(tuned.best_config)
-    if trainer_class is None:
-        values = with_values(args, values)
-    for name in values.keys() & vars(args).keys():
-        setattr(best, name, values[name])
+    values = with_values(args, tuned.best_config) if trainer_class is None else tuned.best_config
+    best = arguments_with(args, values)
     return TrainerResult(
         **vars(tuned), args=best, _inputs=inputs, _finish=finish, _trainer_class=trainer_class or Trainer
     )
