@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hydro_rasda import RaceConfig
-from hydro_rasda.contracts import Finished, Outcome
+from hydro_rasda.contracts import Finished, Outcome, Task
 from hydro_rasda.heats.race import Race
 from hydro_rasda.history.full_size import tried_targets
 from hydro_rasda.history.history import FINALISTS
@@ -19,7 +19,7 @@ from hydro_rasda.records.summary import sum_up
 from hydro_rasda.records.timeline import best_over_time
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
-from tests.hydro_rasda.heats.test_sweep import FINALS, Curves, Given, configs
+from tests.hydro_rasda.heats.test_sweep import FINALS, Clock, Curves, Given, configs
 from tests.hydro_rasda.heats.test_sweep import run as run
 from tests.hydro_rasda.scripted import sweep
 
@@ -29,23 +29,23 @@ SLOW = 0
 """The trial that is slow in the last rung of the sweep, and the best; 4 and 8 are the next best."""
 
 
-class OneIsSlow(Curves):
-    """All else is done before the slow trial's last rung; `done` has stage, members and last epoch in that order."""
+class AllHeats(Curves):
+    """Trains nothing, on surrogates or at full size, and has one task come last; `done` has the tasks in that order."""
 
-    def __init__(self, run: Run, devices: int, most: float = math.inf) -> None:
-        super().__init__(run, devices)
-        self.done: list[tuple[str, tuple[int, ...], int]] = []
-        self.most = most
+    def __init__(self, run: Run, devices: int = 1, clock: Clock | None = None) -> None:
+        super().__init__(run, devices, clock=clock)
+        self.done: list[tuple[Any, ...]] = []
+
+    def _comes_last(self, task: Task) -> bool:
+        """Tell whether a task is done after all others that are under way."""
+        raise NotImplementedError
+
+    def _told(self, task: Task) -> tuple[Any, ...]:
+        """Return what `done` has of a task."""
+        return task.stage, task.members, task.span.stop
 
     def finished(self) -> list[Finished]:
-        if len(self.done) == self.most:
-            raise KeyboardInterrupt
-
-        def comes_last(device: int) -> bool:
-            task = self._under_way[device]
-            return task.stage == "surrogate" and task.span.stop == 9 and SLOW in task.members
-
-        device = min(self._under_way, key=comes_last)
+        device = min(self._under_way, key=lambda device: self._comes_last(self._under_way[device]))
         if (task := self._under_way[device]).stage == "surrogate":
             self._under_way = {device: task, **self._under_way}
             (finished,) = super().finished()
@@ -54,11 +54,27 @@ class OneIsSlow(Curves):
             history = self._history(task, task.number, task.span.stop)
             state = {"model": {}, "epoch": task.span.stop}
             finished = Finished(task, Outcome.of_model(task.number, state, history, 1.0), device)
-        self.done.append((task.stage, task.members, task.span.stop))
+        self.done.append(self._told(task))
         return [finished]
 
     def _require_what_is_needed(self) -> None:
-        """Checkpoints of two heats lie there."""
+        """Checkpoints of several heats lie there."""
+
+
+class OneIsSlow(AllHeats):
+    """All else is done before the slow trial's last rung; `done` has stage, members and last epoch in that order."""
+
+    def __init__(self, run: Run, devices: int, most: float = math.inf) -> None:
+        super().__init__(run, devices)
+        self.most = most
+
+    def finished(self) -> list[Finished]:
+        if len(self.done) == self.most:
+            raise KeyboardInterrupt
+        return super().finished()
+
+    def _comes_last(self, task: Task) -> bool:
+        return task.stage == "surrogate" and task.span.stop == 9 and SLOW in task.members
 
 
 def begun(of: Run, path: Path, top_k: int) -> Run:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import hydro_rasda
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, loguniform
-from hydro_rasda.contracts import Event, Finished, History, Outcome, Task
+from hydro_rasda.contracts import Event, History, Task
 from hydro_rasda.data import make_batches
 from hydro_rasda.heats.middle_heat import MiddleHeat, planned
 from hydro_rasda.heats.race import Race
@@ -32,7 +32,8 @@ from hydro_rasda.run.events import MIDDLE, RungDecided, StageBegan
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import TuneConfig
-from tests.hydro_rasda.heats.test_sweep import Clock, Curves, Given, X, Y
+from tests.hydro_rasda.heats.test_heat import AllHeats
+from tests.hydro_rasda.heats.test_sweep import Clock, Given, X, Y
 from tests.hydro_rasda.heats.test_sweep import clock as clock
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import sweep
@@ -90,38 +91,20 @@ SLOW = 0
 """The trial that is done last in the heat."""
 
 
-class Heats(Curves):
-    """Trains nothing; `begun` has stage, width and members of each task, `done` those that are done, in order."""
+class Heats(AllHeats):
+    """`done` has stage, width, members and last epoch of the tasks that are done, in order."""
 
-    def __init__(self, run: Run, devices: int = 1, clock: Clock | None = None) -> None:
-        super().__init__(run, devices, clock=clock)
-        self.done: list[tuple[str, float | None, tuple[int, ...], int]] = []
+    def _comes_last(self, task: Task) -> bool:
+        return task.width is not None and SLOW in task.members
 
-    def finished(self) -> list[Finished]:
-        def comes_last(device: int) -> bool:
-            task = self._under_way[device]
-            return task.width is not None and SLOW in task.members
-
-        device = min(self._under_way, key=comes_last)
-        if (task := self._under_way[device]).stage == "surrogate":
-            self._under_way = {device: task, **self._under_way}
-            (finished,) = super().finished()
-        else:
-            del self._under_way[device]
-            history = self._history(task, task.number, task.span.stop)
-            state = {"model": {}, "epoch": task.span.stop}
-            finished = Finished(task, Outcome.of_model(task.number, state, history, 1.0), device)
-        self.done.append((task.stage, task.width, task.members, task.span.stop))
-        return [finished]
+    def _told(self, task: Task) -> tuple[Any, ...]:
+        return task.stage, task.width, task.members, task.span.stop
 
     def _history(self, task: Task, number: int, stop: int) -> History:
         config = self.run.history.trials[number].config
         final = config["final"] if task.width is None and task.stage == "surrogate" else config["middle"]
         scores = {epoch: final - 0.001 * epoch for epoch in range(task.span.start + 1, stop + 1)}
         return [(epoch, {"train_loss": score, "val_loss": score}) for epoch, score in scores.items()]
-
-    def _require_what_is_needed(self) -> None:
-        """Checkpoints of several heats lie there."""
 
 
 class Killed(Run):
