@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -34,10 +34,16 @@ def mlp(config: Config, width_ratio: float = 1.0, width: int = 512) -> nn.Module
     )
 
 
+@cache
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """Read the images `[1797, 64]` and their labels, once in a process."""
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+
+
 def epochs(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> Iterator[float]:
     """Train for epochs, and yield the validation loss after each."""
-    images, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+    x, y = digits()
     for _ in range(count):
         for rows in torch.randperm(1200).split(32):
             optimizer.zero_grad()
