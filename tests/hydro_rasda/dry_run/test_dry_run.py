@@ -20,7 +20,6 @@ from torch.utils.data import Dataset
 
 from hydro_rasda import SweepConfig
 from hydro_rasda.dry_run.dry_run import dry_run
-from hydro_rasda.dry_run.dry_run import dry_run as module
 from hydro_rasda.problem.dry_run_of_batches import run_batch
 from hydro_rasda.problem.objective import as_objective, supervised
 from tests.hydro_rasda.models import Config, mlp, refuses_some, regressor, stumbles_in_some
@@ -53,7 +52,7 @@ def test_a_first_step_that_sets_something_up_is_not_taken_for_all(monkeypatch: p
         time.sleep(0.2 if calls[0] < 4 else 0.0)
         return run_batch(*args)
 
-    monkeypatch.setattr(module, "run_batch", slow)
+    monkeypatch.setattr("hydro_rasda.dry_run.dry_run.run_batch", slow)
     found = dry_run(problem(), trials())
     assert calls == [4]
     assert found.steady_epoch_seconds < found.epoch_seconds / 2
