@@ -69,7 +69,12 @@ def measure(task: Task, method: str, seed: int, folder: Path, *, timed: bool = T
         "wall": round(outcome.wall, 3),
         "apart": {name: round(seconds, 3) for name, seconds in outcome.apart.items()},
         "winner": winner | _rounded(scores(task, outcome.model, config["batch_size"])),
-        "settings": _settings(task) | {"keep": outcome.keep, "averaged": outcome.keep == "best" and "far ahead win"},
+        "settings": {
+            **_settings(task),
+            "full_trainings": outcome.full_trainings,
+            "keep": outcome.keep,
+            "averaged": outcome.keep == "best" and "far ahead win",
+        },
         "environment": environment,
         "events": [_compact(event) for event in outcome.events],
     }
@@ -150,7 +155,6 @@ def _settings(task: Task) -> dict[str, Any]:
         "grace_period": GRACE_PERIOD,
         "reduction_factor": REDUCTION_FACTOR,
         "top_k": TOP_K,
-        "full_trainings": TuneConfig.full_trainings,
         "first_look": TuneConfig(max_t=task.max_t).first_look,
         "last_look": TuneConfig(max_t=task.max_t).last_look,
         "surrogate": WIDTH_RATIO,

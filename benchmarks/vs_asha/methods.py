@@ -30,6 +30,7 @@ from benchmarks.vs_asha.search import (
 from benchmarks.vs_asha.training import build, train
 from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, TuneResult, tune
 from hydro_rasda.schedulers import AsyncSuccessiveHalving, Decision
+from hydro_rasda.settings.config import TuneConfig
 
 
 def tuned(task: Task, folder: str | Path, space: Mapping[str, Any] | None = None, **settings: Any) -> TuneResult:
@@ -110,9 +111,11 @@ def hydro_rasda(
     apart = {
         "sweep": cost.surrogate_seconds,
         "of it measuring widths": sum(u["seconds"] for u in journal if "/widths-of-" in u.get("key", "")),
+        "middle heat": cost.middle_seconds,
         "full size": cost.target_seconds,
     }
-    return Outcome(wall, timeline(journal, wall), result.best_trial, model, apart, keep="best")
+    price = settings.get("full_trainings", TuneConfig.full_trainings)
+    return Outcome(wall, timeline(journal, wall), result.best_trial, model, apart, keep="best", full_trainings=price)
 
 
 def timeline(journal: Sequence[Mapping[str, Any]], wall: float) -> list[Event]:
@@ -157,5 +160,7 @@ METHODS: dict[str, Method] = {
     "surrogate": lambda task, seed: hydro_rasda(task, seed, fusion=1, **_NO_RASDA),
     "both": lambda task, seed: hydro_rasda(task, seed, **_NO_RASDA),
     "tune": hydro_rasda,
+    "tune_two": lambda task, seed: hydro_rasda(task, seed, full_trainings=2),
+    "tune_one": lambda task, seed: hydro_rasda(task, seed, full_trainings=1),
 }
-"""By name: the two baselines, the ablations, and `tune` with its defaults."""
+"""By name: the two baselines, the ablations, `tune` with its defaults, and at two lower prices."""

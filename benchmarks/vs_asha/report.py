@@ -62,6 +62,8 @@ METHOD_NAMES = {
     "surrogate": "surrogates alone",
     "both": "both",
     "tune": "both with RASDA: `tune`",
+    "tune_two": "`tune(full_trainings=2)`",
+    "tune_one": "`tune(full_trainings=1)`",
 }
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks.tasks.task import Config, Task
 from benchmarks.vs_asha.training import Seeds
 from hydro_rasda.common.seeds import derive_seed
-from hydro_rasda.settings.config import Keep
+from hydro_rasda.settings.config import Keep, TuneConfig
 from hydro_rasda.space.space import sample
 
 GRACE_PERIOD = 1
@@ -44,6 +44,7 @@ class Outcome:
         wall: Seconds from the call to the trained model in hand, without the processes' imports.
         apart: Parts of `wall` that are worth knowing, in seconds.
         keep: Whether that model has its last epoch's weights, or its best one's.
+        full_trainings: The argument of `tune`; its default for other searches.
     """
 
     wall: float
@@ -52,6 +53,7 @@ class Outcome:
     model: nn.Module
     apart: dict[str, float] = field(default_factory=dict)
     keep: Keep = "last"
+    full_trainings: float = TuneConfig.full_trainings
 
 
 def configurations(task: Task, seed: int) -> list[Config]:
