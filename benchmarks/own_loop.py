@@ -1,31 +1,56 @@
-"""Searches by the user's own training loop against Ray Tune's ASHA and Optuna's pruner.
+"""Searches by a training loop of the user's own: `tune(train=...)`, Ray Tune's ASHA and Optuna's pruner.
 
-`python -m benchmarks.own_loop asha optuna --seeds 3` prints a row for each search. The loop trains an MLP on
-scikit-learn's digits.
+    python -m benchmarks.own_loop [--seeds 0 1 2]
+
+The loop trains an MLP 512 wide on scikit-learn's digits. 32 configurations, 27 epochs; `tune` and Ray have the same
+ones, Optuna's TPE draws its own. With Ray, each core trains a trial; Optuna's study is one process with torch's own
+threads, as its users run it. Each search hands back the best epoch by the validation loss; for the others this is
+generous, as it takes a checkpoint of each epoch, which they do not write. Its configuration is then trained again from
+three seeds, each time to the best epoch. Test losses count. Of a seed, all searches run one after another. What is
+there is not run again. It rewrites `own_loop.{json,md}`.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
+import itertools
+import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from statistics import mean, median
+from typing import Any, NamedTuple
 
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.result_files import Row, columns, environment, options, read, save
 from hydro_rasda import LocalBackend, loguniform, tune
+from hydro_rasda.space.space import sample
 
-SPACE = {"lr": (1e-4, 1e-1), "decay": (1e-4, 1.0)}
+FILE = "own_loop.json"
+TRIALS, EPOCHS, WIDTH = 32, 27, 512
+BOUNDS = {"lr": (1e-4, 1e-1), "decay": (1e-4, 1.0)}
+SPACE = {name: loguniform(*bounds) for name, bounds in BOUNDS.items()}
+AGAIN = 3
+"""Trainings again of a winner's configuration."""
+OWN = "`tune(train=...)`"
+LOSSES = ("handed back", "again", "again, last epoch")
+"""Test losses of a row."""
 Config = Mapping[str, Any]
+Losses = dict[str, float]
 
 
-def mlp(config: Config, width_ratio: float = 1.0, width: int = 512) -> nn.Module:
+class Found(NamedTuple):
+    """What a search hands back: a configuration, and the losses of its best epoch."""
+
+    config: Config
+    losses: Losses
+
+
+def mlp(config: Config, width_ratio: float = 1.0, width: int = WIDTH) -> nn.Module:
     """Build an MLP for digits."""
     inner = int(width * width_ratio)
     return nn.Sequential(
@@ -35,33 +60,52 @@ def mlp(config: Config, width_ratio: float = 1.0, width: int = 512) -> nn.Module
 
 
 @cache
-def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """Read the images `[1797, 64]` and their labels, once in a process."""
+def digits() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Read images `[n, 64]` and labels of 1,000 training, 400 validation and 397 test examples, once in a process."""
     images, labels = load_digits(return_X_y=True)
-    return torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    x, y = torch.tensor(images / 16, dtype=torch.float32)[order], torch.tensor(labels)[order]
+    parts = {"train": slice(0, 1000), "val": slice(1000, 1400), "test": slice(1400, None)}
+    return {name: (x[part], y[part]) for name, part in parts.items()}
 
 
-def epochs(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> Iterator[float]:
-    """Train for epochs, and yield the validation loss after each."""
-    x, y = digits()
+def epochs(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> Iterator[Losses]:
+    """Train for epochs, and yield `val_loss` and `test_loss` after each."""
+    x, y = digits()["train"]
     for _ in range(count):
-        for rows in torch.randperm(1200).split(32):
+        for rows in torch.randperm(len(x)).split(32):
             optimizer.zero_grad()
             F.cross_entropy(model(x[rows]), y[rows]).backward()
             optimizer.step()
         with torch.no_grad():
-            yield F.cross_entropy(model(x[1200:]), y[1200:]).nan_to_num(1e9).item()
+            held = {name: digits()[name] for name in ("val", "test")}
+            yield {f"{name}_loss": F.cross_entropy(model(x), y).nan_to_num(1e9).item() for name, (x, y) in held.items()}
 
 
-def trained(config: Config, epochs_: int, width: int, seed: int) -> float:
-    """Return the validation loss of a configuration, trained at full width from a seed."""
-    torch.manual_seed(seed)
-    model = mlp(config, width=width)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"], weight_decay=config["decay"])
-    return [*epochs(model, optimizer, epochs_)][-1]
+def full_size(config: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Build the model at full width, and its optimizer."""
+    model = mlp(config)
+    return model, torch.optim.AdamW(model.parameters(), lr=config["lr"], weight_decay=config["decay"])
 
 
-def by_tune(of: argparse.Namespace, seed: int) -> Config:
+def best(curve: Sequence[Losses]) -> Losses:
+    """Return the losses of the epoch with the least validation loss."""
+    return min(curve, key=lambda losses: losses["val_loss"])
+
+
+def trained_again(config: Config) -> Row:
+    """Train a configuration from three seeds, and return the mean test loss of best and of last epochs."""
+    curves = []
+    for seed in range(AGAIN):
+        torch.manual_seed(100 + seed)
+        curves.append([*epochs(*full_size(config), EPOCHS)])
+    return {
+        "again": mean(best(curve)["test_loss"] for curve in curves),
+        "again, last epoch": mean(curve[-1]["test_loss"] for curve in curves),
+    }
+
+
+def by_tune(seed: int, cores: int) -> Found:
     """Search by `tune(train=...)`."""
 
     def train(worker: Any) -> None:
@@ -70,106 +114,139 @@ def by_tune(of: argparse.Namespace, seed: int) -> Config:
         parts = {"model": model, "optimizer": optimizer}
         for name, state in (worker.checkpoint or {}).items():
             parts[name].load_state_dict(state)
-        for loss in epochs(model, optimizer, worker.max_t - worker.iteration):
-            worker.report({"val_loss": loss}, {name: part.state_dict() for name, part in parts.items()})
+        for losses in epochs(model, optimizer, worker.max_t - worker.iteration):
+            worker.report(losses, {name: part.state_dict() for name, part in parts.items()})
 
-    space = {name: loguniform(*bounds) for name, bounds in SPACE.items()}
     with tempfile.TemporaryDirectory() as folder:
         result = tune(
-            partial(mlp, width=of.width),
-            space,
+            mlp,
+            SPACE,
             train=train,
-            num_samples=of.trials,
-            max_t=of.epochs,
+            num_samples=TRIALS,
+            max_t=EPOCHS,
             seed=seed,
             storage_path=folder,
             backend=LocalBackend("cpu"),
             progress=False,
         )
-    return result.best_config
+        return Found(result.best_config, result.trials[result.best_trial].metrics)
 
 
-def by_asha(of: argparse.Namespace, seed: int) -> Config:
+def by_asha(seed: int, cores: int) -> Found:
     """Search by Ray Tune's ASHA, one trial on each core."""
     import ray
     from ray import tune as ray_tune
     from ray.tune.schedulers import ASHAScheduler
-    from ray.tune.search import BasicVariantGenerator
 
-    width, count = of.width, of.epochs
+    def train(given: dict[str, Any]) -> None:
+        from benchmarks.own_loop import epochs, full_size  # `__main__` is another module in a worker of Ray's
 
-    def train(config: dict[str, Any]) -> None:
         torch.set_num_threads(1)
-        model = mlp(config, width=width)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"], weight_decay=config["decay"])
-        for loss in epochs(model, optimizer, count):
-            ray_tune.report({"val_loss": loss})
+        for losses in epochs(*full_size(given["config"]), EPOCHS):
+            ray_tune.report(losses)
 
-    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=of.cores)
+    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=cores)
     try:
         with tempfile.TemporaryDirectory() as folder:
             results = ray_tune.Tuner(
                 train,
-                param_space={name: ray_tune.loguniform(*bounds) for name, bounds in SPACE.items()},
+                param_space={"config": ray_tune.grid_search(sample(SPACE, TRIALS, seed))},
                 tune_config=ray_tune.TuneConfig(
-                    metric="val_loss",
-                    mode="min",
-                    num_samples=of.trials,
-                    scheduler=ASHAScheduler(max_t=count, reduction_factor=3),
-                    search_alg=BasicVariantGenerator(random_state=seed),
+                    metric="val_loss", mode="min", scheduler=ASHAScheduler(max_t=EPOCHS, reduction_factor=3)
                 ),
                 run_config=ray_tune.RunConfig(storage_path=folder, verbose=0),
             ).fit()
-            return dict(results.get_best_result().config or {})
+            winner = results.get_best_result(scope="all")
+            assert winner.config is not None
+            assert winner.metrics_dataframe is not None
+            return Found(winner.config["config"], best(winner.metrics_dataframe.to_dict("records")))
     finally:
         ray.shutdown()
 
 
-def by_optuna(of: argparse.Namespace, seed: int) -> Config:
+def by_optuna(seed: int, cores: int) -> Found:
     """Search by Optuna's successive halving, in one process with torch's own threads."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def objective(trial: optuna.Trial) -> float:
-        config = {name: trial.suggest_float(name, *bounds, log=True) for name, bounds in SPACE.items()}
-        model, loss = mlp(config, width=of.width), 0.0
-        optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"], weight_decay=config["decay"])
-        for epoch, loss in enumerate(epochs(model, optimizer, of.epochs)):
-            trial.report(loss, epoch)
+        config = {name: trial.suggest_float(name, *bounds, log=True) for name, bounds in BOUNDS.items()}
+        curve = list[Losses]()
+        for epoch, losses in enumerate(epochs(*full_size(config), EPOCHS)):
+            curve.append(losses)
+            trial.set_user_attr("best", best(curve))
+            trial.report(losses["val_loss"], epoch)
             if trial.should_prune():
                 raise optuna.TrialPruned()
-        return loss
+        return best(curve)["val_loss"]
 
+    torch.set_num_threads(cores)
     pruner = optuna.pruners.SuccessiveHalvingPruner(reduction_factor=3)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed), pruner=pruner)
-    study.optimize(objective, n_trials=of.trials)
-    return study.best_params
+    study.optimize(objective, n_trials=TRIALS)
+    torch.set_num_threads(1)
+    return Found(study.best_params, study.best_trial.user_attrs["best"])
 
 
-def ported(of: argparse.Namespace, other: str, search: Callable[[argparse.Namespace, int], Config]) -> None:
-    """Print wall time and the score of the winner, trained again from three seeds, of both searches."""
-    for seed in range(of.seeds):
-        for name, by in ((other, search), ("tune(train=...)", by_tune)):
-            started = time.perf_counter()
-            config = by(of, seed)
-            seconds = time.perf_counter() - started
-            score = statistics.mean(trained(config, of.epochs, of.width, 100 + again) for again in range(3))
-            print(f"{other} seed {seed}: {name} took {seconds:.1f} s; val_loss of its winner, again: {score:.4f}")
+SEARCHES: dict[str, Callable[[int, int], Found]] = {
+    "Ray Tune, ASHA": by_asha,
+    "Optuna, TPE with successive halving": by_optuna,
+    OWN: by_tune,
+}
+
+
+def measure(search: str, seed: int) -> Row:
+    """Run a search, and train its winner again."""
+    torch.manual_seed(seed)
+    began = time.perf_counter()
+    found = SEARCHES[search](seed, len(os.sched_getaffinity(0)))
+    seconds = time.perf_counter() - began
+    row = {"search": search, "seed": seed, "seconds": seconds, "config": dict(found.config)}
+    row |= {"handed back": found.losses["test_loss"], **trained_again(found.config)}
+    print(row, flush=True)
+    return row
+
+
+def markdown(result: Row) -> str:
+    """A line for each search."""
+    where, rows = result["environment"], result["rows"]
+    own = {row["seed"]: row for row in rows if row["search"] == OWN}
+    found = []
+    for search in SEARCHES:
+        of_search = sorted((row for row in rows if row["search"] == search), key=lambda row: row["seed"])
+        if not of_search:
+            continue
+        paired = [row["seconds"] / own[row["seed"]]["seconds"] for row in of_search if row["seed"] in own]
+        losses = [", ".join(f"{row[name]:.3f}" for row in of_search) for name in LOSSES]
+        times = f"{median(row['seconds'] for row in of_search):.1f}"
+        found.append((search, times, f"{median(paired):.1f}x" if paired and search != OWN else "", *losses))
+    names = ["search", "seconds", "`tune` is faster", "test loss, handed back", *LOSSES[1:]]
+    return f"""# A training loop of one's own
+
+{where["cpu"]}, {where["cores"]} cores, torch {where["torch"]}, Ray {where["ray"]}, Optuna {where["optuna"]}, \
+{where["date"]}. Rerun: `python -m benchmarks.own_loop`. {TRIALS} configurations of an MLP of three hidden layers \
+{WIDTH} wide, digits, {EPOCHS} epochs. Medians of seconds and of their ratios; test losses for each seed. All searches \
+hand back the best epoch by validation loss; "again" is the mean of {AGAIN} trainings of the configuration.
+
+{columns(names, found)}
+"""
 
 
 def main() -> None:
-    """Run the searches that are named."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="+", choices=["asha", "optuna"])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--trials", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=27)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--cores", type=int, default=2)
-    of = parser.parse_args()
-    for part in of.parts:
-        ported(of, part, by_asha if part == "asha" else by_optuna)
+    """Run the rows that are missing, and write all."""
+    parser = options(__doc__)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--searches", nargs="+", choices=list(SEARCHES), default=list(SEARCHES))
+    given = parser.parse_args()
+    path = given.out / FILE
+    result = read(path, {"rows": []})
+    for seed, search in itertools.product(given.seeds, given.searches):
+        if not any((row["search"], row["seed"]) == (search, seed) for row in result["rows"]):
+            result["environment"] = environment("torch", "ray", "optuna")
+            result["rows"].append(measure(search, seed))
+            save(path, result, markdown(result))
+    save(path, result, markdown(result))
 
 
 if __name__ == "__main__":
