@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader, RandomSampler
 from fusion.keys import is_read
 from fusion.streams import preserved_generators
 from fusion.warn import warn
-from hydro_rasda.common.argument_checks import check_function, check_is, require
+from hydro_rasda.common.argument_checks import check_function, require
 from hydro_rasda.common.one_line_warnings import warns_in_one_line
 from hydro_rasda.integrations.lightning.configure_optimizers import OF_OPTIMIZERS, Unfollowed
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
+from hydro_rasda.integrations.lightning.own_trainer import MakeTrainer, tune_own_trainer
 from hydro_rasda.integrations.lightning.refusals import (
     PRECISIONS,
     unfollowed,
@@ -81,7 +82,7 @@ def tune_module(
     module_fn: Callable[..., LightningModule],
     space: Mapping[str, Any],
     *,
-    trainer: Trainer,
+    trainer: Trainer | MakeTrainer,
     train_dataloaders: Any = None,
     val_dataloaders: Any = None,
     datamodule: LightningDataModule | None = None,
@@ -105,7 +106,10 @@ def tune_module(
             narrower by `surrogate.shrink`. If that fails, it is swept at its full width, with a message.
         space: Domains; all reach `module_fn`, beside `lr`, `batch_size` and `grad_clip` that the library adds.
             `batch_size` is the loaders', which keep theirs without it.
-        trainer: Its `max_epochs`, `gradient_clip_val` and `precision` hold; it trains nothing.
+        trainer: Its `max_epochs`, `gradient_clip_val` and `precision` hold; it trains nothing. Or a function of
+            `Trainer`'s keyword arguments that makes one, such as `functools.partial(Trainer, max_epochs=9)`. That one
+            fits the module as it is in every heat: manual optimization, hooks, callbacks. Trials are then not fused,
+            loaders keep their batch size, and `module_fn` needs an argument `width_ratio` to be swept narrower.
         train_dataloaders: A DataLoader.
         val_dataloaders: Likewise.
         datamodule: In place of both.
@@ -116,17 +120,23 @@ def tune_module(
 
     Raises:
         ValueError: before any work, for what cannot be followed, all of it listed: callbacks, hooks that are
-            overridden, manual optimization, optimizers, schedulers and settings of the trainer; and as `tune`.
+            overridden, manual optimization, optimizers, schedulers and settings of the trainer; and as `tune`. A
+            function that makes a trainer is refused none of these.
     """
     check_options("tune_module", options)
     rule = "a function of (config) or (config, width_ratio) that makes a LightningModule"
     require(not isinstance(module_fn, LightningModule), "module_fn", type(module_fn).__name__, rule)
     check_function("module_fn", module_fn, 1, 2, rule=rule, or_class=True)
-    check_is("trainer", trainer, Trainer)
+    rule = "a Trainer, or a function of Trainer's keyword arguments that makes one"
+    require(isinstance(trainer, Trainer) or callable(trainer), "trainer", trainer, rule)
     check_parts(sweep, race)
     check_space(space)
     given = [name for name in DECIDED if name in options]
     require(not given, given[0] if given else "", "given", "left out: trainer, module and loaders decide it")
+    if not isinstance(trainer, Trainer):
+        data = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
+        tuned = tune_own_trainer(module_fn, space, trainer, data, monitor, sweep, race, options)
+        return LightningResult(**vars(tuned), config=dict(tuned.best_config))
     if datamodule is not None:
         train_dataloaders, val_dataloaders = _loaders_of(datamodule, train_dataloaders, val_dataloaders)
     loaders, transfers = (train_dataloaders, val_dataloaders), unfollowed_transfers(datamodule)

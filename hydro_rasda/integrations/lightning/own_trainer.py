@@ -1,0 +1,173 @@
+"""Training by Lightning's own `Trainer`, as it is, in every heat: `tune_module(trainer=partial(Trainer, ...))`."""
+
+from __future__ import annotations
+
+import io
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fusion.warn import warn
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.integrations.shared import unaveraged
+from hydro_rasda.problem.width_argument import width_form
+from hydro_rasda.results.result import TuneResult
+from hydro_rasda.settings.config import RaceConfig, SweepConfig
+from hydro_rasda.training.worker import State, Worker
+from hydro_rasda.tuner import tune
+
+MakeTrainer = Callable[..., Trainer]
+"""A function of `Trainer`'s keyword arguments that makes one, such as `functools.partial(Trainer, max_epochs=9)`."""
+
+_QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+"""Arguments of each trial's trainer: the run reports, keeps the best weights and saves."""
+
+
+def tune_own_trainer(
+    module_fn: Callable[..., LightningModule],
+    space: Mapping[str, Any],
+    trainer: MakeTrainer,
+    data: Mapping[str, Any],
+    monitor: str,
+    sweep: SweepConfig,
+    race: RaceConfig,
+    options: Mapping[str, Any],
+) -> TuneResult:
+    """Call `tune` with a loop that has a `Trainer` fit the module; `data` are arguments of `Trainer.fit`."""
+    with tempfile.TemporaryDirectory() as folder:
+        epochs = _made(trainer, torch.device("cpu"), folder).max_epochs or 0
+    require(epochs > 0, "trainer", f"max_epochs={epochs}", "one with epochs to train")
+    if sweep.surrogate < 1 and width_form(module_fn) is None:
+        told = "give `module_fn` an argument `width_ratio`, from which it builds a narrower module"
+        warn(f"the module is swept at its full width (`sweep=SweepConfig(surrogate=1)`), not narrower: {told}")
+        sweep = replace(sweep, surrogate=1)
+    return tune(
+        module_fn,
+        space,
+        train=OwnTrainer(trainer, data),
+        metric=_name(monitor),
+        max_t=epochs,
+        sweep=sweep,
+        # One process trains a trial: `Trainer` would make ranks of its own.
+        race=replace(unaveraged(race), max_workers=1),
+        **options,
+    )
+
+
+@dataclass(frozen=True)
+class OwnTrainer:
+    """`train(worker)` of `tune`: a trainer of the user's fits the module, from where it was left.
+
+    A checkpoint has Lightning's own beside the weights, as bytes, so that loops, optimizers, schedulers and callbacks
+    resume as `ckpt_path` has it.
+    """
+
+    trainer: MakeTrainer
+    data: Mapping[str, Any]
+
+    def __call__(self, worker: Worker) -> None:
+        module = worker.model()
+        assert isinstance(module, LightningModule)
+        with tempfile.TemporaryDirectory() as folder, _no_news(), _width_scaled_optimizers(worker):
+            trainer = _made(self.trainer, worker.device, folder)
+            trainer.callbacks.append(Reports(worker))  # type: ignore[attr-defined]
+            resumed = _unpacked(worker.checkpoint, Path(folder) / "resumed.ckpt")
+            trainer.fit(module, **self.data, ckpt_path=resumed, weights_only=False)
+
+
+class Reports(Checkpoint):
+    """Report each epoch with all that was logged: as Lightning's own checkpoints, after the user's hooks."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report, and leave the trainer where the run says so."""
+        logged = {_name(name): float(value) for name, value in trainer.callback_metrics.items()}
+        self._worker.report(logged, lambda: _packed(trainer, pl_module))
+
+
+def _made(make: MakeTrainer, device: torch.device, folder: str) -> Trainer:
+    where = {"accelerator": "cpu", "devices": 1}
+    if device.type == "cuda":
+        where = {"accelerator": "gpu", "devices": [device.index or 0]}
+    try:
+        trainer = make(**where, **_QUIET, default_root_dir=folder)
+    except Exception as error:
+        rule = "a Trainer, or a function of Trainer's keyword arguments that makes one"
+        raise ValueError(f"`trainer` is {rule}, but the call fails: {type(error).__name__}: {error}") from error
+    require(isinstance(trainer, Trainer), "trainer", type(trainer).__name__, "a function that makes a Trainer")
+    return trainer
+
+
+def _name(logged: str) -> str:
+    return logged.replace("/", "_")
+
+
+@contextmanager
+def _no_news() -> Iterator[None]:
+    """Keep Lightning from telling in each span of training which devices there are, and what it reads."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "pytorch_lightning")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _width_scaled_optimizers(worker: Worker) -> Iterator[None]:
+    """Give optimizers the learning rates of the module's width as they are made, before schedulers read them."""
+    made = Optimizer.__init__
+
+    def scaled(self: Optimizer, params: Any, defaults: dict[str, Any]) -> None:
+        made(self, worker.param_groups(params, type(self), **defaults), defaults)
+
+    Optimizer.__init__ = scaled  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Optimizer.__init__ = made  # type: ignore[method-assign]
+
+
+def _packed(trainer: Trainer, module: LightningModule) -> State:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "saved.ckpt"
+        trainer.save_checkpoint(path)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+    del checkpoint["state_dict"]
+    written = io.BytesIO()
+    torch.save(checkpoint, written)
+    return {
+        "model": module.state_dict(),
+        "lightning": torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8),
+    }
+
+
+def _unpacked(state: State | None, path: Path) -> Path | None:
+    """Write a checkpoint for Lightning to read; None if there is none."""
+    if state is None:
+        return None
+    content: Tensor = state["lightning"]
+    checkpoint = torch.load(io.BytesIO(content.cpu().numpy().tobytes()), map_location="cpu", weights_only=False)
+    torch.save({**checkpoint, "state_dict": state["model"]}, path)
+    return path
