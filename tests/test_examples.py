@@ -142,14 +142,22 @@ OWN_LOOPS = {
 
 
 @pytest.mark.parametrize("name", OWN_LOOPS)
-def test_a_loop_of_the_users_without_and_with_tune(name: str, tmp_path: Path) -> None:
+def test_a_loop_of_the_users_without_and_with_tune_here_and_on_ray(name: str, tmp_path: Path) -> None:
     old, new, score = OWN_LOOPS[name]
-    for script in (f"{name}.py", f"{name}_tune.py"):
+
+    def scores(script: str, more: str = "") -> list[str]:
         (text := (EXAMPLES / "own_loop" / script).read_text()).index(old)
-        few = re.sub(r"num_samples=\d+", "num_samples=4", text.replace(old, new))
+        few = re.sub(r"num_samples=\d+", f"num_samples=4{more}", text.replace(old, new))
+        if more:
+            few = re.sub(r"\n +backend=LocalBackend.*", "", few)
         (tmp_path / script).write_text(few)
         said = run(tmp_path, tmp_path / script, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-        assert re.findall(score, said), said
+        there = re.findall(score, said)
+        assert there, said
+        return there
+
+    assert scores(f"{name}.py")
+    assert scores(f"{name}_tune.py") == scores(f"{name}_tune.py", ', backend="ray"')
 
 
 @pytest.mark.parametrize("name", OWN_LOOPS)

@@ -36,6 +36,7 @@ from hydro_rasda.integrations.shared import (
 )
 from hydro_rasda.problem.read_keys import Notes
 from hydro_rasda.problem.width_argument import WidthForm, call_model_fn, check_width_argument, width_form
+from hydro_rasda.results.result import TuneResult
 from hydro_rasda.settings.config import RaceConfig, SweepConfig
 from hydro_rasda.space.branches import reachable, with_defaults
 from hydro_rasda.space.space import check_space, sample
@@ -133,19 +134,34 @@ def tune_module(
     check_space(space)
     given = [name for name in DECIDED if name in options]
     require(not given, given[0] if given else "", "given", "left out: trainer, module and loaders decide it")
-    if not isinstance(trainer, Trainer):
-        data = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
+    data = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
+    if isinstance(trainer, Trainer):
+        tuned = _tune_followed(module_fn, space, trainer, data, monitor, sweep, race, options)
+    else:
         tuned = tune_own_trainer(module_fn, space, trainer, data, monitor, sweep, race, options)
-        return LightningResult(**vars(tuned), config=dict(tuned.best_config))
-    if datamodule is not None:
-        train_dataloaders, val_dataloaders = _loaders_of(datamodule, train_dataloaders, val_dataloaders)
-    loaders, transfers = (train_dataloaders, val_dataloaders), unfollowed_transfers(datamodule)
-    made = with_defaults(space, _constants(trainer, train_dataloaders))
-    asked = _asked(module_fn, made, trainer, *loaders, sweep, transfers)
-    own, metric = reachable(space), f"val_{metric_name(monitor, 'val')}"
-    _warn_of_replaced(module_fn, sample(made, 1, 0)[0], [*own], asked["objective"])
-    tuned = tune(module_fn, made, metric=metric, race=unaveraged(race), **asked, **options)
+    own = reachable(space)
     return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
+
+
+def _tune_followed(
+    module_fn: Callable[..., LightningModule],
+    space: Mapping[str, Any],
+    trainer: Trainer,
+    data: Mapping[str, Any],
+    monitor: str,
+    sweep: SweepConfig,
+    race: RaceConfig,
+    options: Mapping[str, Any],
+) -> TuneResult:
+    """Call `tune` with the parts of a trainer and a module that it can follow; the trainer trains nothing."""
+    train, validation, datamodule = data.values()
+    if datamodule is not None:
+        train, validation = _loaders_of(datamodule, train, validation)
+    made = with_defaults(space, _constants(trainer, train))
+    asked = _asked(module_fn, made, trainer, train, validation, sweep, unfollowed_transfers(datamodule))
+    _warn_of_replaced(module_fn, sample(made, 1, 0)[0], [*reachable(space)], asked["objective"])
+    metric = f"val_{metric_name(monitor, 'val')}"
+    return tune(module_fn, made, metric=metric, race=unaveraged(race), **asked, **options)
 
 
 def _asked(
