@@ -203,7 +203,7 @@ def _write_journal(path: Path, lines: int, stops: Sequence[int], trials: int, gr
         nonlocal total, written
         own = {
             "event": UNIT,
-            "key": f"surrogate/{key}",
+            "key": f"sweep/{key}",
             "value": value,
             "seconds": 1.0,
             "at": written,
@@ -221,7 +221,7 @@ def _write_journal(path: Path, lines: int, stops: Sequence[int], trials: int, gr
     def epochs(number: int, start: int, stop: int) -> list[JournalLine]:
         names = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
         scores = enumerate(rng.random((stop - start, len(names))).tolist(), start + 1)
-        return metric_lines("surrogate", number, [(epoch, dict(zip(names, row))) for epoch, row in scores])
+        return metric_lines("sweep", number, [(epoch, dict(zip(names, row))) for epoch, row in scores])
 
     with path.open("wb") as file:
         for first in range(0, lines, trials):

@@ -130,7 +130,7 @@ def tune(
         num_samples: Configurations to try (for each point of a `grid_search`). The same call with more goes on with a
             run: the first are the same, and rungs are decided anew over all.
         max_t: Epochs of a full training.
-        full_trainings: Budget of the full-size stage, in trainings of `max_t` epochs. With folds, each fold of a
+        full_trainings: Budget of the race, in trainings of `max_t` epochs. With folds, each fold of a
             finalist counts as a training, and each seed with `sweep.repeats`. At each milestone, as many
             finalists go on as can train to the end for it, at least half of them, and the one with the best averaged
             weights. Midway from the last of these to the end, only those go on whose expected gain is worth the rest of
@@ -253,7 +253,7 @@ def _run(
     callbacks: Sequence[Listener],
     held_back: HeldBack,
 ) -> TuneResult:
-    """Begin or resume the run, and train both of its stages."""
+    """Begin or resume the run, and train its heats."""
     identity, searcher, settings = request.identity(), request.searcher(), request.settings
     problem = request.problem(backend)
     sampled = (request.space, settings.num_samples, settings.seed, settings.sweep.first, request.strategy)
@@ -366,7 +366,7 @@ def _enough(run: Run) -> Callable[[int], bool]:
     lines = (line for unit in run.store.units().values() for line in unit.lines)
     recorded = 1 + max((line["trial"] for line in lines if line["event"] == "trial"), default=0)
     drawn = max(1, recorded - len(run.settings.sweep.first))
-    return lambda found: found >= drawn and run.out_of_time("surrogate")
+    return lambda found: found >= drawn and run.out_of_time("sweep")
 
 
 @contextlib.contextmanager
@@ -388,7 +388,7 @@ def _result(run: Run, tried: list[int]) -> TuneResult:
     for line in overfitting_line(run, tried):
         run.say(line)
     result = make_result(run, tried)
-    for line in undecided_line(result) if not run.out_of_time("target") else ():
+    for line in undecided_line(result) if not run.out_of_time("race") else ():
         run.say(line)
     run.notify(
         RunEnded,

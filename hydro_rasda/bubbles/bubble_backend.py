@@ -21,9 +21,9 @@ from hydro_rasda.backends.process_pool import PROBLEM, loaded, write_shared
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
 from hydro_rasda.bubbles.rendezvous import Rendezvous, hang_up
 from hydro_rasda.common.argument_checks import check_folder, check_int, check_number, require
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Finished, Task, Widths
-from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.processes.forks import RelayedWarnings, ending, receive
 from hydro_rasda.run.record_full_size import hear
@@ -78,7 +78,7 @@ class BubbleBackend:
         rule = "anything but a `BubbleBackend` for what holds an open file or a connection, which no other process has"
         require(can_be_shared(run.problem), "backend", self, rule)
         rule = "another one where `train` alone trains the models: hosts' bubbles take fused groups in the sweep"
-        require(not run.problem.is_own("surrogate"), "backend", self, rule)
+        require(not run.problem.is_own("sweep"), "backend", self, rule)
         shared = run.store.path / PROBLEM
         try:
             write_shared(shared, run.problem)
@@ -117,7 +117,7 @@ class _UnderWay:
         begun = [number for number in task.members if number in outcome.history]
         if not begun:
             return None
-        if task.stage == "surrogate":
+        if task.heat == "sweep":
             outcome.seconds = time.monotonic() - self.began
         if len(begun) < len(task.members):
             of_each = [(group, [number for number in group.members if number in begun]) for group in task.groups]
@@ -158,19 +158,17 @@ class BubbleDevices:
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
         """One device, to which a full-size model after another can be given, until each of its cores has one."""
-        beside = (
-            task is not None and task.stage == "target" and all(of.task.stage == "target" for of in self._under_way)
-        )
+        beside = task is not None and task.heat == "race" and all(of.task.heat == "race" for of in self._under_way)
         full = len(self._under_way) >= (self._groups if beside else 1)
-        return [] if full or self._in_vain("surrogate" if task is None else task.stage) else [0]
+        return [] if full or self._in_vain("sweep" if task is None else task.heat) else [0]
 
     def busy(self) -> bool:
         return bool(self._under_way)
 
-    def _in_vain(self, stage: Stage) -> bool:
+    def _in_vain(self, heat: HeatName) -> bool:
         """Return whether the time is over, and nobody is there who could train for another epoch."""
         had_time = time.monotonic() - self._opened > ARRIVAL_S
-        return not self._visitors and had_time and self._run.out_of_time(stage)
+        return not self._visitors and had_time and self._run.out_of_time(heat)
 
     def speed(self, device: int, kind: str) -> None:
         """There is no other to compare with."""
@@ -185,11 +183,11 @@ class BubbleDevices:
         self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
     ) -> Mapping[str, Widths]:
         """Measured on the tuner's machine: no clock tells how fast a guest would be that is stopped and continued."""
-        return self._device.plan(kinds, self._run.seconds_left("surrogate"), width)
+        return self._device.plan(kinds, self._run.seconds_left("sweep"), width)
 
     def start(self, device: int, task: Task) -> None:
         self._forget()
-        if task.stage == "target":
+        if task.heat == "race":
             works: list[GroupWork | TargetWork] = [TargetWork(self._run, task, max(1, self._groups // task.beside))]
         else:
             parts = task.parts()
@@ -234,7 +232,7 @@ class BubbleDevices:
             while True:
                 self._hear(*self._heard.get_nowait())
         self._hand_out()
-        while self._waiting and self._in_vain(self._waiting[0].task.stage):
+        while self._waiting and self._in_vain(self._waiting[0].task.heat):
             piece = self._waiting.popleft()
             piece.work.give_up(piece.task)
 
@@ -251,7 +249,7 @@ class BubbleDevices:
     def _given(self, task: Task) -> Given:
         run = self._run
         load = partial(loaded, {key: run.store.file(key) for key in task.sources})
-        seconds = max(0.0, min(self._checkpoint_s, run.seconds_left(task.stage)))
+        seconds = max(0.0, min(self._checkpoint_s, run.seconds_left(task.heat)))
         return Given({number: run.history.trials[number] for number in task.members}, load, seconds)
 
     def _send(self, connection: Connection, *words: Any) -> None:
@@ -295,7 +293,7 @@ class BubbleDevices:
         elif visitor.piece is not None:
             work, task = visitor.piece.work, visitor.piece.task
             visitor.piece = None
-            self._put(work, work.took(task, content, not self._run.out_of_time(task.stage)))
+            self._put(work, work.took(task, content, not self._run.out_of_time(task.heat)))
 
     def _learn_of_death(self, name: str, status: int) -> None:
         """Learn from a host how its last guest ended: one that ended by itself may have died of its task.

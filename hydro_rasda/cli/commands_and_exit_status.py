@@ -108,7 +108,7 @@ def trials(
 ) -> None:
     """List a run's trials.
 
-    Columns: trial, status, surrogate_metric, surrogate_epochs, metric, epochs, chance, kept_epoch, and the names of the
+    Columns: trial, status, sweep_metric, sweep_epochs, metric, epochs, chance, kept_epoch, and the names of the
     hyperparameters. The table leaves out chance and kept_epoch. Hyperparameters that are the same in all trials stand
     below it. --csv prints all columns.
     """

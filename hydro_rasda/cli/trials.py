@@ -55,15 +55,15 @@ def _loaded(path: str) -> TuneResult:
 
 def _scored(record: RunRecord) -> bool:
     best = record.trials[record.best_trial] if record.trials else None
-    return best is not None and any(map(math.isfinite, (best.metric, best.surrogate_metric)))
+    return best is not None and any(map(math.isfinite, (best.metric, best.sweep_metric)))
 
 
 def comment(record: RunRecord, trial: TrialRecord) -> str:
     """Describe a trial's score in a line."""
     if trial.epochs:
         told = f"{show(trial.metric, 6)} ({record.mode}) at full size, epoch {trial.kept_epoch} of {trial.epochs}"
-    elif trial.surrogate_epochs:
-        told = f"{show(trial.surrogate_metric, 6)} ({record.mode}) on its surrogate, epoch {trial.surrogate_epochs}"
+    elif trial.sweep_epochs:
+        told = f"{show(trial.sweep_metric, 6)} ({record.mode}) on its surrogate, epoch {trial.sweep_epochs}"
     else:
         told = "not known yet"
     unread = f"; nothing reads {', '.join(trial.unread)}" if trial.unread else ""
@@ -186,10 +186,10 @@ def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRe
     headings = {
         "trial": "trial",
         "status": "status",
-        "surrogate_metric": "surrogate",
-        "surrogate_epochs": "epochs",
-        **({"middle_metric": "middle heat", "middle_epochs": "epochs"} if "middle_epochs" in columns else {}),
-        "metric": "full size",
+        "sweep_metric": "sweep",
+        "sweep_epochs": "epochs",
+        **({"middle_metric": "middle", "middle_epochs": "epochs"} if "middle_epochs" in columns else {}),
+        "metric": "race",
         "epochs": "epochs",
         **({"spread": "± over models"} if "spread" in columns else {}),
         **{name: name for name in others},

@@ -1,4 +1,4 @@
-"""Before the first stage: a dry run of what is asked, and what follows from it."""
+"""Before the first heat: a dry run of what is asked, and what follows from it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def get_ready(
     """
     settings = problem.settings
     messages: list[str] = []
-    reads = not problem.is_own("surrogate")  # else all keys are the user's own
+    reads = not problem.is_own("sweep")  # else all keys are the user's own
     if reads:
         _check_schedules(problem, space, trials)
     found = survived_dry_run(problem, trials, doing or CrashLog())
@@ -126,7 +126,7 @@ def get_ready(
         messages.append(_NO_DECAY)
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
     problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names)
-    models = settings.models("target")  # a finalist's train to an epoch one after another, all in memory
+    models = settings.models("race")  # a finalist's train to an epoch one after another, all in memory
     problem = replace(problem, peak=models * found.peak, epoch_seconds=models * found.epoch_seconds)
     problem = replace(problem, steady_epoch_seconds=models * found.steady_epoch_seconds)
     return Ready(problem, settings, found.parameters, messages)
@@ -221,7 +221,7 @@ def _has_decay(problem: Problem, space: Mapping[str, Any], configs: Sequence[Map
 
 
 def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:
-    """The settings with the rungs of both stages left out that come before a warm-up of so many epochs is over."""
+    """The settings with the rungs of sweep and race left out that come before a warm-up of so many epochs is over."""
     sweep, race, most = settings.sweep, settings.race, settings.max_t
     grace = first_milestone(sweep.grace_period, most, sweep.reduction_factor, warmup)
     full = first_milestone(settings.first_look, most, race.scaling_factor, warmup)

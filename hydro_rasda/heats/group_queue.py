@@ -16,12 +16,13 @@ from typing import Any, overload
 
 from fusion.graph.compiled import compiling_pays
 from fusion.keys import KEYS, KINDS, is_of_part, optimizer_names
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Group, Span, Task, Widths, group_key
 from hydro_rasda.heats.choose_groups import Waiting, next_groups
 from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.history.history import History
-from hydro_rasda.history.lines import Stage, Unit
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.crash_log import training_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Move
@@ -59,12 +60,12 @@ class Dispatcher:
     """Trials of a heat that may begin, and the tasks that they make.
 
     Args:
-        stage: The heat.
+        heat: Name of the heat.
         width: That of its surrogates, as in `Task`.
     """
 
-    def __init__(self, run: Run, devices: Devices, stage: Stage = "surrogate", width: float | None = None) -> None:
-        self._run, self._devices, self._heat, self._width = run, devices, run.history.heats[stage], width
+    def __init__(self, run: Run, devices: Devices, heat: HeatName = "sweep", width: float | None = None) -> None:
+        self._run, self._devices, self._heat, self._width = run, devices, run.history.heats[heat], width
         # By milestone and the epoch to go on from, by kind: members of one optimizer lie side by side, so that their
         # update is one slice of each fused parameter.
         self._queues: dict[Span, dict[str, list[_Place]]] = {}
@@ -95,7 +96,7 @@ class Dispatcher:
         return True
 
     def _place(self, number: int) -> _Place:
-        if self._run.problem.is_own("surrogate"):  # its keys are no keys of the library
+        if self._run.problem.is_own("sweep"):  # its keys are no keys of the library
             return (), number
         return tuple(map(KINDS.index, optimizer_names(self._run.history.trials[number].config))), number
 
@@ -185,12 +186,12 @@ class Dispatcher:
         Narrower groups win more than the measured speedup, as more of their time is not arithmetic.
         """
         seconds = of.seconds(len(group.members)) * (span.stop - span.start)
-        seconds = min(seconds, self._run.seconds_left("surrogate"))
+        seconds = min(seconds, self._run.seconds_left("sweep"))
         return group.fused and compiling_pays(seconds, of.widths.compiled, of.widths.compile_seconds)
 
     def _steps(self, number: int) -> float:
         """Optimizer steps of an epoch; 1 where the data have no length."""
-        if self._run.problem.is_own("surrogate"):
+        if self._run.problem.is_own("sweep"):
             return 1.0
         return self._run.problem.train_data.steps(self._run.history.trials[number].batch_size) or 1.0
 
@@ -198,7 +199,7 @@ class Dispatcher:
         """Return the widths of groups on a device, for each kind of trials."""
         fusion = self._run.settings.sweep.fusion
         if fusion != "auto":
-            return dict.fromkeys(of_kind, Widths(fusion, 1 if self._run.settings.models("surrogate") > 1 else 2))
+            return dict.fromkeys(of_kind, Widths(fusion, 1 if self._run.settings.models("sweep") > 1 else 2))
         machine = self._devices.machine(device)
         self._plan(device, {kind: of for kind, of in of_kind.items() if (machine, kind) not in self._widths})
         return {kind: self._widths[machine, kind] for kind in of_kind}
@@ -206,14 +207,14 @@ class Dispatcher:
     def _plan(self, device: int, of_kind: Mapping[str, Iterable[int]]) -> None:
         """Recall from the journal how to group these kinds, or have the device measure it."""
         run, machine = self._run, self._devices.machine(device)
-        names = {kind: f"{self._heat.stage}/widths-of-{kind} on {machine}" for kind in of_kind}
+        names = {kind: f"{self._heat.name}/widths-of-{kind} on {machine}" for kind in of_kind}
         trials = {
             kind: [run.history.trials[n] for n in of] for kind, of in of_kind.items() if not run.store.done(names[kind])
         }
         if trials:
             if run.problem.steady_epoch_seconds * run.settings.max_t >= COMPILED_FROM and not self._widths:
                 run.say("measuring the best group size, and whether compiling pays: this can take a minute")
-            started, left = time.perf_counter(), run.seconds_left("surrogate")
+            started, left = time.perf_counter(), run.seconds_left("sweep")
             planned = self._devices.plan(device, trials, self._width)
             seconds = time.perf_counter() - started
             for kind, widths in planned.items():
@@ -244,7 +245,7 @@ def check_copies(run: Run, moves: Mapping[int, Move]) -> None:
     copying = {number: move for number, move in moves.items() if isinstance(move, Continue)}
     of = {number: move.copy_of for number, move in copying.items() if move.copy_of is not None}
     for number in {*of, *of.values()}:
-        if history.epochs("surrogate", number) > history.sweep.trials[number].epoch:
+        if history.epochs("sweep", number) > history.sweep.trials[number].epoch:
             raise cannot_grow(number)
     differs = cache(partial(_differs_in_a_structure, history))  # looks at all trials
     for number, copied in of.items():

@@ -36,16 +36,16 @@ def names_of(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _found(record: RunRecord) -> dict[str, Any]:
-    cost, (score, stage) = record.cost, best_score(record)
+    cost, (score, heat) = record.cost, best_score(record)
     return {
         "state": state_of(record),
         f"best {record.metric}": record.best_metric,
-        **({f"best {record.metric} on a surrogate": score} if stage == "surrogate" else {}),
+        **({f"best {record.metric} in the sweep": score} if heat == "sweep" else {}),
         "best trial": record.best_trial if record.trials else None,
         "trials": len(record.trials),
         "failed or diverged": sum(trial.status in ("failed", "diverged") for trial in record.trials),
-        "epochs of surrogates": cost.surrogate_epochs,
-        "epochs at full size": cost.target_epochs,
+        "epochs of the sweep": cost.sweep_epochs,
+        "epochs of the race": cost.race_epochs,
         "seconds": cost.seconds,
     }
 

@@ -47,7 +47,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
         keep_freed_memory()
     shared: Problem = worker.data
     # Hooks time and rescale steps: a recording calls none.
-    (problem,) = shared.on(worker.device).with_settings(graph=False).each("target")
+    (problem,) = shared.on(worker.device).with_settings(graph=False).each("race")
     trial = Trial(worker.config["trial"], worker.config["config"])
     shard = Shard(worker.rank, worker.world_size)
     learner = full_size_learner(problem, trial, shard)

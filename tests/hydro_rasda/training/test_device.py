@@ -252,9 +252,9 @@ def out_of_memory_killer(room: int) -> Iterator[list[int]]:
         thread.join()
 
 
-@pytest.mark.parametrize("stage", ["surrogate", "target"])
+@pytest.mark.parametrize("heat", ["sweep", "race"])
 def test_what_is_killed_for_memory_trains_alone_from_then_on(
-    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heat: str
 ) -> None:
     """Nobody knew what either takes. Then that is kept: a later call trains one after the other, and none is killed."""
     monkeypatch.setenv("HYDRO_RASDA_CACHE", str(tmp_path / "cache"))
@@ -264,7 +264,7 @@ def test_what_is_killed_for_memory_trains_alone_from_then_on(
 
     def train(problem: Problem) -> dict[int, Any]:
         device = Device(problem, share=Share(memory=ROOM))
-        if stage == "surrogate":
+        if heat == "sweep":
             outcome = train_groups(device, groups(even, odd), work())
             assert not outcome.failures
             return outcome.history
@@ -290,8 +290,8 @@ def test_what_fits_memory_trains_at_the_same_time(problem: Problem, tmp_path: Pa
     asked = heavy(problem, tmp_path / "heavy", together=True)
     device = Device(asked, share=Share(memory=3 * BALLAST))
     even, odd = Group("even", (0,), fused=True), Group("odd", (1,), fused=True)
-    device._peaks_of("surrogate").learn("even+adamw", 1, 1.2 * BALLAST)
-    device._peaks_of("surrogate").learn("odd+adamw", 1, 1.2 * BALLAST)
+    device._peaks_of("sweep").learn("even+adamw", 1, 1.2 * BALLAST)
+    device._peaks_of("sweep").learn("odd+adamw", 1, 1.2 * BALLAST)
     outcome = train_groups(device, groups(even, odd), work())  # would wait for ever for each other
     assert not outcome.failures
 
@@ -301,12 +301,12 @@ def test_the_share_of_memory_is_told_in_hundredths_of_a_core(problem: Problem, m
     monkeypatch.setattr("hydro_rasda.training.device.planned_widths", lambda *_: {"even": Widths(4)})
     for peak in (0.1235, 0.1265):
         device = Device(problem, share=Share(memory=1e6))
-        device._peaks_of("surrogate").learn("even+adamw", 4, peak * 1e6)
+        device._peaks_of("sweep").learn("even+adamw", 4, peak * 1e6)
         assert device.plan({"even": [TRIALS[0]]})["even"].share == 37 / 300
 
 
 def tasks(*numbers: int) -> list[Task]:
-    return [full_size_task(f"target/{n}", n, Span(0, 2), None, 0, len(numbers)) for n in numbers]
+    return [full_size_task(f"race/{n}", n, Span(0, 2), None, 0, len(numbers)) for n in numbers]
 
 
 def test_full_size_trials_beside_each_other_are_those_one_after_another(problem: Problem) -> None:
