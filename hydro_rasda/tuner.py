@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from fusion.keys import read
 from fusion.streams import preserved_generators
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.common.argument_checks import check_choice, check_flag, check_folder, check_name, require
@@ -265,7 +266,7 @@ def _run(
         named_rule, began = isinstance(settings.sweep.rule, str), time.monotonic()
         with held_back.catching():
             ready = get_ready(problem, request.space, candidates.trials, claim.doing, named_rule=named_rule)
-        batch_size = 1 if request.sweeps else candidates.trials[0].batch_size
+        batch_size = read(problem.library_keys(candidates.trials[0].config), "batch_size")
         spec = identity.asked(ready.settings, ready.problem, ready.parameters, request.data, batch_size)
         store = stack.enter_context(Store.claimed(claim, spec, time.monotonic() - began))
         shown = stack.enter_context(_shown()) if progress else None
@@ -278,7 +279,7 @@ def _run(
         search: Search = candidates
         fits = all_fit(constraints, Costs(run))
         if searcher is not None:
-            search = SearcherSearch(searcher, request.space, run, fits)
+            search = SearcherSearch(searcher, request.space, run, fits, request.strategy)
         elif fits is not None:
             search = RandomSearch(*sampled, fits, _enough(run))
         _recall(search, run)

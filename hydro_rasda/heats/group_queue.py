@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Any, overload
 
 from fusion.graph.compiled import compiling_pays
-from fusion.keys import KEYS, KINDS, is_of_part, optimizer_names
+from fusion.keys import KEYS, KINDS, is_of_part, optimizer_names, read
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Group, Span, Task, Widths, group_key
@@ -96,9 +96,10 @@ class Dispatcher:
         return True
 
     def _place(self, number: int) -> _Place:
-        if self._run.problem.is_own("sweep"):  # its keys are no keys of the library
-            return (), number
-        return tuple(map(KINDS.index, optimizer_names(self._run.history.trials[number].config))), number
+        return tuple(map(KINDS.index, optimizer_names(self._library_keys(number)))), number
+
+    def _library_keys(self, number: int) -> Mapping[str, Any]:
+        return self._run.problem.library_keys(self._run.history.trials[number].config)
 
     def __bool__(self) -> bool:
         """Tell whether any trial may begin."""
@@ -191,9 +192,7 @@ class Dispatcher:
 
     def _steps(self, number: int) -> float:
         """Optimizer steps of an epoch; 1 where the data have no length."""
-        if self._run.problem.is_own("sweep"):
-            return 1.0
-        return self._run.problem.train_data.steps(self._run.history.trials[number].batch_size) or 1.0
+        return self._run.problem.train_data.steps(read(self._library_keys(number), "batch_size")) or 1.0
 
     def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:
         """Return the widths of groups on a device, for each kind of trials."""

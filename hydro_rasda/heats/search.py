@@ -252,15 +252,22 @@ class SearcherSearch:
     not repeat its suggestions (it has no seed), the trials of the journal count, and it goes on without them.
     """
 
-    def __init__(self, searcher: Searcher, space: Mapping[str, Any], run: Run, fits: Fits | None = None) -> None:
-        """Args: as `prepare` has made them ready."""
+    def __init__(
+        self,
+        searcher: Searcher,
+        space: Mapping[str, Any],
+        run: Run,
+        fits: Fits | None = None,
+        strategy: str | None = "ddp",
+    ) -> None:
+        """Args: as `prepare` has made them ready; `strategy` as in `check_space`."""
         num_samples, self._run, self._fits, self._refused = run.settings.num_samples, run, fits, 0
         self._told_of_few = False
         self.planned, self.given = num_samples, list[Trial]()
         self._ids: dict[int, str] = {}
         self._searcher, self._space, self._metric = searcher, space, run.settings.metric
         self._left, self._batch = num_samples, -(-num_samples // SEARCHER_ROUNDS)
-        self._strategy = None if run.problem.is_own("sweep") else run.settings.race.strategy
+        self._strategy = strategy
         self._seed, self._warned = run.settings.seed, False
         self._open: dict[int, tuple[int, float]] = {}
         self._hidden = secrets_of(space)

@@ -109,16 +109,19 @@ class Problem:
         return math.inf if self.is_own(heat) else self.epoch_seconds
 
     def is_own(self, heat: HeatName) -> bool:
-        """Tell whether the user's own function trains the models of a heat.
-
-        If it trains those of the sweep, all keys of a configuration are its own: the library reads none.
-        """
+        """Tell whether the user's own function trains the models of a heat."""
         return self.own_loop is not None and (heat == "race" or self.own_loop.sweeps)
+
+    def library_keys(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the part of a configuration, or of the space, that the library may read.
+
+        It is empty if the user's own function trains the sweep: then all keys are its own.
+        """
+        return {} if self.is_own("sweep") else config
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Raise ValueError for values of a configuration that the library would read, but cannot use."""
-        if not self.is_own("sweep"):
-            check_settings(config)
+        check_settings(self.library_keys(config))
 
     @property
     def goes_on(self) -> bool:
@@ -209,9 +212,9 @@ class Problem:
 
         They are found by making the model narrower (else NoRoles). If it takes no width, that needs the example input.
         """
-        if self.is_own("sweep"):
-            return
-        asked = asked_roles(trial.config, [name for name, p in model.named_parameters() if p.requires_grad])
+        asked = asked_roles(
+            self.library_keys(trial.config), [name for name, p in model.named_parameters() if p.requires_grad]
+        )
         if not asked or (self._width_form is None and self.example_input is None):
             return
         shapes = tuple(shapes_of(model).items())
