@@ -33,7 +33,7 @@ from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Group, Span, Task, Widths
 from hydro_rasda.data import Shard, make_batches
-from hydro_rasda.heats.choose_groups import Waiting, next_groups
+from hydro_rasda.heats.choose_groups import WaitingKind, next_groups
 from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import JournalLine, metric_lines
 from hydro_rasda.problem.objective import supervised
@@ -72,7 +72,7 @@ def dispatch(waiting: int, each: int = 4, repeats: int = 3) -> Numbers:
     widths, count = Widths(4, 2, {1: 100.0, 4: 250.0}), waiting // each
     # Made anew each time, as by a dispatch: they remember what they were asked.
     asked = [
-        {f"kind-{k}": Waiting(range(k, waiting, count), widths, steps=10.0 + k) for k in range(count)}
+        {f"kind-{k}": WaitingKind(range(k, waiting, count), widths, steps=10.0 + k) for k in range(count)}
         for _ in range(repeats)
     ]
     return {"ms": 1e3 * median(_cpu_seconds(partial(next_groups, kinds, cores=8)) for kinds in asked)}

@@ -17,7 +17,7 @@ from hydro_rasda.processes.hang_detector import waited_in_vain
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import RASDA, Growth
 from hydro_rasda.settings.config import TuneConfig
-from hydro_rasda.training.full_size_on_ranks import Place
+from hydro_rasda.training.full_size_on_ranks import RankPlace
 from hydro_rasda.training.worker_reports import SCALING_EFFICIENCY, noise_in_workers
 
 _LAST_WORDS_S = 3.0
@@ -134,7 +134,7 @@ class ElasticPool(DevicePool):
         # Fewer than its first workers share the batch that was tuned, as these do.
         growth = max(1.0, world / self._rule.workers)
         for rank, at in enumerate(devices):
-            place = Place(Shard(rank, world), growth, self._through, carried)
+            place = RankPlace(Shard(rank, world), growth, self._through, carried)
             device = self._devices[at]
             device.heard = time.monotonic()
             device.work = [task]

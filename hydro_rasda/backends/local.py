@@ -18,7 +18,7 @@ from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import Graph, check_steps
-from hydro_rasda.training.device import Device, Share, Work
+from hydro_rasda.training.device import DeviceShare, DeviceTrainer, Work
 
 
 class LocalBackend:
@@ -106,7 +106,7 @@ class LocalDevice:
     def __init__(self, run: Run, device: torch.device, memory: float | None = None) -> None:
         self._run = run
         self._problem = run.problem.on(device)
-        self._device = Device(self._problem, share=Share(memory=memory))
+        self._device = DeviceTrainer(self._problem, share=DeviceShare(memory=memory))
         self._tasks: list[Task] = []
         self._training: Generator[Finished, None, None] | None = None
 

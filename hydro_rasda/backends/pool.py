@@ -50,7 +50,7 @@ ARRIVAL_S = 60.0
 
 
 @dataclass
-class _Device:
+class _OpenDevice:
     process: DeviceProcess
     answer: Answer | None
     """The coming answer to its work; None if it is idle."""
@@ -76,7 +76,7 @@ class DevicePool:
 
     def __init__(self, run: Run, count: int) -> None:
         self._run, self._count = run, count
-        self._devices: dict[int, _Device] = {}
+        self._devices: dict[int, _OpenDevice] = {}
         self._speeds: dict[tuple[int, str], float] = {}
         self._done: list[Finished] = []
         self._given: dict[int, list[Task]] = {}  # to be trained at the same time, and not begun
@@ -113,9 +113,9 @@ class DevicePool:
         """Start all processes, now instead of when they are first asked for; returns at once."""
         self._devices = {device: self._opened(device) for device in range(self._count)}
 
-    def _opened(self, device: int) -> _Device:
+    def _opened(self, device: int) -> _OpenDevice:
         process = self._process(device)
-        return _Device(process, process.ask("describe"))
+        return _OpenDevice(process, process.ask("describe"))
 
     def _meet(self) -> None:
         """Wait, once, until every device is there, or no more come: the first would else take all work."""
@@ -247,7 +247,7 @@ class DevicePool:
         self._replace(number)
         self._lose(work, how)
 
-    def _pace(self, device: _Device) -> HangDetector | None:
+    def _pace(self, device: _OpenDevice) -> HangDetector | None:
         if not device.work:
             return None
         task = device.work[0]

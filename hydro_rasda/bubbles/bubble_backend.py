@@ -29,7 +29,7 @@ from hydro_rasda.processes.forks import RelayedWarnings, ending, receive
 from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import Graph, check_steps
-from hydro_rasda.training.device import Device
+from hydro_rasda.training.device import DeviceTrainer
 from hydro_rasda.training.device_process import Given
 from hydro_rasda.training.group_training import joined
 from hydro_rasda.training.retry_policy import Deaths
@@ -96,7 +96,7 @@ ARRIVAL_S = 60.0
 
 
 @dataclass(frozen=True, eq=False)
-class _Piece:
+class _GuestTask:
     """The work of one guest: a task, from the present state of the work to its end."""
 
     work: GroupWork | TargetWork
@@ -131,7 +131,7 @@ class _Visitor:
     """A guest that is there, and its piece of work; None if it is idle."""
 
     name: str
-    piece: _Piece | None = None
+    piece: _GuestTask | None = None
 
 
 class BubbleDevices:
@@ -140,16 +140,16 @@ class BubbleDevices:
     def __init__(self, run: Run, source: Path, problem: Path, groups: int, checkpoint_s: float) -> None:
         self._run, self._source, self._problem = run, source, problem
         self._groups, self._checkpoint_s = groups, checkpoint_s
-        self._device = Device(run.problem)
+        self._device = DeviceTrainer(run.problem)
         self._device.cores = groups
         self._under_way: list[_UnderWay] = []
-        self._waiting: deque[_Piece] = deque()
+        self._waiting: deque[_GuestTask] = deque()
         self._visitors: dict[Connection, _Visitor] = {}
         self._heard: SimpleQueue[tuple[Connection, str, Any]] = SimpleQueue()
         self._met: set[Connection] = set()
         self._closed = False
-        self._lost: dict[str, _Piece] = {}
-        self._died_of: dict[_Piece, str] = {}
+        self._lost: dict[str, _GuestTask] = {}
+        self._died_of: dict[_GuestTask, str] = {}
         self._deaths = Deaths()
         self._over: list[str] = []
         self._warnings = RelayedWarnings()
@@ -191,7 +191,7 @@ class BubbleDevices:
             works: list[GroupWork | TargetWork] = [TargetWork(self._run, task, max(1, self._groups // task.beside))]
         else:
             parts = task.parts()
-            threads = max(1, self._groups // len(parts))  # as on this machine: see `Device.train`
+            threads = max(1, self._groups // len(parts))  # as on this machine: see `DeviceTrainer.train`
             works = [GroupWork(self._run, part, threads) for part in parts]
         self._under_way.append(_UnderWay(task, works, time.monotonic()))
         for work in works:
@@ -219,7 +219,7 @@ class BubbleDevices:
         self._over = []
 
     def _put(self, work: GroupWork | TargetWork, tasks: Iterable[Task]) -> None:
-        self._waiting.extend(_Piece(work, task) for task in tasks)
+        self._waiting.extend(_GuestTask(work, task) for task in tasks)
 
     def _go_on(self) -> None:
         """Have guests train what waits, and take in what they say; waits for a word, for at most `LOOK_S`."""
@@ -241,7 +241,7 @@ class BubbleDevices:
             while self._waiting and self._waiting[0] in self._died_of:
                 piece = self._waiting.popleft()
                 tasks = piece.work.died(piece.task, self._died_of.pop(piece), self._deaths)
-                self._waiting.extendleft(_Piece(piece.work, task) for task in reversed(tasks))
+                self._waiting.extendleft(_GuestTask(piece.work, task) for task in reversed(tasks))
             if self._waiting and visitor.piece is None:
                 visitor.piece = piece = self._waiting.popleft()
                 self._send(connection, "train_piece", piece.task, self._given(piece.task), piece.work.threads)

@@ -82,7 +82,7 @@ def written(config: dict[str, Any], style: str, comment: str) -> str:
     return f"# {comment}\n{yaml.safe_dump(config, sort_keys=False, allow_unicode=True)}"
 
 
-Row = Mapping[str, Any]
+TrialRow = Mapping[str, Any]
 
 _PREFIX = "config/"
 _CONDITION = re.compile(r"\s*(?P<name>[^<>=!]+?)\s*(?P<sign><=|>=|!=|==|=|<|>)\s*(?P<value>.*?)\s*")
@@ -125,7 +125,7 @@ def list_trials(
         _print(rows, columns, ordered, record.others)
 
 
-def filtered(rows: Sequence[Row], columns: Sequence[str], where: Sequence[str]) -> list[Row]:
+def filtered(rows: Sequence[TrialRow], columns: Sequence[str], where: Sequence[str]) -> list[TrialRow]:
     """Return the rows that meet all conditions, such as "lr<0.01". A missing value meets only `!=`."""
     kept = list(rows)
     for condition in where:
@@ -156,7 +156,7 @@ def _value(text: str) -> Any:
         return float(text) if _NUMBER.fullmatch(text) else text
 
 
-def sorted_by(rows: Sequence[Row], name: str, reverse: bool) -> list[Row]:
+def sorted_by(rows: Sequence[TrialRow], name: str, reverse: bool) -> list[TrialRow]:
     """Sort rows by a column: numbers before words; missing values last, also if reversed."""
     there = [each for each in rows if each.get(name) is not None]
     ordered = sorted(there, key=lambda each: _rank(each[name]), reverse=reverse)
@@ -175,7 +175,9 @@ def column(option: str, name: str, columns: Sequence[str]) -> str:
     return found
 
 
-def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRecord], others: Sequence[str]) -> None:
+def _print(
+    rows: Sequence[TrialRow], columns: Sequence[str], trials: Sequence[TrialRecord], others: Sequence[str]
+) -> None:
     """Print the trials' numbers and the hyperparameters that differ between trials; below, the other hyperparameters.
 
     A cell is empty if nothing reads the hyperparameter in that trial.

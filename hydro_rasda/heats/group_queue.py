@@ -19,7 +19,7 @@ from fusion.keys import KEYS, KINDS, is_of_part, optimizer_names, read
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Group, Span, Task, Widths, group_key
-from hydro_rasda.heats.choose_groups import Waiting, next_groups
+from hydro_rasda.heats.choose_groups import WaitingKind, next_groups
 from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import Unit
@@ -28,17 +28,17 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Move
 from hydro_rasda.training.group_widths import COMPILED_FROM, MEASURING
 
-_Place = tuple[tuple[int, ...], int]
+_QueuePlace = tuple[tuple[int, ...], int]
 
 
-class _Gone(Exception):
+class _DeviceEnded(Exception):
     """A device ended while it measured."""
 
 
 class _Numbers(Sequence[int]):
     """The trials of a queue, without a copy of it."""
 
-    def __init__(self, places: Sequence[_Place]) -> None:
+    def __init__(self, places: Sequence[_QueuePlace]) -> None:
         self._places = places
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Dispatcher:
         self._run, self._devices, self._heat, self._width = run, devices, run.history.heats[heat], width
         # By milestone and the epoch to go on from, by kind: members of one optimizer lie side by side, so that their
         # update is one slice of each fused parameter.
-        self._queues: dict[Span, dict[str, list[_Place]]] = {}
+        self._queues: dict[Span, dict[str, list[_QueuePlace]]] = {}
         self._spans: dict[int, Span] = {}
         self._widths: dict[tuple[str, str], Widths] = {}
 
@@ -95,7 +95,7 @@ class Dispatcher:
             del self._queues[span]
         return True
 
-    def _place(self, number: int) -> _Place:
+    def _place(self, number: int) -> _QueuePlace:
         return tuple(map(KINDS.index, optimizer_names(self._library_keys(number)))), number
 
     def _library_keys(self, number: int) -> Mapping[str, Any]:
@@ -109,7 +109,7 @@ class Dispatcher:
         """Return the groups that an idle device is to train next; None if a device ended meanwhile."""
         try:
             task = self._task(device)
-        except _Gone:
+        except _DeviceEnded:
             return None
         for number in task.members:
             self.remove(number)
@@ -147,7 +147,7 @@ class Dispatcher:
         measured = {d: speed for d in idle if (speed := devices.speed(d, kind)) is not None}
         speeds = measured if len(measured) == len(idle) else {d: widths[m][kind].rate for d, m in machines.items()}
         own = widths[machines[device]]
-        waiting = {kind: Waiting(of, own[kind], self._steps(of[0])) for kind, of in of_kind.items()}
+        waiting = {kind: WaitingKind(of, own[kind], self._steps(of[0])) for kind, of in of_kind.items()}
         groups = [
             replace(group, compiled=self._is_compiled(group, waiting[group.kind], span))
             for group in next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
@@ -162,7 +162,7 @@ class Dispatcher:
             width=self._width,
         )
 
-    def _without_suspects(self) -> Mapping[Span, Mapping[str, Sequence[_Place]]]:
+    def _without_suspects(self) -> Mapping[Span, Mapping[str, Sequence[_QueuePlace]]]:
         """Return the queues without trials at which processes died; one such trial alone if there are no others."""
         died = {
             number: count
@@ -171,7 +171,7 @@ class Dispatcher:
         }
         if not died:
             return self._queues
-        left: dict[Span, dict[str, Sequence[_Place]]] = {}
+        left: dict[Span, dict[str, Sequence[_QueuePlace]]] = {}
         for span, kinds in self._queues.items():
             for kind, places in kinds.items():
                 if others := [place for place in places if place[1] not in died]:
@@ -181,7 +181,7 @@ class Dispatcher:
         last = min(died, key=lambda number: (died[number], number))
         return {self._spans[last]: {self._heat.kinds[last]: [self._place(last)]}}
 
-    def _is_compiled(self, group: Group, of: Waiting, span: Span) -> bool:
+    def _is_compiled(self, group: Group, of: WaitingKind, span: Span) -> bool:
         """Tell whether compiling a group's step pays by its next milestone, or by the end of the time budget.
 
         Narrower groups win more than the measured speedup, as more of their time is not arithmetic.
@@ -222,7 +222,7 @@ class Dispatcher:
                 else:  # time may have ended the measuring: the next call of the run goes on with it
                     self._widths[machine, kind] = widths
             if device not in self._devices.idle():
-                raise _Gone
+                raise _DeviceEnded
         known = {kind: name for kind, name in names.items() if run.store.done(name)}
         self._widths |= {(machine, kind): _widths(run.store.units()[name].value) for kind, name in known.items()}
 

@@ -33,7 +33,7 @@ from hydro_rasda.run.events import (
 from hydro_rasda.run.time_left import LEAST_TOLD, roughly
 
 
-class _Unread(PrintableConsole):
+class _SilentConsole(PrintableConsole):
     """A console that falls silent once nobody reads it any more, as in a pipe to `head`."""
 
     def on_broken_pipe(self) -> None:
@@ -44,7 +44,7 @@ class _Unread(PrintableConsole):
         os.close(nowhere)
 
 
-class _TimeLeft(ProgressColumn):
+class _TimeLeftColumn(ProgressColumn):
     """Counts down between two estimates; empty before the first one."""
 
     max_refresh = 0.5
@@ -67,7 +67,7 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or make_console(cls=_Unread)
+        self.console = console or make_console(cls=_SilentConsole)
         # In 80 columns, times and the best score would be cut short.
         self._narrow = self.console.width < 110
         self._bars = rich.progress.Progress(
@@ -75,7 +75,7 @@ class Progress:
             BarColumn(bar_width=8 if self._narrow else 30),
             TaskProgressColumn(),
             *([] if self._narrow else [TimeElapsedColumn()]),
-            _TimeLeft(),
+            _TimeLeftColumn(),
             TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=self.console,
             transient=True,

@@ -54,7 +54,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Share:
+class DeviceShare:
     """A process's share of a device.
 
     Attributes:
@@ -67,11 +67,11 @@ class Share:
     memory: float | None = None
 
 
-WHOLE = Share()
+WHOLE = DeviceShare()
 """The share of a process that has the device to itself."""
 
 
-class Device:
+class DeviceTrainer:
     """Train tasks on a device; each call returns when its tasks are done.
 
     Args:
@@ -83,7 +83,7 @@ class Device:
         cores: Number of groups, or full-size models, that train at the same time.
     """
 
-    def __init__(self, problem: Problem, may_die: bool = False, share: Share = WHOLE) -> None:
+    def __init__(self, problem: Problem, may_die: bool = False, share: DeviceShare = WHOLE) -> None:
         self._problem, self._share = problem, share
         self._live, self._relayed = LiveGroup(), RelayedWarnings()
         self._peaks: dict[tuple[HeatName, float | None], Peaks] = {}

@@ -80,7 +80,7 @@ TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The place of a process among those that train one full-size model.
 
     Attributes:
@@ -115,7 +115,7 @@ def train_target_on_ranks(
     trial: Trial,
     task: Task,
     state: Mapping[str, Any] | None,
-    place: Place,
+    place: RankPlace,
     open_store: Callable[[], Store],
     should_stop: Callable[[], bool],
     on_epoch: Callable[[int, EpochMetrics], None],

@@ -143,7 +143,7 @@ class SpanWorker(Worker):
         self.left = over or self.iteration >= self._stop or (not final and self._should_stop())
 
 
-class Kept:
+class KeptReports:
     """The part of a training function's reports that a run keeps; training goes on from the checkpoint `state`."""
 
     def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
@@ -223,7 +223,7 @@ def train_own_on_rank(worker: SpanWorker) -> None:
     """The same on a rank, from its last checkpoint to the trial's end, or to where the worker leaves it."""
     problem: Problem = worker.data
     assert problem.own_loop is not None
-    kept = Kept(problem.settings, worker.checkpoint)
+    kept = KeptReports(problem.settings, worker.checkpoint)
     # By trial, epoch and rank: what the function draws of the global generators is the same again.
     size = "full size" if worker.width_ratio == 1 else "surrogate"
     seed = derive_seed(problem.settings.seed, size, worker.config["trial"], worker.iteration)

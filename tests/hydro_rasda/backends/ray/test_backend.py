@@ -28,11 +28,11 @@ from hydro_rasda import AllTrialsFailed, RaceConfig, RayBackend, SweepConfig, Tu
 from hydro_rasda import tune as tune_search
 from hydro_rasda.backends.pool import DeviceDied
 from hydro_rasda.backends.ray.actor_messages import Bulletin
-from hydro_rasda.backends.ray.backend import RayDevices, _Actor, _Answer, _start_ray, share_on, worker_resources
+from hydro_rasda.backends.ray.backend import RayDevices, _Actor, _ActorAnswer, _start_ray, share_on, worker_resources
 from hydro_rasda.contracts import Event
 from hydro_rasda.problem.objective import supervised
 from hydro_rasda.run.events import EpochsTrained
-from hydro_rasda.training.device import Share
+from hydro_rasda.training.device import DeviceShare
 from tests.hydro_rasda.conftest import SPACE
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.training import test_user_loop_sweeps
@@ -103,7 +103,7 @@ def test_a_process_that_ray_ends_to_free_memory_has_died(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ray, "get", get)
     with pytest.raises(DeviceDied, match="memory is full"):
-        _Answer("an answer").result()
+        _ActorAnswer("an answer").result()
     bulletin: Any = SimpleNamespace(coming="old", board=SimpleNamespace(read=SimpleNamespace(remote=lambda: "new")))
     assert (Bulletin.read(bulletin), bulletin.coming) == ([], "new")
 
@@ -314,7 +314,7 @@ def _training(driver: int) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(driver).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "".join(process.cmdline()).startswith("ray::_Trainer"):
+            if "".join(process.cmdline()).startswith("ray::_TrainerActor"):
                 found.append(process)
     return found
 
@@ -443,7 +443,7 @@ def test_devices_of_a_node_share_its_memory(ray8: None, problem: Any) -> None:
         device = _Actor({"CPU": cpus} | ({"memory": memory} if memory else {}), known, bulletin.board, 0)
         share, free = ray.get(device._actor.__ray_call__.remote(lambda of: (of._device._share, of._device.free)))
         device.end()
-        assert share == Share(8 // cpus, memory and memory * 8 // cpus)
+        assert share == DeviceShare(8 // cpus, memory and memory * 8 // cpus)
         assert free == memory or memory is None
     bulletin.close()
 
@@ -474,5 +474,5 @@ def test_epochs_and_warnings_are_told_while_a_device_trains(ray8: None, quick: Q
 def test_workers_of_a_gpu_share_its_memory() -> None:
     node = {"CPU": 16.0, "GPU": 4.0}
     for gpus, processes in ((1, 1), (2, 1), (0.5, 2), (0.1 + 0.2, 3), (0.6, 1)):
-        assert share_on(node, {"CPU": 1, "GPU": gpus, "memory": 0}) == Share(processes)
-    assert share_on({"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 0.5}) == Share(1)
+        assert share_on(node, {"CPU": 1, "GPU": gpus, "memory": 0}) == DeviceShare(processes)
+    assert share_on({"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 0.5}) == DeviceShare(1)
