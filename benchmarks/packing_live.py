@@ -191,7 +191,7 @@ def search(place: str, way: str, quick: bool, folder: str) -> Row:
         progress=False,
     )
     seconds = time.monotonic() - began
-    epochs = result.cost.surrogate_epochs + result.cost.target_epochs
+    epochs = result.cost.sweep_epochs + result.cost.race_epochs
     failed = sum(record.status == "failed" for record in result.trials)
     told = {"seconds": seconds, "trials": len(result.trials), "epochs": epochs, "failed": failed}
     return {**told, "device": "GPU" if gpu else "CPU", "best": result.best_trial, "loss": result.best_metric}

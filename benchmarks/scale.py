@@ -33,7 +33,7 @@ from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Group, Span, Task, Widths
 from hydro_rasda.data import Shard, make_batches
-from hydro_rasda.heats.choose_groups import Waiting, next_groups
+from hydro_rasda.heats.choose_groups import WaitingKind, next_groups
 from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import JournalLine, metric_lines
 from hydro_rasda.problem.objective import supervised
@@ -72,7 +72,7 @@ def dispatch(waiting: int, each: int = 4, repeats: int = 3) -> Numbers:
     widths, count = Widths(4, 2, {1: 100.0, 4: 250.0}), waiting // each
     # Made anew each time, as by a dispatch: they remember what they were asked.
     asked = [
-        {f"kind-{k}": Waiting(range(k, waiting, count), widths, steps=10.0 + k) for k in range(count)}
+        {f"kind-{k}": WaitingKind(range(k, waiting, count), widths, steps=10.0 + k) for k in range(count)}
         for _ in range(repeats)
     ]
     return {"ms": 1e3 * median(_cpu_seconds(partial(next_groups, kinds, cores=8)) for kinds in asked)}
@@ -203,7 +203,7 @@ def _write_journal(path: Path, lines: int, stops: Sequence[int], trials: int, gr
         nonlocal total, written
         own = {
             "event": UNIT,
-            "key": f"surrogate/{key}",
+            "key": f"sweep/{key}",
             "value": value,
             "seconds": 1.0,
             "at": written,
@@ -221,7 +221,7 @@ def _write_journal(path: Path, lines: int, stops: Sequence[int], trials: int, gr
     def epochs(number: int, start: int, stop: int) -> list[JournalLine]:
         names = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
         scores = enumerate(rng.random((stop - start, len(names))).tolist(), start + 1)
-        return metric_lines("surrogate", number, [(epoch, dict(zip(names, row))) for epoch, row in scores])
+        return metric_lines("sweep", number, [(epoch, dict(zip(names, row))) for epoch, row in scores])
 
     with path.open("wb") as file:
         for first in range(0, lines, trials):

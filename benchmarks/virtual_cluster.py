@@ -116,7 +116,7 @@ class VirtualCluster:
 
     def _outcome(self, task: Task) -> Outcome:
         history = {number: _epochs(task, number) for number in task.members}
-        if task.stage == "target":
+        if task.heat == "race":
             state = {"model": {}, "epoch": task.span.stop}
             return Outcome.of_model(task.number, state, history[task.number], 1.0)
         return Outcome([{"members": [*task.members], "state": {}}], history, {})
@@ -171,7 +171,7 @@ def _run(path: Path, trials: int) -> tuple[Run, _Given]:
     run = Run(Problem(_no_model, supervised(), data, data, settings, cpu), Store.open(path, {}, "auto"))
     given = [Trial(number, {"lr": 0.1, "batch_size": 4}) for number in range(trials)]
     lines = [{"event": "trial", "trial": trial.number, "config": dict(trial.config)} for trial in given]
-    run.record("surrogate/kinds-from-0", Unit({str(n): f"kind-{n % 3}" for n in range(trials)}, lines))
+    run.record("sweep/kinds-from-0", Unit({str(n): f"kind-{n % 3}" for n in range(trials)}, lines))
     return run, _Given(given)
 
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.run.callbacks import Callback as Callback
 from hydro_rasda.run.events import Event as Event
-from hydro_rasda.run.events import Stage
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.sweep_rule import SweepRule as SweepRule  # pure, so that it lives with the decisions
 
@@ -88,7 +88,7 @@ class Task:
         sources: Names of the checkpoints to go on from; empty for initial weights. A full-size model has one at most.
         copies: For each trial that goes on with another one's weights and optimizer state, that other one.
         width: Width of a middle heat's surrogates over that of the model; None for the sweep's, or a full-size model.
-        stage: "target" for a full-size model. The attributes below have a meaning for it alone.
+        heat: "race" for a full-size model. The attributes below have a meaning for it alone.
         seed: Determines the initial weights, and dropout.
         beside: How many trials are trained to this milestone, itself included: they share the devices.
         horizon: Epochs over which its schedule runs; None: those of a full training.
@@ -101,7 +101,7 @@ class Task:
     sources: tuple[str, ...]
     span: Span
     copies: Mapping[int, int] = field(default_factory=dict)
-    stage: Stage = "surrogate"
+    heat: HeatName = "sweep"
     seed: int = 0
     beside: int = 1
     horizon: int | None = None
@@ -154,7 +154,7 @@ def full_size_task(
 ) -> Task:
     """Return the task that trains a trial's full-size model, from a checkpoint or anew; `more` are fields of `Task`."""
     groups, sources = (Group("full size", (number,), fused=False),), () if source is None else (source,)
-    return Task(key, groups, sources, span, stage="target", seed=seed, beside=beside, **more)
+    return Task(key, groups, sources, span, heat="race", seed=seed, beside=beside, **more)
 
 
 def group_key(span: Span, members: Iterable[int], width: float | None = None) -> str:
@@ -162,7 +162,7 @@ def group_key(span: Span, members: Iterable[int], width: float | None = None) ->
 
     A trial begins the same span twice only if its checkpoint was lost.
     """
-    return f"{'surrogate' if width is None else 'middle'}/to-{span.stop}/from-{span.start}/group-{min(members)}"
+    return f"{'sweep' if width is None else 'middle'}/to-{span.stop}/from-{span.start}/group-{min(members)}"
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Callbacks that write a run down elsewhere: `tune(callbacks=[TensorBoardLogger("tb")])`, on either backend.
 
-Each writes a trial's metrics after each epoch, as "sweep/val_loss" and "full size/val_loss", and its configuration. A
+Each writes a trial's metrics after each epoch, as "sweep/val_loss" and "race/val_loss", and its configuration. A
 run that goes on appends what is new to what an earlier process wrote. Each needs the package that it is for.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.history.lines import number_of
-from hydro_rasda.records.records import STAGES, flat
+from hydro_rasda.records.records import flat
 from hydro_rasda.run.events import (
     EpochEnded,
     Event,
@@ -42,7 +42,7 @@ __all__ = ["CSVLogger", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]
 @dataclass
 class Logged:
     """A trial as far as it is known: its flat configuration, and the last epoch and metrics ("sweep/val_loss") of each
-    stage."""
+    heat."""
 
     number: int
     config: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Logged:
 
     @property
     def step(self) -> int:
-        """Epochs that it has trained, on both stages: a counter that only grows."""
+        """Epochs that it has trained, over all heats: a counter that only grows."""
         return sum(self.epochs.values())
 
 
@@ -70,15 +70,15 @@ class TrialLogger:
     def begin(self, event: RunBegan) -> None:
         """The run begins, or goes on."""
 
-    def logged(self, trial: int, stage: str) -> float:
+    def logged(self, trial: int, heat: str) -> float:
         """The last epoch that an earlier process logged; infinite where only the run knows: all that it recalls."""
         return math.inf
 
     def open(self, trial: Logged) -> None:
         """A trial is about to log its first epoch of this process, or to be closed."""
 
-    def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """A trial has trained an epoch of the stage "sweep", "middle heat" or "full size".
+    def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+        """A trial has trained an epoch of the heat "sweep", "middle" or "race".
 
         Metrics that are not finite are NaN.
         """
@@ -107,17 +107,17 @@ class TrialLogger:
             self._close(event.trial, "failed", event.recalled)
 
     def _take_in(self, event: EpochEnded) -> None:
-        trial, stage = self._trials.setdefault(event.trial, Logged(event.trial)), STAGES[event.stage]
+        trial, heat = self._trials.setdefault(event.trial, Logged(event.trial)), event.heat
         metrics = {name: number_of(value) for name, value in event.metrics.items()}
-        trial.epochs[stage] = event.epoch
-        trial.metrics |= {f"{stage}/{name}": value for name, value in metrics.items()}
+        trial.epochs[heat] = event.epoch
+        trial.metrics |= {f"{heat}/{name}": value for name, value in metrics.items()}
         self._closed.discard(event.trial)
-        if event.recalled and event.epoch <= self.logged(event.trial, stage):
+        if event.recalled and event.epoch <= self.logged(event.trial, heat):
             return
         if event.trial not in self._open:
             self.open(trial)
             self._open.add(event.trial)
-        self.log(trial, stage, event.epoch, metrics, event.seconds)
+        self.log(trial, heat, event.epoch, metrics, event.seconds)
 
     def _close(self, number: int, status: str, recalled: bool = False) -> None:
         """Also what an earlier process left open; what it is recalled to have closed is closed."""
@@ -147,14 +147,14 @@ def plain(value: Any) -> bool | int | float | str:
     return value if isinstance(value, (bool, int, float, str)) else getattr(value, "__name__", None) or str(value)
 
 
-COLUMNS = ("run", "trial", "stage", "epoch", "seconds", "metric", "value")
+COLUMNS = ("run", "trial", "heat", "epoch", "seconds", "metric", "value")
 
 
 class CSVLogger(TrialLogger):
-    """Appends a row for each trial, stage, epoch and metric, as `TuneResult.curves` has them.
+    """Appends a row for each trial, heat, epoch and metric, as `TuneResult.curves` has them.
 
-    Columns: `run` (a name that no other run has), `trial`, `stage` ("sweep", "middle heat" or "full size"),
-    `epoch`, `seconds` (wall time of the run), `metric`, and `value`. A value that was not finite is empty.
+    Columns: `run` (a name that no other run has), `trial`, `heat` ("sweep", "middle" or "race"), `epoch`,
+    `seconds` (wall time of the run), `metric`, and `value`. A value that was not finite is empty.
 
     Args:
         path: The file; None for `metrics.csv` in the run's folder.
@@ -184,15 +184,15 @@ class CSVLogger(TrialLogger):
             self._append([COLUMNS])
         for row in rows:
             if self._asked is None or row["run"] == self._run:  # a run's own file moves with it
-                place = int(row["trial"]), row["stage"]
+                place = int(row["trial"]), row["heat"]
                 self._logged[place] = max(int(row["epoch"]), self._logged.get(place, 0))
 
-    def logged(self, trial: int, stage: str) -> float:
-        return self._logged.get((trial, stage), 0)
+    def logged(self, trial: int, heat: str) -> float:
+        return self._logged.get((trial, heat), 0)
 
-    def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+    def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         told = [(name, value if math.isfinite(value) else "") for name, value in metrics.items()]
-        self._append([(self._run, trial.number, stage, epoch, round(seconds, 3), *each) for each in told])
+        self._append([(self._run, trial.number, heat, epoch, round(seconds, 3), *each) for each in told])
 
     def _append(self, rows: Sequence[Sequence[object]]) -> None:
         with io.TextIOWrapper(append_to(self._path), newline="") as file:
@@ -234,8 +234,8 @@ class MLflowLogger(TrialLogger):
         self._ids = {int(run.data.tags["trial"]): run.info.run_id for run in runs}
         self._logged = {int(run.data.tags["trial"]): dict(run.data.metrics) for run in runs}
 
-    def logged(self, trial: int, stage: str) -> float:
-        return self._logged.get(trial, {}).get(f"{stage}/epoch", 0)
+    def logged(self, trial: int, heat: str) -> float:
+        return self._logged.get(trial, {}).get(f"{heat}/epoch", 0)
 
     def open(self, trial: Logged) -> None:
         if (known := self._ids.get(trial.number)) is not None:
@@ -248,10 +248,10 @@ class MLflowLogger(TrialLogger):
         params = [entities.Param(name, str(plain(value))) for name, value in trial.config.items()]
         self._client.log_batch(run.info.run_id, params=params)
 
-    def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+    def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         now, entities = int(time.time() * 1000), self._mlflow.entities
-        values = {f"{stage}/{name}": value for name, value in metrics.items() if math.isfinite(value)}
-        values[f"{stage}/epoch"] = epoch  # by which a run that goes on knows what is here
+        values = {f"{heat}/{name}": value for name, value in metrics.items() if math.isfinite(value)}
+        values[f"{heat}/epoch"] = epoch  # by which a run that goes on knows what is here
         logged = [entities.Metric(name, value, now, epoch) for name, value in values.items()]
         self._client.log_batch(self._ids[trial.number], metrics=logged)
 
@@ -285,18 +285,18 @@ class TensorBoardLogger(TrialLogger):
         else:
             self._folder, self._inside = Path(self._asked).expanduser() / unique_name(event.path), 0
 
-    def logged(self, trial: int, stage: str) -> float:
+    def logged(self, trial: int, heat: str) -> float:
         if trial not in self._logged:
             self._logged[trial] = last_steps(self._folder / f"trial-{trial}", self._inside)
-        begins = tag_of(f"{stage}/")
+        begins = tag_of(f"{heat}/")
         return max((step for tag, step in self._logged[trial].items() if tag.startswith(begins)), default=0)
 
     def open(self, trial: Logged) -> None:
         if trial.number not in self._files:
             self._files[trial.number] = EventFile(self._folder / f"trial-{trial.number}", self._inside)
 
-    def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
-        values = {f"{stage}/{name}": value for name, value in metrics.items()}
+    def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+        values = {f"{heat}/{name}": value for name, value in metrics.items()}
         self._files[trial.number].append([scalars(values)], epoch)
 
     def close(self, trial: Logged, status: str) -> None:
@@ -343,9 +343,9 @@ class WandbLogger(TrialLogger):
             }
         )
 
-    def log(self, trial: Logged, stage: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
-        values = {f"{stage}/{name}": value for name, value in metrics.items()}
-        self._runs[trial.number].log({**values, f"{stage}/epoch": epoch}, step=trial.step)
+    def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+        values = {f"{heat}/{name}": value for name, value in metrics.items()}
+        self._runs[trial.number].log({**values, f"{heat}/epoch": epoch}, step=trial.step)
 
     def close(self, trial: Logged, status: str) -> None:
         run = self._runs.pop(trial.number)

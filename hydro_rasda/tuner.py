@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from fusion.keys import read
 from fusion.streams import preserved_generators
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.common.argument_checks import check_choice, check_flag, check_folder, check_name, require
@@ -130,7 +131,7 @@ def tune(
         num_samples: Configurations to try (for each point of a `grid_search`). The same call with more goes on with a
             run: the first are the same, and rungs are decided anew over all.
         max_t: Epochs of a full training.
-        full_trainings: Budget of the full-size stage, in trainings of `max_t` epochs. With folds, each fold of a
+        full_trainings: Budget of the race, in trainings of `max_t` epochs. With folds, each fold of a
             finalist counts as a training, and each seed with `sweep.repeats`. At each milestone, as many
             finalists go on as can train to the end for it, at least half of them, and the one with the best averaged
             weights. Midway from the last of these to the end, only those go on whose expected gain is worth the rest of
@@ -253,7 +254,7 @@ def _run(
     callbacks: Sequence[Listener],
     held_back: HeldBack,
 ) -> TuneResult:
-    """Begin or resume the run, and train both of its stages."""
+    """Begin or resume the run, and train its heats."""
     identity, searcher, settings = request.identity(), request.searcher(), request.settings
     problem = request.problem(backend)
     sampled = (request.space, settings.num_samples, settings.seed, settings.sweep.first, request.strategy)
@@ -265,7 +266,7 @@ def _run(
         named_rule, began = isinstance(settings.sweep.rule, str), time.monotonic()
         with held_back.catching():
             ready = get_ready(problem, request.space, candidates.trials, claim.doing, named_rule=named_rule)
-        batch_size = 1 if request.sweeps else candidates.trials[0].batch_size
+        batch_size = read(problem.library_keys(candidates.trials[0].config), "batch_size")
         spec = identity.asked(ready.settings, ready.problem, ready.parameters, request.data, batch_size)
         store = stack.enter_context(Store.claimed(claim, spec, time.monotonic() - began))
         shown = stack.enter_context(_shown()) if progress else None
@@ -278,7 +279,7 @@ def _run(
         search: Search = candidates
         fits = all_fit(constraints, Costs(run))
         if searcher is not None:
-            search = SearcherSearch(searcher, request.space, run, fits)
+            search = SearcherSearch(searcher, request.space, run, fits, request.strategy)
         elif fits is not None:
             search = RandomSearch(*sampled, fits, _enough(run))
         _recall(search, run)
@@ -366,7 +367,7 @@ def _enough(run: Run) -> Callable[[int], bool]:
     lines = (line for unit in run.store.units().values() for line in unit.lines)
     recorded = 1 + max((line["trial"] for line in lines if line["event"] == "trial"), default=0)
     drawn = max(1, recorded - len(run.settings.sweep.first))
-    return lambda found: found >= drawn and run.out_of_time("surrogate")
+    return lambda found: found >= drawn and run.out_of_time("sweep")
 
 
 @contextlib.contextmanager
@@ -388,7 +389,7 @@ def _result(run: Run, tried: list[int]) -> TuneResult:
     for line in overfitting_line(run, tried):
         run.say(line)
     result = make_result(run, tried)
-    for line in undecided_line(result) if not run.out_of_time("target") else ():
+    for line in undecided_line(result) if not run.out_of_time("race") else ():
         run.say(line)
     run.notify(
         RunEnded,

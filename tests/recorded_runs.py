@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ALONE = {"HYDRO_RASDA_ONE_PROCESS": "1", "OMP_NUM_THREADS": "1"}
 """The environment of a run."""
 
-PLACE = {"stage", "trial", "epoch"}
+PLACE = {"heat", "trial", "epoch"}
 TIMED = ("seconds", "seconds_left", "efficiency")
 """Words in the names of metrics that a clock decides."""
 
@@ -99,7 +99,7 @@ def search(name: str, folder: Path) -> dict[str, Any]:
     def noted(event: Event) -> None:
         kind = type(event).__name__
         if kind in ("RungDecided", "FinalistsChosen") and not event.recalled:
-            at = f"{getattr(event, 'stage', 'sweep')} {getattr(event, 'epoch', 'end')}"
+            at = f"{getattr(event, 'heat', 'sweep')} {getattr(event, 'epoch', 'end')}"
             decisions.append([at, sorted(vars(event)["candidates"]), list(vars(event)["kept"])])
         epochs[0] += vars(event).get("epochs", 0) if kind == "EpochsTrained" else 0
 
@@ -143,9 +143,9 @@ def search(name: str, folder: Path) -> dict[str, Any]:
         {
             "config": dict(trial.config),
             "status": trial.status,
-            "epochs": [trial.surrogate_epochs, trial.epochs, trial.kept_epoch],
+            "epochs": [trial.sweep_epochs, trial.epochs, trial.kept_epoch],
             "scores": [
-                [line["stage"], line["epoch"], *sorted((k, v) for k, v in line.items() if is_score(k))]
+                [line["heat"], line["epoch"], *sorted((k, v) for k, v in line.items() if is_score(k))]
                 for line in trial.history
             ],
         }

@@ -253,6 +253,6 @@ def own_cost(folder: Path) -> list[Answer]:
 
 
 def _beside_training(cell: Cell) -> float:
-    """Seconds of a search that neither the sweep nor the full-size stage take, and those of measuring widths."""
+    """Seconds of a search that neither the sweep nor the race take, and those of measuring widths."""
     apart = cell["apart"]
     return float(cell["wall"] - apart["sweep"] - apart["full size"] + apart["of it measuring widths"])

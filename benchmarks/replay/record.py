@@ -1,7 +1,7 @@
 """Recording the replay table: configurations of one batch size at one width, fused, scored after every epoch.
 
 Initial weights, order of examples, muP multipliers and schedule are those of `tune`'s sweep for the same run seed, at
-full width those of its full-size stage. The models of these tasks draw no random numbers in training. Recording goes
+full width those of its race. The models of these tasks draw no random numbers in training. Recording goes
 group by group, so that a run that is killed loses one group at most.
 """
 

@@ -109,10 +109,10 @@ def hydro_rasda(
             journal = [json.loads(line) for line in lines]
     cost = result.cost
     apart = {
-        "sweep": cost.surrogate_seconds,
+        "sweep": cost.sweep_seconds,
         "of it measuring widths": sum(u["seconds"] for u in journal if "/widths-of-" in u.get("key", "")),
         "middle heat": cost.middle_seconds,
-        "full size": cost.target_seconds,
+        "full size": cost.race_seconds,
     }
     price = settings.get("full_trainings", TuneConfig.full_trainings)
     return Outcome(wall, timeline(journal, wall), result.best_trial, model, apart, keep="best", full_trainings=price)
@@ -142,7 +142,7 @@ def timeline(journal: Sequence[Mapping[str, Any]], wall: float) -> list[Event]:
                 left = (max(epochs) - metric["epoch"]) / (max(epochs) - min(epochs) + 1)
                 at = line["at"] + late - left * line["seconds"]
                 score, test = (math.nan if metric[name] is None else metric[name] for name in ("val_score", "val_test"))
-                events.append(Event(at, metric["trial"], metric["stage"] == "target", metric["epoch"], score, test))
+                events.append(Event(at, metric["trial"], metric["heat"] == "race", metric["epoch"], score, test))
             metrics = []
     return sorted(events)
 

@@ -1,7 +1,7 @@
 """Training by plain torch: what a user of Ray's ASHA would write.
 
 It imports nothing of `hydro_rasda`, so that Ray's workers need not, either. For the same seeds it gives the numbers of
-`RaceConfig(ema=0)`'s full-size stage to the last digit: initial weights, order of examples, and updates are the same.
+`RaceConfig(ema=0)`'s race to the last digit: initial weights, order of examples, and updates are the same.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from hydro_rasda.processes.hang_detector import waited_in_vain
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import RASDA, Growth
 from hydro_rasda.settings.config import TuneConfig
-from hydro_rasda.training.full_size_on_ranks import Place
+from hydro_rasda.training.full_size_on_ranks import RankPlace
 from hydro_rasda.training.worker_reports import SCALING_EFFICIENCY, noise_in_workers
 
 _LAST_WORDS_S = 3.0
@@ -75,7 +75,7 @@ class ElasticPool(DevicePool):
         return [number for number in super()._free() if number not in held]
 
     def _has_ranks(self, task: Task) -> bool:
-        return task.stage == "target" and self._asked and self._capacity() > 1
+        return task.heat == "race" and self._asked and self._capacity() > 1
 
     def _most(self, number: int, task: Task | None) -> int:
         return 1 if task is None or self._has_ranks(task) else super()._most(number, task)
@@ -97,7 +97,7 @@ class ElasticPool(DevicePool):
 
     def _size(self, task: Task) -> int:
         rule, start, capacity = self._rule, task.span.start, self._capacity()
-        last = self._run.history.metrics["target", task.number][-1] if start else {}
+        last = self._run.history.metrics["race", task.number][-1] if start else {}
         held = int(last.get("workers", rule.workers))
         growth = Growth(
             held=held,
@@ -129,12 +129,12 @@ class ElasticPool(DevicePool):
         given = self._what_is_given([task])
         before = run.store.units()[task.source].value if task.source is not None else {}
         carried = {name: before[name] for name in ("rescaled", "measured") if name in before}
-        if task.span.start and run.history.metrics["target", number][-1].get("workers", world) != world:
-            run.say(f"full size: trial {number} goes on with {world} workers from epoch {task.span.start + 1}")
+        if task.span.start and run.history.metrics["race", number][-1].get("workers", world) != world:
+            run.say(f"race: trial {number} goes on with {world} workers from epoch {task.span.start + 1}")
         # Fewer than its first workers share the batch that was tuned, as these do.
         growth = max(1.0, world / self._rule.workers)
         for rank, at in enumerate(devices):
-            place = Place(Shard(rank, world), growth, self._through, carried)
+            place = RankPlace(Shard(rank, world), growth, self._through, carried)
             device = self._devices[at]
             device.heard = time.monotonic()
             device.work = [task]

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from hydro_rasda.common.argument_checks import check_number, require
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Finished, Task, Widths
-from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import Graph, check_steps
-from hydro_rasda.training.device import Device, Share, Work
+from hydro_rasda.training.device import DeviceShare, DeviceTrainer, Work
 
 
 class LocalBackend:
@@ -106,12 +106,12 @@ class LocalDevice:
     def __init__(self, run: Run, device: torch.device, memory: float | None = None) -> None:
         self._run = run
         self._problem = run.problem.on(device)
-        self._device = Device(self._problem, share=Share(memory=memory))
+        self._device = DeviceTrainer(self._problem, share=DeviceShare(memory=memory))
         self._tasks: list[Task] = []
         self._training: Generator[Finished, None, None] | None = None
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
-        beside = task is not None and all(one.stage == "target" for one in (task, *self._tasks))
+        beside = task is not None and all(one.heat == "race" for one in (task, *self._tasks))
         most = self._device.cores if beside else 1
         return [0] if self._training is None and len(self._tasks) < most else []
 
@@ -130,7 +130,7 @@ class LocalDevice:
     def plan(
         self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
     ) -> Mapping[str, Widths]:
-        what, seconds = f"measuring {', '.join(sorted(kinds))}", self._run.seconds_left("surrogate")
+        what, seconds = f"measuring {', '.join(sorted(kinds))}", self._run.seconds_left("sweep")
         if self._device.children:
             return self._device.plan(kinds, seconds, width)
         if deaths := self._run.store.doing.suspected(what):
@@ -146,7 +146,7 @@ class LocalDevice:
 
     def finished(self) -> Sequence[Finished]:
         if self._training is None:
-            self._training = self._device.train(list(self._tasks), self._work(self._tasks[0].stage))
+            self._training = self._device.train(list(self._tasks), self._work(self._tasks[0].heat))
         finished = next(self._training)
         self._tasks.remove(finished.task)
         if not self._tasks:
@@ -159,13 +159,13 @@ class LocalDevice:
         if self._training is not None:
             self._training.close()
 
-    def _work(self, stage: Stage) -> Work:
+    def _work(self, heat: HeatName) -> Work:
         run = self._run
 
         def load(key: str) -> Any:
             return run.store.load(key, self._problem.device)
 
-        return Work(run.history.trials, load, lambda: run.out_of_time(stage), partial(hear, run), run.store.doing)
+        return Work(run.history.trials, load, lambda: run.out_of_time(heat), partial(hear, run), run.store.doing)
 
 
 def _checked(name: object) -> torch.device:

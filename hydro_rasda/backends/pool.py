@@ -50,7 +50,7 @@ ARRIVAL_S = 60.0
 
 
 @dataclass
-class _Device:
+class _OpenDevice:
     process: DeviceProcess
     answer: Answer | None
     """The coming answer to its work; None if it is idle."""
@@ -76,7 +76,7 @@ class DevicePool:
 
     def __init__(self, run: Run, count: int) -> None:
         self._run, self._count = run, count
-        self._devices: dict[int, _Device] = {}
+        self._devices: dict[int, _OpenDevice] = {}
         self._speeds: dict[tuple[int, str], float] = {}
         self._done: list[Finished] = []
         self._given: dict[int, list[Task]] = {}  # to be trained at the same time, and not begun
@@ -113,9 +113,9 @@ class DevicePool:
         """Start all processes, now instead of when they are first asked for; returns at once."""
         self._devices = {device: self._opened(device) for device in range(self._count)}
 
-    def _opened(self, device: int) -> _Device:
+    def _opened(self, device: int) -> _OpenDevice:
         process = self._process(device)
-        return _Device(process, process.ask("describe"))
+        return _OpenDevice(process, process.ask("describe"))
 
     def _meet(self) -> None:
         """Wait, once, until every device is there, or no more come: the first would else take all work."""
@@ -133,7 +133,7 @@ class DevicePool:
             if there != told:
                 self._run.say(f"{there} of {count} devices have come. Other jobs may use the rest, which joins later.")
                 told = there
-            if there or self._run.out_of_time("target"):
+            if there or self._run.out_of_time("race"):
                 self._late = {number for number, device in self._devices.items() if device.arrives}
                 return
 
@@ -150,14 +150,14 @@ class DevicePool:
 
     def _most(self, number: int, task: Task | None) -> int:
         """How many tasks a device trains at the same time: its share of all that are trained to their milestone."""
-        if task is None or task.stage == "surrogate":
+        if task is None or task.heat == "sweep":
             return 1
         return min(self._devices[number].cores, -(-task.beside // self._capacity()))
 
     def busy(self) -> bool:
         """Also where every device's process has died: work goes on once one of them is there again, if time is left."""
         if self._none_is_there():
-            return bool(self._done) or not self._run.out_of_time("target")
+            return bool(self._done) or not self._run.out_of_time("race")
         return bool(self._given or self._next or self._done or any(device.work for device in self._devices.values()))
 
     def _none_is_there(self) -> bool:
@@ -177,7 +177,7 @@ class DevicePool:
         self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
     ) -> Mapping[str, Widths]:
         try:
-            answer = self._devices[device].process.ask("plan", kinds, self._run.seconds_left("surrogate"), width)
+            answer = self._devices[device].process.ask("plan", kinds, self._run.seconds_left("sweep"), width)
             found: Mapping[str, Widths] = self._in_time(answer)
         except DeviceDied:
             lost = self._is_lost(device)
@@ -213,7 +213,7 @@ class DevicePool:
         there = {number for key in sources for number in units[key].value.get("members", ())}
         numbers = there.union(*(task.members for task in tasks))
         trials = {number: run.history.trials[number] for number in numbers}
-        return Given(trials, self._load(sources), run.seconds_left(tasks[0].stage), self._capacity())
+        return Given(trials, self._load(sources), run.seconds_left(tasks[0].heat), self._capacity())
 
     def finished(self) -> Sequence[Finished]:
         """Tasks that are done; after half a second without any, none."""
@@ -247,13 +247,13 @@ class DevicePool:
         self._replace(number)
         self._lose(work, how)
 
-    def _pace(self, device: _Device) -> HangDetector | None:
+    def _pace(self, device: _OpenDevice) -> HangDetector | None:
         if not device.work:
             return None
         task = device.work[0]
         name = " ".join(sorted({group.kind for group in task.groups}))
         if name not in self._paces:
-            foreseen = self._run.problem.first_epoch_seconds(task.stage)
+            foreseen = self._run.problem.first_epoch_seconds(task.heat)
             self._paces[name] = HangDetector("no epoch was over", foreseen=foreseen)
         return self._paces[name]
 

@@ -36,7 +36,7 @@ from hydro_rasda.processes.temporary_folders import make_folder, owner, remove_l
 from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.files import open_pickled, refuse_open_to_others
 from hydro_rasda.run.state import Run
-from hydro_rasda.training.device import Share
+from hydro_rasda.training.device import DeviceShare
 from hydro_rasda.training.device_process import Trainer
 from hydro_rasda.training.group_training import Load
 
@@ -79,7 +79,7 @@ class LocalProcesses(ElasticPool):
 
     def _process(self, device: int) -> _Process:
         where = self._where[device]
-        share = Share(self._where.count(where), self._memory if where.type == "cpu" else None)
+        share = DeviceShare(self._where.count(where), self._memory if where.type == "cpu" else None)
         shared = self._gpus.environment(where) if share.processes > 1 else {}
         if shared and where.type == "cuda":
             where = torch.device("cuda", 0)
@@ -93,7 +93,7 @@ class LocalProcesses(ElasticPool):
             shutil.rmtree(meeting.parent, ignore_errors=True)
 
     def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
-        of = {answer.connection: answer for answer in answers if isinstance(answer, _Answer)}
+        of = {answer.connection: answer for answer in answers if isinstance(answer, _ProcessAnswer)}
         ready = wait(list(of), LOOK_S)
         return [answer for connection, answer in of.items() if connection in ready and answer.arrived()]
 
@@ -106,7 +106,7 @@ def loaded(files: Mapping[str, Path], key: str) -> Mapping[str, Any]:
     return load_checkpoint(files[key], "cpu")
 
 
-class _Answer:
+class _ProcessAnswer:
     """The coming last answer of a process to its task; see `pool.Answer`."""
 
     def __init__(self, connection: Connection, status: Callable[[], int], hear: Callable[[str, Any], None]) -> None:
@@ -141,7 +141,7 @@ class _Process:
         problem: Path,
         where: torch.device,
         threads: int,
-        share: Share,
+        share: DeviceShare,
         environment: Mapping[str, str],
         hear: Callable[[str, Any], None],
     ) -> None:
@@ -155,9 +155,9 @@ class _Process:
         theirs.close()
         self._send("open", problem, str(where), threads, share)
 
-    def ask(self, method: str, *arguments: Any) -> _Answer:
+    def ask(self, method: str, *arguments: Any) -> _ProcessAnswer:
         self._send(method, *arguments)
-        return _Answer(self._connection, self._ended, self._hear)
+        return _ProcessAnswer(self._connection, self._ended, self._hear)
 
     def _send(self, *words: Any) -> None:
         # Where the process has died, whoever waits for the answer learns of it.
@@ -211,7 +211,7 @@ def report(connection: Connection, *content: Any) -> None:
     send(connection, "notified", content)
 
 
-def _opened(notify: Notify, problem: Path, where: str, threads: int, share: Share) -> Trainer:
+def _opened(notify: Notify, problem: Path, where: str, threads: int, share: DeviceShare) -> Trainer:
     device = torch.device(where)
     if device.type == "cuda":
         # What the user's code puts on "cuda" belongs here.

@@ -21,15 +21,15 @@ from hydro_rasda.backends.process_pool import PROBLEM, loaded, write_shared
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
 from hydro_rasda.bubbles.rendezvous import Rendezvous, hang_up
 from hydro_rasda.common.argument_checks import check_folder, check_int, check_number, require
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Finished, Task, Widths
-from hydro_rasda.history.lines import Stage
 from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.processes.forks import RelayedWarnings, ending, receive
 from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import Graph, check_steps
-from hydro_rasda.training.device import Device
+from hydro_rasda.training.device import DeviceTrainer
 from hydro_rasda.training.device_process import Given
 from hydro_rasda.training.group_training import joined
 from hydro_rasda.training.retry_policy import Deaths
@@ -78,7 +78,7 @@ class BubbleBackend:
         rule = "anything but a `BubbleBackend` for what holds an open file or a connection, which no other process has"
         require(can_be_shared(run.problem), "backend", self, rule)
         rule = "another one where `train` alone trains the models: hosts' bubbles take fused groups in the sweep"
-        require(not run.problem.is_own("surrogate"), "backend", self, rule)
+        require(not run.problem.is_own("sweep"), "backend", self, rule)
         shared = run.store.path / PROBLEM
         try:
             write_shared(shared, run.problem)
@@ -96,7 +96,7 @@ ARRIVAL_S = 60.0
 
 
 @dataclass(frozen=True, eq=False)
-class _Piece:
+class _GuestTask:
     """The work of one guest: a task, from the present state of the work to its end."""
 
     work: GroupWork | TargetWork
@@ -117,7 +117,7 @@ class _UnderWay:
         begun = [number for number in task.members if number in outcome.history]
         if not begun:
             return None
-        if task.stage == "surrogate":
+        if task.heat == "sweep":
             outcome.seconds = time.monotonic() - self.began
         if len(begun) < len(task.members):
             of_each = [(group, [number for number in group.members if number in begun]) for group in task.groups]
@@ -131,7 +131,7 @@ class _Visitor:
     """A guest that is there, and its piece of work; None if it is idle."""
 
     name: str
-    piece: _Piece | None = None
+    piece: _GuestTask | None = None
 
 
 class BubbleDevices:
@@ -140,16 +140,16 @@ class BubbleDevices:
     def __init__(self, run: Run, source: Path, problem: Path, groups: int, checkpoint_s: float) -> None:
         self._run, self._source, self._problem = run, source, problem
         self._groups, self._checkpoint_s = groups, checkpoint_s
-        self._device = Device(run.problem)
+        self._device = DeviceTrainer(run.problem)
         self._device.cores = groups
         self._under_way: list[_UnderWay] = []
-        self._waiting: deque[_Piece] = deque()
+        self._waiting: deque[_GuestTask] = deque()
         self._visitors: dict[Connection, _Visitor] = {}
         self._heard: SimpleQueue[tuple[Connection, str, Any]] = SimpleQueue()
         self._met: set[Connection] = set()
         self._closed = False
-        self._lost: dict[str, _Piece] = {}
-        self._died_of: dict[_Piece, str] = {}
+        self._lost: dict[str, _GuestTask] = {}
+        self._died_of: dict[_GuestTask, str] = {}
         self._deaths = Deaths()
         self._over: list[str] = []
         self._warnings = RelayedWarnings()
@@ -158,19 +158,17 @@ class BubbleDevices:
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
         """One device, to which a full-size model after another can be given, until each of its cores has one."""
-        beside = (
-            task is not None and task.stage == "target" and all(of.task.stage == "target" for of in self._under_way)
-        )
+        beside = task is not None and task.heat == "race" and all(of.task.heat == "race" for of in self._under_way)
         full = len(self._under_way) >= (self._groups if beside else 1)
-        return [] if full or self._in_vain("surrogate" if task is None else task.stage) else [0]
+        return [] if full or self._in_vain("sweep" if task is None else task.heat) else [0]
 
     def busy(self) -> bool:
         return bool(self._under_way)
 
-    def _in_vain(self, stage: Stage) -> bool:
+    def _in_vain(self, heat: HeatName) -> bool:
         """Return whether the time is over, and nobody is there who could train for another epoch."""
         had_time = time.monotonic() - self._opened > ARRIVAL_S
-        return not self._visitors and had_time and self._run.out_of_time(stage)
+        return not self._visitors and had_time and self._run.out_of_time(heat)
 
     def speed(self, device: int, kind: str) -> None:
         """There is no other to compare with."""
@@ -185,15 +183,15 @@ class BubbleDevices:
         self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
     ) -> Mapping[str, Widths]:
         """Measured on the tuner's machine: no clock tells how fast a guest would be that is stopped and continued."""
-        return self._device.plan(kinds, self._run.seconds_left("surrogate"), width)
+        return self._device.plan(kinds, self._run.seconds_left("sweep"), width)
 
     def start(self, device: int, task: Task) -> None:
         self._forget()
-        if task.stage == "target":
+        if task.heat == "race":
             works: list[GroupWork | TargetWork] = [TargetWork(self._run, task, max(1, self._groups // task.beside))]
         else:
             parts = task.parts()
-            threads = max(1, self._groups // len(parts))  # as on this machine: see `Device.train`
+            threads = max(1, self._groups // len(parts))  # as on this machine: see `DeviceTrainer.train`
             works = [GroupWork(self._run, part, threads) for part in parts]
         self._under_way.append(_UnderWay(task, works, time.monotonic()))
         for work in works:
@@ -221,7 +219,7 @@ class BubbleDevices:
         self._over = []
 
     def _put(self, work: GroupWork | TargetWork, tasks: Iterable[Task]) -> None:
-        self._waiting.extend(_Piece(work, task) for task in tasks)
+        self._waiting.extend(_GuestTask(work, task) for task in tasks)
 
     def _go_on(self) -> None:
         """Have guests train what waits, and take in what they say; waits for a word, for at most `LOOK_S`."""
@@ -234,7 +232,7 @@ class BubbleDevices:
             while True:
                 self._hear(*self._heard.get_nowait())
         self._hand_out()
-        while self._waiting and self._in_vain(self._waiting[0].task.stage):
+        while self._waiting and self._in_vain(self._waiting[0].task.heat):
             piece = self._waiting.popleft()
             piece.work.give_up(piece.task)
 
@@ -243,7 +241,7 @@ class BubbleDevices:
             while self._waiting and self._waiting[0] in self._died_of:
                 piece = self._waiting.popleft()
                 tasks = piece.work.died(piece.task, self._died_of.pop(piece), self._deaths)
-                self._waiting.extendleft(_Piece(piece.work, task) for task in reversed(tasks))
+                self._waiting.extendleft(_GuestTask(piece.work, task) for task in reversed(tasks))
             if self._waiting and visitor.piece is None:
                 visitor.piece = piece = self._waiting.popleft()
                 self._send(connection, "train_piece", piece.task, self._given(piece.task), piece.work.threads)
@@ -251,7 +249,7 @@ class BubbleDevices:
     def _given(self, task: Task) -> Given:
         run = self._run
         load = partial(loaded, {key: run.store.file(key) for key in task.sources})
-        seconds = max(0.0, min(self._checkpoint_s, run.seconds_left(task.stage)))
+        seconds = max(0.0, min(self._checkpoint_s, run.seconds_left(task.heat)))
         return Given({number: run.history.trials[number] for number in task.members}, load, seconds)
 
     def _send(self, connection: Connection, *words: Any) -> None:
@@ -295,7 +293,7 @@ class BubbleDevices:
         elif visitor.piece is not None:
             work, task = visitor.piece.work, visitor.piece.task
             visitor.piece = None
-            self._put(work, work.took(task, content, not self._run.out_of_time(task.stage)))
+            self._put(work, work.took(task, content, not self._run.out_of_time(task.heat)))
 
     def _learn_of_death(self, name: str, status: int) -> None:
         """Learn from a host how its last guest ended: one that ended by itself may have died of its task.

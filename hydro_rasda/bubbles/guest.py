@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 
-from hydro_rasda.bubbles.guest_handle import Page
+from hydro_rasda.bubbles.guest_handle import SharedPage
 from hydro_rasda.bubbles.rendezvous import connect
 from hydro_rasda.processes.die_with_parent import depend_on
 
@@ -29,7 +29,7 @@ def begin(handle: int, host: int, source: str, device: str, preempt: bool, name:
     With `preempt`, the host stops this process at the end of a bubble. `before` says how the host's last guest ended.
     """
     depend_on(host)
-    page = Page.open(handle)
+    page = SharedPage.open(handle)
     page.tied = True
     while not page.leaving:
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -46,7 +46,7 @@ def begin(handle: int, host: int, source: str, device: str, preempt: bool, name:
         train(connection, page, device, preempt, partial(_more, connection, page))
 
 
-def _more(connection: Connection, page: Page) -> bool:
+def _more(connection: Connection, page: SharedPage) -> bool:
     """Wait for the sweep's next word; False where the host has the guest leave."""
     page.working = False
     while not page.leaving:

@@ -20,7 +20,7 @@ HOSTS_OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 """Beginnings of the environment variables by which a process finds the host's process groups."""
 
 
-class Page(ctypes.Structure):
+class SharedPage(ctypes.Structure):
     """Messages of a host and its guest without a system call: a page of memory that both have."""
 
     _fields_ = (*((name, ctypes.c_int64) for name in ("tied", "working", "leaving")), ("until", ctypes.c_double))
@@ -35,7 +35,7 @@ class Page(ctypes.Structure):
     """When the open bubble is expected to end, by the system's monotonic clock; 0 where none is open."""
 
     @classmethod
-    def open(cls, handle: int | None = None) -> Page:
+    def open(cls, handle: int | None = None) -> SharedPage:
         """Make a page, or open that of another process by its handle."""
         made = os.memfd_create("bubbles") if handle is None else handle
         if handle is None:
@@ -55,7 +55,7 @@ class GuestProcess:
     """
 
     def __init__(self, source: Path, device: str, preempt: bool, before: tuple[str, int] = ("", 0)) -> None:
-        self.page, self.name = Page.open(), uuid.uuid4().hex
+        self.page, self.name = SharedPage.open(), uuid.uuid4().hex
         self._preempt = preempt
         self._used = 0.0
         environment = {name: value for name, value in os.environ.items() if not name.startswith(HOSTS_OWN)}

@@ -18,7 +18,7 @@ from fusion.width.memory import available_memory
 from hydro_rasda.bubbles.guest_handle import GuestProcess
 from hydro_rasda.common.argument_checks import check_folder, check_number, require
 from hydro_rasda.run.files import make_private, refuse_open_to_others
-from hydro_rasda.schedulers.bubble_policy import Forecast, Guard
+from hydro_rasda.schedulers.bubble_policy import Guard, WaitForecast
 
 LOOK_S = 1.0
 """So often, at the beginning of a step, the host looks after its guest, and at what memory is left."""
@@ -103,7 +103,7 @@ class Guest:
 
     def __init__(self, source: Path, device: torch.device, leave_free: float, preempt: bool) -> None:
         self._source, self._device, self._leave_free, self._preempt = source, device, leave_free, preempt
-        self._forecast, self._guard = Forecast(), Guard()
+        self._forecast, self._guard = WaitForecast(), Guard()
         self._process: GuestProcess | None = None
         self._before = ("", 0)
         self._used_before = 0.0

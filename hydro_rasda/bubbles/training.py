@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hydro_rasda.backends.process_pool import answer_all, read_shared, report
-from hydro_rasda.bubbles.guest_handle import Page
+from hydro_rasda.bubbles.guest_handle import SharedPage
 from hydro_rasda.contracts import Outcome, Task
 from hydro_rasda.data import Batch
 from hydro_rasda.problem.objective import Objective
@@ -29,7 +29,7 @@ class Quanta:
     A step that trains in micro-batches has so many quanta of each.
     """
 
-    def __init__(self, page: Page, where: torch.device) -> None:
+    def __init__(self, page: SharedPage, where: torch.device) -> None:
         self._page, self._where, self._margin = page, where, Margin()
         self._under_way: tuple[str, float] | None = None
 
@@ -66,7 +66,7 @@ class GuestTrainer(Trainer):
         return finished.outcome
 
 
-def train(connection: Connection, page: Page, device: str, preempt: bool, more: Callable[[], bool]) -> None:
+def train(connection: Connection, page: SharedPage, device: str, preempt: bool, more: Callable[[], bool]) -> None:
     """Train what a sweep sends, until it is over.
 
     Args:
@@ -78,7 +78,9 @@ def train(connection: Connection, page: Page, device: str, preempt: bool, more: 
     answer_all(connection, partial(_opened, page, where, preempt, partial(report, connection)), more)
 
 
-def _opened(page: Page, where: torch.device, preempt: bool, notify: Callable[..., None], problem: Path) -> Trainer:
+def _opened(
+    page: SharedPage, where: torch.device, preempt: bool, notify: Callable[..., None], problem: Path
+) -> Trainer:
     given = read_shared(problem)
     if where.type == "cuda":
         torch.cuda.set_device(where)

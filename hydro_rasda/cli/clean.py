@@ -29,7 +29,7 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
     folder = record.path / "checkpoints"
     replaced = [file for file in matching(folder, "*.pt", 1) if file not in kept]
     if not record.finished:
-        replaced = [file for file in replaced if file.name.startswith("target.")]
+        replaced = [file for file in replaced if file.name.startswith("race.")]
     return [*replaced, *matching(folder, TEMPORARY, 1), *matching(record.path, TEMPORARY)]
 
 

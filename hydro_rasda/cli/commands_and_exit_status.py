@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-Run = Annotated[str, typer.Argument(metavar="PATH", help="Folder of a run: storage_path/name.")]
+RunPath = Annotated[str, typer.Argument(metavar="PATH", help="Folder of a run: storage_path/name.")]
 Style = Literal["yaml", "json", "python"]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -82,7 +82,7 @@ def runs(
 
 
 @app.command()
-def show(path: Run, json: Json = False) -> None:
+def show(path: RunPath, json: Json = False) -> None:
     """Print what a run has found, or has found so far."""
     from hydro_rasda.cli.runs import show_run
 
@@ -91,7 +91,7 @@ def show(path: Run, json: Json = False) -> None:
 
 @app.command()
 def trials(
-    path: Run,
+    path: RunPath,
     where: Annotated[
         list[str] | None,
         typer.Option(
@@ -108,7 +108,7 @@ def trials(
 ) -> None:
     """List a run's trials.
 
-    Columns: trial, status, surrogate_metric, surrogate_epochs, metric, epochs, chance, kept_epoch, and the names of the
+    Columns: trial, status, sweep_metric, sweep_epochs, metric, epochs, chance, kept_epoch, and the names of the
     hyperparameters. The table leaves out chance and kept_epoch. Hyperparameters that are the same in all trials stand
     below it. --csv prints all columns.
     """
@@ -119,7 +119,7 @@ def trials(
 
 @app.command()
 def best(
-    path: Run,
+    path: RunPath,
     style: Annotated[Style, typer.Option("--format", "-f", help="Format of what is printed.")] = "yaml",
     json: Annotated[bool, typer.Option("--json", help="As --format json; with --recipe, the loop as JSON.")] = False,
     trial: Annotated[int | None, typer.Option("--trial", metavar="N", help="Another trial than the best.")] = None,
@@ -142,7 +142,7 @@ def best(
 
 @app.command()
 def report(
-    path: Run,
+    path: RunPath,
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE", help="Default: report.html in the run's folder.")
     ] = None,
@@ -188,7 +188,7 @@ def compare(
 
 @app.command()
 def clean(
-    path: Run,
+    path: RunPath,
     best_only: Annotated[
         bool, typer.Option("--best-only", help="Keep the best model alone; the run can then not be extended.")
     ] = False,

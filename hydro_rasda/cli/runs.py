@@ -55,7 +55,7 @@ def list_runs(folder: str, json: bool) -> None:
 
 def row_of(record: RunRecord) -> dict[str, Any]:
     """Sum up a run in a few plain values."""
-    score, stage = best_score(record)
+    score, heat = best_score(record)
     return {
         "name": record.path.name,
         "state": state_of(record),
@@ -64,7 +64,7 @@ def row_of(record: RunRecord) -> dict[str, Any]:
         "failed": sum(trial.status == "failed" for trial in record.trials),
         "metric": f"{record.metric} ({record.mode})",
         "best": score,
-        "best_stage": stage,
+        "best_heat": heat,
         "best_trial": record.best_trial if record.trials else None,
         "seconds": record.cost.seconds,
         "written": written(record),
@@ -86,8 +86,8 @@ def _listed(path: Path) -> dict[str, Any]:
 
 def _told(name: str, row: Mapping[str, Any]) -> Any:
     value = row.get(name)
-    if name == "best" and row.get("best_stage") == "surrogate":
-        return f"{show(value, 4)} (surrogate)"
+    if name == "best" and row.get("best_heat") == "sweep":
+        return f"{show(value, 4)} (sweep)"
     if name == "seconds" and value is not None:
         return duration(value)
     if name == "written":

@@ -55,15 +55,15 @@ def _loaded(path: str) -> TuneResult:
 
 def _scored(record: RunRecord) -> bool:
     best = record.trials[record.best_trial] if record.trials else None
-    return best is not None and any(map(math.isfinite, (best.metric, best.surrogate_metric)))
+    return best is not None and any(map(math.isfinite, (best.metric, best.sweep_metric)))
 
 
 def comment(record: RunRecord, trial: TrialRecord) -> str:
     """Describe a trial's score in a line."""
     if trial.epochs:
         told = f"{show(trial.metric, 6)} ({record.mode}) at full size, epoch {trial.kept_epoch} of {trial.epochs}"
-    elif trial.surrogate_epochs:
-        told = f"{show(trial.surrogate_metric, 6)} ({record.mode}) on its surrogate, epoch {trial.surrogate_epochs}"
+    elif trial.sweep_epochs:
+        told = f"{show(trial.sweep_metric, 6)} ({record.mode}) on its surrogate, epoch {trial.sweep_epochs}"
     else:
         told = "not known yet"
     unread = f"; nothing reads {', '.join(trial.unread)}" if trial.unread else ""
@@ -82,7 +82,7 @@ def written(config: dict[str, Any], style: str, comment: str) -> str:
     return f"# {comment}\n{yaml.safe_dump(config, sort_keys=False, allow_unicode=True)}"
 
 
-Row = Mapping[str, Any]
+TrialRow = Mapping[str, Any]
 
 _PREFIX = "config/"
 _CONDITION = re.compile(r"\s*(?P<name>[^<>=!]+?)\s*(?P<sign><=|>=|!=|==|=|<|>)\s*(?P<value>.*?)\s*")
@@ -125,7 +125,7 @@ def list_trials(
         _print(rows, columns, ordered, record.others)
 
 
-def filtered(rows: Sequence[Row], columns: Sequence[str], where: Sequence[str]) -> list[Row]:
+def filtered(rows: Sequence[TrialRow], columns: Sequence[str], where: Sequence[str]) -> list[TrialRow]:
     """Return the rows that meet all conditions, such as "lr<0.01". A missing value meets only `!=`."""
     kept = list(rows)
     for condition in where:
@@ -156,7 +156,7 @@ def _value(text: str) -> Any:
         return float(text) if _NUMBER.fullmatch(text) else text
 
 
-def sorted_by(rows: Sequence[Row], name: str, reverse: bool) -> list[Row]:
+def sorted_by(rows: Sequence[TrialRow], name: str, reverse: bool) -> list[TrialRow]:
     """Sort rows by a column: numbers before words; missing values last, also if reversed."""
     there = [each for each in rows if each.get(name) is not None]
     ordered = sorted(there, key=lambda each: _rank(each[name]), reverse=reverse)
@@ -175,7 +175,9 @@ def column(option: str, name: str, columns: Sequence[str]) -> str:
     return found
 
 
-def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRecord], others: Sequence[str]) -> None:
+def _print(
+    rows: Sequence[TrialRow], columns: Sequence[str], trials: Sequence[TrialRecord], others: Sequence[str]
+) -> None:
     """Print the trials' numbers and the hyperparameters that differ between trials; below, the other hyperparameters.
 
     A cell is empty if nothing reads the hyperparameter in that trial.
@@ -186,10 +188,10 @@ def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRe
     headings = {
         "trial": "trial",
         "status": "status",
-        "surrogate_metric": "surrogate",
-        "surrogate_epochs": "epochs",
-        **({"middle_metric": "middle heat", "middle_epochs": "epochs"} if "middle_epochs" in columns else {}),
-        "metric": "full size",
+        "sweep_metric": "sweep",
+        "sweep_epochs": "epochs",
+        **({"middle_metric": "middle", "middle_epochs": "epochs"} if "middle_epochs" in columns else {}),
+        "metric": "race",
         "epochs": "epochs",
         **({"spread": "± over models"} if "spread" in columns else {}),
         **{name: name for name in others},

@@ -9,7 +9,7 @@ from typing import TypeVar
 F = TypeVar("F", bound=Callable[..., object])
 
 
-class _Written(str):
+class _Unquoted(str):
     """Text that is shown without quotes."""
 
     def __repr__(self) -> str:
@@ -42,7 +42,7 @@ def readable(function: F) -> F:
     ) -> int
     """
     signature = inspect.signature(function)
-    parameters = [p.replace(annotation=_Written(p.annotation)) for p in signature.parameters.values()]
-    written = _Wrapped(parameters, return_annotation=_Written(signature.return_annotation))
+    parameters = [p.replace(annotation=_Unquoted(p.annotation)) for p in signature.parameters.values()]
+    written = _Wrapped(parameters, return_annotation=_Unquoted(signature.return_annotation))
     function.__signature__ = written  # type: ignore[attr-defined]
     return function

@@ -136,7 +136,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
 
 def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
     """Read the data once, for a trial of which a dry run found all else."""
-    if problem.is_own("surrogate"):
+    if problem.is_own("sweep"):
         return
     problem = replace(problem, copied=found.shared)
     try:
@@ -168,7 +168,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), duplicate(target)
     del other
-    if problem.is_own("surrogate"):
+    if problem.is_own("sweep"):
         narrow = None if pretrained else _try_surrogate(problem, trial)
         return DryRun(parameters, None, pretrained, shared, **_told_of(narrow))
     notes = Notes()

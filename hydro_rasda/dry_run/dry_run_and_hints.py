@@ -1,4 +1,4 @@
-"""Before the first stage: a dry run of what is asked, and what follows from it."""
+"""Before the first heat: a dry run of what is asked, and what follows from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from fusion import lr_factor
-from fusion.keys import SCHEDULE_FREE, optimizer_names
+from fusion.keys import SCHEDULE_FREE, optimizer_names, read
 from fusion.warn import warn
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import EVAL_BATCH_FACTOR, naming_batch
@@ -91,19 +91,17 @@ def get_ready(
     """
     settings = problem.settings
     messages: list[str] = []
-    reads = not problem.is_own("surrogate")  # else all keys are the user's own
-    if reads:
-        _check_schedules(problem, space, trials)
+    keys, configs = problem.library_keys(space), [problem.library_keys(trial.config) for trial in trials]
+    _check_schedules(problem, keys, configs)
     found = survived_dry_run(problem, trials, doing or CrashLog())
-    configs, warmup = [trial.config for trial in trials], 0.0
-    if reads:
-        _check_largest_batches(problem, trials)
-        warmup = longest_warmup(space, configs, settings.max_t)
+    if not problem.is_own("sweep"):  # which reads the data itself
+        _check_largest_batches(problem, configs)
+    warmup = longest_warmup(keys, configs, settings.max_t)
     if found.pretrained:
         warn(_PRETRAINED.format(settings.sweep.surrogate))
         settings = replace(settings, sweep=replace(settings.sweep, surrogate=1))
-    for trial in trials if settings.sweep.surrogate < 1 and reads else ():
-        check_rule(trial.config)
+    for config in configs if settings.sweep.surrogate < 1 else ():
+        check_rule(config)
     messages += _of_surrogates(problem, found, settings.sweep.surrogate)
     _warn_of_doubtful(space, settings.sweep.surrogate)
     _warn_of_modes(settings)
@@ -116,28 +114,28 @@ def get_ready(
     if settings.sweep.surrogate < 1 and count <= settings.race.top_k:
         few = f"all {count} configurations can become finalists, whatever their surrogates say"
         messages.append(f"{few}: `sweep=SweepConfig(surrogate=1)` trains them at full size from the start")
-    if named_rule and settings.sweep.surrogate < 1 and reads and has_shares(space, configs):
+    if named_rule and settings.sweep.surrogate < 1 and has_shares(keys, configs):
         *_, before, last = (0, *later.sweep_milestones)
         problem = replace(problem, horizon=last, unhurried=before)
         if last < settings.max_t:
             faster = f"From epoch {before} on, its schedules run faster, so that they end with it."
             messages.append(f"The sweep trains {last} of {settings.max_t} epochs. {faster}")
-    elif not _has_decay(problem, space, configs):
+    elif not _has_decay(problem, keys, configs):
         messages.append(_NO_DECAY)
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
     problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names)
-    models = settings.models("target")  # a finalist's train to an epoch one after another, all in memory
+    models = settings.models("race")  # a finalist's train to an epoch one after another, all in memory
     problem = replace(problem, peak=models * found.peak, epoch_seconds=models * found.epoch_seconds)
     problem = replace(problem, steady_epoch_seconds=models * found.steady_epoch_seconds)
     return Ready(problem, settings, found.parameters, messages)
 
 
-def _check_schedules(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial]) -> None:
+def _check_schedules(problem: Problem, space: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> None:
     """Call each schedule function of the user at some steps of a training with as many steps as the first trial's."""
-    found = dict.fromkeys(schedule for schedule in schedules(space, (t.config for t in trials)) if callable(schedule))
+    found = dict.fromkeys(schedule for schedule in schedules(space, configs) if callable(schedule))
     if not found:
         return
-    epochs, batch_size = problem.settings.max_t, trials[0].batch_size
+    epochs, batch_size = problem.settings.max_t, read(configs[0], "batch_size")
     with naming_batch("train_data", "a loader for batches", batch_size):
         steps = problem.train_data.steps(batch_size) or 1
     for schedule in found:
@@ -149,9 +147,9 @@ def _check_schedules(problem: Problem, space: Mapping[str, Any], trials: Sequenc
                 raise ValueError(f"{told} with {type(error).__name__}: {error}") from error
 
 
-def _check_largest_batches(problem: Problem, trials: Sequence[Trial]) -> None:
+def _check_largest_batches(problem: Problem, configs: Sequence[Mapping[str, Any]]) -> None:
     """Make loaders with the largest batch size: a loader that drops a smaller last batch may have no batch at all."""
-    largest = max(trial.batch_size for trial in trials)
+    largest: int = max(read(config, "batch_size") for config in configs)
     evaluated = f"its first batch in evaluation ({EVAL_BATCH_FACTOR} times `batch_size`)"
     for argument, data, name, size in (
         ("train_data", problem.train_data, "its first batch", largest),
@@ -221,7 +219,7 @@ def _has_decay(problem: Problem, space: Mapping[str, Any], configs: Sequence[Map
 
 
 def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:
-    """The settings with the rungs of both stages left out that come before a warm-up of so many epochs is over."""
+    """The settings with the rungs of sweep and race left out that come before a warm-up of so many epochs is over."""
     sweep, race, most = settings.sweep, settings.race, settings.max_t
     grace = first_milestone(sweep.grace_period, most, sweep.reduction_factor, warmup)
     full = first_milestone(settings.first_look, most, race.scaling_factor, warmup)

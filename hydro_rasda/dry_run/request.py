@@ -184,7 +184,7 @@ class Request:
         if folds is not None:
             settings = replace(settings, folds=len(folds))
             train_data, val_data = folds.data(0, settings.seed)
-        if settings.models("target") > 1:  # a device trains all of a finalist's models
+        if settings.models("race") > 1:  # a device trains all of a finalist's models
             settings = replace(settings, race=replace(settings.race, max_workers=1))
         if folds is None and not self.sweeps:
             train_data, val_data = (self._batches(name, data, where) for name, data in self.data.items())

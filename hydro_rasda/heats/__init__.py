@@ -1,1 +1,1 @@
-"""The stages of a run: the sweep on surrogates, the race at full size, and the steps between them."""
+"""The heats of a run: the sweep on surrogates, the race at full size, and the steps between them."""

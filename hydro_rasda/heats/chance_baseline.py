@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fusion.warn import warn
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length
-from hydro_rasda.history.lines import Stage
 from hydro_rasda.problem.metrics import mean_metrics
 from hydro_rasda.problem.objective import Supervised, scalars
 from hydro_rasda.problem.precision import as_given
@@ -58,7 +58,7 @@ class Chance:
 
 def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
     """Warn if no trial differs from chance at the first rung, so that noise decides it."""
-    if (chance := unbeaten_chance(run, "surrogate", scores)) is None:
+    if (chance := unbeaten_chance(run, "sweep", scores)) is None:
         return
     finite = [score for score in scores.values() if math.isfinite(score)]
     best = min(finite) if run.settings.mode == "min" else max(finite)
@@ -71,8 +71,8 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
     warn(told)
 
 
-def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chance | None:
-    """Return the score of a constant prediction if no trial of a stage does better; None if it is not known.
+def unbeaten_chance(run: Run, heat: HeatName, scores: Mapping[int, float]) -> Chance | None:
+    """Return the score of a constant prediction if no trial of a heat does better; None if it is not known.
 
     It is known only for an objective that `loss_fn` makes, not for one written by hand.
     """
@@ -80,7 +80,7 @@ def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chan
     if not finite or not isinstance(as_given(run.problem.objective), Supervised):
         return None
     batch_size = next(iter(run.history.trials.values())).batch_size
-    classes = any("val_accuracy" in line for n in scores for line in run.history.metrics.get((stage, n), ()))
+    classes = any("val_accuracy" in line for n in scores for line in run.history.metrics.get((heat, n), ()))
     chance = chance_of(run.problem, batch_size, classes)
     return None if chance is None or chance.beaten(finite, run.settings.mode) else chance
 
@@ -91,7 +91,7 @@ def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None
     None if that is not known, for example if the loss takes no such prediction. If another error is why, it is said.
     """
     if problem.folds is not None:
-        found = [chance_of(of_model, batch_size, classes) for of_model in problem.each("surrogate")]
+        found = [chance_of(of_model, batch_size, classes) for of_model in problem.each("sweep")]
         known = [chance for chance in found if chance is not None]
         both = (fmean(getattr(chance, name) for chance in known) for name in ("score", "margin"))
         return Chance(*both) if len(known) == len(found) else None

@@ -13,7 +13,7 @@ from hydro_rasda.schedulers.packing_policy import SLACK
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingKind:
     """Trials of one kind that wait for a device.
 
     Attributes:
@@ -36,7 +36,7 @@ Round = Mapping[str, Sequence[int]]
 """Groups that train beside each other: for each kind, the sizes of its groups, which take the first of its trials."""
 
 
-def next_groups(waiting: Mapping[str, Waiting], cores: int = 1, share: float = 1.0) -> list[Group]:
+def next_groups(waiting: Mapping[str, WaitingKind], cores: int = 1, share: float = 1.0) -> list[Group]:
     """Choose the next groups of a device: one group, or as many as the device has cores.
 
     Groups of one kind on all cores are equally large, and done at the same time. For small models, though, a wide group
@@ -47,13 +47,13 @@ def next_groups(waiting: Mapping[str, Waiting], cores: int = 1, share: float = 1
         cores: Groups that the device trains beside each other.
         share: The largest share of all waiting trials that the device may take: the rest is for other free devices.
 
-    >>> waiting = {"a": Waiting([0, 2, 3, 4], Widths(4)), "b": Waiting([1, 5], Widths(4))}
+    >>> waiting = {"a": WaitingKind([0, 2, 3, 4], Widths(4)), "b": WaitingKind([1, 5], Widths(4))}
     >>> [group.members for group in next_groups(waiting)], [group.members for group in next_groups(waiting, share=0.5)]
     ([(0, 2, 3, 4)], [(0, 2, 3)])
     >>> [group.members for group in next_groups(waiting, cores=2)]
     [(0, 2), (3, 4)]
     >>> alike = Widths(4, 2, {1: 1.0, 4: 4.0})
-    >>> waiting = {kind: Waiting(of.trials, alike) for kind, of in waiting.items()}
+    >>> waiting = {kind: WaitingKind(of.trials, alike) for kind, of in waiting.items()}
     >>> [group.members for group in next_groups(waiting, cores=2)]
     [(0, 2, 3, 4), (1, 5)]
     """
@@ -69,7 +69,7 @@ def next_groups(waiting: Mapping[str, Waiting], cores: int = 1, share: float = 1
     return groups
 
 
-def _next_round(waiting: Mapping[str, Waiting], cores: int) -> Round:
+def _next_round(waiting: Mapping[str, WaitingKind], cores: int) -> Round:
     """Return the first round of the faster of two ways to share cores among kinds, over all trials."""
     first = next(iter(waiting))
     parts = {first: _beside(waiting[first], cores)}
@@ -91,7 +91,7 @@ def _sizes(trials: int, most: int, parts: int) -> list[int]:
     return [stop - start for start, stop in pairwise(bounds)]
 
 
-def _beside(of: Waiting, cores: int) -> int:
+def _beside(of: WaitingKind, cores: int) -> int:
     """Return how many groups of a kind train beside each other, one on a core, within the memory."""
     share = of.widths.share
     return cores if share * cores <= 1 + SLACK else max(1, int(1 / share + SLACK))
@@ -108,7 +108,7 @@ def _round(trials: int, most: int, parts: int) -> tuple[int, int, int]:
     return largest, largest - (taken < largest * min(parts, groups)), taken
 
 
-def _seconds_apart(waiting: Mapping[str, Waiting], cores: int) -> float:
+def _seconds_apart(waiting: Mapping[str, WaitingKind], cores: int) -> float:
     """Return the seconds of an epoch of all trials if one kind after the other has all cores."""
     total = 0.0
     for of in waiting.values():
@@ -120,7 +120,7 @@ def _seconds_apart(waiting: Mapping[str, Waiting], cores: int) -> float:
     return total
 
 
-def _together(waiting: Mapping[str, Waiting], cores: int, limit: float) -> dict[str, int]:
+def _together(waiting: Mapping[str, WaitingKind], cores: int, limit: float) -> dict[str, int]:
     """The first of the rounds in which the kinds that take longest have a core each: their cores.
 
     Empty where an epoch of all trials takes `limit` seconds so, or more.
@@ -139,7 +139,7 @@ class _Together:
     Kinds that do not fit memory beside those that take longer wait for a later round.
     """
 
-    def __init__(self, waiting: Mapping[str, Waiting], cores: int) -> None:
+    def __init__(self, waiting: Mapping[str, WaitingKind], cores: int) -> None:
         self._cores, self._waiting = cores, waiting
         self._most = {kind: of.widths.most for kind, of in waiting.items()}
         self._shares = {kind: of.widths.share for kind, of in waiting.items()}

@@ -54,7 +54,7 @@ def finalists_of_rule(
     if left and not chosen:
         raise ValueError(f"`sweep.rule` {type(rule).__name__} names no finalists, but must name at least one")
     if not chosen:
-        run.say(f"surrogates at epoch {last}: nobody is left; of those stopped before, the best go on: {best}")
+        run.say(f"sweep at epoch {last}: nobody is left; of those stopped before, the best go on: {best}")
     chosen, told = by_found_schedules(run, chosen or best)
     recalled = run.history.finalists is not None
     tell(last, recalled)
@@ -76,14 +76,14 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
     Args:
         copies: Trials that were to go on as copies of others. None of them has trained with its new configuration.
     """
-    run.end_by_time("surrogate")
+    run.end_by_time("sweep")
     run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
     history = run.history
-    epochs, numbers = partial(history.epochs, "surrogate"), sorted(history.sweep.trials.keys() - set(copies))
-    scores = {n: history.score("surrogate", n) for n in numbers}
+    epochs, numbers = partial(history.epochs, "sweep"), sorted(history.sweep.trials.keys() - set(copies))
+    scores = {n: history.score("sweep", n) for n in numbers}
     best_first = ranked(scores, run.settings.mode)
     if (comparison := run.settings.comparison).by_place:
-        last = {n: history.values_at("surrogate", n, epochs(n)) for n in numbers if math.isfinite(scores[n])}
+        last = {n: history.values_at("sweep", n, epochs(n)) for n in numbers if math.isfinite(scores[n])}
         places = comparison.places(last)
         best_first = sorted((n for n in last if math.isfinite(places[n])), key=places.__getitem__)
     left = [n for n in best_first if math.isfinite(scores[n])]
@@ -100,7 +100,7 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
 
 def _all_failed(run: Run, count: int, stop: int, which: str = "") -> AllTrialsFailed:
     metric, journal = run.settings.metric, run.store.path / "journal.jsonl"
-    last = [lines[-1] for (stage, _), lines in run.history.metrics.items() if stage == "surrogate" and lines]
+    last = [lines[-1] for (heat, _), lines in run.history.metrics.items() if heat == "sweep" and lines]
     learnt = [line for line in last if line.get("train_loss") is not None]
     if len(run.history.failures) >= count:
         advice = f"each of them raised, see {journal}"
@@ -154,9 +154,7 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
 
 
 def _lineages(run: Run) -> dict[int, list[Ancestor]]:
-    return lineages(
-        run.store.units(), {number: run.history.epochs("surrogate", number) for number in run.history.trials}
-    )
+    return lineages(run.store.units(), {number: run.history.epochs("sweep", number) for number in run.history.trials})
 
 
 def _of_last_values(found: Mapping[int, Sequence[Ancestor]], finalists: Sequence[int]) -> list[str]:
@@ -203,17 +201,17 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
 
 
 def _goes_on(run: Run, number: int) -> bool:
-    curve = run.history.curve("surrogate", number)
+    curve = run.history.curve("sweep", number)
     source = run.history.sources.get(number)
-    if source is None or not run.can_load(source) or run.history.epochs("target", number) >= max(curve):
+    if source is None or not run.can_load(source) or run.history.epochs("race", number) >= max(curve):
         return False
     if run.history.epochs_in(source, number) < max(curve):
         return False
-    if run.problem.is_own("surrogate"):  # whose checkpoint has the best epoch's weights
+    if run.problem.is_own("sweep"):  # whose checkpoint has the best epoch's weights
         return True
     # The sweep kept the last weights alone: where earlier ones are to be kept, they are trained once more.
     kept = max(curve) if run.settings.race.keep == "last" else kept_epoch(curve, run.settings.mode)
-    return math.isfinite(run.history.score("surrogate", number)) and kept == max(curve)
+    return math.isfinite(run.history.score("sweep", number)) and kept == max(curve)
 
 
 def _model(state: State) -> State:
@@ -223,10 +221,10 @@ def _model(state: State) -> State:
 
 def _state(run: Run, number: int) -> State:
     load = partial(run.store.load, device=run.problem.device)
-    if run.problem.is_own("surrogate"):
+    if run.problem.is_own("sweep"):
         return dict(state_in(load(run.history.sources[number]), number) or {})
     states = states_of(run.problem, run.history.trials, number, run.history.sources[number], load)
     for state in states if run.settings.race.keep == "best" else ():
-        for epoch, score in run.history.curve("surrogate", number).items():
+        for epoch, score in run.history.curve("sweep", number).items():
             state["best"] = bettered(state.get("best"), epoch, score, run.settings.mode, partial(_model, state))
     return states_together(states)

@@ -51,7 +51,7 @@ def find_kinds(
         digest can train as one model. Trials that the user's own function trains are of one kind, and their models are
         not built here. The unit's lines say which keys of each configuration nothing reads.
     """
-    if problem.is_own("surrogate"):
+    if problem.is_own("sweep"):
         found = dict.fromkeys((trial.number for trial in trials), _Kind("own loop"))
     elif children:
         found = _found(

@@ -15,29 +15,30 @@ from functools import cache, partial
 from typing import Any, overload
 
 from fusion.graph.compiled import compiling_pays
-from fusion.keys import KEYS, KINDS, is_of_part, optimizer_names
+from fusion.keys import KEYS, KINDS, is_of_part, optimizer_names, read
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Group, Span, Task, Widths, group_key
-from hydro_rasda.heats.choose_groups import Waiting, next_groups
+from hydro_rasda.heats.choose_groups import WaitingKind, next_groups
 from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.history.history import History
-from hydro_rasda.history.lines import Stage, Unit
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.crash_log import training_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Move
 from hydro_rasda.training.group_widths import COMPILED_FROM, MEASURING
 
-_Place = tuple[tuple[int, ...], int]
+_QueuePlace = tuple[tuple[int, ...], int]
 
 
-class _Gone(Exception):
+class _DeviceEnded(Exception):
     """A device ended while it measured."""
 
 
 class _Numbers(Sequence[int]):
     """The trials of a queue, without a copy of it."""
 
-    def __init__(self, places: Sequence[_Place]) -> None:
+    def __init__(self, places: Sequence[_QueuePlace]) -> None:
         self._places = places
 
     def __len__(self) -> int:
@@ -59,15 +60,15 @@ class Dispatcher:
     """Trials of a heat that may begin, and the tasks that they make.
 
     Args:
-        stage: The heat.
+        heat: Name of the heat.
         width: That of its surrogates, as in `Task`.
     """
 
-    def __init__(self, run: Run, devices: Devices, stage: Stage = "surrogate", width: float | None = None) -> None:
-        self._run, self._devices, self._heat, self._width = run, devices, run.history.heats[stage], width
+    def __init__(self, run: Run, devices: Devices, heat: HeatName = "sweep", width: float | None = None) -> None:
+        self._run, self._devices, self._heat, self._width = run, devices, run.history.heats[heat], width
         # By milestone and the epoch to go on from, by kind: members of one optimizer lie side by side, so that their
         # update is one slice of each fused parameter.
-        self._queues: dict[Span, dict[str, list[_Place]]] = {}
+        self._queues: dict[Span, dict[str, list[_QueuePlace]]] = {}
         self._spans: dict[int, Span] = {}
         self._widths: dict[tuple[str, str], Widths] = {}
 
@@ -94,10 +95,11 @@ class Dispatcher:
             del self._queues[span]
         return True
 
-    def _place(self, number: int) -> _Place:
-        if self._run.problem.is_own("surrogate"):  # its keys are no keys of the library
-            return (), number
-        return tuple(map(KINDS.index, optimizer_names(self._run.history.trials[number].config))), number
+    def _place(self, number: int) -> _QueuePlace:
+        return tuple(map(KINDS.index, optimizer_names(self._library_keys(number)))), number
+
+    def _library_keys(self, number: int) -> Mapping[str, Any]:
+        return self._run.problem.library_keys(self._run.history.trials[number].config)
 
     def __bool__(self) -> bool:
         """Tell whether any trial may begin."""
@@ -107,7 +109,7 @@ class Dispatcher:
         """Return the groups that an idle device is to train next; None if a device ended meanwhile."""
         try:
             task = self._task(device)
-        except _Gone:
+        except _DeviceEnded:
             return None
         for number in task.members:
             self.remove(number)
@@ -145,7 +147,7 @@ class Dispatcher:
         measured = {d: speed for d in idle if (speed := devices.speed(d, kind)) is not None}
         speeds = measured if len(measured) == len(idle) else {d: widths[m][kind].rate for d, m in machines.items()}
         own = widths[machines[device]]
-        waiting = {kind: Waiting(of, own[kind], self._steps(of[0])) for kind, of in of_kind.items()}
+        waiting = {kind: WaitingKind(of, own[kind], self._steps(of[0])) for kind, of in of_kind.items()}
         groups = [
             replace(group, compiled=self._is_compiled(group, waiting[group.kind], span))
             for group in next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
@@ -160,7 +162,7 @@ class Dispatcher:
             width=self._width,
         )
 
-    def _without_suspects(self) -> Mapping[Span, Mapping[str, Sequence[_Place]]]:
+    def _without_suspects(self) -> Mapping[Span, Mapping[str, Sequence[_QueuePlace]]]:
         """Return the queues without trials at which processes died; one such trial alone if there are no others."""
         died = {
             number: count
@@ -169,7 +171,7 @@ class Dispatcher:
         }
         if not died:
             return self._queues
-        left: dict[Span, dict[str, Sequence[_Place]]] = {}
+        left: dict[Span, dict[str, Sequence[_QueuePlace]]] = {}
         for span, kinds in self._queues.items():
             for kind, places in kinds.items():
                 if others := [place for place in places if place[1] not in died]:
@@ -179,26 +181,24 @@ class Dispatcher:
         last = min(died, key=lambda number: (died[number], number))
         return {self._spans[last]: {self._heat.kinds[last]: [self._place(last)]}}
 
-    def _is_compiled(self, group: Group, of: Waiting, span: Span) -> bool:
+    def _is_compiled(self, group: Group, of: WaitingKind, span: Span) -> bool:
         """Tell whether compiling a group's step pays by its next milestone, or by the end of the time budget.
 
         Narrower groups win more than the measured speedup, as more of their time is not arithmetic.
         """
         seconds = of.seconds(len(group.members)) * (span.stop - span.start)
-        seconds = min(seconds, self._run.seconds_left("surrogate"))
+        seconds = min(seconds, self._run.seconds_left("sweep"))
         return group.fused and compiling_pays(seconds, of.widths.compiled, of.widths.compile_seconds)
 
     def _steps(self, number: int) -> float:
         """Optimizer steps of an epoch; 1 where the data have no length."""
-        if self._run.problem.is_own("surrogate"):
-            return 1.0
-        return self._run.problem.train_data.steps(self._run.history.trials[number].batch_size) or 1.0
+        return self._run.problem.train_data.steps(read(self._library_keys(number), "batch_size")) or 1.0
 
     def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:
         """Return the widths of groups on a device, for each kind of trials."""
         fusion = self._run.settings.sweep.fusion
         if fusion != "auto":
-            return dict.fromkeys(of_kind, Widths(fusion, 1 if self._run.settings.models("surrogate") > 1 else 2))
+            return dict.fromkeys(of_kind, Widths(fusion, 1 if self._run.settings.models("sweep") > 1 else 2))
         machine = self._devices.machine(device)
         self._plan(device, {kind: of for kind, of in of_kind.items() if (machine, kind) not in self._widths})
         return {kind: self._widths[machine, kind] for kind in of_kind}
@@ -206,14 +206,14 @@ class Dispatcher:
     def _plan(self, device: int, of_kind: Mapping[str, Iterable[int]]) -> None:
         """Recall from the journal how to group these kinds, or have the device measure it."""
         run, machine = self._run, self._devices.machine(device)
-        names = {kind: f"{self._heat.stage}/widths-of-{kind} on {machine}" for kind in of_kind}
+        names = {kind: f"{self._heat.name}/widths-of-{kind} on {machine}" for kind in of_kind}
         trials = {
             kind: [run.history.trials[n] for n in of] for kind, of in of_kind.items() if not run.store.done(names[kind])
         }
         if trials:
             if run.problem.steady_epoch_seconds * run.settings.max_t >= COMPILED_FROM and not self._widths:
                 run.say("measuring the best group size, and whether compiling pays: this can take a minute")
-            started, left = time.perf_counter(), run.seconds_left("surrogate")
+            started, left = time.perf_counter(), run.seconds_left("sweep")
             planned = self._devices.plan(device, trials, self._width)
             seconds = time.perf_counter() - started
             for kind, widths in planned.items():
@@ -222,7 +222,7 @@ class Dispatcher:
                 else:  # time may have ended the measuring: the next call of the run goes on with it
                     self._widths[machine, kind] = widths
             if device not in self._devices.idle():
-                raise _Gone
+                raise _DeviceEnded
         known = {kind: name for kind, name in names.items() if run.store.done(name)}
         self._widths |= {(machine, kind): _widths(run.store.units()[name].value) for kind, name in known.items()}
 
@@ -244,7 +244,7 @@ def check_copies(run: Run, moves: Mapping[int, Move]) -> None:
     copying = {number: move for number, move in moves.items() if isinstance(move, Continue)}
     of = {number: move.copy_of for number, move in copying.items() if move.copy_of is not None}
     for number in {*of, *of.values()}:
-        if history.epochs("surrogate", number) > history.sweep.trials[number].epoch:
+        if history.epochs("sweep", number) > history.sweep.trials[number].epoch:
             raise cannot_grow(number)
     differs = cache(partial(_differs_in_a_structure, history))  # looks at all trials
     for number, copied in of.items():

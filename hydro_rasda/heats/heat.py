@@ -11,8 +11,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.contracts import Devices, Finished, Task
-from hydro_rasda.history.lines import Stage, Unit
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Move, SweepRule, SweepState
 from hydro_rasda.schedulers.sweep_rule import checked_moves, plain_move
@@ -22,11 +23,11 @@ class Heat(ABC):
     """A heat under way.
 
     Attributes:
-        stage: The stage of its tasks, and of its lines in the journal.
+        name: Its name in its tasks, and in its lines of the journal.
         under_way: The trials that devices train.
     """
 
-    stage: Stage
+    name: HeatName
 
     def __init__(self, run: Run, devices: Devices, rule: SweepRule) -> None:
         self._run, self._devices, self._rule = run, devices, rule

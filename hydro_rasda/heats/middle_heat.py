@@ -24,7 +24,7 @@ from hydro_rasda.history.lines import Unit, decision_key
 from hydro_rasda.problem.model_costs import model_costs
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
-from hydro_rasda.run.events import FULL_SIZE, MIDDLE, SURROGATES, RungDecided
+from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Move
 from hydro_rasda.schedulers.named_rules import NoStopping
@@ -50,7 +50,7 @@ def planned(settings: TuneConfig, count: int, shares: Sequence[float]) -> Middle
         shares: Operations of an epoch on the sweep's surrogates, and on those of the heat, over those of the model.
     """
     finalists = _finalists(settings, count)
-    trainings = ENTRANTS * shares[-1] * settings.models("middle") / settings.models("target")
+    trainings = ENTRANTS * shares[-1] * settings.models("middle") / settings.models("race")
     pays = trainings <= DEAREST  # not where it is NaN
     return MiddlePlan(WIDTH, ENTRANTS, finalists, tuple(shares)) if finalists and pays else None
 
@@ -115,12 +115,12 @@ class MiddleHeat(SurrogateHeat):
         if history.middle_finalists is None:
             self._announce()
             self.train()
-            run.end_stage()
+            run.end_heat()
         return self._ended_in_time(swept) if self.state.training else self._ended(swept)
 
     def _enter(self, swept: Sequence[int]) -> None:
         """Let trials in, and see which of them can train as one; those that entered before are where they were."""
-        run, heat, width = self._run, self._run.history.heats[self.stage], self._plan.width
+        run, heat, width = self._run, self._run.history.heats[self.name], self._plan.width
         unseen = [n for n in swept if n not in heat.kinds and ("middle", n) not in run.history.failed]
         if unseen:
             trials = [run.history.trials[number] for number in unseen]
@@ -133,11 +133,11 @@ class MiddleHeat(SurrogateHeat):
 
     def _announce(self) -> None:
         run, state = self._run, self.state
-        left = sum(run.settings.max_t - run.history.epochs(self.stage, number) for number in state.trials)
-        run.time_left.plan(SURROGATES, [])
-        run.time_left.plan(MIDDLE, [middle_piece(run, self._plan, left)])
-        run.time_left.plan(FULL_SIZE, race_pieces(run, self._plan.finalists))
-        run.begin_stage(MIDDLE, left)
+        left = sum(run.settings.max_t - run.history.epochs(self.name, number) for number in state.trials)
+        run.time_left.plan("sweep", [])
+        run.time_left.plan("middle", [middle_piece(run, self._plan, left)])
+        run.time_left.plan("race", race_pieces(run, self._plan.finalists))
+        run.begin_heat("middle", left)
 
     def _prepare(self) -> bool:
         return bool(self.state.waiting)
@@ -147,7 +147,7 @@ class MiddleHeat(SurrogateHeat):
         return decision_key(f"middle/to-{at}/kept" if at else "middle/begin", moves)
 
     def _may_begin(self) -> bool:
-        return not self._run.out_of_time("surrogate")
+        return not self._run.out_of_time("sweep")
 
     def _ended(self, swept: Sequence[int]) -> list[int]:
         """Write down and tell who goes on; if no trial has a score, those that the sweep ranked first."""
@@ -156,7 +156,7 @@ class MiddleHeat(SurrogateHeat):
         if finalists is None:
             kept = best or [*swept[: self._plan.finalists]]
             finalists = run.record(MIDDLE_FINALISTS, Unit(kept), again=True).value
-        over = {"stage": self.stage, "epoch": end, "candidates": tuple(sorted(self.state.trials))}
+        over = {"heat": self.name, "epoch": end, "candidates": tuple(sorted(self.state.trials))}
         run.notify(RungDecided, **over, kept=tuple(finalists), recalled=recalled)
         told = f"no trial has a score: those that led the sweep go on: {finalists}"
         if best:
@@ -167,9 +167,9 @@ class MiddleHeat(SurrogateHeat):
 
     def _ended_in_time(self, swept: Sequence[int]) -> list[int]:
         """Choose those that trained longest, of them the best, if the time budget ended the heat early."""
-        run, stage = self._run, self.stage
-        run.end_by_time("surrogate")
+        run, heat = self._run, self.name
+        run.end_by_time("sweep")
         run.say("the share of `time_budget_s` for surrogates is spent: the best of the middle heat so far go on")
-        scores = {n: score for n in swept if math.isfinite(score := run.history.score(stage, n))}
-        found = sorted(ranked(scores, run.settings.mode), key=lambda n: -run.history.epochs(stage, n))
+        scores = {n: score for n in swept if math.isfinite(score := run.history.score(heat, n))}
+        found = sorted(ranked(scores, run.settings.mode), key=lambda n: -run.history.epochs(heat, n))
         return (found or [*swept])[: self._plan.finalists]

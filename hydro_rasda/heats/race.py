@@ -12,17 +12,17 @@ from hydro_rasda.heats.chance_baseline import unbeaten_chance
 from hydro_rasda.heats.heat import Heat
 from hydro_rasda.heats.run_plan import race_pieces, tell_race
 from hydro_rasda.heats.train_tasks import train_tasks
-from hydro_rasda.history.full_size import found_enough, race_of, refit_key, targets_over, tried_targets
+from hydro_rasda.history.full_size import found_enough, is_race_over, race_of, refit_key, tried_targets
 from hydro_rasda.history.history import ENTERED
 from hydro_rasda.history.lines import Unit, decision_key, metric_lines
 from hydro_rasda.history.scores import averages_lost, deciding_curve, end_of, goes_on, kept_of, places_at
 from hydro_rasda.history.winner import best_of
-from hydro_rasda.run.events import CHECK, FULL_SIZE, MIDDLE, SURROGATES, RungDecided
+from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.record_full_size import (
     another_chance,
     drop_lost_winner,
     end_by_score,
-    end_targets,
+    end_race,
     record_done,
     record_epochs,
     record_failure,
@@ -52,7 +52,7 @@ def train_finalists(run: Run, finalists: Sequence[int], devices: Devices) -> lis
 class Race(Heat):
     """The race under way: who trains next, and what is decided next."""
 
-    stage = "target"
+    name = "race"
 
     def __init__(self, run: Run, devices: Devices) -> None:
         settings, race = run.settings, race_of(run.history)
@@ -77,27 +77,27 @@ class Race(Heat):
         again = another_chance(run, finalists) or drop_lost_winner(run, finalists)
         if again or history.entrants != list(finalists):
             run.record(ENTERED, Unit(list(finalists)), again=True)
-        self._has_entered, self._began = True, history.began(self.stage)
+        self._has_entered, self._began = True, history.began(self.name)
         self.under_way &= {*finalists}  # nothing waits for others that began early
-        was_over = targets_over(history, finalists)
+        was_over = is_race_over(history, finalists)
         if not was_over:
-            for over in (SURROGATES, CHECK, MIDDLE):  # perhaps ended by the time budget
+            for over in ("sweep", "transfer check", "middle"):  # perhaps ended by the time budget
                 run.time_left.plan(over, [])
         self._tell_rungs(recalled=True, said=not was_over)
         if self.state.training:
             self._plan()
         self.train()
-        self._end_stage()
+        self._end_heat()
         if found_enough(history):
             _refit(run, finalists, self._devices)
             end_by_score(run)
         elif self.state.training:
-            run.end_by_time(self.stage)
+            run.end_by_time(self.name)
             run.say("`time_budget_s` is spent; repeat the call with a larger one to go on")
         else:
             self._tell_of_end(finalists, was_over)
             _refit(run, finalists, self._devices)
-            end_targets(run, finalists)
+            end_race(run, finalists)
         return tried_targets(history, finalists)
 
     def begin_early(self, numbers: Iterable[int], beside: int) -> None:
@@ -113,7 +113,7 @@ class Race(Heat):
             return
         known = {*self.under_way, *history.early, *self.state.trials}
         for number in numbers:
-            if number in known or history.epochs(self.stage, number):
+            if number in known or history.epochs(self.name, number):
                 continue
             task = self._task(number, self._asked.milestones[0], beside)
             if run.store.doing.suspected(task.key):
@@ -128,7 +128,7 @@ class Race(Heat):
             return False
         if state.waiting_at(0):
             return True
-        self._end_stage()
+        self._end_heat()
         reached = max((trial.epoch for trial in state.trials.values()), default=0)
         state.spent = _epochs_trained(run, [*state.trials], reached)
         state.ended = {n: end for n in state.trials if (end := end_of(run.history, n)) is not None}
@@ -143,13 +143,13 @@ class Race(Heat):
         if run.settings.comparison.by_place:
             state.place(stop, places_at(run.history, stop, scores))
         compares = stop < run.settings.max_t and len(there) > 1
-        state.at_chance = compares and unbeaten_chance(run, self.stage, scores) is not None
+        state.at_chance = compares and unbeaten_chance(run, self.name, scores) is not None
         if state.at_chance:
             run.say(f"no finalist's {run.settings.metric} differs from chance at epoch {stop}: none is stopped")
 
     def _decision_key(self, moves: Mapping[int, Move]) -> str:
         at = self.state.trials[next(iter(moves))].epoch
-        return decision_key(f"target/to-{at}/kept" if at else "target/begin", moves)
+        return decision_key(f"race/to-{at}/kept" if at else "race/begin", moves)
 
     def _decided(self, key: str, unit: Unit) -> None:
         self._tell_rungs()
@@ -163,7 +163,7 @@ class Race(Heat):
             stop, moves = rungs[index]
             goals = {number: move.to for number, move in moves.items() if isinstance(move, Continue)}
             kept = [*goals]
-            over = {"stage": self.stage, "epoch": stop, "candidates": tuple(sorted(moves)), "kept": tuple(kept)}
+            over = {"heat": self.name, "epoch": stop, "candidates": tuple(sorted(moves)), "kept": tuple(kept)}
             run.notify(RungDecided, **over, recalled=recalled)
             before = {n: move for at, earlier in rungs[:index] if at == stop for n, move in earlier.items()}
             came = len(self.state.scores[stop].keys() - before.keys())
@@ -171,18 +171,18 @@ class Race(Heat):
                 continue
             if kept[0] in before:
                 told = f"nobody is left; of those stopped at epoch {stop}, {kept} go on"
-                run.say(f"full size at epoch {goals[kept[0]]}: {told}")
+                run.say(f"race at epoch {goals[kept[0]]}: {told}")
             elif len(kept) < came:
                 leads = "" if by_place else f"; {self._leads(kept[0], stop)}"
-                run.say(f"full size at epoch {stop}: {len(kept)} of {came} go on{leads}")
+                run.say(f"race at epoch {stop}: {len(kept)} of {came} go on{leads}")
         self._told = len(rungs)
 
     def _leads(self, number: int, stop: int) -> str:
         """Tell that a trial leads at a milestone, by its best epoch up to there."""
         history, settings = self._run.history, self._run.settings
-        epoch, score = history.best.get(number, (stop, history.score_at(self.stage, number, stop)))
+        epoch, score = history.best.get(number, (stop, history.score_at(self.name, number, stop)))
         if epoch > stop:  # a run that goes on repeats its decisions
-            curve = {at: value for at, value in history.curve(self.stage, number).items() if at <= stop}
+            curve = {at: value for at, value in history.curve(self.name, number).items() if at <= stop}
             epoch = kept_epoch(curve, settings.mode)
             score = curve.get(epoch, math.nan)
         return f"trial {number} leads with {settings.metric} {show(score, 4)} (epoch {epoch})"
@@ -193,37 +193,37 @@ class Race(Heat):
         if not (kept := [*self._asked.finalists(state)]):
             return
         among = tuple(sorted(self._asked.compared(state)))
-        over = {"stage": self.stage, "epoch": settings.max_t, "candidates": among, "kept": tuple(kept)}
+        over = {"heat": self.name, "epoch": settings.max_t, "candidates": among, "kept": tuple(kept)}
         run.notify(RungDecided, **over, recalled=was_over)
         if was_over:
             return
         winner, _ = best_of(run.history, tried_targets(run.history, finalists))  # perhaps one that ended early
         epoch, score = kept_of(run.history, winner)
         wins = f"; trial {winner} wins with {settings.metric} {show(score, 4)} (epoch {epoch})"
-        run.say(f"full size at epoch {settings.max_t}: done{'' if settings.comparison.by_place else wins}")
+        run.say(f"race at epoch {settings.max_t}: done{'' if settings.comparison.by_place else wins}")
 
     def _plan(self) -> None:
         """Foresee the time that is left of the race, and begin the way to the next milestone."""
         run, state, settings = self._run, self.state, self._run.settings
         stop = self._milestone()
         reached = max((at for at in self._asked.milestones if at < stop), default=0)
-        epochs = sum(max(0, stop - run.history.epochs(self.stage, n)) for n in state.training)
+        epochs = sum(max(0, stop - run.history.epochs(self.name, n)) for n in state.training)
         plan = race_pieces(run, self._racing(), epochs, reached, _epochs_trained(run, [*state.trials], reached))
-        was_planned = run.time_left.planned(FULL_SIZE)
-        run.time_left.plan(FULL_SIZE, plan)
+        was_planned = run.time_left.planned("race")
+        run.time_left.plan("race", plan)
         if not was_planned:
             tell_race(run, plan, self._racing())
         if stop == self._asked.milestones[0] and self._leader is None:
             self._leader = self._first_to_its_end(stop, plan)
         beyond = 0
         if (leader := self._leader) is not None and goes_on(run.history, leader, settings.max_t):
-            beyond = settings.max_t - max(stop, run.history.epochs(self.stage, leader))
-        run.begin_stage(FULL_SIZE, epochs + beyond)
+            beyond = settings.max_t - max(stop, run.history.epochs(self.name, leader))
+        run.begin_heat("race", epochs + beyond)
         self._is_announced = True
 
-    def _end_stage(self) -> None:
+    def _end_heat(self) -> None:
         if self._is_announced:
-            self._run.end_stage()
+            self._run.end_heat()
         self._is_announced = False
 
     def _milestone(self) -> int:
@@ -246,10 +246,10 @@ class Race(Heat):
         end, epochs = run.settings.max_t, sum(piece.epochs for piece in plan)
         if run.store.doing.suspected(self._task(leader, end, racing).key):
             return None
-        foreseen, left = run.time_left.foreseen(), run.seconds_left(self.stage)
+        foreseen, left = run.time_left.foreseen(), run.seconds_left(self.name)
         if foreseen is None or foreseen <= left or lanes >= racing:
             return None
-        alone = foreseen * lanes * (end - run.history.epochs(self.stage, leader)) / epochs
+        alone = foreseen * lanes * (end - run.history.epochs(self.name, leader)) / epochs
         if alone > left or not goes_on(run.history, leader, end):
             return None
         told = f"trial {leader}, best in the sweep, trains to its end first"
@@ -269,7 +269,7 @@ class Race(Heat):
 
     def _may_begin(self) -> bool:
         """Tell whether there is time for another training; the first of all begins in any case."""
-        return not found_enough(self._run.history) and not (self._began and self._run.out_of_time(self.stage))
+        return not found_enough(self._run.history) and not (self._began and self._run.out_of_time(self.name))
 
     def _next_task(self) -> Task | None:
         """Return what is to begin next: first the trials that are behind; None if nothing is."""
@@ -292,9 +292,9 @@ class Race(Heat):
     def _task(self, number: int, stop: int, beside: int) -> Task:
         """Return the task that trains a trial from its last checkpoint to the next one before a milestone."""
         run = self._run
-        start, every = run.history.epochs(self.stage, number), run.settings.race.checkpoint_every or stop
+        start, every = run.history.epochs(self.name, number), run.settings.race.checkpoint_every or stop
         span = Span(start, min(stop, start - start % every + every))
-        key = f"target/trial-{number}/to-{span.stop}"
+        key = f"race/trial-{number}/to-{span.stop}"
         return full_size_task(key, number, span, run.history.checkpoints.get(number), run.settings.seed, beside)
 
     def _is_under_way(self) -> bool:
@@ -307,7 +307,7 @@ class Race(Heat):
         if early and (self._has_entered or outcome.error is not None or outcome.ended):
             return  # if it enters, it trains from its beginning
         if outcome.error is None:
-            lines = metric_lines(self.stage, number, outcome.epochs)
+            lines = metric_lines(self.name, number, outcome.epochs)
             # For who wants to see who trained beside whom.
             shared = {"beside": finished.beside} if finished.beside > 1 else {}
             where = {"device": finished.device} if finished.device is not None else {}
@@ -334,12 +334,12 @@ def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
     there = run.history.refits.get(winner) == key and run.can_load(key)
     if not settings.folds or not settings.race.refit or there or not epoch:
         return
-    if run.out_of_time("target"):
+    if run.out_of_time("race"):
         run.say(f"`time_budget_s` is spent: trial {winner} is not trained on all examples, {_MEAN_OF_FOLDS}")
         return
-    run.begin_stage(FULL_SIZE, epoch)
+    run.begin_heat("race", epoch)
     run.say(f"trial {winner} trains once more, on the examples of all {settings.folds} folds, to epoch {epoch}")
-    is_average = not averages_lost(run.history.metrics["target", winner], epoch, settings.metric)
+    is_average = not averages_lost(run.history.metrics["race", winner], epoch, settings.metric)
     task = full_size_task(key, winner, Span(0, epoch), None, settings.seed, refit=True, averaged=is_average)
     for outcome in (finished.outcome for finished in train_tasks(devices, [task])):
         if outcome.error is None:
@@ -347,7 +347,7 @@ def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
         else:
             why = outcome.error.strip().splitlines()[-1]
             run.say(f"trial {winner} cannot be trained on all examples ({why}), {_MEAN_OF_FOLDS}")
-    run.end_stage()
+    run.end_heat()
 
 
 _MEAN_OF_FOLDS = "and `best_model` gives the mean of its folds' models"
@@ -355,5 +355,5 @@ _MEAN_OF_FOLDS = "and `best_model` gives the mean of its folds' models"
 
 def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
     """Epochs up to a milestone that trials have trained at full size; those of a sweep at full width are no part."""
-    lines = [line for number in numbers for line in run.history.metrics.get(("target", number), ())]
-    return len([line for line in lines if line["stage"] == "target" and line["epoch"] <= stop])
+    lines = [line for number in numbers for line in run.history.metrics.get(("race", number), ())]
+    return len([line for line in lines if line["heat"] == "race" and line["epoch"] <= stop])

@@ -1,4 +1,4 @@
-"""The plan of a run: how much each stage trains, for the user and for the time left."""
+"""The plan of a run: how much each heat trains, for the user and for the time left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hydro_rasda.heats.transfer_check import CHECKED
 from hydro_rasda.history.full_size import race_of
 from hydro_rasda.history.history import MiddlePlan
 from hydro_rasda.records.summary import models_in_words
-from hydro_rasda.run.events import CHECK, FULL_SIZE, MIDDLE, SURROGATES
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
 from hydro_rasda.schedulers import Bracket, PopulationBasedTraining, SweepRule, SweepState
@@ -46,15 +45,15 @@ class RunPlan:
         self._told, run, settings = True, self._run, self._run.settings
         sweep = [*_without(done, self._sweep_pieces())]
         race = race_pieces(run, self._finalists)
-        run.time_left.plan(SURROGATES, sweep)
-        run.time_left.plan(FULL_SIZE, race)
+        run.time_left.plan("sweep", sweep)
+        run.time_left.plan("race", race)
         if (middle := run.history.middle) is not None:
             entrants = min(middle.entrants, self._count)
-            run.time_left.plan(MIDDLE, [middle_piece(run, middle, entrants * settings.max_t)])
+            run.time_left.plan("middle", [middle_piece(run, middle, entrants * settings.max_t)])
         if settings.sweep.check_transfer:
             first = next(iter(race), Piece(0, 0.0))
-            run.time_left.plan(CHECK, [Piece(settings.sweep.grace_period * (CHECKED + 1), first.seconds)])
-        run.time_left.begin(SURROGATES, run.store.seconds)
+            run.time_left.plan("transfer check", [Piece(settings.sweep.grace_period * (CHECKED + 1), first.seconds)])
+        run.time_left.begin("sweep", run.store.seconds)
         for line in self._lines(sum(piece.epochs for piece in sweep), sum(piece.epochs for piece in race)):
             run.say(line)
 
@@ -69,7 +68,7 @@ class RunPlan:
         where = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in self._machines.items())
         # A searcher has told only of the first ones yet.
         known = len(self._run.history.trials) == self._count
-        each = f", each with {told}" if (told := models_in_words(settings, "surrogate")) else ""
+        each = f", each with {told}" if (told := models_in_words(settings, "sweep")) else ""
         shared = settings.sweep.fusion != 1 and known and 1 < kinds < self._count
         of = f" Models of one structure train together; these have {kinds} structures." if shared else ""
         yield f"{self._count} configuration{'s' * (self._count != 1)}{each}{f', on {where}' if where else ''}.{of}"
@@ -77,7 +76,7 @@ class RunPlan:
         width = f"surrogates of {ratio} of the width" if ratio < 1 else "models at full width"
         if settings.sweep.depth < 1:
             width += f" and {Fraction(settings.sweep.depth).limit_denominator(64)} of the depth"
-        yield f"First, {width} train for {swept * settings.models('surrogate'):.0f} epochs in all."
+        yield f"First, {width} train for {swept * settings.models('sweep'):.0f} epochs in all."
         if (middle := self._run.history.middle) is not None:
             yield from self._middle_lines(middle, swept, raced)
             return
@@ -85,8 +84,8 @@ class RunPlan:
             yield "No trial is copied, as the sweep ends with the first interval of its rule: raise `max_t` for more."
         finalists = self._finalists
         best = f"the best {finalists} train" if finalists > 1 else "the best one trains"
-        raced *= settings.models("target")
-        each = f", each with {told}" if (told := models_in_words(settings, "target")) else ""
+        raced *= settings.models("race")
+        each = f", each with {told}" if (told := models_in_words(settings, "race")) else ""
         yield f"Then {best} at full size{each}, for about {raced:.0f} epochs in all."
         if self._finds_schedules:
             yield "They train by the schedules that the population found, smoothed, and beside them by a linear decay."
@@ -105,8 +104,8 @@ class RunPlan:
         told = f"Then the best {min(middle.entrants, self._count)} train anew on surrogates of {ratio} of the width"
         yield f"{told}, to their ends, for {epochs * models} epochs in all."
         best = f"the best {self._finalists} of them train" if self._finalists > 1 else "the best of them trains"
-        yield f"Last, {best} at full size, for about {raced * settings.models('target'):.0f} epochs in all."
-        whole = settings.max_t * settings.models("target")
+        yield f"Last, {best} at full size, for about {raced * settings.models('race'):.0f} epochs in all."
+        whole = settings.max_t * settings.models("race")
         costs = [swept * models * narrow / whole, epochs * models * wider / whole, raced / settings.max_t]
         heats = " + ".join(f"{cost:.2f}" for cost in costs)
         yield f"Cost of the three heats, by counted operations: about {heats} full trainings."
@@ -114,7 +113,7 @@ class RunPlan:
 
 def middle_piece(run: Run, middle: MiddlePlan, epochs: float) -> Piece:
     """Foresee epochs of the middle heat, from the time of a full-size epoch and the share of its operations."""
-    of_each = run.settings.models("middle") / run.settings.models("target")  # the time is that of all models of a trial
+    of_each = run.settings.models("middle") / run.settings.models("race")  # the time is that of all models of a trial
     seconds = run.problem.steady_epoch_seconds * of_each * middle.shares[-1]
     return Piece(epochs, seconds / max(1, run.time_left.lanes))
 
@@ -123,7 +122,7 @@ def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
     """Tell the user of a resumed run, whose sweep is over, what is left to train."""
     if run.callbacks:
         trains = f"{finalists} finalists train" if finalists > 1 else "one finalist trains"
-        epochs = run.settings.models("target") * sum(piece.epochs for piece in pieces)
+        epochs = run.settings.models("race") * sum(piece.epochs for piece in pieces)
         run.say(f"The sweep is over: {trains} at full size, for about {epochs:.0f} more epochs in all.")
 
 

@@ -252,15 +252,22 @@ class SearcherSearch:
     not repeat its suggestions (it has no seed), the trials of the journal count, and it goes on without them.
     """
 
-    def __init__(self, searcher: Searcher, space: Mapping[str, Any], run: Run, fits: Fits | None = None) -> None:
-        """Args: as `prepare` has made them ready."""
+    def __init__(
+        self,
+        searcher: Searcher,
+        space: Mapping[str, Any],
+        run: Run,
+        fits: Fits | None = None,
+        strategy: str | None = "ddp",
+    ) -> None:
+        """Args: as `prepare` has made them ready; `strategy` as in `check_space`."""
         num_samples, self._run, self._fits, self._refused = run.settings.num_samples, run, fits, 0
         self._told_of_few = False
         self.planned, self.given = num_samples, list[Trial]()
         self._ids: dict[int, str] = {}
         self._searcher, self._space, self._metric = searcher, space, run.settings.metric
         self._left, self._batch = num_samples, -(-num_samples // SEARCHER_ROUNDS)
-        self._strategy = None if run.problem.is_own("surrogate") else run.settings.race.strategy
+        self._strategy = strategy
         self._seed, self._warned = run.settings.seed, False
         self._open: dict[int, tuple[int, float]] = {}
         self._hidden = secrets_of(space)
@@ -334,7 +341,7 @@ class SearcherSearch:
             self.next_trials()
         elif GROUP.fullmatch(key) is not None:
             for number in unit.value["members"]:
-                self._tell(number, history.epochs("surrogate", number), history.score("surrogate", number))
+                self._tell(number, history.epochs("sweep", number), history.score("sweep", number))
         elif SWEEP_DECISION.fullmatch(key) is not None:
             for number, *plain in unit.value:
                 move = move_of(plain)
@@ -350,8 +357,8 @@ class SearcherSearch:
     def close(self, number: int) -> None:
         history, standing = self._run.history, self._run.history.sweep.trials.get(number)
         is_under_way = standing is None or standing.goal is not None
-        score = history.score("surrogate", number) if is_under_way or standing is None else standing.score
-        self._close(number, history.epochs("surrogate", number), score)
+        score = history.score("sweep", number) if is_under_way or standing is None else standing.score
+        self._close(number, history.epochs("sweep", number), score)
 
     def _close(self, number: int, epoch: int, score: float) -> None:
         if self._open.pop(number, None) is None:
@@ -367,7 +374,7 @@ class SearcherSearch:
     def _result(self, number: int, epoch: int, score: float) -> dict[str, Any]:
         # A score of several metrics is a place among trials.
         by_place = self._run.settings.comparison.by_place
-        scores = self._run.history.values_at("surrogate", number, epoch) if by_place else {self._metric: score}
+        scores = self._run.history.values_at("sweep", number, epoch) if by_place else {self._metric: score}
         # BOHB reads its budget from where Ray's own HyperBandForBOHB puts it.
         return {**scores, "training_iteration": epoch, "hyperband_info": {"budget": epoch}}
 

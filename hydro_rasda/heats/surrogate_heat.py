@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.heats.group_queue import Dispatcher
 from hydro_rasda.heats.heat import Heat
 from hydro_rasda.heats.race import Race
-from hydro_rasda.history.lines import Stage, Unit, failure_line, metric_lines
+from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule, SweepState
 
@@ -32,17 +33,17 @@ class SurrogateHeat(Heat):
         run: Run,
         devices: Devices,
         rule: SweepRule,
-        stage: Stage,
+        heat: HeatName,
         width: float | None = None,
         race: Race | None = None,
     ) -> None:
         super().__init__(run, devices, rule)
-        self.stage, self._race = stage, race
-        self._dispatcher = Dispatcher(run, devices, stage, width)
+        self.name, self._race = heat, race
+        self._dispatcher = Dispatcher(run, devices, heat, width)
 
     @property
     def state(self) -> SweepState:
-        return self._run.history.heats[self.stage].state
+        return self._run.history.heats[self.name].state
 
     def _hear(self, key: str, unit: Unit) -> None:
         """Take notice of a unit that the run's history has taken in."""
@@ -92,27 +93,27 @@ class SurrogateHeat(Heat):
 
     def take(self, finished: Finished) -> None:
         """Write down what a task gave, also one of the race that began early."""
-        if self._race is not None and finished.task.stage == self._race.stage:
+        if self._race is not None and finished.task.heat == self._race.name:
             self._race.take(finished)
         else:
             super().take(finished)
 
     def _may_begin(self) -> bool:
         """Tell whether there is time for a group; the very first group begins in any case."""
-        nothing_yet = not self._run.history.began(self.stage) and not self.under_way
-        return nothing_yet or not self._run.out_of_time("surrogate")
+        nothing_yet = not self._run.history.began(self.name) and not self.under_way
+        return nothing_yet or not self._run.out_of_time("sweep")
 
     def _record(self, finished: Finished) -> None:
         """Keep what a group has trained: first the checkpoint, then the journal's lines."""
         run, outcome, key = self._run, finished.outcome, finished.task.key
-        epochs, copied = partial(run.history.epochs, self.stage), run.history.heats[self.stage].copies
+        epochs, copied = partial(run.history.epochs, self.name), run.history.heats[self.name].copies
         while run.store.done(key):  # a trial that has lost its checkpoint may begin a span once more
             key += "/again"
         task = replace(finished.task, key=key)
         run.save(task.key, {"parts": outcome.checkpoint}, task.members)
         # A trial that was brought back after its checkpoint was gone has trained its first epochs again.
         fresh = {n: [at for at in h if at[0] > epochs(n)] for n, h in outcome.history.items()}
-        lines = [line for n, history in fresh.items() for line in metric_lines(self.stage, n, history)]
+        lines = [line for n, history in fresh.items() for line in metric_lines(self.name, n, history)]
         lines += [failure_line(number, error) for number, error in outcome.failures.items()]
         # The last digits depend on how many train as one, which memory may have decided.
         groups = [part["members"] for part in outcome.checkpoint]

@@ -32,7 +32,7 @@ from hydro_rasda.history.history import ADMITTED, CALL, GROUP, KIND_OF, KINDS_FR
 from hydro_rasda.history.lines import Unit, retry_key
 from hydro_rasda.problem.read_keys import paths
 from hydro_rasda.processes.child_count import usable_children
-from hydro_rasda.run.events import SURROGATES, RungDecided, TrialConfigured
+from hydro_rasda.run.events import RungDecided, TrialConfigured
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, named_rule
 from hydro_rasda.schedulers.named_rules import POPULATION
@@ -48,7 +48,7 @@ BUILDING_S = 2.0
 def _named(run: Run) -> SweepRule:
     settings, asked = run.settings, run.settings.sweep
     assert isinstance(asked.rule, str)
-    changed = explored(run.space, not run.problem.is_own("surrogate")) if asked.rule == POPULATION else {}
+    changed = explored(run.space, not run.problem.is_own("sweep")) if asked.rule == POPULATION else {}
     if changed and "lr" in tuned(run.space) and "lr" not in changed:
         run.say(f"copies keep `lr`, as it is no single range or list of floats: they change {', '.join(changed)}")
     return named_rule(
@@ -67,7 +67,7 @@ class Sweep(SurrogateHeat):
     def __init__(
         self, run: Run, search: Search, devices: Devices, rule: SweepRule | None = None, race: Race | None = None
     ) -> None:
-        super().__init__(run, devices, rule or _named(run), "surrogate", race=race)
+        super().__init__(run, devices, rule or _named(run), "sweep", race=race)
         self._search, self._costs = search, Costs(run)
         self._unread: Unread = {}
         self._read: set[str] = set()
@@ -75,10 +75,10 @@ class Sweep(SurrogateHeat):
         self._done = 0
         self._first_rung_is_over = False
         self._told_of = 0
-        fresh = run.history.new_state(self.stage)
+        fresh = run.history.new_state(self.name)
         fresh.left = search.planned
         self._plan = RunPlan(run, devices, self._dispatcher, self._rule, fresh)
-        run.begin_stage(SURROGATES, checked_epochs(self._rule, self._rule.epochs(fresh)))
+        run.begin_heat("sweep", checked_epochs(self._rule, self._rule.epochs(fresh)))
         self._resume()
 
     def _resume(self) -> None:
@@ -108,7 +108,7 @@ class Sweep(SurrogateHeat):
             finalists = self._finalists_in_time()
         else:
             finalists = finalists_of_rule(self._run, self._search, self._rule, self.state, self._tell)
-        self._run.end_stage()
+        self._run.end_heat()
         return finalists
 
     def _finalists_in_time(self) -> list[int]:
@@ -121,7 +121,7 @@ class Sweep(SurrogateHeat):
         """Tell whether configurations are left whose models were never built, but no time for them."""
         run = self._run
         unseen = bool(self._candidates) and self._candidates[0].number not in run.history.trials
-        return unseen and bool(self.state.trials) and run.out_of_time("surrogate")
+        return unseen and bool(self.state.trials) and run.out_of_time("sweep")
 
     def _hear(self, key: str, unit: Unit, recalled: bool = False) -> None:
         """Tell the search and the user of a unit that the run's history has taken in."""
@@ -182,9 +182,9 @@ class Sweep(SurrogateHeat):
         """
         run, history = self._run, self._run.history
         unseen = [trial for trial in trials if trial.number not in history.trials]
-        if unseen and (len(unseen) == len(trials) or not run.out_of_time("surrogate")):
+        if unseen and (len(unseen) == len(trials) or not run.out_of_time("sweep")):
             costs = {trial.number: of for trial in unseen if (of := self._costs.of(trial.config))}
-            until = time.monotonic() + max(BUILDING_S, MEASURING * run.seconds_left("surrogate"))
+            until = time.monotonic() + max(BUILDING_S, MEASURING * run.seconds_left("sweep"))
             find = partial(find_kinds, run.problem, unseen, self._children, run.store.doing, costs, until)
             self._hear(key := f"{KINDS_FROM}{unseen[0].number}", run.unit(key, find))
         return [trial for trial in unseen if trial.number not in history.trials]
@@ -220,7 +220,7 @@ class Sweep(SurrogateHeat):
             copied = any(part.copy_of is not None for trial in state.trials.values() for part in trial.intervals)
             if run.settings.sweep.check_transfer and (is_undecided or not copied):
                 check_transfer(run, *first_rung, self._devices, self.take)
-                run.begin_stage(SURROGATES, max(0, checked_epochs(self._rule, self._rule.epochs(state)) - self._done))
+                run.begin_heat("sweep", max(0, checked_epochs(self._rule, self._rule.epochs(state)) - self._done))
         return True
 
     def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
@@ -246,7 +246,7 @@ class Sweep(SurrogateHeat):
             (epoch for epoch in (0, *state.scores) if state.waiting_at(epoch)), default=max(state.scores, default=0)
         )
         over = f"to-{at}/kept/of-{len(state.scores[at])}" if at else f"begin/of-{len(state.trials)}"
-        return f"surrogate/{over}-{self._run.history.decisions}"
+        return f"sweep/{over}-{self._run.history.decisions}"
 
     def _first_rung(self) -> tuple[Mapping[int, float], int] | None:
         """The scores at the first milestone, and which it is, once all trials have come to it."""
@@ -256,7 +256,7 @@ class Sweep(SurrogateHeat):
         if coming or any(trial.epoch < first for trial in state.trials.values()):
             return None
         if self._run.settings.comparison.by_place:
-            return {number: self._run.history.score_at("surrogate", number, first) for number in state.trials}, first
+            return {number: self._run.history.score_at("sweep", number, first) for number in state.trials}, first
         return {number: trial.curve.get(first, math.nan) for number, trial in state.trials.items()}, first
 
     def _tell(self, stop: int, recalled: bool) -> None:
@@ -267,13 +267,13 @@ class Sweep(SurrogateHeat):
         self._told_of, comparison = stop, run.settings.comparison
         alive = (n for n in sorted(scores) if not state.trials[n].dropped and math.isfinite(scores[n]))
         kept = ranked({n: scores[n] for n in alive}, state.mode)
-        over = {"stage": "surrogate", "epoch": stop, "candidates": tuple(sorted(scores)), "kept": tuple(kept)}
+        over = {"heat": "sweep", "epoch": stop, "candidates": tuple(sorted(scores)), "kept": tuple(kept)}
         run.notify(RungDecided, **over, recalled=recalled)
         if kept:
             told = f"trial {kept[0]} leads with {run.settings.metric} {show(scores[kept[0]], 4)}"
             by_place, of = comparison.by_place, run.history.values_at
             if by_place:
-                count = len({*comparison.front({n: of("surrogate", n, stop) for n in scores})} & {*kept})
+                count = len({*comparison.front({n: of("sweep", n, stop) for n in scores})} & {*kept})
                 told = f"{count} of them {'is' if count == 1 else 'are'} on the front of all {len(scores)}"
             going = f"{len(kept)} of {len(scores)} go on; " * (len(kept) < len(scores) or by_place)
-            run.say(f"surrogates at epoch {stop}: {going}{told}")
+            run.say(f"sweep at epoch {stop}: {going}{told}")

@@ -11,7 +11,6 @@ from hydro_rasda.contracts import Devices, Finished, Span, full_size_task
 from hydro_rasda.heats.train_tasks import train_tasks
 from hydro_rasda.history.lines import Unit, shortened
 from hydro_rasda.history.transfer import FEWEST, check_keys, compare_checked
-from hydro_rasda.run.events import CHECK
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.settings.config import Mode
@@ -37,19 +36,19 @@ def check_transfer(
     chosen = run.decide(f"check/to-{epochs}/chosen", scores, lambda: _spread(scores, run.settings.mode))
     if len(chosen) < FEWEST:
         return None
-    run.begin_stage(CHECK, epochs * (len(chosen) + 1))
+    run.begin_heat("transfer check", epochs * (len(chosen) + 1))
     seed, span = run.settings.seed, Span(0, epochs)
     keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
     beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None
     tasks = [full_size_task(*key, span, None, s, beside, horizon=horizon) for key, s in zip(keys, seeds, strict=True)]
     last = sorted(tasks, key=lambda task: run.store.doing.suspected(task.key))  # those at which processes died
     left = [task for task in last if not run.store.done(task.key)]
-    for finished in train_tasks(devices, left, lambda: not run.out_of_time("surrogate")):
+    for finished in train_tasks(devices, left, lambda: not run.out_of_time("sweep")):
         if finished.task not in left:
             others(finished)
         elif not _was_cut_short(run, finished):
             run.record(finished.task.key, _unit(run, finished))
-    run.end_stage()
+    run.end_heat()
     if not all(run.store.done(task.key) for task in tasks):
         run.say("the sweep's share of `time_budget_s` is spent: the check of the transfer is left out")
         return None

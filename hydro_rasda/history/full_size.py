@@ -1,4 +1,4 @@
-"""Questions to a run's history about its full-size stage."""
+"""Questions to a run's history about its race."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from hydro_rasda.history.history import DONE, ENTERED, TARGET, History, Live
+from hydro_rasda.history.history import DONE, ENTERED, FULL_TRAINING, History, Live
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.history.scores import deciding_curve, done_early, kept_of
 from hydro_rasda.schedulers import ExpectedEnd, Race
 
-ENDED = "target/ended-by-"
+ENDED = "race/ended-by-"
 BY_SCORE = f"{ENDED}score-"
 
 RunEnd = Literal["finished", "out of time", "open"]
@@ -20,7 +20,7 @@ RunEnd = Literal["finished", "out of time", "open"]
 def race_of(history: History) -> Race:
     """Return the rule that the settings of a run ask for."""
     asked = history.settings
-    budget = asked.full_trainings / asked.models("target")
+    budget = asked.full_trainings / asked.models("race")
     return Race(asked.max_t, asked.mode, asked.race.reduction_factor, budget)
 
 
@@ -35,13 +35,13 @@ def end_score(history: History, number: int) -> float:
 
 def expected_ends(history: History, numbers: Iterable[int]) -> dict[int, ExpectedEnd]:
     """Estimate how trials that began at full size will end, those that failed included."""
-    began = [n for n in numbers if history.epochs("target", n)]
+    began = [n for n in numbers if history.epochs("race", n)]
     full = {n: {} if n in history.failures else deciding_curve(history, n, with_averages=False) for n in began}
     ends = {n: end_score(history, n) for n in began if at_the_end(history, n)}
     found = race_of(history).expected_ends(full, [n for n in began if done_early(history, n)], ends)
     none_ended = not any(at_the_end(history, n) for n in began)
     for n in began if history.settings.race.keep == "best" and none_ended else ():
-        if not math.isfinite(history.score("target", n)) and n in history.best:
+        if not math.isfinite(history.score("race", n)) and n in history.best:
             _, best = history.best[n]
             found[n] = ExpectedEnd(best, 0.0)
     return found
@@ -49,21 +49,21 @@ def expected_ends(history: History, numbers: Iterable[int]) -> dict[int, Expecte
 
 def at_the_end(history: History, number: int) -> bool:
     """Tell whether a full-size training ended with a finite score: at its last epoch, or earlier by itself."""
-    if number in history.failures or not math.isfinite(history.score("target", number)):
+    if number in history.failures or not math.isfinite(history.score("race", number)):
         return False
-    return history.epochs("target", number) >= history.settings.max_t or done_early(history, number)
+    return history.epochs("race", number) >= history.settings.max_t or done_early(history, number)
 
 
 def tried_targets(history: History, finalists: Sequence[int]) -> list[int]:
     """Return the finalists, and all other trials that were trained at full size."""
-    return [*finalists, *sorted({n for stage, n in history.metrics if stage == "target"} - set(finalists))]
+    return [*finalists, *sorted({n for heat, n in history.metrics if heat == "race"} - set(finalists))]
 
 
 def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
     """Yield the units that left a checkpoint of a full-size trial, with the lines of all epochs that led there."""
     live: dict[int, Live] = {}
     for key, unit in units.items():
-        if (name := TARGET.fullmatch(key)) is None:
+        if (name := FULL_TRAINING.fullmatch(key)) is None:
             continue
         number, epoch = int(name["trial"]), int(name["epoch"])
         if name["what"] == "at":
@@ -82,19 +82,19 @@ def is_forgotten(units: Mapping[str, Unit], number: int, unit: Unit) -> bool:
 
 def refit_key(number: int, epoch: int) -> str:
     """Return the name of the unit that trains a trial's model once more, to this epoch, and of its checkpoint."""
-    return f"target/refit-{number}/to-{epoch}"
+    return f"race/refit-{number}/to-{epoch}"
 
 
 def run_end(history: History) -> RunEnd:
     """Tell whether nothing trains any more; this function alone decides it, for results, command line and pages.
 
     A run has finished if its heats on surrogates have chosen finalists among all its trials, and if the last record of
-    the full-size stage says one of two things. The stage is over for these finalists, or a score is good enough.
+    the race says one of two things. The race is over for these finalists, or a score is good enough.
     Samples that were added to a run may leave both as they were. Otherwise, a run is out of time if its last record is
     an end.
     """
-    chosen, last = history.at_full_size, history.last_target
-    if chosen is not None and (targets_over(history, chosen) or last.startswith(BY_SCORE)):
+    chosen, last = history.at_full_size, history.last_of_race
+    if chosen is not None and (is_race_over(history, chosen) or last.startswith(BY_SCORE)):
         return "finished"
     return "out of time" if history.last == last and last.startswith((DONE, ENDED)) else "open"
 
@@ -109,6 +109,6 @@ def score_that_ended(key: str) -> float | None:
     return float(key.removeprefix(BY_SCORE)) if key.startswith(BY_SCORE) else None
 
 
-def targets_over(history: History, finalists: Iterable[int]) -> bool:
-    """Tell whether the stage has ended with these finalists, and none has gone on since."""
-    return history.last_target == DONE and history.over == sorted(finalists)
+def is_race_over(history: History, finalists: Iterable[int]) -> bool:
+    """Tell whether the race has ended with these finalists, and none has gone on since."""
+    return history.last_of_race == DONE and history.over == sorted(finalists)

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
 from hydro_rasda.common.secret_masking import Place
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.history.lines import JournalLine, Stage, Unit, number_of
+from hydro_rasda.history.lines import JournalLine, Unit, number_of
 from hydro_rasda.history.scores import Curves, averages_at, deciding_curve, goes_on
 from hydro_rasda.history.unkept_values import changed, restored
 from hydro_rasda.schedulers import Continue, SweepState
@@ -27,16 +28,16 @@ from hydro_rasda.settings.config import TuneConfig
 CALL = "call"
 """Key of the unit with which a call of `tune` begins to decide the sweep anew."""
 
-ADMITTED = "surrogate/admitted"
+ADMITTED = "sweep/admitted"
 """Beginning of the names of units that let configurations into the sweep."""
 
-FINALISTS = "surrogate/finalists"
+FINALISTS = "sweep/finalists"
 """Key of the decision that ends the sweep."""
 
-SCHEDULES = "surrogate/schedules"
+SCHEDULES = "sweep/schedules"
 """Beginning of the journal's name of the unit that has, by finalist, the trial whose schedule it trains by."""
 
-KINDS_FROM, KIND_OF = "surrogate/kinds-from-", "surrogate/kind-of-"
+KINDS_FROM, KIND_OF = "sweep/kinds-from-", "sweep/kind-of-"
 """Beginnings of the names of units that tell which trials can train as one: of many, and of one that is built again."""
 
 HEATS = "heats"
@@ -48,32 +49,32 @@ MIDDLE_ENTERED = "middle/entered"
 MIDDLE_FINALISTS = "middle/finalists"
 """Key of the decision that ends the middle heat: who trains at full size."""
 
-ENTERED = "target/entered"
+ENTERED = "race/entered"
 """Key of the unit that lets finalists into the race, which is decided anew from there."""
 
-DONE = "target/done"
+DONE = "race/done"
 
-SWEEP_DECISION = re.compile(r"surrogate/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
+SWEEP_DECISION = re.compile(r"sweep/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
 """Pattern of the journal's names of the sweep's decisions."""
 
-RACE_DECISION = re.compile(r"target/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
+RACE_DECISION = re.compile(r"race/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
 """Pattern of the journal's names of the decisions of the race."""
 
-GROUP = re.compile(r"surrogate/to-(?P<stop>\d+)/from-(?P<start>\d+)/group-\d+(?:/again)*")
+GROUP = re.compile(r"sweep/to-(?P<stop>\d+)/from-(?P<start>\d+)/group-\d+(?:/again)*")
 """Pattern of the journal's names of groups that trained."""
 
-TARGET = re.compile(
-    r"target/trial-(?P<trial>\d+)/(?P<what>at|to|failed-after|done-after|lost-after)-(?P<epoch>\d+)(?:/again)*"
+FULL_TRAINING = re.compile(
+    r"race/trial-(?P<trial>\d+)/(?P<what>at|to|failed-after|done-after|lost-after)-(?P<epoch>\d+)(?:/again)*"
 )
 """Pattern of the journal's names of full-size trainings."""
 
-REFIT = re.compile(r"target/refit-(?P<trial>\d+)/to-\d+")
+REFIT = re.compile(r"race/refit-(?P<trial>\d+)/to-\d+")
 
 
-FUSED: tuple[Stage, ...] = ("surrogate", "middle")
-"""The stages that train surrogates, fused. Units of the middle heat have the sweep's names with another beginning."""
+FUSED: tuple[HeatName, ...] = ("sweep", "middle")
+"""The heats that train surrogates, fused. Units of the middle heat have the sweep's names with another beginning."""
 
-_LIVE = re.compile(r"target/trial-\d+/at-.*")
+_LIVE = re.compile(r"race/trial-\d+/at-.*")
 
 
 def is_live(key: str) -> bool:
@@ -84,15 +85,15 @@ def is_live(key: str) -> bool:
     return _LIVE.fullmatch(key) is not None
 
 
-def stage_of(key: str) -> Stage:
-    """Return the stage of a unit; units before the sweep, or beside it, are counted as the sweep's."""
+def heat_of(key: str) -> HeatName:
+    """Return the heat of a unit; units before the sweep, or beside it, are counted as the sweep's."""
     beginning = key.partition("/")[0]
-    return "target" if beginning == "target" else "middle" if beginning == "middle" else "surrogate"
+    return "race" if beginning == "race" else "middle" if beginning == "middle" else "sweep"
 
 
 def named_as_sweep(key: str) -> str:
     """Return the name that a unit of the middle heat would have in the sweep; any other name as it is."""
-    return "surrogate" + key.removeprefix("middle") if key.startswith("middle/") else key
+    return "sweep" + key.removeprefix("middle") if key.startswith("middle/") else key
 
 
 def by_epoch(lines: Iterable[JournalLine]) -> dict[int, JournalLine]:
@@ -162,7 +163,7 @@ class FusedHeat:
         sources: Names of the checkpoints from which trials of the heat can go on.
     """
 
-    stage: Stage
+    name: HeatName
     state: SweepState
     kinds: dict[int, str] = field(default_factory=dict)
     copies: dict[int, int] = field(default_factory=dict)
@@ -177,7 +178,7 @@ class History(Curves):
         unkept: Places of the values of each trial that JSON does not keep.
         unread: Keys of each trial's configuration that nothing reads; nested ones are written `a.b`.
         middle: The plan of the middle heat; None where there is none.
-        heats: The heats on surrogates, by stage.
+        heats: The heats on surrogates, by name.
         race: The state of the race at full size, as its rule sees it.
         decisions: Number of decisions on trials of the sweep.
         entrants: The finalists that the race is between, best first; None before it begins.
@@ -192,12 +193,12 @@ class History(Curves):
         decided: Maps each full-size trial at an epoch with a decision to whether it goes on.
         live: Epochs at full size since the last checkpoint, by trial; see `is_live`.
         last: Key of the last unit.
-        last_target: Key of the last unit of the full-size stage.
-        over: The finalists of a full-size stage that has come to its end.
+        last_of_race: Key of the last unit of the race.
+        over: The finalists of a race that has come to its end.
         left: The last estimate of the seconds that the run still takes; None if it was not known.
         seconds: Wall time of the run at its last unit, but for live epochs.
         now: The same with them.
-        spent: Seconds of the units of each stage.
+        spent: Seconds of the units of each heat.
         epoch_seconds: Mean seconds of an epoch of one model, and the number of such epochs, of each full-size unit.
         checked: Values of the units of the transfer check, by name.
         refitted: Epochs of models that were trained once more on the examples of all folds.
@@ -222,8 +223,8 @@ class History(Curves):
         self.unkept: dict[int, frozenset[Place]] = {}
         self.unread: dict[int, frozenset[str]] = {}
         self.middle: MiddlePlan | None = None
-        self.heats = {stage: FusedHeat(stage, self.new_state(stage)) for stage in FUSED}
-        self.race = self.new_state("target")
+        self.heats = {heat: FusedHeat(heat, self.new_state(heat)) for heat in FUSED}
+        self.race = self.new_state("race")
         self.decisions = 0
         self.entrants: list[int] | None = None
         self.early: dict[int, tuple[str, Unit]] = {}
@@ -235,42 +236,42 @@ class History(Curves):
         self.refits: dict[int, str] = {}
         self.decided: dict[int, bool] = {}
         self.live: dict[int, Live] = {}
-        self.last = self.last_target = ""
+        self.last = self.last_of_race = ""
         self.over: list[int] | None = None
         self.left: float | None = None
         self.seconds = self.now = 0.0
-        self.spent: dict[Stage, float] = {"surrogate": 0.0, "middle": 0.0, "target": 0.0}
+        self.spent: dict[HeatName, float] = dict.fromkeys(HEAT_NAMES, 0.0)
         self.epoch_seconds: list[tuple[float, int]] = []
         self.refitted = 0
         self.checked: dict[str, Any] = {}
         self._behind: dict[str, Mapping[str, int]] = {}
         self._uses = Counter[str]()
         self._released: list[str] = []
-        self._begun: set[Stage] = set()
+        self._begun: set[HeatName] = set()
         self._unplaced: set[int] = set()
 
-    def new_state(self, stage: Stage) -> SweepState:
+    def new_state(self, heat: HeatName) -> SweepState:
         """Return the state of a heat before its first trial."""
         settings, wanted = self.settings, self.settings.race.top_k
         if self.middle is not None:
-            wanted = self.middle.entrants if stage == "surrogate" else self.middle.finalists
+            wanted = self.middle.entrants if heat == "sweep" else self.middle.finalists
         mode = "min" if settings.comparison.by_place else settings.mode
         return SweepState(mode, settings.max_t, wanted, settings.seed)
 
     @property
     def sweep(self) -> SweepState:
         """The state of the sweep, as its rule sees it."""
-        return self.heats["surrogate"].state
+        return self.heats["sweep"].state
 
     @property
     def kinds(self) -> dict[int, str]:
         """The kinds of the sweep's trials; see `FusedHeat`."""
-        return self.heats["surrogate"].kinds
+        return self.heats["sweep"].kinds
 
     @property
     def copies(self) -> dict[int, int]:
         """The sweep's copies; see `FusedHeat`."""
-        return self.heats["surrogate"].copies
+        return self.heats["sweep"].copies
 
     @property
     def sources(self) -> dict[int, str]:
@@ -278,7 +279,7 @@ class History(Curves):
 
         Once the sweep is done, only finalists are left whose full-size training can begin there (`sweep.surrogate=1`).
         """
-        return self.heats["surrogate"].sources
+        return self.heats["sweep"].sources
 
     @property
     def at_full_size(self) -> list[int] | None:
@@ -288,9 +289,9 @@ class History(Curves):
     def take(self, key: str, unit: Unit) -> None:
         """Take in a unit that was finished after all that were taken in before; the time that it takes is bounded by
         the unit's own size."""
-        stage = stage_of(key)
+        heat = heat_of(key)
         self.last, self.left, self.now = key, unit.left, unit.at
-        name = TARGET.fullmatch(key) if stage == "target" else None
+        name = FULL_TRAINING.fullmatch(key) if heat == "race" else None
         if name is not None:
             number, epoch = int(name["trial"]), int(name["epoch"])
             if name["what"] == "at":
@@ -299,36 +300,36 @@ class History(Curves):
             live = self.live.pop(number, Live())
             unit = live.joined(unit, epoch) if name["what"] == "to" else unit
         self.seconds = max(self.seconds, unit.at)
-        if key.startswith(f"{stage}/"):
-            self.spent[stage] += unit.seconds
+        if key.startswith(f"{heat}/"):
+            self.spent[heat] += unit.seconds
         if name is not None and self._comes_early(int(name["trial"]), key, unit):
             return
         for line in unit.lines:
-            self._take_line(stage, line)
-        if stage == "target":
-            self.last_target = key
+            self._take_line(heat, line)
+        if heat == "race":
+            self.last_of_race = key
             self._take_full_size(key, unit)
-        elif self._take_fused(stage, key, unit):
+        elif self._take_fused(self.heats[heat], key, unit):
             pass
         elif key.startswith(ADMITTED):
             self.samples = unit.value["samples"]
             for number in unit.value["trials"]:
                 self.sweep.admit(number, self.trials[number].config)
         elif key == MIDDLE_ENTERED:
-            self.heats[stage].state, self.middle_finalists = self.new_state(stage), None
+            self.heats[heat].state, self.middle_finalists = self.new_state(heat), None
             for number in unit.value:
-                self.heats[stage].state.admit(number, self.trials[number].config)
+                self.heats[heat].state.admit(number, self.trials[number].config)
         elif key == CALL:
             self.samples, self.finalists, self.middle_finalists = unit.value["samples"], None, None
-            self.heats["surrogate"].state, self._unplaced = self.new_state("surrogate"), set()
+            self.heats["sweep"].state, self._unplaced = self.new_state("sweep"), set()
             self.copies.clear()
         elif key == FINALISTS:
             self.finalists, self.middle_finalists = unit.value, None
             go_on = unit.value if self.settings.sweep.surrogate == 1 else ()
-            self._forget("surrogate", [number for number in self.sources if number not in go_on])
+            self._forget("sweep", [number for number in self.sources if number not in go_on])
         elif key == MIDDLE_FINALISTS:
             self.middle_finalists = unit.value
-            self._forget(stage, [*self.heats[stage].sources])
+            self._forget(heat, [*self.heats[heat].sources])
         elif key == HEATS:
             self.plan_middle(unit)
         elif key.startswith(SCHEDULES):
@@ -340,17 +341,17 @@ class History(Curves):
     def plan_middle(self, unit: Unit) -> None:
         """Take in whether there is a middle heat; before any trial is admitted."""
         self.middle = None if unit.value is None else MiddlePlan(**unit.value)
-        for stage, heat in self.heats.items():
-            heat.state = self.new_state(stage)
+        for heat in self.heats.values():
+            heat.state = self.new_state(heat.name)
 
-    def _take_fused(self, stage: Stage, key: str, unit: Unit) -> bool:
+    def _take_fused(self, heat: FusedHeat, key: str, unit: Unit) -> bool:
         """Take in a unit that any heat on surrogates may have; return whether it is one."""
-        heat, name = self.heats[stage], named_as_sweep(key)
+        name = named_as_sweep(key)
         if GROUP.fullmatch(name) is not None:
             self._take_group(heat, key, unit)
         elif SWEEP_DECISION.fullmatch(name) is not None:
-            self.decisions += stage == "surrogate"
-            if stage == "surrogate" or {number for number, *_ in unit.value} <= heat.state.trials.keys():
+            self.decisions += heat.name == "sweep"
+            if heat.name == "sweep" or {number for number, *_ in unit.value} <= heat.state.trials.keys():
                 self._take_moves(heat, unit.value)  # else of a middle heat before this one
         elif name.startswith((KINDS_FROM, KIND_OF)):
             heat.kinds |= {int(number): kind for number, kind in unit.value.items()}
@@ -358,21 +359,21 @@ class History(Curves):
             return False
         return True
 
-    def _take_line(self, stage: Stage, line: JournalLine) -> None:
+    def _take_line(self, heat: HeatName, line: JournalLine) -> None:
         event, number = line["event"], line["trial"]
         if event == "metrics":
-            known = self.metrics.setdefault((line["stage"], number), [])
+            known = self.metrics.setdefault((line["heat"], number), [])
             # If epochs were trained again, from a checkpoint before them, their last training counts.
             while known and known[-1]["epoch"] >= line["epoch"]:
                 known.pop()
             known.append(line)
-            self._begun.add(line["stage"])
+            self._begun.add(line["heat"])
         elif event == "trial":
             self._configure(line)
         elif event == "failed":
-            self.failed[stage, number] = line["error"]
+            self.failed[heat, number] = line["error"]
         elif event == "retried":
-            self.failed.pop((stage, number), None)
+            self.failed.pop((heat, number), None)
 
     def _configure(self, line: JournalLine) -> None:
         number, noted = line["trial"], line.get("literals", [])
@@ -410,14 +411,14 @@ class History(Curves):
             heat.state.drop(number)
         for number, source, changes in copies:
             trial, checkpoint = before[source]
-            self.failed.pop((heat.stage, number), None)
+            self.failed.pop((heat.name, number), None)
             self.trials[number] = Trial(number, changed(trial.config, changes))
             self.unkept[number] = self.unkept.get(source, frozenset())
             self.unread[number] = self.unread.get(source, frozenset())
             self.costs[number], heat.kinds[number] = self.costs.get(source, {}), heat.kinds[source]
             heat.copies[number] = source
             self._set(heat.sources, number, checkpoint)
-        self._forget(heat.stage, stopped)
+        self._forget(heat.name, stopped)
         for number, to, *copy in going_on:
             heat.state.go_on(number, to, self.trials[number].config, *copy[:1])
         self._arrive(heat, [number for number, *_ in going_on])
@@ -433,25 +434,25 @@ class History(Curves):
 
         With fewer samples, an earlier call may have trained them further. The rule does not see those epochs.
         """
-        by_place, stage = self.settings.comparison.by_place, heat.stage
+        by_place, name = self.settings.comparison.by_place, heat.name
         for number in numbers:
             standing = heat.state.training.get(number)
             if standing is None or standing.goal is None or number in heat.copies:
                 continue
-            if not self.passed(stage, number, goal := standing.goal):
+            if not self.passed(name, number, goal := standing.goal):
                 continue
             if by_place:  # a middle heat has a single score
                 self._unplaced.add(goal)
-                whole = all(map(math.isfinite, self.values_at(stage, number, goal).values()))
+                whole = all(map(math.isfinite, self.values_at(name, number, goal).values()))
                 heat.state.come(number, {goal: 0.0 if whole else math.nan})
             else:
                 epochs = range(standing.epoch + 1, goal + 1)
-                heat.state.come(number, {epoch: self.score_at(stage, number, epoch) for epoch in epochs})
+                heat.state.come(number, {epoch: self.score_at(name, number, epoch) for epoch in epochs})
 
     def place(self) -> None:
         """If one score does not order trials, place those that came to a milestone anew once more have come there."""
         for stop in sorted(self._unplaced):
-            values = {number: self.values_at("surrogate", number, stop) for number in self.sweep.scores[stop]}
+            values = {number: self.values_at("sweep", number, stop) for number in self.sweep.scores[stop]}
             self.sweep.place(stop, self.settings.comparison.places(values))
         self._unplaced.clear()
 
@@ -464,14 +465,14 @@ class History(Curves):
 
     def _enter(self, numbers: Sequence[int]) -> None:
         """Begin the race anew, between these trials."""
-        self.race, self.entrants, self.rungs = self.new_state("target"), list(numbers), []
+        self.race, self.entrants, self.rungs = self.new_state("race"), list(numbers), []
         for number in numbers:
             self.race.admit(number, self.trials[number].config)
         early, self.early = self.early, {}
         for number, (key, unit) in early.items():
             if number in self.race.trials:
                 for line in unit.lines:
-                    self._take_line("target", line)
+                    self._take_line("race", line)
                 self._take_full_size(key, unit)
             else:
                 self._released.append(key)
@@ -480,7 +481,7 @@ class History(Curves):
         """Take in what was decided on trials of the race."""
         decided = {number: move_of(plain) for number, *plain in moves}
         for number, move in decided.items():
-            if number in self.checkpoints and self.epochs("target", number) == epoch:
+            if number in self.checkpoints and self.epochs("race", number) == epoch:
                 self.decided[number] = isinstance(move, Continue)
         if not decided.keys() <= self.race.trials.keys():
             return  # of a race before this one
@@ -495,12 +496,12 @@ class History(Curves):
         standing = self.race.training.get(number)
         if standing is None or standing.goal is None or goes_on(self, number, stop := standing.goal):
             return
-        curve = {at: score for at, score in self.curve("target", number).items() if at <= stop}
+        curve = {at: score for at, score in self.curve("race", number).items() if at <= stop}
         averages = {} if self.settings.comparison.by_place else averages_at(self, stop, [number])
         self.race.come(number, curve, deciding_curve(self, number).get(stop, math.nan), averages.get(number))
 
     def _take_full_size(self, key: str, unit: Unit) -> None:
-        if (name := TARGET.fullmatch(key)) is not None:
+        if (name := FULL_TRAINING.fullmatch(key)) is not None:
             self._take_target(int(name["trial"]), name["what"], int(name["epoch"]), unit)
             self._arrive_in_race(int(name["trial"]))
         elif (name := REFIT.fullmatch(key)) is not None:
@@ -516,7 +517,7 @@ class History(Curves):
             self.over = unit.value
             self.live.clear()  # of trials that began early, and did not enter
         if count := sum(line["event"] == "metrics" for line in unit.lines):
-            count *= self.settings.models("target")
+            count *= self.settings.models("race")
             self.epoch_seconds.append((unit.seconds / count, count))
 
     def _take_target(self, number: int, what: str, epoch: int, unit: Unit) -> None:
@@ -525,18 +526,18 @@ class History(Curves):
         elif what == "lost-after":
             self._set(self.checkpoints, number, None)
             self.best.pop(number, None)
-            self.metrics.pop(("target", number), None)
+            self.metrics.pop(("race", number), None)
         elif what == "to":
-            self.failed.pop(("surrogate", number), None)
-            self.failed.pop(("target", number), None)
+            self.failed.pop(("sweep", number), None)
+            self.failed.pop(("race", number), None)
             self._set(self.checkpoints, number, unit.value["checkpoint"])
             self.decided.pop(number, None)
             if (best := unit.value.get("best")) is not None:
                 self.best[number] = best["epoch"], best["score"]
             if unit.value.get("swept"):
-                swept = self.metrics["surrogate", number]
-                self.metrics["target", number] = [line for line in swept if line["epoch"] <= epoch]
-                self._begun.add("target")
+                swept = self.metrics["sweep", number]
+                self.metrics["race", number] = [line for line in swept if line["epoch"] <= epoch]
+                self._begun.add("race")
 
     def _set(self, names: dict[int, str], number: int, name: str | None) -> None:
         """Let a trial go on from a checkpoint, or from none; one that no trial needs any more is released."""
@@ -550,22 +551,22 @@ class History(Curves):
                 del self._uses[before]
                 self._released.append(before)
 
-    def _forget(self, stage: Stage, numbers: Iterable[int]) -> None:
+    def _forget(self, heat: HeatName, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._set(self.heats[stage].sources, number, None)
+            self._set(self.heats[heat].sources, number, None)
 
     def released(self) -> Iterator[str]:
         """Yield, once, the names of checkpoints from which nothing goes on any more."""
         released, self._released = self._released, []
         yield from (name for name in released if name not in self._uses)
 
-    def began(self, stage: Stage) -> bool:
-        """Tell whether any trial has trained an epoch of a stage."""
-        return stage in self._begun
+    def began(self, heat: HeatName) -> bool:
+        """Tell whether any trial has trained an epoch of a heat."""
+        return heat in self._begun
 
     def epochs_in(self, key: str, number: int) -> int:
         """Count the epochs of a heat on surrogates that a trial had trained in a checkpoint.
 
         They are fewer than those recorded if an earlier checkpoint was lost, and time ended the training after it.
         """
-        return self._behind.get(key, {}).get(str(number), self.epochs(stage_of(key), number))
+        return self._behind.get(key, {}).get(str(number), self.epochs(heat_of(key), number))

@@ -6,12 +6,10 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from hydro_rasda.common.argument_checks import in_order
-
-Stage = Literal["surrogate", "middle", "target"]
-"""The heats: the sweep, the middle heat on wider surrogates, the race at full size."""
+from hydro_rasda.common.heat_names import HeatName
 
 JournalLine = dict[str, Any]
 """One line of the journal: plain values, of which "event" names its kind."""
@@ -78,23 +76,23 @@ def name_of(value: Any) -> str:
 def decision_key(key: str, candidates: Iterable[int]) -> str:
     """Return the journal's name of a decision over these trials, in any order.
 
-    >>> decision_key("target/to-3/kept", [2, 0, 5])
-    'target/to-3/kept/of-3-483537'
+    >>> decision_key("race/to-3/kept", [2, 0, 5])
+    'race/to-3/kept/of-3-483537'
     """
     among = sorted(candidates)
     return f"{key}/of-{len(among)}-{hashlib.sha256(repr(among).encode()).hexdigest()[:6]}"
 
 
-def metric_lines(stage: Stage, number: int, history: Iterable[tuple[int, Mapping[str, Any]]]) -> list[JournalLine]:
+def metric_lines(heat: HeatName, number: int, history: Iterable[tuple[int, Mapping[str, Any]]]) -> list[JournalLine]:
     """Return a trial's epochs as lines of the journal."""
     return [
-        {"event": "metrics", "stage": stage, "trial": number, "epoch": epoch, **metrics} for epoch, metrics in history
+        {"event": "metrics", "heat": heat, "trial": number, "epoch": epoch, **metrics} for epoch, metrics in history
     ]
 
 
 def retry_key(number: int) -> str:
     """Return the name of the unit that takes back a failure of building a trial's model, which is then built again."""
-    return f"surrogate/retry-of-{number}"
+    return f"sweep/retry-of-{number}"
 
 
 ERROR_CHARS = 20_000

@@ -10,7 +10,8 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
-from hydro_rasda.history.lines import JournalLine, Stage, number_of, score_in
+from hydro_rasda.common.heat_names import HeatName
+from hydro_rasda.history.lines import JournalLine, number_of, score_in
 from hydro_rasda.schedulers import final_score, rank
 from hydro_rasda.schedulers.sweep_state import End
 from hydro_rasda.settings.config import Mode, TuneConfig, averaged, unaveraged
@@ -23,8 +24,8 @@ class Curves:
         settings: The settings of the run.
         own_loop: True if a function of the user's trains, at full size at least.
         costs: Costs of each trial's full-size model that trials are compared by; see `objectives.COSTS`.
-        metrics: The journal's lines by stage and trial, one an epoch.
-        failed: Tracebacks by stage and trial, of the trials that raised.
+        metrics: The journal's lines by heat and trial, one an epoch.
+        failed: Tracebacks by heat and trial, of the trials that raised.
         best: With `keep="best"`, by full-size trial, the epoch whose weights its last checkpoint keeps, and its metric.
         ended: Epochs at which full-size trainings ended by themselves, by trial.
     """
@@ -32,8 +33,8 @@ class Curves:
     def __init__(self, settings: TuneConfig, own_loop: bool) -> None:
         self.settings, self.own_loop = settings, own_loop
         self.costs: dict[int, Mapping[str, float]] = {}
-        self.metrics: dict[tuple[Stage, int], list[JournalLine]] = {}
-        self.failed: dict[tuple[Stage, int], str] = {}
+        self.metrics: dict[tuple[HeatName, int], list[JournalLine]] = {}
+        self.failed: dict[tuple[HeatName, int], str] = {}
         self.best: dict[int, tuple[int, float]] = {}
         self.ended: dict[int, int] = {}
 
@@ -43,11 +44,11 @@ class Curves:
 
         A trial whose wider surrogate raised in the middle heat may still train at full size.
         """
-        return {number: error for (stage, number), error in self.failed.items() if stage != "middle"}
+        return {number: error for (heat, number), error in self.failed.items() if heat != "middle"}
 
-    def line_at(self, stage: Stage, number: int, epoch: int) -> JournalLine | None:
+    def line_at(self, heat: HeatName, number: int, epoch: int) -> JournalLine | None:
         """Return a trial's line of an epoch; None if it has not trained it."""
-        lines = self.metrics.get((stage, number))
+        lines = self.metrics.get((heat, number))
         if not lines or epoch > lines[-1]["epoch"]:
             return None
         if 0 < epoch <= len(lines) and lines[epoch - 1]["epoch"] == epoch:
@@ -55,56 +56,56 @@ class Curves:
         at = bisect_left(lines, epoch, key=itemgetter("epoch"))
         return lines[at] if lines[at]["epoch"] == epoch else None
 
-    def epochs(self, stage: Stage, number: int) -> int:
-        """Count the epochs that a trial has trained in a stage."""
-        lines = self.metrics.get((stage, number))
+    def epochs(self, heat: HeatName, number: int) -> int:
+        """Count the epochs that a trial has trained in a heat."""
+        lines = self.metrics.get((heat, number))
         return int(lines[-1]["epoch"]) if lines else 0
 
-    def has_failed(self, stage: Stage, number: int) -> bool:
-        """Tell whether a trial raised by a stage: in the sweep, or in that stage."""
-        return ("surrogate", number) in self.failed or (stage, number) in self.failed
+    def has_failed(self, heat: HeatName, number: int) -> bool:
+        """Tell whether a trial raised by a heat: in the sweep, or in that heat."""
+        return ("sweep", number) in self.failed or (heat, number) in self.failed
 
-    def diverged(self, stage: Stage, number: int) -> bool:
+    def diverged(self, heat: HeatName, number: int) -> bool:
         """Tell whether the training loss of a trial was not finite in its last epoch."""
-        lines = self.metrics.get((stage, number))
+        lines = self.metrics.get((heat, number))
         return lines[-1].get("train_loss", 0.0) is None if lines else False
 
-    def score(self, stage: Stage, number: int) -> float:
+    def score(self, heat: HeatName, number: int) -> float:
         """Return the metric after a trial's last epoch; NaN if it diverged, failed or never began."""
-        if self.has_failed(stage, number):
+        if self.has_failed(heat, number):
             return math.nan
-        return self.score_at(stage, number, self.epochs(stage, number))
+        return self.score_at(heat, number, self.epochs(heat, number))
 
-    def score_at(self, stage: Stage, number: int, epoch: int) -> float:
+    def score_at(self, heat: HeatName, number: int, epoch: int) -> float:
         """Return the metric after an epoch; NaN if the trial had diverged, or has none there."""
-        line = self.line_at(stage, number, epoch)
+        line = self.line_at(heat, number, epoch)
         return math.nan if line is None else self.score_of(line)
 
     def score_of(self, line: JournalLine, metric: str | None = None) -> float:
         """Return the metric, or another one, in a line of the journal; NaN if the trial had diverged."""
         return number_of(score_in(line, metric or self.settings.metric))
 
-    def values_at(self, stage: Stage, number: int, epoch: int, suffix: str = "") -> dict[str, float]:
+    def values_at(self, heat: HeatName, number: int, epoch: int, suffix: str = "") -> dict[str, float]:
         """Return all that a trial is compared by after an epoch; NaN for a metric that it has not, or has no more.
 
         Args:
             suffix: Of the metrics' names, where an epoch has them with it; see `config.unaveraged`.
         """
         found: dict[str, float] = {**self.costs.get(number, {})}
-        line = self.line_at(stage, number, epoch) or {}
+        line = self.line_at(heat, number, epoch) or {}
         for name in self.settings.comparison.trained:
             there = name + suffix if name + suffix in line else name
             found[name] = self.score_of(line, there) if there in line else math.nan
         return found
 
-    def passed(self, stage: Stage, number: int, epoch: int) -> bool:
+    def passed(self, heat: HeatName, number: int, epoch: int) -> bool:
         """Tell whether a trial is through with an epoch: it trained the epoch, or diverged or failed before."""
-        trained = self.line_at(stage, number, epoch) is not None
-        return trained or self.has_failed(stage, number) or self.diverged(stage, number)
+        trained = self.line_at(heat, number, epoch) is not None
+        return trained or self.has_failed(heat, number) or self.diverged(heat, number)
 
-    def curve(self, stage: Stage, number: int) -> dict[int, float]:
+    def curve(self, heat: HeatName, number: int) -> dict[int, float]:
         """Return the metric by epoch; NaN if the trial had diverged, or has none there."""
-        lines = self.metrics.get((stage, number), ())
+        lines = self.metrics.get((heat, number), ())
         return {line["epoch"]: self.score_of(line) for line in lines}
 
 
@@ -120,11 +121,11 @@ def deciding_curve(history: Curves, number: int, *, with_averages: bool = True) 
     Args:
         with_averages: False to leave averages out in the end, too.
     """
-    settings, curve = history.settings, history.curve("target", number)
+    settings, curve = history.settings, history.curve("race", number)
     if settings.race.keep == "best" and (settings.race.patience is not None or done_early(history, number)):
         return dict(zip(curve, accumulate(curve.values(), partial(_better, mode=settings.mode))))
     found = dict[int, float]()
-    for line in history.metrics.get(("target", number), ()):
+    for line in history.metrics.get(("race", number), ()):
         if (name := unaveraged(settings.metric)) in line:
             score = history.score_of(line, name)
             if with_averages and line["epoch"] == settings.max_t and not settings.comparison.by_place:
@@ -140,14 +141,14 @@ def kept_of(history: Curves, number: int) -> tuple[int, float]:
 
     A trial's best epoch counts even if it diverged or raised later.
     """
-    score = history.score("target", number)
-    last = history.epochs("target", number), score
+    score = history.score("race", number)
+    last = history.epochs("race", number), score
     return history.best.get(number, last) if history.settings.race.keep == "best" or math.isfinite(score) else last
 
 
 def averages_at(history: Curves, stop: int, numbers: Iterable[int]) -> dict[int, float]:
     """Return the scores of averaged weights after an epoch, of trials that have some and are compared by others."""
-    lines = {n: history.line_at("target", n, stop) or {} for n in numbers}
+    lines = {n: history.line_at("race", n, stop) or {} for n in numbers}
     return {n: history.score_of(line) for n, line in lines.items() if unaveraged(history.settings.metric) in line}
 
 
@@ -158,7 +159,7 @@ def averages_lost(lines: Iterable[Mapping[str, Any]], epoch: int, metric: str) -
 
 def done_early(history: Curves, number: int) -> bool:
     """Tell whether the training of a full-size trial has ended by itself before the last epoch."""
-    return number in history.ended and history.ended[number] == history.epochs("target", number)
+    return number in history.ended and history.ended[number] == history.epochs("race", number)
 
 
 def ended_early(history: Curves, number: int) -> bool:
@@ -166,14 +167,14 @@ def ended_early(history: Curves, number: int) -> bool:
 
     A metric may be finite again later. But a training function of the user's is left where its metric is not.
     """
-    own_loop = history.own_loop and history.epochs("target", number) > 0
-    lost = own_loop and not math.isfinite(history.score("target", number))
-    return lost or number in history.failures or history.diverged("target", number)
+    own_loop = history.own_loop and history.epochs("race", number) > 0
+    lost = own_loop and not math.isfinite(history.score("race", number))
+    return lost or number in history.failures or history.diverged("race", number)
 
 
 def places_at(history: Curves, stop: int, scores: Mapping[int, float]) -> dict[int, float]:
     """Return the places of full-size trials at a milestone by all that they are compared by."""
-    values = {n: history.values_at("target", n, stop, suffix=unaveraged("")) for n in scores}
+    values = {n: history.values_at("race", n, stop, suffix=unaveraged("")) for n in scores}
     return history.settings.comparison.places(
         {n: of | {history.settings.metric: scores[n]} for n, of in values.items()}
     )
@@ -194,4 +195,4 @@ def end_of(history: Curves, number: int) -> End | None:
 
 def goes_on(history: Curves, number: int, stop: int) -> bool:
     """Tell whether a full-size trial still has epochs to train before a milestone."""
-    return history.epochs("target", number) < stop and end_of(history, number) is None
+    return history.epochs("race", number) < stop and end_of(history, number) is None

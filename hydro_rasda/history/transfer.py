@@ -54,5 +54,5 @@ def transfer_of(history: History) -> RankComparison | None:
     if found is None or len(found[1]) < FEWEST or any(key not in history.checked for key, _ in check_keys(found[1])):
         return None
     epochs, chosen = found
-    narrow = [history.score_at("surrogate", number, epochs) for number in chosen]
+    narrow = [history.score_at("sweep", number, epochs) for number in chosen]
     return compare_checked(history, chosen, narrow)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.history.full_size import at_the_end, end_score, found_enough
 from hydro_rasda.history.history import History
-from hydro_rasda.history.lines import Stage
 from hydro_rasda.history.scores import kept_of
 from hydro_rasda.schedulers.ranking import ranked
 
@@ -29,12 +29,12 @@ def best_of(history: History, finalists: Sequence[int]) -> tuple[int, float]:
         ends = {n: end_score(history, n) for n in ended}
         winner = ranked(ends or {n: kept_of(history, n)[1] for n in able}, history.settings.mode)[0]
         return winner, kept_of(history, winner)[1]
-    swept = _longest_trained(history, sorted(history.trials), "surrogate") or [0]
-    return ranked({n: history.score("surrogate", n) for n in swept}, history.settings.mode)[0], math.nan
+    swept = _longest_trained(history, sorted(history.trials), "sweep") or [0]
+    return ranked({n: history.score("sweep", n) for n in swept}, history.settings.mode)[0], math.nan
 
 
 def _kept_values(history: History, numbers: Sequence[int]) -> dict[int, dict[str, float]]:
-    return {n: history.values_at("target", n, kept_of(history, n)[0]) for n in numbers}
+    return {n: history.values_at("race", n, kept_of(history, n)[0]) for n in numbers}
 
 
 def eligible(history: History, finalists: Sequence[int]) -> list[int]:
@@ -47,17 +47,17 @@ def eligible(history: History, finalists: Sequence[int]) -> list[int]:
     return [n for n in finalists if at_the_end(history, n)] or _longest_trained(history, finalists)
 
 
-def _longest_trained(history: History, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
+def _longest_trained(history: History, numbers: Sequence[int], heat: HeatName = "race") -> list[int]:
     """Return the trials with a finite score that came furthest.
 
     If last weights count, a better score of a trial that was stopped earlier is no promise: it does not tell where that
     trial would have ended.
     """
-    able = scored(history, numbers, stage)
-    last = max((history.epochs(stage, n) for n in able), default=0)
-    return [n for n in able if history.epochs(stage, n) == last]
+    able = scored(history, numbers, heat)
+    last = max((history.epochs(heat, n) for n in able), default=0)
+    return [n for n in able if history.epochs(heat, n) == last]
 
 
-def scored(history: History, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
-    """Return the trials with a finite score in a stage."""
-    return [n for n in numbers if n not in history.failures and math.isfinite(history.score(stage, n))]
+def scored(history: History, numbers: Sequence[int], heat: HeatName = "race") -> list[int]:
+    """Return the trials with a finite score in a heat."""
+    return [n for n in numbers if n not in history.failures and math.isfinite(history.score(heat, n))]

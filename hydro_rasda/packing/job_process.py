@@ -15,7 +15,7 @@ import psutil
 
 from hydro_rasda.packing import nvml
 from hydro_rasda.packing.devices import Device
-from hydro_rasda.packing.job_states import End, Grid
+from hydro_rasda.packing.job_states import Grid, JobEnd
 from hydro_rasda.packing.tasks import Estimate, Task, pickled
 from hydro_rasda.run.files import open_to_write
 
@@ -61,7 +61,7 @@ class Process:
         self._crowded += (now - self._looked) * (1 - 1 / crowd)
         self._looked = now
 
-    def slowed(self, end: End) -> tuple[float, dict[str, float]] | None:
+    def slowed(self, end: JobEnd) -> tuple[float, dict[str, float]] | None:
         """Its seconds without what neighbours' shares explain, and how many of each kind there were on average.
 
         None where it was over before it was looked at.
@@ -102,7 +102,7 @@ class Process:
             return self._measured(self._alone(seconds), self._cpu)
         return Estimate(memory=self.memory if self.memory > self.expected else None)
 
-    def in_all(self, end: End) -> Estimate:
+    def in_all(self, end: JobEnd) -> Estimate:
         """Return its measured needs, from the numbers that its child wrote in the end.
 
         A job that was over before it was looked at has the memory of its largest process.

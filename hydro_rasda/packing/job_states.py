@@ -21,7 +21,7 @@ from hydro_rasda.packing.tasks import Task, pickled
 from hydro_rasda.run.files import open_to_read, open_to_write, read_file, refuse_links, refuse_open_to_others
 from hydro_rasda.run.run_folder import Store
 
-State = Literal["pending", "running", "complete", "failed"]
+JobState = Literal["pending", "running", "complete", "failed"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class JobRecord:
     """
 
     name: str
-    state: State = "pending"
+    state: JobState = "pending"
     attempt: int = 0
     device: str = ""
     alone: bool = False
@@ -84,7 +84,7 @@ class PackResult:
         return [job.value for job in self.jobs]
 
 
-End = Mapping[str, float]
+JobEnd = Mapping[str, float]
 """How a job ended: its "exit" status, "seconds", "cpu" seconds, and "memory" of the largest of its processes."""
 
 _JOBS = "jobs"
@@ -158,7 +158,7 @@ class Grid:
         """A function's pickle, or what it returned in the present attempt."""
         return self._store.path / "calls" / f"{name}.{self.records[name].attempt}.{suffix}"
 
-    def end(self, name: str) -> End | None:
+    def end(self, name: str) -> JobEnd | None:
         """How a job's present attempt ended; None where it did not end by itself."""
         file = self.end_file(name)
         return dict(json.loads(read_file(file, _INSIDE))) if file.exists() else None

@@ -20,13 +20,13 @@ from hydro_rasda.packing.job_process import Process
 from hydro_rasda.packing.job_states import Grid, JobRecord, PackResult
 from hydro_rasda.packing.mps import CONTROL, available
 from hydro_rasda.packing.packer import Packer
-from hydro_rasda.packing.tasks import Run, Task, tasks_of
+from hydro_rasda.packing.tasks import Runnable, Task, tasks_of
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.schedulers import Policy
 
 
 def pack(
-    jobs: Iterable[Task | Run],
+    jobs: Iterable[Task | Runnable],
     devices: Devices | None = None,
     *,
     policy: Policy | None = None,

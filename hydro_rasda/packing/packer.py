@@ -12,7 +12,7 @@ from hydro_rasda.packing import nvml
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.job_estimates import Learnt
 from hydro_rasda.packing.job_process import Process
-from hydro_rasda.packing.job_states import End, Grid, JobRecord
+from hydro_rasda.packing.job_states import Grid, JobEnd, JobRecord
 from hydro_rasda.packing.mps import Daemons, percentage
 from hydro_rasda.packing.tasks import Estimate
 from hydro_rasda.schedulers import FastestTogether, Job, Policy, Room, one_a_device
@@ -190,7 +190,7 @@ class Packer:
         gone = process.device.name not in {device.name for device in self._listed()}
         self._settle(name, end, process.stopped or gone, process)
 
-    def _settle(self, name: str, end: End | None, stopped: bool, process: Process | None = None) -> None:
+    def _settle(self, name: str, end: JobEnd | None, stopped: bool, process: Process | None = None) -> None:
         """Say where a job stands whose processes are all over; `end` is None where it did not end by itself.
 
         It is `stopped` if it may have been ended from outside. No `process` is given if an earlier process had started
@@ -227,11 +227,11 @@ class Packer:
         self._grid.change(name, **changed)
         self._grid.forget_files(name)
 
-    def _beside_too_much(self, name: str, end: End) -> bool:
+    def _beside_too_much(self, name: str, end: JobEnd) -> bool:
         told = self._grid.log_tail(name)
         return end["exit"] in _KILLED or any(words in told for words in (*OUT_OF_MEMORY, *_BY_A_NEIGHBOUR))
 
-    def _error(self, name: str, end: End) -> str:
+    def _error(self, name: str, end: JobEnd) -> str:
         code = int(end["exit"])
         lines = self._grid.log_tail(name).strip().splitlines()
         what = _SIGNALS.get(-code, f"signal {-code}") if code < 0 else f"exit status {code}"

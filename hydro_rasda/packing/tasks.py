@@ -17,7 +17,7 @@ import cloudpickle
 from hydro_rasda.common.argument_checks import check_function, check_name, check_number, is_text, require
 from hydro_rasda.run.pickling import pickle_config_modules
 
-Run = Sequence[str] | Callable[[], Any]
+Runnable = Sequence[str] | Callable[[], Any]
 """A command, as a list of its arguments, or a function without any."""
 
 
@@ -54,7 +54,7 @@ class Task:
         name: Its own, of at most 200 bytes; by default its place in the list.
     """
 
-    run: Run
+    run: Runnable
     estimate: Estimate = Estimate()
     kind: str = ""
     name: str = ""
@@ -116,7 +116,7 @@ def _check_words(words: Sequence[str]) -> None:
     require(size <= most, "len(run)", size, rule)
 
 
-def tasks_of(jobs: Iterable[Task | Run]) -> list[Task]:
+def tasks_of(jobs: Iterable[Task | Runnable]) -> list[Task]:
     """Jobs as they were handed in, with a name and a kind each; ValueError if two have one name."""
     listed = isinstance(jobs, Iterable) and not isinstance(jobs, str | bytes | Mapping)
     require(listed, "jobs", jobs, "a list of commands (lists of strings), functions and `Task`s")

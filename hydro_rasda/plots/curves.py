@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.plots.figure_style import (
     BAD,
@@ -23,28 +24,20 @@ from hydro_rasda.plots.figure_style import (
     nothing,
     score_axis,
 )
-from hydro_rasda.records.records import RunRecord, TrialRecord
+from hydro_rasda.records.records import RunRecord, TrialRecord, epochs_in
 from hydro_rasda.records.report import best_first
 from hydro_rasda.records.timeline import best_over_time as bests
 from hydro_rasda.records.timeline import journal_of
-from hydro_rasda.run.events import Stage
 from hydro_rasda.settings.config import Mode
 
 MANY = 60
-"""Curves of a stage that are drawn each for itself at most; of more, there are quantiles."""
+"""Curves of a heat that are drawn each for itself at most; of more, there are quantiles."""
 
 BANDS = ((10, 90), (25, 75))
 """Percentiles between which a band lies, the widest first."""
 
-STAGES: tuple[tuple[Stage, str], ...] = (
-    ("surrogate", "surrogates"),
-    ("middle", "middle heat"),
-    ("target", "full size"),
-)
-"""The stages by the names that figures have for them."""
-
-COLORS: Mapping[Stage, str] = {"surrogate": FINALISTS[0], "middle": FINALISTS[2], "target": BEST}
-"""Colours of the stages in figures of a whole run."""
+COLORS: Mapping[HeatName, str] = {"sweep": FINALISTS[0], "middle": FINALISTS[2], "race": BEST}
+"""Colours of the heats in figures of a whole run."""
 
 
 def best_over_time(result: RunRecord) -> Figure:
@@ -54,14 +47,14 @@ def best_over_time(result: RunRecord) -> Figure:
     """
     go, values = graph_objects(), list[float]()
     figure = new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
-    for stage, title, points in best_lines(result):
+    for heat, points in best_lines(result):
         values += points["y"]
         figure.add_trace(
             go.Scatter(
                 points,
-                name=title,
+                name=heat,
                 mode="lines+markers",
-                line={"shape": "hv", "color": COLORS[stage], "width": 2.5},
+                line={"shape": "hv", "color": COLORS[heat], "width": 2.5},
                 marker={"size": [7] * (len(points["y"]) - 1) + [0]},
                 hovertemplate="%{y} after %{x} s<br>%{text}<extra></extra>",
             )
@@ -71,17 +64,17 @@ def best_over_time(result: RunRecord) -> Figure:
     return figure.update_yaxes(score_axis(values, result.mode, result.metric))
 
 
-def best_lines(record: RunRecord) -> Iterator[tuple[Stage, str, dict[str, list[Any]]]]:
-    """Yield, by stage that has any, its name and its best scores so far, the last of them once more at its end."""
+def best_lines(record: RunRecord) -> Iterator[tuple[HeatName, dict[str, list[Any]]]]:
+    """Yield each heat that has scores, and its best scores so far, the last of them once more at its end."""
     units = journal_of(record)
     found, last = bests(units, record), max((unit.at for unit in units.values()), default=0.0)
     trained = ((unit.at, line) for unit in units.values() for line in unit.lines if line["event"] == "metrics")
-    ends = {line["stage"]: at for at, line in trained} | {"target": last}
-    for stage, title in STAGES:
-        steps = found.get(stage, ())
+    ends = {line["heat"]: at for at, line in trained} | {"race": last}
+    for heat in HEAT_NAMES:
+        steps = found.get(heat, ())
         if told := [(step.seconds, step.score, f"trial {step.trial}, epoch {step.epoch}") for step in steps]:
-            x, y, text = zip(*told, (ends.get(stage, last), *told[-1][1:]))
-            yield stage, title, {"x": [*map(figures_of, x)], "y": [*map(figures_of, y)], "text": [*text]}
+            x, y, text = zip(*told, (ends.get(heat, last), *told[-1][1:]))
+            yield heat, {"x": [*map(figures_of, x)], "y": [*map(figures_of, y)], "text": [*text]}
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,7 @@ class _Curve:
 def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     """Draw the metric after each epoch: of surrogates above, of full-size models below.
 
-    A stage of up to 60 curves shows each, and surrogates by the rung where they fell. A stage of more shows the median
+    A heat of up to 60 curves shows each, and surrogates by the rung where they fell. A heat of more shows the median
     and the bands of 25-75 % and 10-90 % of all trials that trained so far, with the finalists' curves on top. Of more
     than 60 finalists, the best 8 are drawn. Dotted lines are rungs, where trials were compared, and say how many went
     on.
@@ -104,8 +97,8 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     """
     metric = metric or result.metric
     go, order = graph_objects(), best_first(result)
-    curves = {stage: _curves(order, stage, metric) for stage, _ in STAGES}
-    panels = [(stage, title) for stage, title in STAGES if curves[stage]]
+    curves = {heat: _curves(order, heat, metric) for heat in HEAT_NAMES}
+    panels = [heat for heat in HEAT_NAMES if curves[heat]]
     if not panels:
         return nothing(f"no trial has a finite {metric} yet")
     # By place among the finalists, alike in both panels.
@@ -114,23 +107,23 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     figure = new_figure(
         height=110 + 330 * len(panels), legend={"yanchor": "top", "y": -0.1 if len(panels) > 1 else -0.2}
     ).set_subplots(rows=len(panels), vertical_spacing=0.14)
-    for row, (stage, title) in enumerate(panels, 1):
-        alone = [curve for curve in curves[stage] if curve.trial.reached]
-        if many := len(curves[stage]) > MANY:
+    for row, heat in enumerate(panels, 1):
+        alone = [curve for curve in curves[heat] if curve.trial.reached]
+        if many := len(curves[heat]) > MANY:
             alone = alone if len(alone) <= MANY else alone[: len(FINALISTS)]
-            traces = _bands(curves[stage], legend=all(trace.name != "median" for trace in figure.data))
+            traces = _bands(curves[heat], legend=all(trace.name != "median" for trace in figure.data))
         else:
-            traces = _fallen([curve for curve in curves[stage] if not curve.trial.reached], stage)
+            traces = _fallen([curve for curve in curves[heat] if not curve.trial.reached], heat)
         best, drawn = result.best_trial, [value for trace in traces for value in trace["y"] if value is not None]
-        traces += [_alone(each, colors[each.trial.trial], each.trial.trial == best, stage) for each in alone]
+        traces += [_alone(each, colors[each.trial.trial], each.trial.trial == best, heat) for each in alone]
         figure.add_traces([*map(go.Scatter, traces)], rows=row, cols=1)
         values = drawn + [value for curve in alone for value in curve.values]
-        epochs = max(epoch for curve in curves[stage] for epoch in curve.epochs)
+        epochs = max(epoch for curve in curves[heat] for epoch in curve.epochs)
         tick = {"dtick": 1} if epochs <= 12 else {}
         figure.update_xaxes(title={"text": "epoch"}, range=[0.5, epochs + 0.5], **tick, row=row, col=1)
-        shown = 0.75 if stage == "surrogate" and not many else 0.95
-        figure.update_yaxes(score_axis(values, _mode(result, metric), f"{metric}, {title}", shown), row=row, col=1)
-        _mark_rungs(figure, [reached for trial in order if (reached := _epochs(trial, stage))], row)
+        shown = 0.75 if heat == "sweep" and not many else 0.95
+        figure.update_yaxes(score_axis(values, _mode(result, metric), f"{metric}, {heat}", shown), row=row, col=1)
+        _mark_rungs(figure, [reached for trial in order if (reached := epochs_in(trial, heat))], row)
     return figure
 
 
@@ -140,15 +133,11 @@ def _mode(result: RunRecord, metric: str) -> Mode:
     return dict(result.comparison.objectives).get(metric, by_name)
 
 
-def _epochs(trial: TrialRecord, stage: Stage) -> int:
-    return {"surrogate": trial.surrogate_epochs, "middle": trial.middle_epochs, "target": trial.epochs}[stage]
-
-
-def _curves(trials: Iterable[TrialRecord], stage: Stage, metric: str) -> list[_Curve]:
+def _curves(trials: Iterable[TrialRecord], heat: HeatName, metric: str) -> list[_Curve]:
     found = []
     for trial in trials:
         there = (*trial.history, *trial.live)
-        lines = [line for line in there if line["stage"] == stage and line.get(metric) is not None]
+        lines = [line for line in there if line["heat"] == heat and line.get(metric) is not None]
         if lines:
             found.append(_Curve(trial, [line["epoch"] for line in lines], [figures_of(line[metric]) for line in lines]))
     return found
@@ -192,13 +181,13 @@ def _bands(curves: Sequence[_Curve], legend: bool) -> list[dict[str, Any]]:
 _BAND = "92, 140, 196"
 
 
-def _fallen(curves: Sequence[_Curve], stage: Stage) -> list[dict[str, Any]]:
+def _fallen(curves: Sequence[_Curve], heat: HeatName) -> list[dict[str, Any]]:
     """A trace for all that fell at one rung, later ones stronger."""
     bad = [curve for curve in curves if curve.trial.status in ("diverged", "failed")]
     fates: dict[int, list[_Curve]] = {}
     for curve in curves:
         if curve.trial.status not in ("diverged", "failed"):
-            fates.setdefault(_epochs(curve.trial, stage), []).append(curve)
+            fates.setdefault(epochs_in(curve.trial, heat), []).append(curve)
     traces = []
     last = max(fates, default=1)
     for epoch, fallen in sorted(fates.items()):
@@ -231,7 +220,7 @@ def _together(curves: Sequence[_Curve], name: str, color: str) -> dict[str, Any]
     }
 
 
-def _alone(curve: _Curve, color: str, best: bool, stage: Stage) -> dict[str, Any]:
+def _alone(curve: _Curve, color: str, best: bool, heat: HeatName) -> dict[str, Any]:
     """A finalist's curve; the legend names it once."""
     trial = curve.trial
     return {
@@ -239,7 +228,7 @@ def _alone(curve: _Curve, color: str, best: bool, stage: Stage) -> dict[str, Any
         "y": curve.values,
         "name": f"trial {trial.trial}{' (best)' if best else ''}",
         "legendgroup": f"trial {trial.trial}",
-        "showlegend": stage == "target",
+        "showlegend": heat == "race",
         "mode": "lines+markers",
         "line": {"color": color, "width": 3 if best else 2},
         "marker": {"size": 5 if len(curve.epochs) < 40 else 3},

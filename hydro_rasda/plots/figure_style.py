@@ -73,13 +73,13 @@ def describe(trial: TrialRecord) -> str:
 
 
 def scored(record: RunRecord) -> list[TrialRecord]:
-    """Trials with a finite score, on whichever stage, the best first."""
+    """Trials with a finite score, in whichever heat, the best first."""
     return [trial for trial in best_first(record) if math.isfinite(score_of(trial))]
 
 
 def score_of(trial: TrialRecord) -> float:
     """A trial's score at full size, or on its surrogate where it has none there."""
-    return trial.metric if trial.epochs else trial.surrogate_metric
+    return trial.metric if trial.epochs else trial.sweep_metric
 
 
 def begun(record: RunRecord) -> list[TrialRecord]:

@@ -35,7 +35,7 @@ def narrow_vs_full(result: RunRecord) -> Figure:
     both = {n: pair for n, pair in found.scores.items() if all(map(math.isfinite, pair))} if found else {}
     if found is None or not both:
         return nothing("no trial has a score both on a narrower surrogate and at full size yet")
-    go, narrow = graph_objects(), min(found.epoch, *(result.trials[n].surrogate_epochs for n in found.scores))
+    go, narrow = graph_objects(), min(found.epoch, *(result.trials[n].sweep_epochs for n in found.scores))
     figure = new_figure(
         xaxis={"title": {"text": escaped(f"{result.metric}, surrogate, epoch {narrow}")}},
         yaxis={"title": {"text": escaped(f"{result.metric}, full size, epoch {found.epoch}")}},
@@ -128,7 +128,7 @@ def population(result: RunRecord, name: str = "lr") -> Figure:
     lives = [
         life
         for record in result.trials
-        if record.surrogate_epochs
+        if record.sweep_epochs
         for life in _lives(record, copies)
         if name in life.config
     ]
@@ -171,6 +171,6 @@ def _lives(record: TrialRecord, copies: list[Copy]) -> Iterator[Ancestor]:
     """The spans of a trial with one configuration each, also those whose weights a copy has replaced."""
     own = [copy for copy in copies if copy.trial == record.trial]
     configs = [*(copy.replaced for copy in own), record.config]
-    bounds = [0, *(copy.epoch for copy in own), record.surrogate_epochs]
+    bounds = [0, *(copy.epoch for copy in own), record.sweep_epochs]
     for config, (start, stop) in zip(configs, pairwise(bounds)):
         yield Ancestor(record.trial, start, stop, config)

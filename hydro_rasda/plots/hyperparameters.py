@@ -57,7 +57,7 @@ def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
         "marker": {
             "size": [9 if trial.epochs else 6 for trial in trials],
             "symbol": ["diamond" if trial.epochs else "circle" for trial in trials],
-            "color": [figures_of(math.log(1 + (trial.epochs or trial.surrogate_epochs))) for trial in trials],
+            "color": [figures_of(math.log(1 + (trial.epochs or trial.sweep_epochs))) for trial in trials],
             "colorscale": SCALE,
             "reversescale": True,
             "opacity": 0.85,
@@ -197,7 +197,7 @@ _DOTS, _GRID = 500, 40
 def _where(trial: TrialRecord) -> str:
     if trial.epochs:
         return f"trial {trial.trial}, {trial.epochs} epochs at full size"
-    return f"trial {trial.trial}, {trial.surrogate_epochs} epochs on its surrogate"
+    return f"trial {trial.trial}, {trial.sweep_epochs} epochs on its surrogate"
 
 
 def _evenly_drawn(record: RunRecord) -> Set[str]:

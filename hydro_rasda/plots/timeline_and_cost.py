@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.common.console import duration
-from hydro_rasda.plots.curves import COLORS, STAGES, best_lines
+from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
+from hydro_rasda.plots.curves import COLORS, best_lines
 from hydro_rasda.plots.figure_style import (
     BEST,
     FAINT,
@@ -23,7 +24,6 @@ from hydro_rasda.records.comparison_of_runs import names_of
 from hydro_rasda.records.records import RunRecord
 from hydro_rasda.records.report import both_units
 from hydro_rasda.records.timeline import Training, busy_share, journal_of, trainings
-from hydro_rasda.run.events import Stage
 from hydro_rasda.run.run_json import read_asked
 
 BARS = 3_000
@@ -52,10 +52,10 @@ def timeline(result: RunRecord) -> Figure:
     figure.update_layout(yaxis={"categoryorder": "array"})
     count = dict.fromkeys(_COLORS, 0)
     for name, bars in sorted(_spans(drawn).items(), key=lambda span: min(bar.began for bar in span[1])):
-        stage = bars[0].stage
-        full = stage == "target"
-        count[stage] += 1
-        colors = _COLORS[stage]
+        heat = bars[0].heat
+        full = heat == "race"
+        count[heat] += 1
+        colors = _COLORS[heat]
         figure.add_trace(
             go.Bar(
                 x=[figures_of(bar.ended - bar.began) for bar in bars],
@@ -71,31 +71,31 @@ def timeline(result: RunRecord) -> Figure:
                 orientation="h",
                 name=name,
                 insidetextfont={"color": "#212529"},
-                marker={"color": colors[min(count[stage], len(colors)) - 1], "line": {"width": 1, "color": "white"}},
+                marker={"color": colors[min(count[heat], len(colors)) - 1], "line": {"width": 1, "color": "white"}},
             )
         )
     return figure
 
 
 def _spans(found: Sequence[Training]) -> dict[str, list[Training]]:
-    """Bars of one colour: those of a stage that train to one milestone."""
+    """Bars of one colour: those of a heat that train to one milestone."""
     spans: dict[str, list[Training]] = {}
     for each in found:
-        spans.setdefault(f"{dict(STAGES)[each.stage]} to epoch {each.stop}", []).append(each)
+        spans.setdefault(f"{each.heat} to epoch {each.stop}", []).append(each)
     return spans
 
 
-_COLORS: Mapping[Stage, Sequence[str]] = {
-    "surrogate": ("#a5d8ff", "#74c0fc", "#4dabf7", "#228be6", "#1864ab"),
+_COLORS: Mapping[HeatName, Sequence[str]] = {
+    "sweep": ("#a5d8ff", "#74c0fc", "#4dabf7", "#228be6", "#1864ab"),
     "middle": ("#eebefa", "#da77f2", "#be4bdb", "#9c36b5"),
-    "target": ("#ffd8a8", "#ffc078", "#ffa94d", "#fd7e14", "#d9480f"),
+    "race": ("#ffd8a8", "#ffc078", "#ffa94d", "#fd7e14", "#d9480f"),
 }
 """Darker, the further they train."""
 
 
 def _told(bar: Training) -> str:
     trials = ", ".join(map(str, bar.trials[:12])) + (", ..." if len(bar.trials) > 12 else "")
-    width = "full size" if bar.stage == "target" else f"{len(bar.trials)} as one" if len(bar.trials) > 1 else "alone"
+    width = "full size" if bar.heat == "race" else f"{len(bar.trials)} as one" if len(bar.trials) > 1 else "alone"
     return f"trial{'s' if len(bar.trials) > 1 else ''} {trials} ({width})<br>epochs {bar.start + 1} to {bar.stop}" + (
         f"<br>{duration(bar.ended - bar.began)}"
     )
@@ -129,12 +129,12 @@ def cost(result: RunRecord) -> Figure:
     if spent.seconds <= 0:
         return nothing("nothing has been trained yet")
     max_t = full_epochs(result)
-    trained = spent.surrogate_seconds + spent.middle_seconds + spent.target_seconds
-    middle = {f"middle heat, {spent.middle_epochs} epochs": (spent.middle_seconds, COLORS["middle"])}
+    trained = spent.sweep_seconds + spent.middle_seconds + spent.race_seconds
+    middle = {f"middle, {spent.middle_epochs} epochs": (spent.middle_seconds, COLORS["middle"])}
     parts = {
-        f"surrogates, {spent.surrogate_epochs} epochs": (spent.surrogate_seconds, FINALISTS[0]),
+        f"sweep, {spent.sweep_epochs} epochs": (spent.sweep_seconds, FINALISTS[0]),
         **(middle if spent.middle_epochs else {}),
-        f"full size, {spent.target_epochs} epochs": (spent.target_seconds, BEST),
+        f"race, {spent.race_epochs} epochs": (spent.race_seconds, BEST),
         "planning, checks, files": (max(0.0, spent.seconds - trained), FAINT),
     }
     figure = new_figure(height=340, barmode="stack", xaxis={"title": {"text": "seconds"}})
@@ -155,9 +155,9 @@ def cost(result: RunRecord) -> Figure:
     for name, (seconds, color) in parts.items():
         figure.add_trace(bar("this run", seconds, name, color))
     if spent.spared_seconds > 0:
-        row, instead = "without<br>surrogates", spent.spared_seconds + spent.surrogate_seconds
+        row, instead = "without<br>surrogates", spent.spared_seconds + spent.sweep_seconds
         figure.add_trace(bar(row, instead, "sweep at full size (estimate)", "rgba(28, 126, 214, 0.3)"))
-        figure.add_trace(bar(row, spent.target_seconds, "full size", BEST, legend=False))
+        figure.add_trace(bar(row, spent.race_seconds, "race", BEST, legend=False))
     return figure
 
 
@@ -169,15 +169,15 @@ def full_epochs(result: RunRecord) -> int | None:
         return None
 
 
-_LINES: dict[Stage, dict[str, Any]] = {
-    "surrogate": {"dash": "dot", "width": 1.5},
+_LINES: dict[HeatName, dict[str, Any]] = {
+    "sweep": {"dash": "dot", "width": 1.5},
     "middle": {"dash": "dash", "width": 2},
-    "target": {"dash": "solid", "width": 2.5},
+    "race": {"dash": "solid", "width": 2.5},
 }
 
 
-def _line(run: int, stage: Stage) -> dict[str, Any]:
-    return {**_LINES[stage], "color": FINALISTS[run % len(FINALISTS)]}
+def _line(run: int, heat: HeatName) -> dict[str, Any]:
+    return {**_LINES[heat], "color": FINALISTS[run % len(FINALISTS)]}
 
 
 def best_scores(records: Sequence[RunRecord]) -> Figure:
@@ -185,14 +185,14 @@ def best_scores(records: Sequence[RunRecord]) -> Figure:
     go, figure = graph_objects(), new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
     values = []
     for i, (record, name) in enumerate(zip(records, names_of(records))):
-        for stage, title, points in best_lines(record):
+        for heat, points in best_lines(record):
             values += points["y"]
             figure.add_trace(
                 go.Scatter(
                     points,
-                    name=escaped(f"{name}, {title}"),
+                    name=escaped(f"{name}, {heat}"),
                     mode="lines",
-                    line={"shape": "hv", **_line(i, stage)},
+                    line={"shape": "hv", **_line(i, heat)},
                     hovertemplate=f"{escaped(name)}: %{{y}} after %{{x}} s<br>%{{text}}<extra></extra>",
                 )
             )
@@ -207,20 +207,20 @@ def winners_curves(records: Sequence[RunRecord]) -> Figure:
     values = []
     for i, (record, name) in enumerate(zip(records, names_of(records))):
         best = record.trials[record.best_trial] if record.trials else None
-        for stage, title in STAGES:
-            lines = [line for line in (best.history if best else ()) if line["stage"] == stage]
+        for heat in HEAT_NAMES:
+            lines = [line for line in (best.history if best else ()) if line["heat"] == heat]
             if best is None or not (lines := [line for line in lines if line.get(record.metric) is not None]):
                 continue
             scores = [figures_of(line[record.metric]) for line in lines]
             values += scores
-            told = f"{escaped(name)}, trial {best.trial}, {title}"
+            told = f"{escaped(name)}, trial {best.trial}, {heat}"
             figure.add_trace(
                 go.Scatter(
                     x=[line["epoch"] for line in lines],
                     y=scores,
                     name=told,
                     mode="lines",
-                    line=_line(i, stage),
+                    line=_line(i, heat),
                     hovertemplate=f"{told}<br>epoch %{{x}}: %{{y}}<extra></extra>",
                 )
             )
@@ -237,13 +237,13 @@ def costs(records: Sequence[RunRecord]) -> Figure:
     figure = new_figure(height=130 + 40 * len(rows), barmode="stack", xaxis={"title": {"text": "seconds"}})
     figure.update_layout(yaxis={"automargin": True, "autorange": "reversed", "type": "category", "categoryarray": rows})
     spent = [record.cost for record in records]
-    of_heats = [(cost.surrogate_seconds, cost.middle_seconds, cost.target_seconds) for cost in spent]
+    of_heats = [(cost.sweep_seconds, cost.middle_seconds, cost.race_seconds) for cost in spent]
     rest = [max(0.0, cost.seconds - sum(heats)) for cost, heats in zip(spent, of_heats)]
-    middle = {"middle heat": ([cost.middle_seconds for cost in spent], COLORS["middle"])}
+    middle = {"middle": ([cost.middle_seconds for cost in spent], COLORS["middle"])}
     parts = {
-        "surrogates": ([cost.surrogate_seconds for cost in spent], FINALISTS[0]),
+        "sweep": ([cost.sweep_seconds for cost in spent], FINALISTS[0]),
         **(middle if any(cost.middle_epochs for cost in spent) else {}),
-        "full size": ([cost.target_seconds for cost in spent], BEST),
+        "race": ([cost.race_seconds for cost in spent], BEST),
         "planning, checks, files": (rest, FAINT),
     }
     for name, (seconds, color) in parts.items():

@@ -249,7 +249,7 @@ def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mappi
     """
     if problem.metrics is None:
         return {}
-    folds = [problem] if problem.folds is None else problem.each("surrogate")[: len(problem.folds)]
+    folds = [problem] if problem.folds is None else problem.each("sweep")[: len(problem.folds)]
     names = [""] if problem.folds is None else [f" of fold {number}" for number in range(len(folds))]
     values, *_ = [_measured_whole(*each, problem.metrics, trial, model) for each in zip(folds, names, strict=True)]
     twice = sorted(known.keys() & values.keys())

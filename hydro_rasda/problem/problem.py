@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from fusion import fusion_key
 from fusion.keys import check_settings
 from fusion.streams import seed_generators
 from fusion.structure.module_parts import duplicate
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import Batches, Folds, outline, reseeded
@@ -57,7 +58,7 @@ class OwnLoop:
 
 @dataclass(frozen=True)
 class Problem:
-    """All that every stage and every worker needs to train a trial.
+    """All that every heat and every worker needs to train a trial.
 
     Attributes:
         objective: Loss and metrics of one model and one batch.
@@ -103,26 +104,29 @@ class Problem:
     unhurried: int = 0
     plans: Plans = field(default_factory=Plans, compare=False, repr=False)
 
-    def first_epoch_seconds(self, stage: str) -> float:
+    def first_epoch_seconds(self, heat: HeatName) -> float:
         """Seconds that a first epoch is foreseen to take; infinite where the user's own function trains it."""
-        return math.inf if self.is_own(stage) else self.epoch_seconds
+        return math.inf if self.is_own(heat) else self.epoch_seconds
 
-    def is_own(self, stage: str) -> bool:
-        """Tell whether the user's own function trains the models of a stage.
+    def is_own(self, heat: HeatName) -> bool:
+        """Tell whether the user's own function trains the models of a heat."""
+        return self.own_loop is not None and (heat == "race" or self.own_loop.sweeps)
 
-        If it trains those of the sweep, all keys of a configuration are its own: the library reads none.
+    def library_keys(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the part of a configuration, or of the space, that the library may read.
+
+        It is empty if the user's own function trains the sweep: then all keys are its own.
         """
-        return self.own_loop is not None and (stage == "target" or self.own_loop.sweeps)
+        return {} if self.is_own("sweep") else config
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Raise ValueError for values of a configuration that the library would read, but cannot use."""
-        if not self.is_own("surrogate"):
-            check_settings(config)
+        check_settings(self.library_keys(config))
 
     @property
     def goes_on(self) -> bool:
         """True if full-size training goes on from the sweep: at one width, and by one loop."""
-        return self.settings.sweep.surrogate == 1 and self.is_own("surrogate") == self.is_own("target")
+        return self.settings.sweep.surrogate == 1 and self.is_own("sweep") == self.is_own("race")
 
     def with_settings(self, **changes: Any) -> Problem:
         """The same problem, some of its settings changed: `problem.with_settings(seed=1)`."""
@@ -139,14 +143,14 @@ class Problem:
         sweep = replace(self.settings.sweep, surrogate=width, grace_period=self.settings.max_t)
         return replace(self.with_settings(sweep=sweep), horizon=None, unhurried=0)
 
-    def each(self, stage: Literal["surrogate", "target"]) -> list[Problem]:
-        """Return the problem of each model that a trial trains in a stage: one for each fold and each seed.
+    def each(self, heat: HeatName) -> list[Problem]:
+        """Return the problem of each model that a trial trains in a heat: one for each fold and each seed.
 
-        The first has the run's own seed. It is this problem itself if no stage trains several models.
+        The first has the run's own seed. It is this problem itself if no heat trains several models.
         """
-        if self.settings.models("surrogate") == 1:
+        if self.settings.models("sweep") == 1:
             return [self]
-        return [self._of_model(i) for i in range(self.settings.models(stage))]
+        return [self._of_model(i) for i in range(self.settings.models(heat))]
 
     def _of_model(self, i: int) -> Problem:
         seed = self.settings.seed if i == 0 else derive_seed(self.settings.seed, "model", i)
@@ -208,9 +212,9 @@ class Problem:
 
         They are found by making the model narrower (else NoRoles). If it takes no width, that needs the example input.
         """
-        if self.is_own("surrogate"):
-            return
-        asked = asked_roles(trial.config, [name for name, p in model.named_parameters() if p.requires_grad])
+        asked = asked_roles(
+            self.library_keys(trial.config), [name for name, p in model.named_parameters() if p.requires_grad]
+        )
         if not asked or (self._width_form is None and self.example_input is None):
             return
         shapes = tuple(shapes_of(model).items())

@@ -17,7 +17,7 @@ Reads = frozenset[tuple[str, str]]
 _PLAIN = (bool, int, float, str, Secret, type(None))
 
 
-class Kept(Exception):
+class ConfigKept(Exception):
     """A configuration is still held by someone when the model function is done."""
 
 
@@ -38,13 +38,16 @@ class Notes:
         self._may_be_kept = may_be_kept
 
     def taken_by(self, model_fn: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-        """The model function, called with a configuration that notes its reads; Kept if the model wrongly keeps it."""
+        """The model function, called with a configuration that notes its reads.
+
+        It raises ConfigKept if the model wrongly keeps the configuration.
+        """
 
         def noting(config: dict[str, Any], *args: Any, **kwargs: Any) -> nn.Module:
             given: list[weakref.ref[_Noted]] = []
             model = model_fn(_Noted(config, self, "", given), *args, **kwargs)
             if not self._may_be_kept and any(ref() is not None for ref in given):
-                raise Kept
+                raise ConfigKept
             return model
 
         noting.__signature__ = inspect.signature(model_fn)  # type: ignore[attr-defined]

@@ -40,7 +40,7 @@ from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 Notify = Callable[..., None]
 """Takes whatever a piece of work reports while it runs."""
 
-Piece = Callable[[Notify], Any]
+ForkedWork = Callable[[Notify], Any]
 """Work that reports how far it is by calling its argument, and returns its result."""
 
 
@@ -77,7 +77,7 @@ LATE = Died("there was no time left for it")
 
 
 def imap_forked(
-    pieces: Sequence[Piece],
+    pieces: Sequence[ForkedWork],
     threads: int,
     notify: Notify,
     pace: HangDetector | None = None,
@@ -255,7 +255,7 @@ def _interrupts_put_off() -> Iterator[None]:
         before(*caught[0])
 
 
-def _forked(piece: Piece, threads: int) -> tuple[Connection, int]:
+def _forked(piece: ForkedWork, threads: int) -> tuple[Connection, int]:
     receiver, sender = Pipe(duplex=False)
     parent = os.getpid()
     # What is buffered would be written twice.
@@ -287,7 +287,7 @@ def _end_idle_threads() -> None:
         ctypes.CDLL(None).omp_pause_resource_all(soft)
 
 
-def _run_child(piece: Piece, threads: int, connection: Connection, parent: int) -> NoReturn:
+def _run_child(piece: ForkedWork, threads: int, connection: Connection, parent: int) -> NoReturn:
     there = COMPILER in sys.modules
     leave_out_compiler()
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusion.keys import KEYS, KINDS, configs_of_parts, is_of_part, optimizer_names, read
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import outline
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.cache import is_count, is_positive, recall, remember
-from hydro_rasda.run.events import Stage
 from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.schedulers.packing_policy import GUESS
 
@@ -27,13 +27,13 @@ _CHANGED = 0.05
 
 
 class Peaks:
-    """Peaks of one stage, by kind and by how many train as one: measured, kept for later runs, and corrected.
+    """Peaks of one heat, by kind and by how many train as one: measured, kept for later runs, and corrected.
 
     If all trainings at the same time fit memory by far, nothing is kept, as nothing depends on it.
     """
 
-    def __init__(self, problem: Problem, stage: Stage) -> None:
-        self._problem, self._stage = problem, stage
+    def __init__(self, problem: Problem, heat: HeatName) -> None:
+        self._problem, self._heat = problem, heat
         self._known: dict[str, defaultdict[str, Bytes]] | None = None
         self._new = False
 
@@ -50,7 +50,7 @@ class Peaks:
         found_so_far = [found for kinds in known.values() for found in kinds.values()]
         of_each = (size / count for found in found_so_far for count, size in found.items())
         largest = max(of_each, default=0.0)
-        return GUESS * members * largest if largest or self._stage == "surrogate" else self._problem.peak
+        return GUESS * members * largest if largest or self._heat == "sweep" else self._problem.peak
 
     def learn(self, kind: str, members: int, peak: float) -> None:
         """A training has taken so much; the most that was ever measured counts."""
@@ -76,9 +76,9 @@ class Peaks:
         if self._known is None:
             problem, settings = self._problem, self._problem.settings
             functions = digest(content((problem.model_fn, problem.objective)))
-            ratio = settings.sweep.surrogate if self._stage == "surrogate" else 1
-            like = f"{self._stage} {ratio:g}/{functions}/{outline(problem.example_input)}/{settings.precision}"
-            like += f"/{models} models" if (models := settings.models(self._stage)) > 1 else ""
+            ratio = settings.sweep.surrogate if self._heat == "sweep" else 1
+            like = f"{self._heat} {ratio:g}/{functions}/{outline(problem.example_input)}/{settings.precision}"
+            like += f"/{models} models" if (models := settings.models(self._heat)) > 1 else ""
             self._key = f"peaks/{like}"
             kept = recall(self._key) or {}
             self._known = {name: _sound(kept.get(name)) for name in ("measured", "estimated")}

@@ -12,14 +12,14 @@ from hydro_rasda.records.report import best_score, state_of
 Asked = Mapping[str, Any]
 """A run's `run.json`; empty if its folder is gone."""
 
-Rows = dict[str, list[Any]]
+ValuesByRun = dict[str, list[Any]]
 """A value for each run, by name."""
 
 
 _OF_CODE = ("code", "digests")
 
 
-def compared(records: Sequence[RunRecord], asked: Sequence[Asked]) -> dict[str, Rows]:
+def compared(records: Sequence[RunRecord], asked: Sequence[Asked]) -> dict[str, ValuesByRun]:
     """Return what runs found, and where they differ: the best configuration, the settings, code and data."""
     return {
         "found": _differing([*map(_found, records)], all_of=True),
@@ -36,21 +36,21 @@ def names_of(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _found(record: RunRecord) -> dict[str, Any]:
-    cost, (score, stage) = record.cost, best_score(record)
+    cost, (score, heat) = record.cost, best_score(record)
     return {
         "state": state_of(record),
         f"best {record.metric}": record.best_metric,
-        **({f"best {record.metric} on a surrogate": score} if stage == "surrogate" else {}),
+        **({f"best {record.metric} in the sweep": score} if heat == "sweep" else {}),
         "best trial": record.best_trial if record.trials else None,
         "trials": len(record.trials),
         "failed or diverged": sum(trial.status in ("failed", "diverged") for trial in record.trials),
-        "epochs of surrogates": cost.surrogate_epochs,
-        "epochs at full size": cost.target_epochs,
+        "epochs of the sweep": cost.sweep_epochs,
+        "epochs of the race": cost.race_epochs,
         "seconds": cost.seconds,
     }
 
 
-def _differing(each: Sequence[Mapping[str, Any]], all_of: bool = False) -> Rows:
+def _differing(each: Sequence[Mapping[str, Any]], all_of: bool = False) -> ValuesByRun:
     """Return the values of each name for which runs differ, as far as they are known; with `all_of`, of each name."""
     plain = [jsonable(values) for values in each]
     known = [values for values in plain if values]

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.common.argument_checks import is_metric
-from hydro_rasda.history.lines import Stage, jsonable
-from hydro_rasda.records.records import STAGES, RunRecord, TrialRecord
+from hydro_rasda.common.heat_names import HeatName
+from hydro_rasda.history.lines import jsonable
+from hydro_rasda.records.records import RunRecord, TrialRecord
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.schedulers.pareto import violation
 
@@ -85,15 +86,15 @@ def _trial(
 ) -> FrozenTrial:
     from optuna.trial import TrialState, create_trial
 
-    stage: Stage = "target" if trial.epochs else "surrogate"
-    value = trial.metric if trial.epochs else trial.surrogate_metric
+    heat: HeatName = "race" if trial.epochs else "sweep"
+    value = trial.metric if trial.epochs else trial.sweep_metric
     values = [
         value if name == record.metric else trial.metrics.get(name, math.nan)
         for name, _ in record.comparison.objectives
     ]
     scored = all(map(math.isfinite, values))
-    curve = {line["epoch"]: line[record.metric] for line in trial.history if line["stage"] == stage}
-    more = ("status", "surrogate_metric", "surrogate_epochs", "epochs", "kept_epoch", "chance", "error")
+    curve = {line["epoch"]: line[record.metric] for line in trial.history if line["heat"] == heat}
+    more = ("status", "sweep_metric", "sweep_epochs", "epochs", "kept_epoch", "chance", "error")
     # A trial of the surrogate alone may score better there than the best model at full size, but it cannot win. Nor can
     # one at full size: ends decide, and scores are those of the weights that are kept.
     won = trial.epochs > 0 and trial.trial == record.best_trial
@@ -106,7 +107,7 @@ def _trial(
         values=values if scored else None,
         params=dict(params),
         distributions=dict(distributions),
-        user_attrs={"stage": STAGES[stage], **{name: jsonable(getattr(trial, name)) for name in more}},
+        user_attrs={"heat": heat, **{name: jsonable(getattr(trial, name)) for name in more}},
         system_attrs={"constraints": [0.0 if may_win else 1.0, *([broken] if record.comparison.bounds else [])]},
         intermediate_values={epoch: math.nan if at is None else at for epoch, at in curve.items()},
     )

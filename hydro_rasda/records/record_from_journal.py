@@ -47,7 +47,7 @@ class Follower:
                 take_in(self._history, key, journal.units[key], self._folder)
         history = self._history
         # run.json leaves it out: another one may go on.
-        history.settings = replace(history.settings, stop_at=score_that_ended(history.last_target))
+        history.settings = replace(history.settings, stop_at=score_that_ended(history.last_of_race))
         undecided = _undecided(history) if run_end(history) == "open" else None
         finalists, hidden = tried_targets(history, history.at_full_size or ()), described_secrets(asked["space"])
         return sum_up(history, finalists, self._folder, undecided, hidden)
@@ -101,7 +101,7 @@ def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
 
 
 def _undecided(history: History) -> set[int]:
-    begun = {number for stage, number in history.metrics if stage == "target"}
+    begun = {number for heat, number in history.metrics if heat == "race"}
     dropped = {number for number, standing in history.sweep.trials.items() if standing.dropped}
     swept = {*(history.at_full_size or history.finalists or ())} or history.trials.keys() - dropped
     return {number for number in begun if history.decided.get(number, True)} | (swept - begun)

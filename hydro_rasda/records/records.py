@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydro_rasda.common.argument_checks import is_number, require
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.secret_masking import Place, hide
 from hydro_rasda.history.lineage import Ancestor, lineages, schedule_of, smoothed
-from hydro_rasda.history.lines import Stage
 from hydro_rasda.run.journal import Message, read_messages
 from hydro_rasda.run.pickling import Portable
 from hydro_rasda.run.run_folder import Store
@@ -40,8 +40,8 @@ class TrialRecord(Portable):
             the time budget went. A "stopped" one was halved away. An "undecided" one may train on, as the run is not
             over. A trial that has "not begun" was not trained: the time budget ended before, or the run is not over.
             The metric or training loss of a "diverged" one was no longer finite. A "failed" one raised.
-        surrogate_metric: The metric after its last epoch on the surrogate; NaN if it has none.
-        surrogate_epochs: Epochs trained on the surrogate.
+        sweep_metric: The metric after its last epoch on the surrogate; NaN if it has none.
+        sweep_epochs: Epochs trained on the surrogate.
         middle_metric: The metric after its last epoch in the middle heat (`full_trainings` below 3); else NaN.
         middle_epochs: Epochs trained in the middle heat.
         metric: The metric after `kept_epoch` at full size; NaN if it has none. With `keep="best"`, a trial that
@@ -52,7 +52,7 @@ class TrialRecord(Portable):
             train there.
         kept_epoch: The epoch whose weights, averaged or not (`ema`), `best_model` gives: the last, or with
             `keep="best"` the best one.
-        history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite). With
+        history: One dict an epoch: heat, epoch, and the metrics "train_*" and "val_*" (None where not finite). With
             folds or `sweep.repeats`, they are means over the trial's models. The standard deviation of the metric over
             them is beside it, such as "val_loss_std".
         live: While the run goes on, the same of the epochs at full size that the trial has trained since its last
@@ -62,14 +62,14 @@ class TrialRecord(Portable):
         unread: Keys of the configuration that nothing reads, such as `momentum` with adamw; nested ones are written
             `a.b`. Empty if a function of the user's may read any key.
         spread: Standard deviation of `metric` over the trial's models, where it trained several (folds or seeds); of
-            `surrogate_metric`, if it did not train at full size. None if it trained one.
+            `sweep_metric`, if it did not train at full size. None if it trained one.
     """
 
     trial: int
     config: Mapping[str, Any]
     status: Status
-    surrogate_metric: float
-    surrogate_epochs: int
+    sweep_metric: float
+    sweep_epochs: int
     metric: float
     epochs: int
     chance: float
@@ -91,9 +91,9 @@ class TrialRecord(Portable):
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics by name of the weights that count, and `costs`; on the surrogate if none trained at full size."""
-        epoch = self.kept_epoch if self.epochs else self.surrogate_epochs
+        epoch = self.kept_epoch if self.epochs else self.sweep_epochs
         lines = [line for line in self.history if line["epoch"] == epoch]
-        full = [line for line in lines if line["stage"] == "target"] if self.epochs else []
+        full = [line for line in lines if line["heat"] == "race"] if self.epochs else []
         (line, *_) = full or lines or [{}]
         named = {name: value for name, value in line.items() if name.startswith(METRICS)}
         return {name: math.nan if value is None else value for name, value in named.items()} | {**self.costs}
@@ -118,22 +118,22 @@ class Cost:
     """The cost of a run.
 
     Attributes:
-        surrogate_epochs: Epochs trained on surrogates, over all trials and, with folds or `repeats`, all their models.
-        surrogate_seconds: Wall time of the sweep.
-        target_epochs: Epochs trained at full size after the sweep, over the finalists and all their models.
-        target_seconds: Wall time of the full-size trainings.
-        target_epoch_seconds: Median wall time of an epoch at full size; NaN if none was trained.
+        sweep_epochs: Epochs trained on surrogates, over all trials and, with folds or `repeats`, all their models.
+        sweep_seconds: Wall time of the sweep.
+        race_epochs: Epochs trained at full size after the sweep, over the finalists and all their models.
+        race_seconds: Wall time of the full-size trainings.
+        race_epoch_seconds: Median wall time of an epoch at full size; NaN if none was trained.
         seconds: Wall time of the whole run to its last finished unit of work, interrupted sessions included. While the
             run goes on, it is that to the last epoch of a full-size model, if this came later.
         middle_epochs: Epochs trained in the middle heat (`full_trainings` below 3), over its trials and their models.
         middle_seconds: Wall time of the middle heat.
     """
 
-    surrogate_epochs: int
-    surrogate_seconds: float
-    target_epochs: int
-    target_seconds: float
-    target_epoch_seconds: float
+    sweep_epochs: int
+    sweep_seconds: float
+    race_epochs: int
+    race_seconds: float
+    race_epoch_seconds: float
     seconds: float
     middle_epochs: int = 0
     middle_seconds: float = 0.0
@@ -144,16 +144,16 @@ class Cost:
 
         The sweep's epochs count as the median wall time of an epoch in this run's full-size trainings; NaN without any.
         """
-        return self.surrogate_epochs * self.target_epoch_seconds - self.surrogate_seconds
+        return self.sweep_epochs * self.race_epoch_seconds - self.sweep_seconds
 
     def full_trainings(self, seconds: float, max_t: int) -> float:
         """Convert a time of this run to full trainings: `max_t` epochs at the mean pace of its full-size epochs.
 
         NaN if none was trained.
         """
-        if not self.target_epochs or self.target_seconds <= 0:
+        if not self.race_epochs or self.race_seconds <= 0:
             return math.nan
-        return seconds * self.target_epochs / (self.target_seconds * max_t)
+        return seconds * self.race_epochs / (self.race_seconds * max_t)
 
 
 @dataclass(frozen=True, repr=False)
@@ -255,7 +255,7 @@ class RunRecord(Portable):
             ValueError: if the run has no such trial, or its folder is gone.
         """
         require(self.path.is_dir(), "path", str(self.path), "a run's folder: it is gone")
-        epochs = {record.trial: record.surrogate_epochs for record in self.trials}
+        epochs = {record.trial: record.sweep_epochs for record in self.trials}
         found = lineages(Store.read(self.path).units(), epochs)
         require(trial in found, "trial", trial, f"a trial of the run: one of {[*found]}")
         return found[trial]
@@ -285,21 +285,21 @@ class RunRecord(Portable):
         return pd.DataFrame(rows, columns=None if rows else [*COLUMNS])
 
     def curves(self) -> pd.DataFrame:
-        """Return the learning curves: one row for each trial, stage, epoch and metric.
+        """Return the learning curves: one row for each trial, heat, epoch and metric.
 
-        Columns: `trial`; `stage`, "sweep", "middle heat" or "full size"; `epoch`, from 1; `metric`, a name "train_*"
+        Columns: `trial`; `heat`, "sweep", "middle" or "race"; `epoch`, from 1; `metric`, a name "train_*"
         or "val_*"; and `value`, NaN if it was not finite.
         """
         import pandas as pd
 
         rows = [
-            (record.trial, STAGES[line["stage"]], line["epoch"], name, value)
+            (record.trial, line["heat"], line["epoch"], name, value)
             for record in self.trials
             for line in record.history
             for name, value in line.items()
             if name.startswith(METRICS)
         ]
-        frame = pd.DataFrame(rows, columns=["trial", "stage", "epoch", "metric", "value"])
+        frame = pd.DataFrame(rows, columns=["trial", "heat", "epoch", "metric", "value"])
         return frame.astype({"value": float})
 
 
@@ -309,10 +309,7 @@ DIFFER = "trials {} and {} differ by "
 METRICS = ("train_", "val_")
 """Beginnings of the names of metrics in a history."""
 
-STAGES: Mapping[Stage, str] = {"surrogate": "sweep", "middle": "middle heat", "target": "full size"}
-"""The stages of the journal, by the names that people read."""
-
-COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs", "chance", "kept_epoch")
+COLUMNS = ("trial", "status", "sweep_metric", "sweep_epochs", "metric", "epochs", "chance", "kept_epoch")
 MIDDLE_COLUMNS = ("middle_metric", "middle_epochs")
 
 
@@ -327,6 +324,11 @@ def row(record: TrialRecord, others: Sequence[str] = ()) -> dict[str, Any]:
     own = {name: metrics.get(name, math.nan) for name in others}
     middle = {name: getattr(record, name) for name in MIDDLE_COLUMNS if record.middle_epochs}
     return {name: getattr(record, name) for name in COLUMNS} | middle | spread | own | config
+
+
+def epochs_in(record: TrialRecord, heat: HeatName) -> int:
+    """Return the epochs that a trial has trained in a heat."""
+    return {"sweep": record.sweep_epochs, "middle": record.middle_epochs, "race": record.epochs}[heat]
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 from rich.box import SIMPLE
 from rich.console import Group
@@ -15,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hydro_rasda.common.console import duration
+from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lines import number_of, score_in
-from hydro_rasda.records.records import DIFFER, Cost, RunRecord, TrialRecord, second_of
+from hydro_rasda.records.records import DIFFER, Cost, RunRecord, TrialRecord, epochs_in, second_of
 from hydro_rasda.run.crash_log import DROPPED, TRY_AGAIN
 from hydro_rasda.run.run_lock import held
 from hydro_rasda.run.time_left import LEAST_TOLD, roughly
@@ -34,7 +34,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     title = f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"
     table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     middle = any(record.middle_epochs for record in result.trials)
-    for heading in ("trial", "surrogate\n(epochs)", *["middle heat\n(epochs)"] * middle, "full size\n(epochs)"):
+    for heading in ("trial", "sweep\n(epochs)", *["middle\n(epochs)"] * middle, "race\n(epochs)"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     table.add_column("configuration", overflow="fold")
@@ -56,7 +56,7 @@ def as_html(result: RunRecord) -> str:
     result = result.shown()
     names, records = varied(result), best_first(result)[:SHOWN]
     middle = any(record.middle_epochs for record in result.trials)
-    heads = ["trial", "surrogate (epochs)", *["middle heat (epochs)"] * middle, "full size (epochs)", "status", *names]
+    heads = ["trial", "sweep (epochs)", *["middle (epochs)"] * middle, "race (epochs)", "status", *names]
     rows = [[*_row(record, middle), *(show(record.used.get(name)) for name in names)] for record in records]
     winner = next((each for each in records if each.trial == result.best_trial), None)
     used = winner.used if winner is not None and result.best_config else {}
@@ -87,13 +87,13 @@ def best_first(result: RunRecord) -> list[TrialRecord]:
     sign = 1.0 if result.mode == "min" else -1.0
 
     def key(record: TrialRecord) -> tuple[float, ...]:
-        full, narrow = record.metric, record.surrogate_metric
+        full, narrow = record.metric, record.sweep_metric
         return (
             float(record.trial != result.best_trial),
             *((0.0, -record.epochs, sign * full) if math.isfinite(full) else (1.0, 0.0, 0.0)),
             -record.middle_epochs,
             *((0.0, sign * record.middle_metric) if math.isfinite(record.middle_metric) else (1.0, 0.0)),
-            -record.surrogate_epochs,
+            -record.sweep_epochs,
             *((0.0, sign * narrow) if math.isfinite(narrow) else (1.0, 0.0)),
         )
 
@@ -104,9 +104,9 @@ def cost_line(result: RunRecord) -> str:
     """Say the run's cost, and the time that its surrogates spared (an estimate: see `Cost.spared_seconds`)."""
     cost = result.cost
     line = (
-        f"{cost.seconds:.1f} s: {cost.surrogate_epochs} epochs of surrogates in {cost.surrogate_seconds:.1f} s, "
+        f"{cost.seconds:.1f} s: {cost.sweep_epochs} epochs of the sweep in {cost.sweep_seconds:.1f} s, "
         f"{_middle(cost, f'{cost.middle_seconds:.1f} s')}"
-        f"{cost.target_epochs} epochs at full size in {cost.target_seconds:.1f} s"
+        f"{cost.race_epochs} epochs of the race in {cost.race_seconds:.1f} s"
     )
     if result.transfer is not None:
         line += f"; transfer is {result.transfer.verdict} (rank correlation {result.transfer.rho:.2f})"
@@ -307,12 +307,12 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
         kept = f"after epoch {winner.kept_epoch} of {winner.epochs}"
         lines.append(f"Its {result.metric} {data} is {show(result.best_metric, 4)}, at full size {kept}.")
     else:
-        score = f"Its {result.metric} {data} is {show(winner.surrogate_metric, 4)}, on its surrogate"
+        score = f"Its {result.metric} {data} is {show(winner.sweep_metric, 4)}, on its surrogate"
         lines.append(f"{score}: no full-size model has a score yet.")
     lines += [f"{line[0].upper()}{line[1:]}." for line in [*front_lines(result), *better_line(result)]]
     cost = result.cost
-    swept = f"{cost.surrogate_epochs} epochs of surrogates in {duration(cost.surrogate_seconds)}"
-    trained = f"{cost.target_epochs} epochs at full size in {duration(cost.target_seconds)}"
+    swept = f"{cost.sweep_epochs} epochs of the sweep in {duration(cost.sweep_seconds)}"
+    trained = f"{cost.race_epochs} epochs of the race in {duration(cost.race_seconds)}"
     middle = _middle(cost, duration(cost.middle_seconds))
     lines.append(f"Cost: {both_units(cost, cost.seconds, max_t)}; {swept}, {middle}{trained}.")
     if bad := failed_and_diverged(result):
@@ -334,13 +334,13 @@ def dropped_lines(result: RunRecord) -> list[str]:
     return [f"{of} dropped: {DROPPED} of {it} three times; {again}."]
 
 
-def rungs(result: RunRecord) -> dict[str, dict[int, int]]:
-    """Count, by stage, the trials that reached an epoch, for each epoch at which a trial stands."""
-    found, of = {}, {"surrogates": "surrogate_epochs", "middle heat": "middle_epochs", "full size": "epochs"}
-    for stage, epochs in of.items():
-        reached = [getattr(record, epochs) for record in result.trials if getattr(record, epochs)]
+def rungs(result: RunRecord) -> dict[HeatName, dict[int, int]]:
+    """Count, by heat, the trials that reached an epoch, for each epoch at which a trial stands."""
+    found = {}
+    for heat in HEAT_NAMES:
+        reached = [epochs for record in result.trials if (epochs := epochs_in(record, heat))]
         if reached:
-            found[stage] = {stop: sum(at >= stop for at in reached) for stop in sorted(set(reached))}
+            found[heat] = {stop: sum(at >= stop for at in reached) for stop in sorted(set(reached))}
     return found
 
 
@@ -367,26 +367,25 @@ def status_of(record: TrialRecord) -> str:
 
 
 def rung_lines(result: RunRecord) -> list[str]:
-    """Say the counts of `rungs` in words, a line for each stage."""
+    """Say the counts of `rungs` in words, a line for each heat."""
     return [
-        f"{stage}: {', '.join(f'{count} to epoch {stop}' for stop, count in counts.items())}"
-        for stage, counts in rungs(result).items()
+        f"{heat}: {', '.join(f'{count} to epoch {stop}' for stop, count in counts.items())}"
+        for heat, counts in rungs(result).items()
     ]
 
 
 def best_line(result: RunRecord) -> str:
     """Say the best score so far in a few words; empty if no trial has one."""
-    score, stage = best_score(result)
-    where = {"full size": "at full size", "surrogate": "on a surrogate", None: ""}[stage]
-    return f"best {result.metric} {show(score, 4)} {where} (trial {result.best_trial})" if stage else ""
+    score, heat = best_score(result)
+    return f"best {result.metric} {show(score, 4)} in the {heat} (trial {result.best_trial})" if heat else ""
 
 
-def best_score(result: RunRecord) -> tuple[float, Literal["full size", "surrogate"] | None]:
-    """Return the best score, and the model that has it: a surrogate, until a full-size model has a score."""
+def best_score(result: RunRecord) -> tuple[float, HeatName | None]:
+    """Return the best score and its heat: the sweep, until a full-size model has a score."""
     if math.isfinite(result.best_metric):
-        return result.best_metric, "full size"
-    if result.best_config and math.isfinite(score := result.trials[result.best_trial].surrogate_metric):
-        return score, "surrogate"
+        return result.best_metric, "race"
+    if result.best_config and math.isfinite(score := result.trials[result.best_trial].sweep_metric):
+        return score, "sweep"
     return math.nan, None
 
 
@@ -396,7 +395,7 @@ def _row(record: TrialRecord, middle: bool) -> tuple[str, ...]:
     narrow, full = ("", spread) if record.epochs else (spread, "")
     return (
         str(record.trial),
-        f"{show(record.surrogate_metric)}{narrow} ({record.surrogate_epochs})" if record.surrogate_epochs else "",
+        f"{show(record.sweep_metric)}{narrow} ({record.sweep_epochs})" if record.sweep_epochs else "",
         *[f"{show(record.middle_metric)} ({record.middle_epochs})" if record.middle_epochs else ""] * middle,
         f"{show(record.metric)}{full} ({_epochs(record)})" if record.epochs else "",
         status_of(record),

@@ -11,14 +11,15 @@ from statistics import median
 from typing import Any
 
 from fusion.keys import configs_of_parts
+from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
 from hydro_rasda.common.secret_masking import Place
 from hydro_rasda.history.full_size import expected_ends, refit_key, run_end
 from hydro_rasda.history.history import History
-from hydro_rasda.history.lines import JournalLine, Stage
+from hydro_rasda.history.lines import JournalLine
 from hydro_rasda.history.scores import averages_lost, done_early, kept_of
 from hydro_rasda.history.transfer import transfer_of
 from hydro_rasda.history.winner import best_of, eligible, scored
-from hydro_rasda.records.records import STAGES, Cost, RunRecord, Status, TrialRecord
+from hydro_rasda.records.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.run_folder import checkpoint_file
 from hydro_rasda.schedulers import Agreement, ExpectedEnd, agreement, chances, expected_gain
 from hydro_rasda.settings.config import TuneConfig
@@ -31,7 +32,7 @@ AVERAGED = {
 
 
 class AllTrialsFailed(RuntimeError):
-    """No trial of a stage ended with a finite metric."""
+    """No trial of a heat ended with a finite metric."""
 
 
 def sum_up(
@@ -51,8 +52,8 @@ def sum_up(
     """
     over, max_t = undecided is None, history.settings.max_t
     able = eligible(history, finalists)
-    end = max((history.epochs("target", n) for n in able), default=0) if over else max_t
-    at_end = [n for n in (able if over else finalists) if history.epochs("target", n) >= end or done_early(history, n)]
+    end = max((history.epochs("race", n) for n in able), default=0) if over else max_t
+    at_end = [n for n in (able if over else finalists) if history.epochs("race", n) >= end or done_early(history, n)]
     best, metric = best_of(history, finalists)
     found = _within_bounds(history, expected_ends(history, finalists), best)
     chance = chances(found, history.settings.mode)
@@ -75,7 +76,7 @@ def sum_up(
         averaged=_averaged(history, records[best]) if best in records else None,
         seconds_left=None if over else history.left,
         max_t=max_t,
-        over=models_in_words(history.settings, "target"),
+        over=models_in_words(history.settings, "race"),
         _hidden=frozenset(hidden),
         _unkept={number: places for number, places in history.unkept.items() if places},
         _comparison=history.settings.comparison,
@@ -86,14 +87,14 @@ def sum_up(
 
 def _within_bounds(history: History, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
     """Give no end to trials that break bounds of metrics more than the winner does: they cannot win."""
-    values = {n: history.values_at("target", n, kept_of(history, n)[0]) for n in {*ends, winner}}
+    values = {n: history.values_at("race", n, kept_of(history, n)[0]) for n in {*ends, winner}}
     broken = history.settings.comparison.violations(values)
     return {n: end if broken[n] <= broken[winner] else replace(end, end=math.nan) for n, end in ends.items()}
 
 
-def models_in_words(settings: TuneConfig, stage: Stage) -> str:
-    """Say how many models a trial trains in a stage, such as "5 folds" or "3 seeds"; empty if it is one."""
-    models, folds = settings.models(stage), settings.folds
+def models_in_words(settings: TuneConfig, heat: HeatName) -> str:
+    """Say how many models a trial trains in a heat, such as "5 folds" or "3 seeds"; empty if it is one."""
+    models, folds = settings.models(heat), settings.folds
     if models == 1:
         return ""
     seeds = models // max(1, folds)
@@ -107,15 +108,13 @@ def _refit(history: History) -> dict[int, str]:
 
 
 def _agreement(history: History, finalists: Sequence[int]) -> Agreement | None:
-    swept = [n for n in finalists if history.epochs("surrogate", n)]  # others train by a schedule that the sweep found
-    began = [n for n in swept if history.epochs("target", n) and n not in history.failures]
-    epoch = min((history.epochs("target", n) for n in scored(history, began)), default=0)
+    swept = [n for n in finalists if history.epochs("sweep", n)]  # others train by a schedule that the sweep found
+    began = [n for n in swept if history.epochs("race", n) and n not in history.failures]
+    epoch = min((history.epochs("race", n) for n in scored(history, began)), default=0)
     if history.settings.sweep.surrogate == 1 or not epoch:
         return None
-    narrow = min(epoch, *(history.epochs("surrogate", n) for n in began))
-    scores = {
-        n: (history.score_at("surrogate", n, narrow), history.score_at("target", n, epoch)) for n in sorted(began)
-    }
+    narrow = min(epoch, *(history.epochs("sweep", n) for n in began))
+    scores = {n: (history.score_at("sweep", n, narrow), history.score_at("race", n, epoch)) for n in sorted(began)}
     return agreement(epoch, scores, history.settings.mode)
 
 
@@ -123,7 +122,7 @@ def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
     """Count the first epochs of a full-size training that the sweep trained, at full width and without averages."""
     if surrogate != 1:
         return 0
-    return min((line["epoch"] - 1 for line in trial.history if line["stage"] == "target"), default=trial.epochs)
+    return min((line["epoch"] - 1 for line in trial.history if line["heat"] == "race"), default=trial.epochs)
 
 
 def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
@@ -155,7 +154,7 @@ def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
 
 
 def _told(line: JournalLine) -> dict[str, Any]:
-    """Return the stage, epoch and metrics of a line of the journal."""
+    """Return the heat, epoch and metrics of a line of the journal."""
     return {name: value for name, value in line.items() if name not in ("event", "trial")}
 
 
@@ -168,19 +167,19 @@ def _record(
         trial=number,
         config=history.trials[number].config,
         status=_status(history, number, at_end, undecided),
-        surrogate_metric=history.score("surrogate", number),
-        surrogate_epochs=history.epochs("surrogate", number),
+        sweep_metric=history.score("sweep", number),
+        sweep_epochs=history.epochs("sweep", number),
         middle_metric=history.score("middle", number),
         middle_epochs=history.epochs("middle", number),
         metric=metric,
-        epochs=history.epochs("target", number),
+        epochs=history.epochs("race", number),
         chance=chance,
         kept_epoch=kept_epoch,
         history=tuple(
             _told(line)
-            for stage in STAGES
-            for line in history.metrics.get((stage, number), ())
-            if line["stage"] == stage
+            for heat in HEAT_NAMES
+            for line in history.metrics.get((heat, number), ())
+            if line["heat"] == heat
         ),
         live=tuple(map(_told, history.live[number].trained())) if number in history.live and goes_on else (),
         error=history.failures.get(number),
@@ -192,20 +191,20 @@ def _record(
 
 def _spread(history: History, number: int, kept_epoch: int) -> float | None:
     """Return the standard deviation of a trial's score over its models; None if it trained one."""
-    full = history.epochs("target", number) > 0
-    stage: Stage = "target" if full else "surrogate"
-    at = kept_epoch if full else history.epochs("surrogate", number)
-    lines = [line for line in history.metrics.get((stage, number), ()) if line["epoch"] == at]
+    full = history.epochs("race", number) > 0
+    heat: HeatName = "race" if full else "sweep"
+    at = kept_epoch if full else history.epochs("sweep", number)
+    lines = [line for line in history.metrics.get((heat, number), ()) if line["epoch"] == at]
     return next((line[history.settings.spread] for line in lines if history.settings.spread in line), None)
 
 
 def _status(history: History, number: int, at_end: Collection[int], undecided: Collection[int]) -> Status:
     if number in history.failures:
         return "failed"
-    if not history.epochs("surrogate", number) and not history.epochs("target", number):
+    if not history.epochs("sweep", number) and not history.epochs("race", number):
         return "not begun"
-    stage: Stage = "target" if history.epochs("target", number) else "surrogate"
-    if not math.isfinite(history.score(stage, number)):
+    heat: HeatName = "race" if history.epochs("race", number) else "sweep"
+    if not math.isfinite(history.score(heat, number)):
         return "diverged"
     if number in at_end:
         return "finished"
@@ -213,19 +212,19 @@ def _status(history: History, number: int, at_end: Collection[int], undecided: C
 
 
 def _cost(history: History, seconds: float) -> Cost:
-    def epochs(stage: Stage) -> int:
-        lines = (line for (of, _), of_trial in history.metrics.items() if of == stage for line in of_trial)
-        of_trials: int = sum(line["stage"] == stage for line in lines)
-        return of_trials * history.settings.models(stage)
+    def epochs(heat: HeatName) -> int:
+        lines = (line for (of, _), of_trial in history.metrics.items() if of == heat for line in of_trial)
+        of_trials: int = sum(line["heat"] == heat for line in lines)
+        return of_trials * history.settings.models(heat)
 
     each = [seconds for seconds, count in history.epoch_seconds for _ in range(count)]
     return Cost(
-        surrogate_epochs=epochs("surrogate"),
-        surrogate_seconds=history.spent["surrogate"],
+        sweep_epochs=epochs("sweep"),
+        sweep_seconds=history.spent["sweep"],
         middle_epochs=epochs("middle"),
         middle_seconds=history.spent["middle"],
-        target_epochs=epochs("target") + history.refitted,
-        target_seconds=history.spent["target"],
-        target_epoch_seconds=median(each) if each else math.nan,
+        race_epochs=epochs("race") + history.refitted,
+        race_seconds=history.spent["race"],
+        race_epoch_seconds=median(each) if each else math.nan,
         seconds=seconds,
     )

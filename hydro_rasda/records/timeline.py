@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.history.full_size import is_forgotten
-from hydro_rasda.history.history import GROUP, TARGET, named_as_sweep, stage_of
+from hydro_rasda.history.history import FULL_TRAINING, GROUP, heat_of, named_as_sweep
 from hydro_rasda.history.lines import JournalLine, Unit, score_in
 from hydro_rasda.records.records import RunRecord
-from hydro_rasda.run.events import Stage
 from hydro_rasda.run.journal import JOURNAL, read_units
 
 
@@ -24,7 +24,7 @@ class Training:
     from 0, beside other trainings at the same time, on the same device if that is known.
     """
 
-    stage: Stage
+    heat: HeatName
     trials: tuple[int, ...]
     start: int
     stop: int
@@ -36,7 +36,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Best:
-    """The best score of a stage, from a time on."""
+    """The best score of a heat, from a time on."""
 
     seconds: float
     score: float
@@ -78,16 +78,16 @@ def trainings(units: Mapping[str, Unit]) -> list[Training]:
 def _trainings(units: Mapping[str, Unit]) -> Iterator[Training]:
     reached: dict[int, int] = {}
     for key, unit in units.items():
-        stage = stage_of(key)
-        if stage != "target" and (name := GROUP.fullmatch(named_as_sweep(key))) is not None:
+        heat = heat_of(key)
+        if heat != "race" and (name := GROUP.fullmatch(named_as_sweep(key))) is not None:
             value, began = unit.value, max(0.0, unit.at - unit.seconds)
             for group in value["groups"] or [value["members"]]:
                 start, stop = int(name["start"]), int(value["stop"])
-                yield Training(stage, tuple(group), start, stop, began, unit.at, value.get("device"))
-        elif (name := TARGET.fullmatch(key)) is not None and name["what"] == "to" and not unit.value.get("swept"):
+                yield Training(heat, tuple(group), start, stop, began, unit.at, value.get("device"))
+        elif (name := FULL_TRAINING.fullmatch(key)) and name["what"] == "to" and not unit.value.get("swept"):
             trial, stop, value = int(name["trial"]), int(name["epoch"]), unit.value
             began = max(0.0, unit.at - unit.seconds * value.get("beside", 1))
-            yield Training("target", (trial,), reached.get(trial, 0), stop, began, unit.at, value.get("device"))
+            yield Training("race", (trial,), reached.get(trial, 0), stop, began, unit.at, value.get("device"))
             reached[trial] = stop
 
 
@@ -103,14 +103,14 @@ def busy_share(trained: Sequence[Training]) -> float:
     return busy / span if span else 1.0
 
 
-def best_over_time(units: Mapping[str, Unit], record: RunRecord) -> dict[Stage, list[Best]]:
-    """List, by stage, each score that was better than all before, at the time when its unit of work was recorded."""
+def best_over_time(units: Mapping[str, Unit], record: RunRecord) -> dict[HeatName, list[Best]]:
+    """List, by heat, each score that was better than all before, at the time when its unit of work was recorded."""
     sign = 1 if record.mode == "min" else -1
-    found: dict[Stage, list[Best]] = {}
+    found: dict[HeatName, list[Best]] = {}
     for at, line in sorted(_epochs(units, record.ended), key=lambda told: told[0]):
         if (value := score_in(line, record.metric)) is None:
             continue
-        so_far = found.setdefault(line["stage"], [])
+        so_far = found.setdefault(line["heat"], [])
         if not so_far or sign * value < sign * so_far[-1].score:
             so_far.append(Best(at, value, line["trial"], line["epoch"]))
     return found
@@ -125,7 +125,7 @@ def _epochs(units: Mapping[str, Unit], ended: bool) -> Iterator[tuple[float, Jou
     live: dict[str, list[tuple[float, JournalLine]]] = {}
     for key, unit in units.items():
         lines = [(unit.at, line) for line in unit.lines if line["event"] == "metrics"]
-        if (name := TARGET.fullmatch(key)) is None:
+        if (name := FULL_TRAINING.fullmatch(key)) is None:
             yield from lines
         elif name["what"] == "at":
             live.setdefault(name["trial"], []).extend(lines)

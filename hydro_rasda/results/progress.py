@@ -15,26 +15,25 @@ from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, T
 from rich.text import Text
 
 from hydro_rasda.common.console import LINE_SECONDS, PrintableConsole, duration, make_console
+from hydro_rasda.common.heat_names import HEAT_NAMES
 from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lines import score_in
-from hydro_rasda.records.records import STAGES, RunRecord
+from hydro_rasda.records.records import RunRecord
 from hydro_rasda.records.report import closing_lines
 from hydro_rasda.run.events import (
-    FULL_SIZE,
-    MIDDLE,
     EpochEnded,
     EpochsTrained,
     Event,
+    HeatBegan,
+    HeatEnded,
     MessageSaid,
     RunBegan,
     RungDecided,
-    StageBegan,
-    StageEnded,
 )
 from hydro_rasda.run.time_left import LEAST_TOLD, roughly
 
 
-class _Unread(PrintableConsole):
+class _SilentConsole(PrintableConsole):
     """A console that falls silent once nobody reads it any more, as in a pipe to `head`."""
 
     def on_broken_pipe(self) -> None:
@@ -45,7 +44,7 @@ class _Unread(PrintableConsole):
         os.close(nowhere)
 
 
-class _TimeLeft(ProgressColumn):
+class _TimeLeftColumn(ProgressColumn):
     """Counts down between two estimates; empty before the first one."""
 
     max_refresh = 0.5
@@ -63,12 +62,12 @@ class Progress:
 
     On a terminal there is one bar for the whole run. Elsewhere, as in the logs of batch systems, a line reports
     progress if none has been printed for a minute. Both say which share of the run's time has passed, or count epochs
-    while no time left is known. The leader is the trial of the stage that is best after its latest epoch, among those
+    while no time left is known. The leader is the trial of the heat that is best after its latest epoch, among those
     that may still train. At full size, it is the one that came first at the last decision.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or make_console(cls=_Unread)
+        self.console = console or make_console(cls=_SilentConsole)
         # In 80 columns, times and the best score would be cut short.
         self._narrow = self.console.width < 110
         self._bars = rich.progress.Progress(
@@ -76,7 +75,7 @@ class Progress:
             BarColumn(bar_width=8 if self._narrow else 30),
             TaskProgressColumn(),
             *([] if self._narrow else [TimeElapsedColumn()]),
-            _TimeLeft(),
+            _TimeLeftColumn(),
             TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=self.console,
             transient=True,
@@ -85,10 +84,10 @@ class Progress:
         self._task = self._bars.add_task("", total=None, note="", left=(None, 0.0), visible=False)
         self._said: float | None = None
         self._asked: RunBegan | None = None
-        self._stage: StageBegan | None = None
+        self._began: HeatBegan | None = None
         self._trained = 0
         self._left: float | None = None
-        self._scores = {stage: dict[int, tuple[float, int]]() for stage in STAGES}
+        self._scores = {heat: dict[int, tuple[float, int]]() for heat in HEAT_NAMES}
         self._first: int | None = None
 
     @property
@@ -104,8 +103,8 @@ class Progress:
             self._compare(event)
         elif isinstance(event, RungDecided):
             for number in {*event.candidates} - {*event.kept}:
-                self._scores[event.stage].pop(number, None)
-            if event.stage == "target":
+                self._scores[event.heat].pop(number, None)
+            if event.heat == "race":
                 self._first = next(iter(event.kept), None)
             self._show()
         elif isinstance(event, RunBegan):
@@ -113,11 +112,11 @@ class Progress:
             path = typed(event.path)
             self._say(f"Run folder: {event.path}", event.seconds)
             self._say(f"Follow it from another terminal: hydro-rasda watch {path}", event.seconds)
-        elif isinstance(event, StageBegan):
-            self._stage, self._trained = event, 0
+        elif isinstance(event, HeatBegan):
+            self._began, self._trained = event, 0
             self._show()
-        elif isinstance(event, StageEnded):
-            self._stage = None
+        elif isinstance(event, HeatEnded):
+            self._began = None
 
     def conclude(self, result: RunRecord) -> None:
         """Show the result, its cost, and the next command to type."""
@@ -127,7 +126,7 @@ class Progress:
             self._say(line, math.inf)
 
     def _advance(self, event: EpochsTrained) -> None:
-        if self._stage is None:
+        if self._began is None:
             return
         self._trained += event.epochs
         self._left = event.seconds_left
@@ -140,19 +139,19 @@ class Progress:
             self._said = event.seconds
         if not self._has_bar and event.seconds - self._said >= LINE_SECONDS:
             share = self._bars.tasks[self._task].completed
-            done, seconds = f"{self._trained} of {self._stage.epochs} epochs", self._left or 0.0
+            done, seconds = f"{self._trained} of {self._began.epochs} epochs", self._left or 0.0
             if self._left is not None:
                 done = f"{share:.0%} of the run"
             left = f", about {roughly(seconds)} left" if seconds >= LEAST_TOLD else ""
             best = self._leader() or event.note
             note = f", {best}" if best else ""
-            self._say(f"{self._stage.title}: {done} after {duration(event.seconds)}{left}{note}", event.seconds)
+            self._say(f"{self._began.heat}: {done} after {duration(event.seconds)}{left}{note}", event.seconds)
 
     def _compare(self, event: EpochEnded) -> None:
         """Take in a trial's score after an epoch, if it has one."""
         if self._asked is None:
             return
-        value, scores = score_in(event.metrics, self._asked.metric), self._scores[event.stage]
+        value, scores = score_in(event.metrics, self._asked.metric), self._scores[event.heat]
         if value is None:
             scores.pop(event.trial, None)
         else:
@@ -160,17 +159,17 @@ class Progress:
         self._show()
 
     def _show(self, note: str = "") -> None:
-        if self._stage is None:
+        if self._began is None:
             return
-        epochs = f" {self._trained}/{self._stage.epochs} epochs" if self._left is None else ""
+        epochs = f" {self._trained}/{self._began.epochs} epochs" if self._left is None else ""
         self._bars.update(
-            self._task, description=f"{self._stage.title}{epochs}", note=self._leader() or note, visible=True
+            self._task, description=f"{self._began.heat}{epochs}", note=self._leader() or note, visible=True
         )
 
     def _leader(self) -> str:
-        """Name the trial that leads, with its latest score and epoch in the stage; empty before the first score."""
-        title = "" if self._stage is None else self._stage.title
-        scores = self._scores["target" if title == FULL_SIZE else "middle" if title == MIDDLE else "surrogate"]
+        """Name the trial that leads, with its latest score and epoch in the heat; empty before the first score."""
+        began = None if self._began is None else self._began.heat
+        scores = self._scores["sweep" if began is None or began == "transfer check" else began]
         if self._asked is None or not scores:
             return ""
         sign = 1 if self._asked.mode == "min" else -1

@@ -32,14 +32,14 @@ from hydro_rasda.settings.config import GLOBAL_BATCH
 def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> str:
     """Write a trial's recipe: see `TuneResult.recipe`."""
     number, checkpoint = checkpoint_of(record, trial)
-    once_more = checkpoint.name.startswith("target.refit-")
+    once_more = checkpoint.name.startswith("race.refit-")
     found = record.shown().trials[number]
     asked, objective = read_asked(record.path), as_given(problem.objective)
     if "train" in asked["digests"]:
         raise _cannot(number, "`train` trained it: that function is the recipe, with `best_config`")
     if getattr(objective, "optimizer_settings", None) is not None:
         raise _cannot(number, "its objective says by itself how parameters are updated (`optimizer_settings`)")
-    models = problem.settings.models("target")
+    models = problem.settings.models("race")
     if models > 1 and not (once_more or (problem.settings.race.refit and not problem.settings.folds)):
         raise _cannot(
             number, f"it is {models} models, whose mean counts; `race=RaceConfig(refit=True)` makes one of the winner"
@@ -80,7 +80,7 @@ def _cannot(number: int, why: str) -> ValueError:
 
 def _workers(trial: TrialRecord) -> int:
     """Return the number of workers on which a trial trained; ValueError if batch or learning rate grew with them."""
-    lines = [line for line in trial.history if line["stage"] == "target" and line["epoch"] <= trial.kept_epoch]
+    lines = [line for line in trial.history if line["heat"] == "race" and line["epoch"] <= trial.kept_epoch]
     batches = list(dict.fromkeys(line[GLOBAL_BATCH] for line in lines if GLOBAL_BATCH in line))
     multipliers = {line.get("lr_multiplier", 1.0) for line in lines} - {1.0}
     if {*batches} - {read(trial.config, "batch_size")} or multipliers:
@@ -92,7 +92,7 @@ def _workers(trial: TrialRecord) -> int:
 
 def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> None:
     """Refuse a trial that went on with another one's weights, or with other hyperparameters than it began with."""
-    own = re.compile(rf"target/trial-{number}/to-\d+")
+    own = re.compile(rf"race/trial-{number}/to-\d+")
     values = {key: unit.value for key, unit in units.items() if isinstance(unit.value, Mapping)}
     changed = any("origin" in value or "mutable" in value for key, value in values.items() if own.fullmatch(key))
     copied = swept and any(str(number) in value.get("copies", ()) for key, value in values.items() if "/group-" in key)

@@ -1,4 +1,4 @@
-"""The result of a run: the best configuration, its trained model, every trial's record, and the cost of each stage."""
+"""The result of a run: the best configuration, its trained model, every trial's record, and the cost of each heat."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class TuneResult(RunRecord):
         value and its intermediate values, one an epoch, are those at full size. A trial that trained on the surrogate
         alone has the values there. It counts for importances, but is infeasible, so that Optuna's best trial is this
         result's. A trial that diverged or failed has state FAIL, unless an epoch of it counts (`keep="best"`). One that
-        has not begun has state WAITING. `user_attrs` tell the stage, both metrics, the status and the probability of
+        has not begun has state WAITING. `user_attrs` tell the heat, both metrics, the status and the probability of
         being the best. Ranges are wider than the space's if PBT left the space.
 
         Raises:

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from fusion.streams import preserved_generators
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.data import batch_length
 from hydro_rasda.data.batch_splits import IndexedBatches
-from hydro_rasda.history.lines import Stage, number_of
+from hydro_rasda.history.lines import number_of
 from hydro_rasda.history.winner import best_of
 from hydro_rasda.problem.dry_run_of_batches import one_thread
 from hydro_rasda.problem.problem import Problem
@@ -73,7 +74,7 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
     if run.settings.sweep.surrogate == 1 or not finalists:
         return []
     winner, _ = best_of(run.history, [*finalists])
-    full, narrow = (_losses(run, stage, winner) for stage in ("target", "surrogate"))
+    full, narrow = (_losses(run, heat, winner) for heat in ("race", "sweep"))
     if not overfits_beyond(list(full.values()), list(narrow.values())):
         return []
     epoch = min(full, key=lambda at: full[at].val)
@@ -85,9 +86,9 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
     return [f"{told}{show(end.train)}. Sweep the model itself (`sweep=SweepConfig(surrogate=1)`){early}"]
 
 
-def _losses(run: Run, stage: Stage, number: int) -> dict[int, Losses]:
+def _losses(run: Run, heat: HeatName, number: int) -> dict[int, Losses]:
     """Return the losses by epoch; none if a training function of the user's reports no such losses."""
-    lines = run.history.metrics.get((stage, number), ())
+    lines = run.history.metrics.get((heat, number), ())
     pairs: dict[int, list[Any]] = {
         line["epoch"]: [line[name] for name in ("train_loss", "val_loss") if name in line] for line in lines
     }

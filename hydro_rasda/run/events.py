@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hydro_rasda.history.lines import Stage as Stage
-
-SURROGATES, CHECK, MIDDLE, FULL_SIZE = "surrogates", "transfer check", "middle heat", "full size"
-"""Titles of the parts of a run."""
+from hydro_rasda.common.heat_names import HeatName, RunPart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,22 +58,20 @@ class RunEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageBegan(Event):
-    """A part of the run begins: the surrogates, the check of the transfer, the middle heat, or the full size.
-
-    The full size begins once more after each milestone.
+class HeatBegan(Event):
+    """A heat begins, or the check of the transfer. The race begins once more after each milestone.
 
     Attributes:
         epochs: Number of epochs that it trains, over all of its trials.
     """
 
-    title: str
+    heat: RunPart
     epochs: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageEnded(Event):
-    """The part of the run that began last ends."""
+class HeatEnded(Event):
+    """The heat, or the check, that began last ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,17 +109,16 @@ class TrialConfigured(Event):
 class EpochEnded(Event):
     """A trial's metrics after an epoch, as the journal has them.
 
-    They are sent at full size after each epoch, and on surrogates when a milestone is reached. An epoch that is trained
-    again is sent again. At full size, it is not if it comes to the same metrics as before the interruption.
+    The race sends them after each epoch, the other heats when a milestone is reached. An epoch that is trained
+    again is sent again. In the race, it is not if it comes to the same metrics as before the interruption.
 
     Attributes:
-        stage: "surrogate"; "middle", a wider surrogate of the middle heat (`full_trainings` below 3); or "target", the
-            full-size model.
+        heat: "sweep"; "middle", on a wider surrogate (`full_trainings` below 3); or "race", on the full-size model.
         epoch: Number of epochs that the trial has trained, from 1.
         metrics: "train_*" and "val_*"; None if not finite. On Ray, also the number of workers.
     """
 
-    stage: Stage
+    heat: HeatName
     trial: int
     epoch: int
     metrics: Mapping[str, Any]
@@ -139,7 +133,7 @@ class RungDecided(Event):
         kept: The trials that go on, best first.
     """
 
-    stage: Stage
+    heat: HeatName
     epoch: int
     candidates: tuple[int, ...]
     kept: tuple[int, ...]
@@ -185,7 +179,7 @@ class TrialFailed(Event):
 class CheckpointSaved(Event):
     """A checkpoint was written. It is removed once a later one takes its place."""
 
-    stage: Stage
+    heat: HeatName
     trials: tuple[int, ...]
     path: Path
 

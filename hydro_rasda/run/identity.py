@@ -101,7 +101,7 @@ class Identity:
 
         def of_data(given: Any) -> str:
             # The user's own loop alone knows how to read its data.
-            known = are_tensors(given) or not problem.is_own("surrogate")
+            known = are_tensors(given) or not problem.is_own("sweep")
             return data_digest(given, batch_size) if known else digest(content(given))
 
         digests = {name: digest(found) for name, found in (self._made | stayed).items()}

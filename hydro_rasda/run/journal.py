@@ -50,7 +50,7 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
         "sum": int,
     },
     RUN: {"id": str},
-    "metrics": {"stage": str, "trial": int, "epoch": int},
+    "metrics": {"heat": str, "trial": int, "epoch": int},
     "trial": {"trial": int, "config": dict},
     "failed": {"trial": int, "error": str},
     "retried": {"trial": int},

@@ -1,25 +1,25 @@
-"""Writing down the full-size stage of a run.
+"""Writing down the race of a run.
 
 All backends record full-size trainings alike, so that each can resume the work of another:
 
-- `target/trial-{n}/at-{epoch}`: a trial's metrics after each epoch, as soon as the tuner hears of it. Nothing that the
+- `race/trial-{n}/at-{epoch}`: a trial's metrics after each epoch, as soon as the tuner hears of it. Nothing that the
   run decides depends on it. `/again` ends its name if the trial came to this epoch before, and was interrupted. Its
   lines are then those that differ.
-- `target/trial-{n}/to-{epoch}`: `{"checkpoint": name}` from which training can go on after this epoch, and a trial's
+- `race/trial-{n}/to-{epoch}`: `{"checkpoint": name}` from which training can go on after this epoch, and a trial's
   metrics since its checkpoint before, as far as no line has them yet. "best" tells the epoch whose weights it keeps.
   "swept" tells that the sweep trained it: the sweep's metrics up to there are then the trial's own. "device" is the
   device, if there are several. "beside" is the number of trials that shared it, the trial included. "early" tells that
   the trial had not entered the race: what it trained counts once it enters.
-- `target/trial-{n}/failed-after-{epoch}`: its traceback.
-- `target/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
-- `target/trial-{n}/lost-after-{epoch}`: its checkpoint is damaged, so that it trains anew.
-- `target/retry-of-{n}`: a trial that failed is tried again, as code or data changed since.
-- `target/entered`: the finalists; the race between them begins, and is decided anew.
-- `target/begin/of-{trials}`: the first milestone of each.
-- `target/to-{epoch}/kept/of-{trials}`: for each trial that was compared after this epoch, the epoch to which it trains
+- `race/trial-{n}/failed-after-{epoch}`: its traceback.
+- `race/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
+- `race/trial-{n}/lost-after-{epoch}`: its checkpoint is damaged, so that it trains anew.
+- `race/retry-of-{n}`: a trial that failed is tried again, as code or data changed since.
+- `race/entered`: the finalists; the race between them begins, and is decided anew.
+- `race/begin/of-{trials}`: the first milestone of each.
+- `race/to-{epoch}/kept/of-{trials}`: for each trial that was compared after this epoch, the epoch to which it trains
   on, or None.
-- `target/refit-{n}/to-{epoch}`: a trial's model of that epoch, trained once more on the examples of all folds.
-- `target/done`: the stage is over, for the finalists that it names.
+- `race/refit-{n}/to-{epoch}`: a trial's model of that epoch, trained once more on the examples of all folds.
+- `race/done`: the race is over, for the finalists that it names.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from hydro_rasda.run.crash_log import DROPPED
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.state import Run
 
-_WIDTHS = "surrogate/widths-of-"
+_WIDTHS = "sweep/widths-of-"
 
 
 def hear(run: Run, epochs: int, metrics: Mapping[str, Iterable[float]], told: Sequence[EpochTold] = ()) -> None:
@@ -64,15 +64,15 @@ def hear(run: Run, epochs: int, metrics: Mapping[str, Iterable[float]], told: Se
 
 def _record_live(run: Run, number: int, trained: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
     """Record epochs of a full-size trial while it trains on."""
-    reached = run.history.epochs("target", number)
+    reached = run.history.epochs("race", number)
     trained = [(epoch, metrics) for epoch, metrics in trained if epoch > reached]
     # A cluster may pass words on when the trial has come further, or has failed.
-    if not trained or ("target", number) in run.history.failed:
+    if not trained or ("race", number) in run.history.failed:
         return
-    key = f"target/trial-{number}/at-{trained[-1][0]}"
+    key = f"race/trial-{number}/at-{trained[-1][0]}"
     while run.store.done(key):
         key += "/again"
-    lines = _new_lines(run, number, metric_lines("target", number, trained))
+    lines = _new_lines(run, number, metric_lines("race", number, trained))
     # Raised here, within the training, it could be taken for the trial's own error. The next unit raises it again.
     with contextlib.suppress(OSError):
         run.record(key, Unit(None, lines))
@@ -100,7 +100,7 @@ def record_epochs(
         lines: The trial's metrics since its last record, or from an earlier epoch on if it went back.
         epoch: The epoch that was reached; None: that of the last line.
     """
-    key = f"target/trial-{number}/to-{lines[-1]['epoch'] if epoch is None else epoch}"
+    key = f"race/trial-{number}/to-{lines[-1]['epoch'] if epoch is None else epoch}"
     run.save(key, state, [number])
     if "best" in state:
         more["best"] = {name: state["best"][name] for name in ("epoch", "score")}
@@ -109,7 +109,7 @@ def record_epochs(
 
 def record_swept(run: Run, number: int, state: Mapping[str, Any]) -> None:
     """Record the sweep's training of a trial, at full width, as the beginning of its full-size training."""
-    record_epochs(run, number, [], state, epoch=run.history.epochs("surrogate", number), swept=True)
+    record_epochs(run, number, [], state, epoch=run.history.epochs("sweep", number), swept=True)
 
 
 def record_refit(run: Run, number: int, epoch: int, state: Mapping[str, Any], seconds: float) -> None:
@@ -121,14 +121,14 @@ def record_refit(run: Run, number: int, epoch: int, state: Mapping[str, Any], se
 
 def record_failure(run: Run, number: int, error: str, seconds: float = 0.0) -> None:
     """Record that a full-size trial raised, with its traceback."""
-    key = f"target/trial-{number}/failed-after-{run.history.epochs('target', number)}"
+    key = f"race/trial-{number}/failed-after-{run.history.epochs('race', number)}"
     run.record(key, Unit(None, [failure_line(number, error)], seconds), again=True)
 
 
 def record_done(run: Run, number: int) -> None:
     """Record that the training of a full-size trial has ended by itself: it does not go on."""
-    epoch = run.history.epochs("target", number)
-    key = f"target/trial-{number}/done-after-{epoch}"
+    epoch = run.history.epochs("race", number)
+    key = f"race/trial-{number}/done-after-{epoch}"
     if epoch < run.settings.max_t and not run.store.done(key):
         run.record(key, Unit(None))
         run.notify(TrialEnded, trial=number, epoch=epoch)
@@ -140,7 +140,7 @@ def source_of(run: Run, number: int) -> str | None:
     if name is None or not (damage := run.store.damage(name)):
         return name
     run.say(f"{damage}: trial {number} trains again")
-    run.record(f"target/trial-{number}/lost-after-{run.history.epochs('target', number)}", Unit(None), again=True)
+    run.record(f"race/trial-{number}/lost-after-{run.history.epochs('race', number)}", Unit(None), again=True)
     return None
 
 
@@ -164,8 +164,8 @@ def end_by_score(run: Run) -> None:
     run.say(f"{settings.metric} is as good as `stop_at={settings.stop_at}` asks: nothing more trains")
 
 
-def end_targets(run: Run, finalists: Iterable[int]) -> None:
-    """Record that the stage has come to its end with these finalists."""
+def end_race(run: Run, finalists: Iterable[int]) -> None:
+    """Record that the race has come to its end with these finalists."""
     run.end_by(DONE, sorted(finalists))
 
 
@@ -173,7 +173,7 @@ def another_chance(run: Run, finalists: Iterable[int]) -> bool:
     """Try failed finalists again if code or data changed since; return whether there are any."""
     again = [n for n in finalists if n in run.history.failures and run.store.changes]
     for number in again:
-        run.record(f"target/retry-of-{number}", Unit(None, [{"event": "retried", "trial": number}]), again=True)
+        run.record(f"race/retry-of-{number}", Unit(None, [{"event": "retried", "trial": number}]), again=True)
     return bool(again)
 
 

@@ -42,7 +42,7 @@ def as_recorded(trials: Sequence[Trial], run: Run) -> list[Trial]:
     recorded = {
         line["trial"]: with_objects(restore(line["config"], run.hidden, run.space), run.space)
         for key, unit in run.store.units().items()
-        if key.startswith("surrogate/kinds-from-")
+        if key.startswith("sweep/kinds-from-")
         for line in unit.lines
         if line["event"] == "trial"
     }

@@ -169,7 +169,7 @@ class Store:
         """Do a unit of work, or return the recorded one if it was done before.
 
         Args:
-            key: Names the unit within the run, such as "surrogate/rung-0/group-3".
+            key: Names the unit within the run, such as "sweep/rung-0/group-3".
             work: Does the unit. Any checkpoint that it writes must be complete before it returns.
         """
         if key not in self._units:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from hydro_rasda.common.heat_names import HeatName, RunPart
 from hydro_rasda.common.secret_masking import Place, hide, scrubbed
 from hydro_rasda.common.short_values import show
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.history import History
-from hydro_rasda.history.lines import Stage, Unit, decision_key
+from hydro_rasda.history.lines import Unit, decision_key
 from hydro_rasda.history.unkept_values import literals
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import (
@@ -20,9 +21,9 @@ from hydro_rasda.run.events import (
     EpochEnded,
     EpochsTrained,
     Event,
+    HeatBegan,
+    HeatEnded,
     MessageSaid,
-    StageBegan,
-    StageEnded,
     TrialConfigured,
     TrialFailed,
 )
@@ -34,7 +35,7 @@ from hydro_rasda.space.space import derived
 if TYPE_CHECKING:  # imports torch, for which reading a journal need not wait
     from hydro_rasda.problem.problem import Problem
 
-_PLACE = ("event", "stage", "trial", "epoch")
+_PLACE = ("event", "heat", "trial", "epoch")
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Run:
         hidden: Places of secrets in configurations; no file, event or message shows them.
         known: Trials with the objects of the space, by number, as the search gave them.
         history: The content of the journal; `fold` takes in the units that earlier processes wrote.
-        time_left: The estimate of the time left, from the plans and epochs of the stages.
+        time_left: The estimate of the time left, from the plans and epochs of the heats.
     """
 
     problem: Problem
@@ -123,7 +124,7 @@ class Run:
     def save(self, key: str, state: Mapping[str, Any], trials: Iterable[int]) -> None:
         """Write the checkpoint of a unit of work, before the unit is recorded."""
         self.store.save(key, state)
-        self.notify(CheckpointSaved, stage=key.partition("/")[0], trials=tuple(trials), path=self.store.file(key))
+        self.notify(CheckpointSaved, heat=key.partition("/")[0], trials=tuple(trials), path=self.store.file(key))
 
     def notify(self, event: type[Event], **values: Any) -> None:
         """Give the callbacks an event that happens now."""
@@ -140,7 +141,7 @@ class Run:
         for line in unit.lines if self.callbacks else ():
             if line["event"] == "metrics":
                 metrics = {name: value for name, value in line.items() if name not in _PLACE}
-                place = {name: line[name] for name in ("stage", "trial", "epoch")}
+                place = {name: line[name] for name in ("heat", "trial", "epoch")}
                 self.notify(EpochEnded, metrics=metrics, **place, **when)
             elif line["event"] == "trial":
                 self.notify(TrialConfigured, trial=line["trial"], config=copy.deepcopy(line["config"]), **when)
@@ -153,14 +154,14 @@ class Run:
         self.store.keep_message(text)
         self.notify(MessageSaid, text=text)
 
-    def begin_stage(self, title: str, epochs: int) -> None:
-        """Announce a part of the run that trains `epochs` epochs, over all of its trials."""
-        self.time_left.begin(title, self.store.seconds)
-        self.notify(StageBegan, title=title, epochs=epochs)
+    def begin_heat(self, heat: RunPart, epochs: int) -> None:
+        """Announce a heat, or the transfer check, that trains `epochs` epochs, over all of its trials."""
+        self.time_left.begin(heat, self.store.seconds)
+        self.notify(HeatBegan, heat=heat, epochs=epochs)
 
-    def end_stage(self) -> None:
-        """Announce the end of the part that began last."""
-        self.notify(StageEnded)
+    def end_heat(self) -> None:
+        """Announce the end of the heat that began last."""
+        self.notify(HeatEnded)
 
     def advance(self, epochs: int, note: str = "") -> None:
         """Announce epochs that were trained just now, before the journal has them."""
@@ -180,18 +181,18 @@ class Run:
             self.say(f"{damage}: what it held trains again")
         return not damage
 
-    def out_of_time(self, stage: Stage) -> bool:
-        """Tell whether a stage may begin no more work: the time budget, or the sweep's share of it, is spent."""
-        return self.seconds_left(stage) <= 0
+    def out_of_time(self, heat: HeatName) -> bool:
+        """Tell whether a heat may begin no more work: the time budget, or the sweep's share of it, is spent."""
+        return self.seconds_left(heat) <= 0
 
-    def seconds_left(self, stage: Stage) -> float:
-        """Return a stage's seconds left of the time budget, which counts interrupted sessions; infinite without one."""
-        return seconds_left(self.settings.time_budget_s, stage, self.store.seconds, self.store.swept)
+    def seconds_left(self, heat: HeatName) -> float:
+        """Return a heat's seconds left of the time budget, which counts interrupted sessions; infinite without one."""
+        return seconds_left(self.settings.time_budget_s, heat, self.store.seconds, self.store.swept)
 
-    def end_by_time(self, stage: Stage) -> None:
-        """Record that a stage's time is spent, so that the same call trains nothing more."""
-        key = f"{stage}/ended-by-{self.settings.time_budget_s}s"
-        if stage == "target":
+    def end_by_time(self, heat: HeatName) -> None:
+        """Record that a heat's time is spent, so that the same call trains nothing more."""
+        key = f"{heat}/ended-by-{self.settings.time_budget_s}s"
+        if heat == "race":
             self.end_by(key)
         else:
             self.unit(key, lambda: Unit(None))

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hydro_rasda.run.events import Stage
+from hydro_rasda.common.heat_names import HeatName
 
 PRIOR = 0.03
-"""Share of a stage after which its measured times weigh as much as the foreseen ones."""
+"""Share of a part of the run after which its measured times weigh as much as the foreseen ones."""
 
 ENOUGH = 0.1
-"""Share of a stage of which nothing was foreseen, after which its measured times are told."""
+"""Share of a part of the run of which nothing was foreseen, after which its measured times are told."""
 
 OVERHEAD = 1.5
 """Ratio of measured to foreseen time before any measurement: validation, updates and checkpoints are not foreseen.
@@ -32,7 +32,7 @@ LEAST_TOLD = 2.0
 """Seconds below which nobody is told how many are left."""
 
 LEAST_NEWS = 60.0
-"""Seconds below which a stage begins without a line on the time left.
+"""Seconds below which a part of the run begins without a line on the time left.
 
 A dry run foresees batches alone. Processes, validation and checkpoints take some tenths of a second for each group and
 full-size model. They can be most of a run of seconds, but are a small share of minutes.
@@ -52,7 +52,7 @@ def roughly(seconds: float) -> str:
 
 
 class Piece(NamedTuple):
-    """Epochs of a stage that cost alike.
+    """Epochs of a part of the run that cost alike.
 
     Attributes:
         epochs: Number of epochs, over all trials.
@@ -64,7 +64,7 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class _Stage:
+class _PartLeft:
     pieces: list[Piece]
     foreseen: float = 0.0
     spent: float = 0.0
@@ -87,7 +87,7 @@ class _Stage:
 
     @property
     def ahead(self) -> float:
-        """Foreseen seconds of the stage's pieces; not finite if nothing was foreseen."""
+        """Foreseen seconds of its pieces; not finite if nothing was foreseen."""
         return sum(count * seconds for count, seconds in self.pieces)
 
     @property
@@ -107,7 +107,7 @@ class _Stage:
         return sum(count for count, _ in self.pieces)
 
     def left(self, lanes: int) -> float:
-        """Return the seconds that the stage's pieces take; NaN if nothing was foreseen, or measured in each lane."""
+        """Return the seconds that its pieces take; NaN if nothing was foreseen, or measured in each lane."""
         if not self.pieces:
             return 0.0
         if self.is_foreseen:
@@ -115,53 +115,53 @@ class _Stage:
         return self.epochs * self.spent / self.trained if self.reports >= lanes else math.nan
 
     def can_be_told(self, lanes: int) -> bool:
-        """Tell whether enough of the stage was measured to tell a user how long it takes."""
+        """Tell whether enough of it was measured to tell a user how long it takes."""
         enough = self.is_foreseen or self.trained >= ENOUGH * (self.trained + self.epochs)
         return enough and self.reports >= lanes
 
 
 class TimeLeft:
-    """The estimate for a whole run, over its stages; `lanes` models train at the same time."""
+    """The estimate for a whole run, over its parts; `lanes` models train at the same time."""
 
     def __init__(self) -> None:
         self.lanes = 1
-        self._stages: dict[str, _Stage] = {}
+        self._parts: dict[str, _PartLeft] = {}
         self._now, self._at = "", 0.0
         self._shown: tuple[float, float] | None = None
 
-    def plan(self, stage: str, pieces: Iterable[Piece]) -> None:
-        """Set the epochs that a stage has left to train; its measurements stay."""
-        known = self._stages.setdefault(stage, _Stage([]))
+    def plan(self, part: str, pieces: Iterable[Piece]) -> None:
+        """Set the epochs that a part of the run has left to train; its measurements stay."""
+        known = self._parts.setdefault(part, _PartLeft([]))
         known.pieces = [piece for piece in pieces if piece.epochs > 0]
 
-    def planned(self, stage: str) -> bool:
-        return stage in self._stages
+    def planned(self, part: str) -> bool:
+        return part in self._parts
 
-    def begin(self, stage: str, seconds: float) -> None:
-        """Start the clock of a stage, at a wall time of the run."""
-        self._now, self._at = stage, seconds
+    def begin(self, part: str, seconds: float) -> None:
+        """Start the clock of a part, at a wall time of the run."""
+        self._now, self._at = part, seconds
 
     def advance(self, epochs: float, seconds: float) -> None:
-        """Count epochs of the stage that began last."""
-        if (stage := self._stages.get(self._now)) is not None:
-            stage.spent += max(0.0, seconds - self._at)
-            stage.take(epochs)
+        """Count epochs of the part that began last."""
+        if (part := self._parts.get(self._now)) is not None:
+            part.spent += max(0.0, seconds - self._at)
+            part.take(epochs)
         self._at = seconds
 
     def foreseen(self) -> float | None:
-        """Return the seconds that all stages still take; None if that is not known of one of them."""
-        left = sum(stage.left(self.lanes) for stage in self._stages.values())
-        return left if self._stages and math.isfinite(left) else None
+        """Return the seconds that all parts still take; None if that is not known of one of them."""
+        left = sum(part.left(self.lanes) for part in self._parts.values())
+        return left if self._parts and math.isfinite(left) else None
 
     def news(self, seconds: float) -> float | None:
-        """Return the seconds left when they can be told, once a stage, if they are `LEAST_NEWS` or more; else None.
+        """Return the seconds left when they can be told, once a part, if they are `LEAST_NEWS` or more; else None.
 
         `left` goes on from there.
         """
-        stage, left = self._stages.get(self._now), self.foreseen()
-        if stage is None or stage.told or not stage.can_be_told(self.lanes) or left is None or left < LEAST_NEWS:
+        part, left = self._parts.get(self._now), self.foreseen()
+        if part is None or part.told or not part.can_be_told(self.lanes) or left is None or left < LEAST_NEWS:
             return None
-        stage.told, self._shown = True, (left, seconds)
+        part.told, self._shown = True, (left, seconds)
         return left
 
     def left(self, seconds: float) -> float | None:
@@ -183,8 +183,8 @@ SWEEP_SHARE = 0.5
 """Share of a time budget that the sweep may spend; the rest trains the finalists."""
 
 
-def seconds_left(budget: float | None, stage: Stage, seconds: float, swept: float) -> float:
-    """Return the seconds that a stage may still take; infinite without a budget.
+def seconds_left(budget: float | None, heat: HeatName, seconds: float, swept: float) -> float:
+    """Return the seconds that a heat may still take; infinite without a budget.
 
     Only the sweep's own time counts against its share, not full-size training. The same call with more time thus goes
     on with the sweep, too.
@@ -192,10 +192,10 @@ def seconds_left(budget: float | None, stage: Stage, seconds: float, swept: floa
     Args:
         swept: The part of `seconds` that the sweep took.
 
-    >>> seconds_left(100.0, "surrogate", 80.0, 10.0), seconds_left(100.0, "surrogate", 10.0, 10.0)
+    >>> seconds_left(100.0, "sweep", 80.0, 10.0), seconds_left(100.0, "sweep", 10.0, 10.0)
     (20.0, 40.0)
     """
     if budget is None:
         return math.inf
     left = budget - seconds
-    return left if stage == "target" else min(left, SWEEP_SHARE * budget - swept)
+    return left if heat == "race" else min(left, SWEEP_SHARE * budget - swept)

@@ -19,10 +19,10 @@ SHORTEST_S = 1e-3
 """To let a guest run and to stop it again takes about 20 microseconds; its data come to the caches in another 100."""
 
 
-class Forecast:
+class WaitForecast:
     """Forecast how long the host will wait, by the position of the wait in its step: a schedule repeats itself.
 
-    >>> forecast = Forecast()
+    >>> forecast = WaitForecast()
     >>> for seconds in (0.05, 0.04, 0.06): forecast.saw(2, seconds)
     >>> forecast.expects(2), forecast.expects(3)
     (0.04, 0.0)

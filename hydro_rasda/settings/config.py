@@ -18,6 +18,7 @@ from hydro_rasda.common.argument_checks import (
     is_number,
     require,
 )
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.seeds import MOST_SEED
 from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.milestones import last_look, milestones, race_milestones, sweep_milestones
@@ -56,7 +57,7 @@ LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
 WITH_LAST = (MedianStopping, NoStopping, PopulationBasedTraining)
 """Rules whose `last` is the epoch at which the sweep ends."""
 FULL_TRAININGS = 3.0
-"""The budget of the full-size stage by default; each further seed of the finalists needs as much."""
+"""The budget of the race by default; each further seed of the finalists needs as much."""
 UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
     # Ranks whose shares have unequally many parts would wait for each other for ever.
     "accumulate": (lambda parts: parts == 1, "1 with race.strategy 'fsdp', more workers in its place"),
@@ -326,7 +327,7 @@ class TuneConfig:
         require(sweep.rule != "epsilon-net" or self.comparison.by_place, "sweep.rule", sweep.rule, rule)
         scaled_apart = self.precision == "fp16" and race.strategy == "fsdp"
         require(not scaled_apart, "precision", self.precision, "another one with race.strategy 'fsdp'")
-        one, several = self.models("target") == 1, "where a finalist trains several models, of folds or seeds"
+        one, several = self.models("race") == 1, "where a finalist trains several models, of folds or seeds"
         require(one or race.workers == 1, "race.workers", race.workers, f"1 {several}: a device trains all of them")
 
     def plain(self) -> TuneConfig:
@@ -338,10 +339,10 @@ class TuneConfig:
             sweep=replace(self.sweep, rule=rule, searcher=None, first=(), constraints=bounds or None),
         )
 
-    def models(self, stage: Literal["surrogate", "middle", "target"]) -> int:
-        """Return how many models each trial trains in a stage: one for each fold and each seed."""
+    def models(self, heat: HeatName) -> int:
+        """Return how many models each trial trains in a heat: one for each fold and each seed."""
         seeds = self.sweep.repeats
-        if stage == "target":
+        if heat == "race":
             seeds = max(1, min(seeds, math.floor(self.full_trainings / FULL_TRAININGS / max(1, self.folds))))
         return seeds * max(1, self.folds)
 

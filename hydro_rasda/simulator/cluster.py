@@ -233,7 +233,7 @@ class Launching:
 
 
 @dataclass(slots=True)
-class Trial:
+class SimulatedTrial:
     """A trial: how far it came, the workers that it has, and what its present epoch takes."""
 
     name: str

@@ -18,7 +18,7 @@ from typing import Any
 from hydro_rasda.common.argument_checks import is_int
 from hydro_rasda.schedulers import Decision, Growth, Held, MilestoneBarrier, Queue, Waiting, place
 from hydro_rasda.simulator.clock import Clock, SharedStorage
-from hydro_rasda.simulator.cluster import Cluster, Launching, Slots, Trial
+from hydro_rasda.simulator.cluster import Cluster, Launching, SimulatedTrial, Slots
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
 from hydro_rasda.simulator.rules import AnyPlan
 from hydro_rasda.simulator.training_time import CostModel, Spread
@@ -50,14 +50,14 @@ class Simulation:
         self._storage = SharedStorage(cluster.storage) if reads else None
         self._training = cache(cost.training)
         curves = zip(workload.scores[:, : plan.rule.max_t].tolist(), workload.work.tolist())
-        self._trials = [Trial(str(i), c, w, plan.rule.workers) for i, (c, w) in enumerate(curves)]
+        self._trials = [SimulatedTrial(str(i), c, w, plan.rule.workers) for i, (c, w) in enumerate(curves)]
         self._mode = workload.mode
         self._queue = Queue()
         self._held = Held()
         self._begun = 0
         self._fresh = 0  # of the queue, those that have never run
         self._alive = len(self._trials)
-        self._running: dict[int, Trial] = {}
+        self._running: dict[int, SimulatedTrial] = {}
         self._clock = Clock()
         self._launching = Launching(cluster, cost)
         self._events = 0
@@ -118,12 +118,12 @@ class Simulation:
             self._begun += 1
             self._fresh += 1
 
-    def _waiting(self, trial: Trial) -> Waiting:
+    def _waiting(self, trial: SimulatedTrial) -> Waiting:
         spread = Spread(trial.workers, math.ceil(trial.workers / self._cluster.kinds[0].gpus))
         expected = self._cost.restart_seconds + self._to_milestone(trial, spread)
         return Waiting(trial.name, trial.workers, trial.rung, expected)
 
-    def _to_milestone(self, trial: Trial, spread: Spread) -> float:
+    def _to_milestone(self, trial: SimulatedTrial, spread: Spread) -> float:
         epochs = self._milestones[trial.rung] - trial.epoch
         return epochs * self._epoch_seconds(self._training(spread) * trial.work) * self._cost.passes(spread.workers)
 
@@ -158,7 +158,7 @@ class Simulation:
         trial.epoch_seconds = self._cost.with_reading(trial.training, math.inf) * trial.noise
         self._clock.after(delay + trial.epoch_seconds + self._checkpoint(trial), "epoch", index, trial.segment)
 
-    def _checkpoint(self, trial: Trial) -> float:
+    def _checkpoint(self, trial: SimulatedTrial) -> float:
         return self._cost.checkpoint_seconds if trial.epoch + 1 in self._rungs else 0.0
 
     def _begin_reading(self, index: int, segment: int) -> None:
@@ -249,15 +249,15 @@ class Simulation:
         self._next_epoch(index)
         return True
 
-    def _expect(self, trial: Trial) -> None:
+    def _expect(self, trial: SimulatedTrial) -> None:
         if self._gathering:
             self._gathering.expect(trial.name, self._milestones[trial.rung])
 
-    def _on_its_way(self, trial: Trial) -> None:
+    def _on_its_way(self, trial: SimulatedTrial) -> None:
         if self._gathering:
             self._gathering.begin(trial.name, self._milestones[trial.rung], self._clock.now)
 
-    def _measure(self, trial: Trial) -> None:
+    def _measure(self, trial: SimulatedTrial) -> None:
         workers = trial.spread.workers
         count = self._tried[workers] = self._tried.get(workers, 0) + 1
         before = self._seconds.get(workers, 0.0)

@@ -98,7 +98,7 @@ class Forecast:
         regret: By how much the winner's last score is worse than the best trial's would have been, in the mean; NaN for
             "tune", whose surrogates' scores say nothing of that.
         relative_regret: Likewise, over the way from the best trial's last score to the median one's.
-        spending: Use of the GPU time, in GPU hours; of "tune", its full-size stage's.
+        spending: Use of the GPU time, in GPU hours; of "tune", its race's.
         sweep_hours: Of "tune": the part of `hours` that surrogates take; else 0.
     """
 

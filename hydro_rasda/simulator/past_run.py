@@ -139,7 +139,7 @@ BYTES_PER_PARAMETER = {"torch.float64": 8, "torch.float32": 4, "torch.bfloat16":
 # Seconds to which a journal's times are rounded.
 _RESOLUTION = 1e-4
 
-_SWEEP_UNIT = re.compile(r"surrogate/to-(\d+)/(?:.*/)?group-.*")
+_SWEEP_UNIT = re.compile(r"sweep/to-(\d+)/(?:.*/)?group-.*")
 
 Line = Mapping[str, Any]
 
@@ -158,12 +158,12 @@ def read_run(folder: str | Path) -> PastRun:
     settings = read_spec(path)
     units = read_units(path / JOURNAL).units
     lines = [line for unit in units.values() for line in unit.lines]
-    stages = {line["stage"] for line in lines if line["event"] == "metrics"}
-    if not stages:
+    heats = {line["heat"] for line in lines if line["event"] == "metrics"}
+    if not heats:
         raise ValueError(f"`run` is {str(folder)!r}, but must have trained at least one epoch: its journal has none")
     seconds, relative = costs(_stretches(units))
-    first = "surrogate" if "surrogate" in stages else "target"
-    workloads = {stage: _workload(units, stage, stage == first, settings, relative) for stage in stages}
+    first = "sweep" if "sweep" in heats else "race"
+    workloads = {heat: _workload(units, heat, heat == first, settings, relative) for heat in heats}
     gaps = _resizes(units)
     sizes = [_size(text) for text in settings["model"].values()]
     return PastRun(
@@ -175,27 +175,27 @@ def read_run(folder: str | Path) -> PastRun:
         gradient_bytes=sum(count * width for count, width in sizes),
         steps=_steps(settings["train_data"], lines),
         sweep=_sweep(units),
-        finalists=workloads.get("target"),
+        finalists=workloads.get("race"),
         settings=settings,
     )
 
 
 def _workload(
-    units: Mapping[str, Unit], stage: str, of_all: bool, settings: Mapping[str, Any], work: Mapping[int, float]
+    units: Mapping[str, Unit], heat: str, of_all: bool, settings: Mapping[str, Any], work: Mapping[int, float]
 ) -> Workload:
     metric, mode, _ = split_metrics(settings["metric"], settings["mode"])
     # A failure at full size says nothing of the trial's surrogate.
-    own = [unit for key, unit in units.items() if stage == "target" or not key.startswith("target/")]
+    own = [unit for key, unit in units.items() if heat == "race" or not key.startswith("race/")]
     lines = (line for unit in own for line in unit.lines)
-    numbers, scores = _curves(lines, stage, of_all, metric, int(settings["max_t"]))
+    numbers, scores = _curves(lines, heat, of_all, metric, int(settings["max_t"]))
     return Workload(continued(scores), np.array([work.get(n, 1.0) for n in numbers]), mode)
 
 
-def _curves(lines: Iterable[Line], stage: str, of_all: bool, metric: str, max_t: int) -> tuple[list[int], Floats]:
-    """The curves of a stage; of the first one, also of those that failed before they had trained an epoch."""
+def _curves(lines: Iterable[Line], heat: str, of_all: bool, metric: str, max_t: int) -> tuple[list[int], Floats]:
+    """The curves of a heat; of the first one, also of those that failed before they had trained an epoch."""
     curves: dict[int, Floats] = {}
     for line in lines:
-        if line["event"] == "metrics" and line["stage"] == stage:
+        if line["event"] == "metrics" and line["heat"] == heat:
             curve = curves.setdefault(line["trial"], np.full(max_t, np.nan))
             value = score_in(line, metric)
             curve[line["epoch"] - 1] = math.inf if value is None else value
@@ -209,12 +209,12 @@ def _curves(lines: Iterable[Line], stage: str, of_all: bool, metric: str, max_t:
 def _full_size(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit, dict[int, int | None]]]:
     """Yield units that trained a full-size trial: its number, and the workers of each epoch, None if none are told."""
     for number, unit in trained_spans(units):
-        if epochs := [*_metrics(unit.lines, "target")]:
+        if epochs := [*_metrics(unit.lines, "race")]:
             yield number, unit, {line["epoch"]: line.get("workers") for line in epochs}
 
 
-def _metrics(lines: Iterable[Line], stage: str) -> Iterator[Line]:
-    return (line for line in lines if line["event"] == "metrics" and line["stage"] == stage)
+def _metrics(lines: Iterable[Line], heat: str) -> Iterator[Line]:
+    return (line for line in lines if line["event"] == "metrics" and line["heat"] == heat)
 
 
 def _stretches(units: Mapping[str, Unit]) -> dict[Stretch, dict[int, float]]:
@@ -247,7 +247,7 @@ def _sweep(units: Mapping[str, Unit]) -> Sweep | None:
         if name := _SWEEP_UNIT.fullmatch(key):
             total += unit.seconds
             longest[int(name[1])] = max(longest.get(int(name[1]), 0.0), unit.seconds)
-    epochs = [line["trial"] for unit in units.values() for line in _metrics(unit.lines, "surrogate")]
+    epochs = [line["trial"] for unit in units.values() for line in _metrics(unit.lines, "sweep")]
     return Sweep(len(set(epochs)), total, sum(longest.values()), len(epochs)) if total and epochs else None
 
 

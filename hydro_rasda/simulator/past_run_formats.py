@@ -41,7 +41,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 NEEDED = ("trial", "epoch")
 
 
-class Row(NamedTuple):
+class EpochRow(NamedTuple):
     """An epoch, from 1, of one trial. Unknown seconds are NaN; a score of NaN is unknown, or the trial diverged."""
 
     trial: str
@@ -52,13 +52,13 @@ class Row(NamedTuple):
 
 
 def of_rows(
-    rows: Iterable[Row], metric: str, mode: Mode, failed: Collection[str] = (), gaps: Sequence[float] = ()
+    rows: Iterable[EpochRow], metric: str, mode: Mode, failed: Collection[str] = (), gaps: Sequence[float] = ()
 ) -> PastRun:
     """A past run, of its rows; of several for one epoch, the last that tells counts. ValueError without finite scores.
 
     `gaps` are seconds that resizes took.
     """
-    of: dict[str, dict[int, Row]] = {}
+    of: dict[str, dict[int, EpochRow]] = {}
     for row in rows:
         epochs = of.setdefault(row.trial, {})
         epochs[row.epoch] = _merged(epochs.get(row.epoch, row), row)
@@ -85,7 +85,7 @@ def of_rows(
     return PastRun(workload, seconds, restart_seconds(gaps), len(gaps))
 
 
-def _merged(before: Row, row: Row) -> Row:
+def _merged(before: EpochRow, row: EpochRow) -> EpochRow:
     if math.isnan(row.score):
         row = row._replace(score=before.score)
     return row._replace(seconds=before.seconds, workers=before.workers) if math.isnan(row.seconds) else row
@@ -118,7 +118,7 @@ def read_columns(columns: Mapping[str, Sequence[Any]], metric: str | None, mode:
         holds = math.isnan(value) or (1 <= value < math.inf and value == int(value))
         require(holds, "workers", value, f"an integer >= 1 (row {i + 1})")
         rows.append(
-            Row(
+            EpochRow(
                 trial=str(at["trial"]),
                 epoch=check_epoch(_number("epoch", at["epoch"], i), f"row {i + 1}"),
                 score=_number(chosen, columns[str(chosen)][i], i),
@@ -240,9 +240,9 @@ def _plain(cell: str) -> Any:
         return cell
 
 
-def _row(trial: str, line: Report, metric: str, some_timed: bool) -> Row:
+def _row(trial: str, line: Report, metric: str, some_timed: bool) -> EpochRow:
     value, seconds = line[metric], _seconds(line)
-    return Row(
+    return EpochRow(
         trial=trial,
         epoch=check_epoch(line["training_iteration"], trial),
         score=float(value) if is_metric(value) else math.nan,

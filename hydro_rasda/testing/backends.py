@@ -17,7 +17,7 @@ from typing import Any
 
 from hydro_rasda.contracts import Backend, Finished
 from hydro_rasda.heats.race import train_finalists
-from hydro_rasda.history.full_size import targets_over
+from hydro_rasda.history.full_size import is_race_over
 from hydro_rasda.testing.tiny_runs import (
     MAX_T,
     PATIENCE_S,
@@ -217,8 +217,8 @@ def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
             record(run, finished)
     with opened(make_backend(), folder, configs) as (run, devices):
         require(set(train_finalists(run, [0, 1, 2], devices)) == {0, 1, 2}, "all finalists count as tried")
-        require(targets_over(run.history, [0, 1, 2]), "the end of the stage is recorded")
-        curves = {number: run.history.curve("target", number) for number in run.history.trials}
+        require(is_race_over(run.history, [0, 1, 2]), "the end of the race is recorded")
+        curves = {number: run.history.curve("race", number) for number in run.history.trials}
         recorded = len(run.store.units())
     lengths = {number: len(curve) for number, curve in curves.items()}
     require(
@@ -228,7 +228,7 @@ def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
     with opened(local, folder, configs) as (run, devices):
         train_finalists(run, [0, 1, 2], devices)
         require(len(run.store.units()) == recorded, "the local backend has nothing left to train")
-        again = {number: run.history.curve("target", number) for number in run.history.trials}
+        again = {number: run.history.curve("race", number) for number in run.history.trials}
         require(again == curves, "the local backend finds what was recorded")
         lines = [line for unit in run.store.units().values() for line in unit.lines if line["event"] == "metrics"]
         require(len(lines) == sum(lengths.values()), "no epoch is trained twice")

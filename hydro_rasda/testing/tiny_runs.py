@@ -102,9 +102,9 @@ def group(*members: int, span: Span = _FIRST, sources: tuple[str, ...] = ()) -> 
 def targets(run: Run, stop: int) -> list[Task]:
     """All trials at full size to an epoch, each from its last checkpoint."""
     history = run.history
-    spans = {n: Span(history.epochs("target", n), stop) for n in history.trials}
+    spans = {n: Span(history.epochs("race", n), stop) for n in history.trials}
     source, many = history.checkpoints.get, len(spans)
-    return [full_size_task(f"target/{n}", n, span, source(n), 0, many) for n, span in spans.items()]
+    return [full_size_task(f"race/{n}", n, span, source(n), 0, many) for n, span in spans.items()]
 
 
 def train(devices: Devices, tasks: Iterable[Task], room: float = math.inf) -> list[Finished]:
@@ -129,7 +129,7 @@ def train_two_rungs(backend: Backend, folder: Path, configs: Sequence[Mapping[st
         (first,) = train(devices, [group(0, 1)])
         key = first.task.key
         run.store.save(key, {"parts": first.outcome.checkpoint})
-        lines = [line for n, history in first.outcome.history.items() for line in metric_lines("surrogate", n, history)]
+        lines = [line for n, history in first.outcome.history.items() for line in metric_lines("sweep", n, history)]
         run.record(key, Unit({"members": [0, 1], "stop": 2, "groups": [[0, 1]]}, lines))
         later = train(devices, [group(n, span=Span(2, 4), sources=(key,)) for n in (0, 1)])
     after = histories(later)
@@ -161,7 +161,7 @@ def require_one_failure(done: Sequence[Finished], number: int, why: str) -> None
 def record(run: Run, finished: Finished) -> None:
     """Keep what a full-size training gave, as the race does."""
     number, outcome = finished.task.number, finished.outcome
-    record_epochs(run, number, metric_lines("target", number, outcome.epochs), outcome.state, outcome.seconds)
+    record_epochs(run, number, metric_lines("race", number, outcome.epochs), outcome.state, outcome.seconds)
 
 
 def by_epoch(done: Iterable[Finished]) -> dict[tuple[int, int], Mapping[str, float]]:

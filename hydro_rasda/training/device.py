@@ -17,6 +17,7 @@ from typing import Any
 
 from fusion.width import keep_freed_memory
 from fusion.width.memory import usable_memory
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import EpochMetrics, Finished, Outcome, Task, Widths
 from hydro_rasda.problem.dry_run_of_batches import one_thread
@@ -26,7 +27,6 @@ from hydro_rasda.processes.forks import Crowd, Died, Notify, RelayedWarnings, im
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_own, kind_of_target
 from hydro_rasda.run.crash_log import CrashLog, training_of
-from hydro_rasda.run.events import Stage
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 from hydro_rasda.training.full_size import told_of, train_full_size_trial
 from hydro_rasda.training.group_training import LiveGroup, Load, joined, train_group
@@ -54,7 +54,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Share:
+class DeviceShare:
     """A process's share of a device.
 
     Attributes:
@@ -67,11 +67,11 @@ class Share:
     memory: float | None = None
 
 
-WHOLE = Share()
+WHOLE = DeviceShare()
 """The share of a process that has the device to itself."""
 
 
-class Device:
+class DeviceTrainer:
     """Train tasks on a device; each call returns when its tasks are done.
 
     Args:
@@ -83,11 +83,11 @@ class Device:
         cores: Number of groups, or full-size models, that train at the same time.
     """
 
-    def __init__(self, problem: Problem, may_die: bool = False, share: Share = WHOLE) -> None:
+    def __init__(self, problem: Problem, may_die: bool = False, share: DeviceShare = WHOLE) -> None:
         self._problem, self._share = problem, share
         self._live, self._relayed = LiveGroup(), RelayedWarnings()
-        self._peaks: dict[tuple[Stage, float | None], Peaks] = {}
-        self._paces: dict[tuple[Stage, float | None], HangDetector] = {}
+        self._peaks: dict[tuple[HeatName, float | None], Peaks] = {}
+        self._paces: dict[tuple[HeatName, float | None], HangDetector] = {}
         self.children = usable_children(problem)
         self.cores = max(1, self.children)
         if may_die and self.cores == 1:
@@ -109,7 +109,7 @@ class Device:
             width: That of the trials' surrogates, as in `Task`.
         """
         self.forget_group()
-        peaks, free, tight = self._peaks_of("surrogate", width), self.free, self._is_tight()
+        peaks, free, tight = self._peaks_of("sweep", width), self.free, self._is_tight()
         problem = self._problem.at_width(width)
         with one_thread() if self.cores > 1 else nullcontext():
             found = planned_widths(problem, kinds, self.cores, self.children > 0, free, peaks, tight, seconds)
@@ -126,19 +126,19 @@ class Device:
 
     def _is_tight(self) -> bool:
         """Tell whether memory may be too small for a full-size model, or any other, on each core, if this is known."""
-        return self.cores > 1 and self.cores * self._peaks_of("target").expected("of any kind") > self.free
+        return self.cores > 1 and self.cores * self._peaks_of("race").expected("of any kind") > self.free
 
-    def _peaks_of(self, stage: Stage, width: float | None = None) -> Peaks:
-        """The memory that models of a stage take, at a width of surrogates."""
-        if (stage, width) not in self._peaks:
-            self._peaks[stage, width] = Peaks(self._problem.at_width(width), stage)
-        return self._peaks[stage, width]
+    def _peaks_of(self, heat: HeatName, width: float | None = None) -> Peaks:
+        """The memory that models of a heat take, at a width of surrogates."""
+        if (heat, width) not in self._peaks:
+            self._peaks[heat, width] = Peaks(self._problem.at_width(width), heat)
+        return self._peaks[heat, width]
 
-    def _pace_of(self, stage: Stage, width: float | None) -> HangDetector:
-        if (stage, width) not in self._paces:
-            foreseen = self._problem.first_epoch_seconds(stage)
-            self._paces[stage, width] = HangDetector("no epoch was over", foreseen=foreseen)
-        return self._paces[stage, width]
+    def _pace_of(self, heat: HeatName, width: float | None) -> HangDetector:
+        if (heat, width) not in self._paces:
+            foreseen = self._problem.first_epoch_seconds(heat)
+            self._paces[heat, width] = HangDetector("no epoch was over", foreseen=foreseen)
+        return self._paces[heat, width]
 
     def train(self, tasks: Sequence[Task], work: Work, devices: int = 1) -> Generator[Finished, None, None]:
         """Train a task of groups, or at most `cores` full-size models at the same time.
@@ -149,7 +149,7 @@ class Device:
         Yields:
             Each task, as it is done. If full-size models share wall time, each counts its part.
         """
-        if tasks[0].stage == "target":
+        if tasks[0].heat == "race":
             yield from self._train_models(tasks, work, devices)
             return
         (task,), started = tasks, time.perf_counter()
@@ -192,7 +192,7 @@ class Device:
         A group at which processes died before is split, and a trial is dropped if one more process died. In a fork, the
         crash log is empty, and stays so.
         """
-        what = task.key if task.stage == "target" else training_of(task.members, task.span.stop)
+        what = task.key if task.heat == "race" else training_of(task.members, task.span.stop)
         if len(task.members) > 1 and work.doing.suspected(what):
             outcome = joined(self._train_part(part, work, notify) for part in task.smaller())
             work.doing.forget(what)
@@ -206,7 +206,7 @@ class Device:
 
         told = work.should_stop, on_epoch
         with work.doing.of(what):
-            if task.stage == "surrogate":
+            if task.heat == "sweep":
                 return train_group(self._problem.at_width(task.width), work.trials, task, work.load, *told, self._live)
             state = work.load(task.source) if task.source is not None else None
             return train_full_size_trial(self._problem, work.trials[task.number], task, state, *told)
@@ -222,7 +222,7 @@ class Device:
 
     def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
         """Train tasks in a process each, as many at the same time as fit memory and cores, and learn what they take."""
-        kinds, of = [self._kind(task, work) for task in tasks], (tasks[0].stage, tasks[0].width)
+        kinds, of = [self._kind(task, work) for task in tasks], (tasks[0].heat, tasks[0].width)
         peaks = self._peaks_of(*of)
 
         def took(i: int, peak: int) -> None:
@@ -236,15 +236,15 @@ class Device:
 
     def _at_once(self, tasks: Sequence[Task], work: Work) -> int:
         """Return how many of these tasks may begin at the same time, by memory alone."""
-        peaks = self._peaks_of(tasks[0].stage, tasks[0].width)
+        peaks = self._peaks_of(tasks[0].heat, tasks[0].width)
         jobs = [Job(task.key, peaks.expected(*self._kind(task, work)), 0.0, 0.0) for task in tasks]
         return len(beside(jobs, Room("", self.free, self.cores)))
 
     def _kind(self, task: Task, work: Work) -> tuple[str, int]:
         """Return the key of a training's memory peak: its kind, and how many models train as one."""
-        if self._problem.is_own("surrogate"):
+        if self._problem.is_own("sweep"):
             return kind_of_own(work.trials[task.number]), 1
-        if task.stage == "target":
+        if task.heat == "race":
             return kind_of_target(work.trials[task.number]), 1
         (group,) = task.groups
         return kind_of_group(group.kind, [work.trials[n] for n in group.members]), len(group.members)

@@ -19,10 +19,10 @@ from hydro_rasda.data import Shard, move
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.forks import Notify
 from hydro_rasda.processes.without_compiler import leave_out_compiler
-from hydro_rasda.training.device import WHOLE, Device, Share, Work
+from hydro_rasda.training.device import WHOLE, DeviceShare, DeviceTrainer, Work
 from hydro_rasda.training.distributed import Store, file_store
 from hydro_rasda.training.full_size import told_of
-from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
+from hydro_rasda.training.full_size_on_ranks import RankPlace, train_target_on_ranks
 from hydro_rasda.training.group_training import Load
 
 
@@ -56,16 +56,16 @@ class Trainer:
         threads: int,
         notify: Notify = lambda *reported: None,
         should_leave: Callable[[], bool] = lambda: False,
-        share: Share = WHOLE,
+        share: DeviceShare = WHOLE,
     ) -> None:
         torch.set_num_threads(threads)
         leave_out_compiler()
         self._where, self._notify, self._should_leave = where, notify, should_leave
         self._problem = problem.on(where)
-        self._device = Device(self._problem, may_die=True, share=share)
+        self._device = DeviceTrainer(self._problem, may_die=True, share=share)
 
     def describe(self) -> tuple[str, int, str]:
-        """`Device.machine` and `Device.cores`, and the node that it is on, where a backend has several."""
+        """The device's machine and cores, and the node that it is on, where a backend has several."""
         return self._device.machine, self._device.cores, ""
 
     def plan(
@@ -78,7 +78,7 @@ class Trainer:
         found = self._device.train(tasks, self._work(given), given.devices)
         return [replace(finished, outcome=_on_cpu(finished.outcome)) for finished in found]
 
-    def train_rank(self, task: Task, given: Given, place: Place, meeting: Any) -> Outcome:
+    def train_rank(self, task: Task, given: Given, place: RankPlace, meeting: Any) -> Outcome:
         """Train a full-size trial as one of several ranks, which find each other by the file `meeting`."""
         self._device.forget_group()
         work, open_store = self._work(given), partial(self._store, place.shard, meeting)

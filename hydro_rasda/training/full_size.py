@@ -10,7 +10,7 @@ from typing import Any
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import EpochMetrics, History, Outcome, Span, Task
 from hydro_rasda.data import ALONE, Shard
-from hydro_rasda.history.history import TARGET
+from hydro_rasda.history.history import FULL_TRAINING
 from hydro_rasda.history.lines import EpochTold
 from hydro_rasda.problem.precision import loss_scale
 from hydro_rasda.problem.problem import Problem
@@ -32,7 +32,7 @@ def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> S
 
 def told_of(task: Task, epoch: int, metrics: EpochMetrics) -> list[EpochTold]:
     """Return an epoch of a trial of the race for the run's journal; none of a group, or of a model beside the race."""
-    if TARGET.fullmatch(task.key) is None:
+    if FULL_TRAINING.fullmatch(task.key) is None:
         return []
     return [(task.number, epoch, {name: values[0] for name, values in metrics.items()})]
 
@@ -90,7 +90,7 @@ def train_full_size_trial(
 
     def train(problem: Problem) -> Outcome:
         history: History = []
-        each = problem.each("target")
+        each = problem.each("race")
         learners = [full_size_learner(of_model, trial) for of_model in each]
         for learner, own in zip(learners, states_apart(state, len(each)) if state is not None else ()):
             learner.load(own)

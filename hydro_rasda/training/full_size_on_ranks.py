@@ -47,7 +47,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
         keep_freed_memory()
     shared: Problem = worker.data
     # Hooks time and rescale steps: a recording calls none.
-    (problem,) = shared.on(worker.device).with_settings(graph=False).each("target")
+    (problem,) = shared.on(worker.device).with_settings(graph=False).each("race")
     trial = Trial(worker.config["trial"], worker.config["config"])
     shard = Shard(worker.rank, worker.world_size)
     learner = full_size_learner(problem, trial, shard)
@@ -80,7 +80,7 @@ TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The place of a process among those that train one full-size model.
 
     Attributes:
@@ -115,7 +115,7 @@ def train_target_on_ranks(
     trial: Trial,
     task: Task,
     state: Mapping[str, Any] | None,
-    place: Place,
+    place: RankPlace,
     open_store: Callable[[], Store],
     should_stop: Callable[[], bool],
     on_epoch: Callable[[int, EpochMetrics], None],

@@ -76,7 +76,7 @@ class LiveGroup:
         if learner.fused.attributes_changed:
             return None
         at = {number: k for k, number in enumerate(before.members)}
-        each = problem.each("surrogate")
+        each = problem.each("sweep")
         modules = {
             len(each) * k + i: of_model.surrogate(trials[number])
             for k, number in enumerate(group.members)
@@ -123,7 +123,7 @@ def train_group(
     """
 
     members, (group,) = task.members, task.groups
-    if problem.is_own("surrogate"):
+    if problem.is_own("sweep"):
         return train_own_surrogate(problem, trials[task.number], task, load, should_stop, on_epoch)
     halves = False
     # A recording holds memory beside the steps that run as written.
@@ -193,7 +193,7 @@ def _built(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load
     learner.micro_batches = max(learner.micro_batches, group.micro_batches)
     if group.compiled and problem.settings.graph is not False:
         learner.compile()
-    each = problem.each("surrogate")
+    each = problem.each("sweep")
     (share,) = islice(shares_of(each, trials[members[0]].batch_size, task.span.start, ALONE), 1)
     # Models whose batches cannot be put side by side train one after another.
     together = None if len(each) == 1 else learner.side_by_side(share.batch)
@@ -220,7 +220,7 @@ def joined(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def _start(problem: Problem, trials: Mapping[int, Trial], members: Sequence[int]) -> FusedLearner:
-    each = problem.each("surrogate")
+    each = problem.each("sweep")
     modules = [of_model.surrogate(trials[number]) for number in members for of_model in each]
     configs = [trials[number].config for number in members for _ in each]
     return FusedLearner(modules, configs, problem, len(each))
@@ -232,7 +232,7 @@ def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source
     They are as many as the trial trains at full size, the first ones.
     """
     learner, _ = _resume(problem, trials, [number], [source], load)
-    return [learner.member_state(at) for at in range(problem.settings.models("target"))]
+    return [learner.member_state(at) for at in range(problem.settings.models("race"))]
 
 
 def cut_down(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _resume(
     going_on: dict[int, list[int]] = {}
     for number in members:
         going_on.setdefault(copies.get(number, number), []).append(number)
-    models = problem.settings.models("surrogate")
+    models = problem.settings.models("sweep")
     merged: FusedLearner | None = None
     order: list[int] = []
     together = False

@@ -113,7 +113,7 @@ def planned_widths(
     if len(assumed) == len(kinds):
         return assumed
     functions = digest(content((problem.model_fn, problem.objective)))
-    models = problem.settings.models("surrogate")
+    models = problem.settings.models("sweep")
     for kind, trials in kinds.items():
         part = [trial for trial in trials[: -(-len(trials) // cores)] for _ in range(models)]
         batch = next(problem.train_data.epoch(part[0].batch_size, 0))
@@ -148,7 +148,7 @@ def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
 
     They are measured if trials have more steps, or an unknown number, or if groups may exceed `room` bytes.
     """
-    models, stop = problem.settings.models("surrogate"), problem.settings.sweep_milestones[-1]
+    models, stop = problem.settings.models("sweep"), problem.settings.sweep_milestones[-1]
     steps, seconds = problem.train_data.steps(trial.batch_size), problem.steady_epoch_seconds
     if steps is None or steps * stop >= MEASURED_FROM or seconds * stop >= MEASURED_FROM_S:
         return None
@@ -178,7 +178,7 @@ def _with_compiled(
     """
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     for kind, of in widths.items():
-        trials = [trial for trial in kinds[kind][: of.most] for _ in range(problem.settings.models("surrogate"))]
+        trials = [trial for trial in kinds[kind][: of.most] for _ in range(problem.settings.models("sweep"))]
         longest = _longest_training(problem, trials[0].batch_size) * of.seconds(of.most)
         if of.most > 1 and min(longest, end - time.monotonic()) >= COMPILED_FROM:
             found[kind] = cache.recall(f"{keys[kind]}/compiled")

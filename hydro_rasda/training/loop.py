@@ -53,7 +53,7 @@ def train_epochs(
     Yields:
         The number of epochs trained, 1 and up, and the metrics of the last: of each trial, means over its models.
     """
-    steps, shard, each = problem.train_data.steps(batch_size), learner.shard, problem.each("surrogate")
+    steps, shard, each = problem.train_data.steps(batch_size), learner.shard, problem.each("sweep")
     own_seed = ("rank", shard.rank) if shard.rank else ()
     for epoch in range(span.start, span.stop):
         learner.seed([derive_seed(p.settings.seed, "trial", n, epoch, *own_seed) for n in numbers for p in each])
@@ -124,7 +124,7 @@ def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bo
     """Metrics of the validation examples, over all ranks: of averaged weights, or of those that training left."""
     if problem.folds is not None:
         assert isinstance(learner, FusedLearner)
-        return _validated_apart(learner, problem.each("surrogate"), batch_size)
+        return _validated_apart(learner, problem.each("sweep"), batch_size)
     shard, collected = learner.shard, Collected()
     shares = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard)
 

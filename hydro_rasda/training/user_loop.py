@@ -87,7 +87,7 @@ class SpanWorker(Worker):
         self._problem, self._trial, self._process = problem, trial, os.getpid()
         self._settings, self._stop = problem.settings, task.span.stop
         self._kept = {*kept, *problem.settings.comparison.trained}
-        self._is_full_size = task.stage == "target"
+        self._is_full_size = task.heat == "race"
         self.width_ratio = 1.0 if self._is_full_size else problem.settings.sweep.surrogate
         self.scaled = WidthScaledRates(self.width_ratio)
         self._should_stop, self._on_epoch = should_stop, on_epoch
@@ -143,7 +143,7 @@ class SpanWorker(Worker):
         self.left = over or self.iteration >= self._stop or (not final and self._should_stop())
 
 
-class Kept:
+class KeptReports:
     """The part of a training function's reports that a run keeps; training goes on from the checkpoint `state`."""
 
     def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
@@ -223,10 +223,10 @@ def train_own_on_rank(worker: SpanWorker) -> None:
     """The same on a rank, from its last checkpoint to the trial's end, or to where the worker leaves it."""
     problem: Problem = worker.data
     assert problem.own_loop is not None
-    kept = Kept(problem.settings, worker.checkpoint)
+    kept = KeptReports(problem.settings, worker.checkpoint)
     # By trial, epoch and rank: what the function draws of the global generators is the same again.
-    of_stage = "full size" if worker.width_ratio == 1 else "surrogate"
-    seed = derive_seed(problem.settings.seed, of_stage, worker.config["trial"], worker.iteration)
+    size = "full size" if worker.width_ratio == 1 else "surrogate"
+    seed = derive_seed(problem.settings.seed, size, worker.config["trial"], worker.iteration)
     seed_generators(derive_seed(seed, "rank", worker.rank) if worker.rank else seed)
     worker.config, worker.data, worker.checkpoint = worker.config["config"], problem.own_loop.data, kept.own
     worker.through = kept.taken

@@ -59,7 +59,7 @@ def with_live(lines: Iterable[JournalLine]) -> list[JournalLine]:
         if line["event"] != "unit":
             unit.append(line)
             continue
-        if line["key"].startswith("target/trial-"):
+        if line["key"].startswith("race/trial-"):
             of, _, _ = line["key"].rpartition("/")
             live = [each for each in unit if each["event"] == "metrics"]
             unit = [each for each in unit if each["event"] != "metrics"]
@@ -119,12 +119,12 @@ class Writer:
         return read_record(self.folder)
 
 
-def epochs(stage: Any, number: int, config: dict[str, Any], start: int, stop: int) -> list[JournalLine]:
+def epochs(heat: Any, number: int, config: dict[str, Any], start: int, stop: int) -> list[JournalLine]:
     """A trial's lines; its scores are null where it diverged."""
-    narrow = stage == "surrogate"
+    narrow = heat == "sweep"
     values = [(t, score(config, t, narrow)) for t in range(start + 1, stop + 1)]
     told = [(t, v if math.isfinite(v) else None) for t, v in values]
-    return metric_lines(stage, number, [(t, {"train_loss": v, "val_loss": v}) for t, v in told])
+    return metric_lines(heat, number, [(t, {"train_loss": v, "val_loss": v}) for t, v in told])
 
 
 def write_run(
@@ -157,33 +157,33 @@ def write_run(
         for _ in range(num_samples)
     ]
     told = [{"event": "trial", "trial": n, "config": config} for n, config in enumerate(configs)]
-    writer.unit("surrogate/kinds-from-0", {str(n): "a" for n in range(num_samples)}, told, 0.5)
+    writer.unit("sweep/kinds-from-0", {str(n): "a" for n in range(num_samples)}, told, 0.5)
     left, start = list(range(num_samples)), 0
-    writer.unit("surrogate/admitted-from-0", {"trials": left, "samples": num_samples})
-    writer.unit(f"surrogate/begin/of-{num_samples}-0", [[n, 1] for n in left])
+    writer.unit("sweep/admitted-from-0", {"trials": left, "samples": num_samples})
+    writer.unit(f"sweep/begin/of-{num_samples}-0", [[n, 1] for n in left])
     for stop in (1, 3, 9)[:rungs]:
         for i in range(0, len(left), width):
             group = left[i : i + width]
-            lines = [line for n in group if not fails(n) for line in epochs("surrogate", n, configs[n], start, stop)]
+            lines = [line for n in group if not fails(n) for line in epochs("sweep", n, configs[n], start, stop)]
             lines += [failure_line(n, f"Traceback:\nValueError: {SCRIPT} in trial {n}") for n in group if fails(n)]
             value = {"members": group, "stop": stop, "groups": [group[::2], group[1::2]] if len(group) > 1 else [group]}
-            writer.unit(f"surrogate/to-{stop}/from-{start}/group-{group[0]}", value, lines, (stop - start) * 0.5)
+            writer.unit(f"sweep/to-{stop}/from-{start}/group-{group[0]}", value, lines, (stop - start) * 0.5)
         alive = [n for n in left if not fails(n) and math.isfinite(score(configs[n], stop, True))]
         ranked = sorted(alive, key=lambda n: score(configs[n], stop, True))
         kept = ranked[: max(3, len(ranked) // 3)] if stop < 9 else ranked[:3]
         moves = [[n, 3 * stop if n in kept and stop < 9 else None] for n in left]
-        writer.unit(f"surrogate/to-{stop}/kept/of-{len(left)}-{stop}", moves)
+        writer.unit(f"sweep/to-{stop}/kept/of-{len(left)}-{stop}", moves)
         left, start = kept, stop
     if rungs == 3 and left:
         finalists = left
         writer.unit(FINALISTS, finalists)
         for start, stop in ((0, 3), (3, 27)) if full else ():
             for n in left:
-                lines = epochs("target", n, configs[n], start, stop)
-                writer.unit(f"target/trial-{n}/to-{stop}", {"checkpoint": f"target/trial-{n}/to-{stop}"}, lines, 3.0)
+                lines = epochs("race", n, configs[n], start, stop)
+                writer.unit(f"race/trial-{n}/to-{stop}", {"checkpoint": f"race/trial-{n}/to-{stop}"}, lines, 3.0)
             left = left[:1]
         if full:
-            writer.unit("target/done", sorted(finalists))
+            writer.unit("race/done", sorted(finalists))
     return writer.record
 
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Finished, History, Outcome, Task, Widths
 from hydro_rasda.heats.race import Race
 from hydro_rasda.heats.search import Search
 from hydro_rasda.heats.sweep import Sweep
-from hydro_rasda.history.lines import Stage, Unit, metric_lines
+from hydro_rasda.history.lines import Unit, metric_lines
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
@@ -82,7 +83,7 @@ class Scripted:
 
 
 def open_run(path: Path, problem: Problem, number: int, **settings: Any) -> Run:
-    """A run with so many trials, in one process after another, whose full-size stage is halved throughout."""
+    """A run with so many trials, in one process after another, whose race is halved throughout."""
     settings = {"full_trainings": 0, **settings}
     trials = {n: Trial(n, {"lr": 0.1}) for n in range(number)}
     return run_of(problem.with_settings(**settings), Store.open(path, {}, "auto"), trials)
@@ -106,11 +107,11 @@ def sweep(
         return heat.finalists()
 
 
-def curves(stage: Stage, scores: Scores) -> Unit:
-    """A unit that holds what trials scored in a stage."""
+def curves(heat: HeatName, scores: Scores) -> Unit:
+    """A unit that holds what trials scored in a heat."""
     lines = [
         line
         for n, values in scores.items()
-        for line in metric_lines(stage, n, [(t, {"train_loss": v, "val_loss": v}) for t, v in enumerate(values, 1)])
+        for line in metric_lines(heat, n, [(t, {"train_loss": v, "val_loss": v}) for t, v in enumerate(values, 1)])
     ]
     return Unit(None, lines)

@@ -115,8 +115,8 @@ def test_tune_over_folds(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path
     assert result.trials[other].spread == pytest.approx(stdev(losses), rel=1e-3)
     assert result.evaluate((test_x, test_y))["accuracy"] > 0.3
     # What it cost counts all models: 6 trials of 3 at epoch 1, and at least one to epoch 2.
-    assert result.cost.surrogate_epochs % 3 == 0
-    assert result.cost.surrogate_epochs >= 3 * 7
+    assert result.cost.sweep_epochs % 3 == 0
+    assert result.cost.sweep_epochs >= 3 * 7
     refits = [unit for unit in _units(tmp_path / "run") if "/refit-" in unit["key"]]
     assert [unit["value"] for unit in refits] == [{"epochs": winner.kept_epoch}]
     # Opened from its folder, and begun again, it is the same.
@@ -147,7 +147,7 @@ def test_the_recipe_of_folds_swept_at_full_width_averages_from_the_start(
     whole = {"sweep": SweepConfig(surrogate=1), "race": RaceConfig(ema=0.5), "num_samples": 2, "max_t": 3}
     result = quick(**FOLDS | {"space": space} | whole)
     assert result.averaged
-    assert result.trials[result.best_trial].history[0]["stage"] == "surrogate"
+    assert result.trials[result.best_trial].history[0]["heat"] == "sweep"
     made: dict[str, Any] = {}
     exec(result.recipe(), made)
     trained = made["train"](quick_model, digits[0], nn.functional.cross_entropy, device="cpu")
@@ -228,12 +228,12 @@ def test_finalists_repeat_as_often_as_the_budget_allows(quick: Quick, full_train
     result = quick(**asked, callbacks=[events.append])
     assert result.over == ("" if seeds == 1 else f"{seeds} seeds")
     winner = result.trials[result.best_trial]
-    swept = [line for line in winner.history if line["stage"] == "surrogate"]
+    swept = [line for line in winner.history if line["heat"] == "sweep"]
     assert all("val_loss_std" in line for line in swept)
     assert (winner.spread is not None) == (seeds > 1)
     assert isinstance(result.best_model(), nn.Sequential)
-    epochs = sum(line["stage"] == "target" for trial in result.trials for line in trial.history)
-    assert result.cost.target_epochs == seeds * epochs
+    epochs = sum(line["heat"] == "race" for trial in result.trials for line in trial.history)
+    assert result.cost.race_epochs == seeds * epochs
     with pytest.raises(ValueError, match=r"sweep\.repeats was 3, now 1"):
         quick(**asked | {"sweep": SweepConfig()})
     (begun,) = [event for event in events if isinstance(event, RunBegan)]

@@ -19,6 +19,7 @@ import pytest
 from torch import Tensor, nn
 
 from hydro_rasda import RaceConfig, TuneResult
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.loggers import CSVLogger, Logged, MLflowLogger, TensorBoardLogger, TrialLogger, WandbLogger
 from hydro_rasda.run.events import (
     EpochEnded,
@@ -27,7 +28,6 @@ from hydro_rasda.run.events import (
     RunBegan,
     RunEnded,
     RungDecided,
-    Stage,
     TrialConfigured,
     TrialEnded,
     TrialFailed,
@@ -46,9 +46,9 @@ def smooth(output: Tensor, target: Tensor) -> Tensor:
 
 
 def curves(result: TuneResult) -> Values:
-    """A run's metrics by trial, "stage/metric" and epoch; those that are finite."""
+    """A run's metrics by trial, "heat/metric" and epoch; those that are finite."""
     frame = result.curves().dropna()
-    keys = zip(frame["trial"], frame["stage"] + "/" + frame["metric"], frame["epoch"])
+    keys = zip(frame["trial"], frame["heat"] + "/" + frame["metric"], frame["epoch"])
     return dict(zip(keys, frame["value"]))
 
 
@@ -79,7 +79,7 @@ def test_csv_has_each_epoch_once_also_where_the_run_was_interrupted(
     with file.open(newline="") as opened:
         rows = [*csv.DictReader(opened)]
     found = [
-        ((int(row["trial"]), f"{row['stage']}/{row['metric']}", int(row["epoch"])), float(row["value"]))
+        ((int(row["trial"]), f"{row['heat']}/{row['metric']}", int(row["epoch"])), float(row["value"]))
         for row in rows
         if row["value"]
     ]
@@ -103,7 +103,7 @@ def test_runs_of_one_file_are_told_apart(quick: Quick, tmp_path: Path) -> None:
     assert [name.rpartition("-")[0] for name in runs] == ["run"] * 3
     for name, result in zip(runs, found, strict=True):
         own = [row for row in rows if row["run"] == name and row["value"]]
-        keys = [(int(row["trial"]), f"{row['stage']}/{row['metric']}", int(row["epoch"])) for row in own]
+        keys = [(int(row["trial"]), f"{row['heat']}/{row['metric']}", int(row["epoch"])) for row in own]
         values = dict(zip(keys, (float(row["value"]) for row in own), strict=True))
         assert len(keys) == len(values)
         assert values == pytest.approx(curves(result))
@@ -116,7 +116,7 @@ def test_logs_of_a_run_that_is_set_aside_stay_with_it(quick: Quick) -> None:
     again = quick(**SMALL, loss_fn=smooth, resume="changed", callbacks=[CSVLogger()])
     assert (apart / "metrics.csv").read_bytes() == before
     with (again.path / "metrics.csv").open(newline="") as opened:
-        rows = [(row["trial"], row["stage"], row["epoch"], row["metric"]) for row in csv.DictReader(opened)]
+        rows = [(row["trial"], row["heat"], row["epoch"], row["metric"]) for row in csv.DictReader(opened)]
     assert len(rows) == len(set(rows)) == len(again.curves())
     quick(**SMALL, storage_path=first.path, name="before-1", callbacks=[CSVLogger()])
     assert (apart / "metrics.csv").read_bytes() == before
@@ -148,7 +148,7 @@ def test_csv_whose_last_row_or_first_was_cut_off_goes_on(tmp_path: Path, left: i
 
 def test_csv_in_the_runs_folder_by_default(quick: Quick) -> None:
     result = quick(**SMALL, callbacks=[CSVLogger()])
-    assert (result.path / "metrics.csv").read_text().startswith("run,trial,stage,epoch,seconds,metric,value")
+    assert (result.path / "metrics.csv").read_text().startswith("run,trial,heat,epoch,seconds,metric,value")
 
 
 def test_tensorboard_reads_scalars_and_hyperparameters(quick: Quick, tmp_path: Path) -> None:
@@ -162,8 +162,7 @@ def test_tensorboard_reads_scalars_and_hyperparameters(quick: Quick, tmp_path: P
     for trial in result.trials:
         events = accumulator.EventAccumulator(str(folder / f"trial-{trial.trial}")).Reload()
         for tag in events.Tags()["scalars"]:
-            name = tag.replace("full_size", "full size")
-            found |= {(trial.trial, name, event.step): event.value for event in events.Scalars(tag)}
+            found |= {(trial.trial, tag, event.step): event.value for event in events.Scalars(tag)}
         content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
         told = plugin.HParamsPluginData.FromString(content).session_start_info.hparams
         assert told["lr"].number_value == trial.config["lr"]
@@ -217,7 +216,7 @@ def test_mlflow_has_a_run_for_each_trial_which_goes_on(
         assert run.data.params == {name: str(value) for name, value in result.trials[number].config.items()}
         assert run.data.tags["status"] == result.trials[number].status
         assert run.info.status == "FINISHED"
-        for name in run.data.metrics.keys() - {"sweep/epoch", "full size/epoch"}:
+        for name in run.data.metrics.keys() - {"sweep/epoch", "race/epoch"}:
             history = client.get_metric_history(run.info.run_id, name)
             found += [((number, name, each.step), each.value) for each in history]
     assert len(found) == len(dict(found))
@@ -277,9 +276,9 @@ def test_wandb_has_a_run_for_each_trial_offline(quick: Quick, wandb_folder: Path
                 each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in record.history.item
             }
             for name, value in values.items():
-                stage, _, metric = name.rpartition("/")
+                heat, _, metric = name.rpartition("/")
                 if metric.startswith(("train_", "val_")) and math.isfinite(value):
-                    found[number, name, values[f"{stage}/epoch"]] = value
+                    found[number, name, values[f"{heat}/epoch"]] = value
     assert sorted(each.rpartition("-")[2] for each in set(ids)) == ["0", "1", "2", "3"]
     assert found == pytest.approx(curves(result))
 
@@ -314,10 +313,8 @@ def told_by(events: list[Event], logger: TrialLogger) -> list[Any]:
     ]
 
 
-def epoch(trial: int, number: int, stage: Stage = "surrogate", recalled: bool = False) -> EpochEnded:
-    return EpochEnded(
-        seconds=2.0, trial=trial, stage=stage, epoch=number, metrics={"val_loss": None}, recalled=recalled
-    )
+def epoch(trial: int, number: int, heat: HeatName = "sweep", recalled: bool = False) -> EpochEnded:
+    return EpochEnded(seconds=2.0, trial=trial, heat=heat, epoch=number, metrics={"val_loss": None}, recalled=recalled)
 
 
 def test_a_trial_is_open_from_its_first_epoch_until_it_is_over_for_whatever_reason() -> None:
@@ -325,10 +322,10 @@ def test_a_trial_is_open_from_its_first_epoch_until_it_is_over_for_whatever_reas
         *(TrialConfigured(seconds=0.0, trial=n, config={"lr": 0.1, "model": {"width": 8}}) for n in range(6)),
         *(epoch(n, 1) for n in range(5)),
         TrialFailed(seconds=1.0, trial=1, error="raised"),
-        RungDecided(seconds=1.0, stage="surrogate", epoch=1, candidates=(0, 2, 3, 4), kept=(0, 3, 4)),
+        RungDecided(seconds=1.0, heat="sweep", epoch=1, candidates=(0, 2, 3, 4), kept=(0, 3, 4)),
         FinalistsChosen(seconds=1.0, candidates=(0, 3, 4), kept=(0, 4)),
-        epoch(0, 1, "target"),
-        epoch(4, 1, "target"),
+        epoch(0, 1, "race"),
+        epoch(4, 1, "race"),
         TrialEnded(seconds=1.0, trial=4, epoch=1),
     ]
     finished = [*events, RunEnded(seconds=1.0, error=None)]
@@ -349,7 +346,7 @@ def test_a_trial_is_open_from_its_first_epoch_until_it_is_over_for_whatever_reas
     assert first[5] == 2.0
     trial = logger._trials[0]
     assert trial.config == {"lr": 0.1, "model/width": 8}
-    assert (trial.epochs, trial.step) == ({"sweep": 1, "full size": 1}, 2)
+    assert (trial.epochs, trial.step) == ({"sweep": 1, "race": 1}, 2)
 
 
 def test_a_trial_that_was_interrupted_while_it_was_opened_is_not_closed() -> None:
@@ -389,7 +386,7 @@ def test_what_is_recalled_is_logged_once() -> None:
     assert [call[:4] for call in calls] == [("open", 0), ("log", 0, "sweep", 3), ("close", 0, "finished")]
 
     class KnowsOne(TrialLogger):
-        def logged(self, trial: int, stage: str) -> float:
+        def logged(self, trial: int, heat: str) -> float:
             return 1.0
 
     calls = told_by(events, KnowsOne())
@@ -423,9 +420,9 @@ def test_wandb_is_asked_for_a_run_that_can_go_on(monkeypatch: pytest.MonkeyPatch
         logger = WandbLogger("project", group, mode="offline")
         logger.begin(RunBegan(seconds=0.0, path=path, metric="val_loss", mode="min", settings={}))
         for number, status in ((0, "stopped"), (1, "failed")):
-            trial = Logged(number, {"lr": 0.1, "act": max}, {"sweep": 2, "full size": 1})
+            trial = Logged(number, {"lr": 0.1, "act": max}, {"sweep": 2, "race": 1})
             logger.open(trial)
-            logger.log(trial, "full size", 1, {"val_loss": 0.5}, 1.0)
+            logger.log(trial, "race", 1, {"val_loss": 0.5}, 1.0)
             logger.close(trial, status)
             run = runs.pop()
             assert run.given.pop("id").endswith(f"-{number}")
@@ -438,5 +435,5 @@ def test_wandb_is_asked_for_a_run_that_can_go_on(monkeypatch: pytest.MonkeyPatch
                 "reinit": "create_new",
                 "mode": "offline",
             }
-            assert run.logged == [({"full size/val_loss": 0.5, "full size/epoch": 1}, 3)]
+            assert run.logged == [({"race/val_loss": 0.5, "race/epoch": 1}, 3)]
             assert (run.summary, run.exit_code) == ({"status": status}, int(status == "failed"))

@@ -31,7 +31,7 @@ from hydro_rasda.packing import Task, nvml, pack
 from hydro_rasda.packing.mps import CONTROL
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.testing import Check, backend_checks
-from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
+from hydro_rasda.training.full_size_on_ranks import RankPlace, train_target_on_ranks
 from tests.hydro_rasda.backends.test_gpu_sharing import noting
 from tests.hydro_rasda.bubbles.conftest import waiting_hosts
 from tests.hydro_rasda.models import mlp
@@ -183,10 +183,10 @@ def test_a_guest_trains_in_the_bubbles_of_a_gpu(quick: Quick, tmp_path: Path) ->
 
 def test_a_rank_trains_through_nccl(problem: Problem) -> None:
     trial = Trial(0, {"optimizer": "adamw", "lr": 0.01, "batch_size": 48})
-    place, task = Place(ALONE, 1.0, "nccl"), full_size_task("key", 0, Span(0, 2), None, 0)
+    place, task = RankPlace(ALONE, 1.0, "nccl"), full_size_task("key", 0, Span(0, 2), None, 0)
     histories = []
     for own in (problem.on(GPU), problem):
-        through = place if own.device.type == "cuda" else Place(ALONE, 1.0, "gloo")
+        through = place if own.device.type == "cuda" else RankPlace(ALONE, 1.0, "gloo")
         outcome = train_target_on_ranks(own, trial, task, None, through, lambda: None, lambda: False, lambda *_: None)
         assert outcome.error is None, outcome.error
         histories.append([metrics["val_loss"] for _, metrics in outcome.epochs])

@@ -32,7 +32,7 @@ from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.results.progress import Progress
 from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.crash_log import DOING, CrashLog
-from hydro_rasda.run.events import EpochEnded, MessageSaid, RunBegan, StageBegan
+from hydro_rasda.run.events import EpochEnded, HeatBegan, MessageSaid, RunBegan
 from hydro_rasda.run.files import TRUST, Unsafe, refuse_open_to_others
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, keep_message
 from hydro_rasda.run.run_folder import Store
@@ -230,7 +230,7 @@ def test_a_logger_follows_a_link_that_its_user_names(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path / "mine.csv")
     for _ in range(2):
         logger.on_event(RunBegan(seconds=0.0, path=tmp_path, metric="val_loss", mode="min", settings={}))
-    assert (tmp_path / "scratch" / "m.csv").read_text().count("trial,stage") == 1
+    assert (tmp_path / "scratch" / "m.csv").read_text().count("trial,heat") == 1
 
 
 def test_links_above_a_runs_folder_are_their_users(tmp_path: Path) -> None:
@@ -395,10 +395,10 @@ def test_nor_by_what_tune_prints(evil: Path) -> None:
     console.print(load(evil))
     with Progress(console) as progress:
         progress.on_event(RunBegan(seconds=0.0, path=evil, metric=f"val_{EVIL}", mode="min", settings={}))
-        progress.on_event(StageBegan(seconds=0.0, title="sweep", epochs=2))
+        progress.on_event(HeatBegan(seconds=0.0, heat="sweep", epochs=2))
         progress.on_event(MessageSaid(seconds=1.0, text=f"said{EVIL}"))
         metrics = {f"val_{EVIL}": 1.0, "train_loss": 1.0}
-        progress.on_event(EpochEnded(seconds=1.0, stage="surrogate", trial=0, epoch=1, metrics=metrics))
+        progress.on_event(EpochEnded(seconds=1.0, heat="sweep", trial=0, epoch=1, metrics=metrics))
     for sequence in ("\x1b]0;", "\x07", "\x9b", "\u202e", "\r["):
         assert sequence not in file.getvalue()
     assert "said\\x1b]0;taken over\\x9b31m\\u202e[red]" in file.getvalue()

@@ -72,7 +72,7 @@ def test_the_front_holds_every_model_that_no_other_beats(quick: Quick, metric: s
         assert trial.metrics[metric] == trial.metric
     # A rung's order is that of places: its first is one that no other beats.
     first = next(e for e in events if isinstance(e, RungDecided))
-    swept = [e for e in events if isinstance(e, EpochEnded) and (e.stage, e.epoch) == ("surrogate", first.epoch)]
+    swept = [e for e in events if isinstance(e, EpochEnded) and (e.heat, e.epoch) == ("sweep", first.epoch)]
     scores = {e.trial: sign * e.metrics[metric] for e in swept}
     rung = {n: (scores[n], result.trials[n].costs["macs"]) for n in first.candidates}
     assert not any(dominates(other, rung[first.kept[0]]) for other in rung.values())
@@ -176,7 +176,7 @@ def test_an_epsilon_net_and_other_rules_sweep_by_places(quick: Quick) -> None:
         assert without_paths(again) == without_paths(result)
         assert all(t.costs == {"macs": 74.0 * t.config["width"]} for t in result.trials)
     # Finalists by schedules that the population found were dropped at the first look: they had no costs.
-    new = [trial for trial in result.trials if not trial.surrogate_epochs]
+    new = [trial for trial in result.trials if not trial.sweep_epochs]
     assert new
     assert all(math.isfinite(trial.metrics["macs"]) for trial in new)
     assert [t.unread for t in load(result.path).trials] == [t.unread for t in result.trials]

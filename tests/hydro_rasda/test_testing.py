@@ -73,12 +73,12 @@ class FailsAll(Broken):
 
 class TakesAll(Broken):
     def idle(self, task: Task | None = None) -> Sequence[int]:
-        return super().idle() if task is None or task.stage == "surrogate" else [0]
+        return super().idle() if task is None or task.heat == "sweep" else [0]
 
 
 class HasNoClock(Broken):
     def __init__(self, run: Run, device: torch.device) -> None:
-        run.seconds_left = lambda stage: 1e9  # type: ignore[method-assign]
+        run.seconds_left = lambda heat: 1e9  # type: ignore[method-assign]
         super().__init__(run, device)
 
 
@@ -140,36 +140,36 @@ class AnswersOtherwise(Broken):
     """Changes the outcomes of groups, and of full-size models."""
 
     def finished(self) -> Sequence[Finished]:
-        found = ((done, self.changed(done.outcome, done.task.stage)) for done in super().finished())
+        found = ((done, self.changed(done.outcome, done.task.heat)) for done in super().finished())
         return [dataclasses.replace(done, outcome=outcome) for done, outcome in found if outcome is not None]
 
-    def changed(self, outcome: Outcome, stage: str) -> Outcome | None:
+    def changed(self, outcome: Outcome, heat: str) -> Outcome | None:
         return outcome
 
 
 class TellsAnEpochLess(AnswersOtherwise):
-    def changed(self, outcome: Outcome, stage: str) -> Outcome:
+    def changed(self, outcome: Outcome, heat: str) -> Outcome:
         return dataclasses.replace(outcome, history={n: of[:1] for n, of in outcome.history.items()})
 
 
 class GivesNoReason(AnswersOtherwise):
-    def changed(self, outcome: Outcome, stage: str) -> Outcome:
+    def changed(self, outcome: Outcome, heat: str) -> Outcome:
         return dataclasses.replace(outcome, failures=dict.fromkeys(outcome.failures, "?"))
 
 
 class FailsEachFullSizeModel(AnswersOtherwise):
-    def changed(self, outcome: Outcome, stage: str) -> Outcome:
+    def changed(self, outcome: Outcome, heat: str) -> Outcome:
         failed = {number: Outcome.failed(number, "this trial raises") for number in outcome.history}
-        return outcome if stage == "surrogate" else joined(failed.values())
+        return outcome if heat == "sweep" else joined(failed.values())
 
 
 class DropsFailedFullSizeModels(AnswersOtherwise):
-    def changed(self, outcome: Outcome, stage: str) -> Outcome | None:
-        return outcome if stage == "surrogate" or not outcome.error else None
+    def changed(self, outcome: Outcome, heat: str) -> Outcome | None:
+        return outcome if heat == "sweep" or not outcome.error else None
 
 
 class ComputesOtherwise(AnswersOtherwise):
-    def changed(self, outcome: Outcome, stage: str) -> Outcome:
+    def changed(self, outcome: Outcome, heat: str) -> Outcome:
         def moved(history: History) -> History:
             return [(epoch, {name: value + 1 for name, value in metrics.items()}) for epoch, metrics in history]
 
@@ -177,22 +177,22 @@ class ComputesOtherwise(AnswersOtherwise):
 
 
 class DropsTheLast(AnswersOtherwise):
-    def changed(self, outcome: Outcome, stage: str) -> Outcome | None:
+    def changed(self, outcome: Outcome, heat: str) -> Outcome | None:
         return None if 4 in outcome.history else outcome
 
 
 class TellsOfTheLastEpochAlone(AnswersOtherwise):
     """Of no other while it trains either."""
 
-    def changed(self, outcome: Outcome, stage: str) -> Outcome:
+    def changed(self, outcome: Outcome, heat: str) -> Outcome:
         self._run.history.live.clear()
         return dataclasses.replace(outcome, history={n: of[-1:] for n, of in outcome.history.items()})
 
 
 class HasNoClockAtFullSize(Broken):
     def start(self, device: int, task: Task) -> None:
-        if task.stage == "target":
-            self._run.seconds_left = lambda stage: 1e9  # type: ignore[method-assign]
+        if task.heat == "race":
+            self._run.seconds_left = lambda heat: 1e9  # type: ignore[method-assign]
         super().start(device, task)
 
 

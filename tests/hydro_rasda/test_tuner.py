@@ -58,7 +58,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 def records(result: TuneResult) -> list[Any]:
-    return [[t.trial, t.config, t.status, t.surrogate_epochs, t.epochs, t.history, t.error] for t in result.trials]
+    return [[t.trial, t.config, t.status, t.sweep_epochs, t.epochs, t.history, t.error] for t in result.trials]
 
 
 def test_same_seed_same_records(quick: Quick) -> None:
@@ -78,15 +78,15 @@ def test_the_largest_seed_is_one(quick: Quick) -> None:
 
 def test_halving_and_transfer(quick: Quick) -> None:
     result = quick(num_samples=9, max_t=4, sweep=SweepConfig(reduction_factor=2), race=RaceConfig(top_k=2, keep="last"))
-    epochs = sorted(record.surrogate_epochs for record in result.trials)
+    epochs = sorted(record.sweep_epochs for record in result.trials)
     assert epochs == [1] * 5 + [2] * 2 + [2] * 2  # 9 trials, 4 go on to epoch 2, the best 2 to full size
     assert sorted(record.epochs for record in result.trials) == [0] * 7 + [2, 4]
     (winner,) = [record for record in result.trials if record.epochs == 4]
     assert winner.status == "finished"
     assert winner.config == result.best_config
     assert winner.metric == result.best_metric == winner.history[-1]["val_loss"]
-    assert result.cost.surrogate_epochs == 9 + 4
-    assert result.cost.target_epochs == 2 + 4
+    assert result.cost.sweep_epochs == 9 + 4
+    assert result.cost.race_epochs == 2 + 4
 
 
 @pytest.mark.parametrize(("code", "raised"), [(0, RuntimeError), (None, RuntimeError), (3, SystemExit)])
@@ -129,7 +129,7 @@ def test_a_finished_run_called_again_does_not_train(quick: Quick) -> None:
     assert len(calls) - trained <= 10
     assert trained > 20
     assert records(again) == records(first)
-    assert again.cost.surrogate_seconds == pytest.approx(first.cost.surrogate_seconds, abs=1e-3)
+    assert again.cost.sweep_seconds == pytest.approx(first.cost.sweep_seconds, abs=1e-3)
 
 
 def test_runs_that_begin_at_once_without_a_name_have_folders_of_their_own(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_batches_may_be_objects_of_tensors(quick: Quick, digits: tuple[Pair, Pai
     plain = quick(name="plain", train_data=TensorDataset(x, y), **given)
     given["val_data"] = Examples(x, y)
     objects = quick(name="objects", train_data=Examples(x, y), objective=of_object, **given)
-    assert [t.surrogate_metric for t in objects.trials] == pytest.approx([t.surrogate_metric for t in plain.trials])
+    assert [t.sweep_metric for t in objects.trials] == pytest.approx([t.sweep_metric for t in plain.trials])
     assert objects.evaluate(Examples(x, y))["loss"] == pytest.approx(objects.best_metric)
 
 
@@ -295,7 +295,7 @@ def test_data_in_an_open_file_are_read_by_one_process(quick: Quick, digits: tupl
     in_memory, in_file = (quick(train_data=data, name=name) for data, name in ((one, "one"), (other, "other")))
     other.file.close()
     for trial, same in zip(in_file.trials, in_memory.trials, strict=True):
-        assert trial.surrogate_metric == pytest.approx(same.surrogate_metric, rel=1e-3)
+        assert trial.sweep_metric == pytest.approx(same.sweep_metric, rel=1e-3)
 
 
 @pytest.mark.usefixtures("one_process")
@@ -329,7 +329,7 @@ def test_a_configuration_that_raises_fails_alone(model_fn: Any, key: str, cause:
     assert error is not None
     assert "Traceback" in error
     assert cause in error
-    assert math.isnan(result.trials[0].surrogate_metric)
+    assert math.isnan(result.trials[0].sweep_metric)
     assert all(record.error is None for record in result.trials[1:])
     assert math.isfinite(result.best_metric)
 
@@ -341,7 +341,7 @@ def fails_at_full_size(config: Config, width_ratio: float = 1.0) -> nn.Module:
 def test_a_finalist_that_raises_at_full_size_fails_alone(quick: Quick) -> None:
     result = quick(model_fn=fails_at_full_size, space={"lr": grid_search([0.05, 0.1])}, num_samples=1)
     assert [record.status for record in result.trials] == ["finished", "failed"]
-    assert math.isfinite(result.trials[1].surrogate_metric) or result.trials[1].surrogate_epochs == 1
+    assert math.isfinite(result.trials[1].sweep_metric) or result.trials[1].sweep_epochs == 1
     assert "this forward pass cannot be done" in (result.trials[1].error or "")
     assert result.best_config["lr"] == 0.05
 
@@ -359,7 +359,7 @@ def test_a_diverged_trial_is_recorded_as_such(quick: Quick) -> None:
     result = quick(space={"lr": grid_search([0.1, 1e30]), "optimizer": "sgd"}, num_samples=1)
     tame, wild = result.trials
     assert (tame.status, wild.status) == ("finished", "diverged")
-    assert math.isnan(wild.surrogate_metric)
+    assert math.isnan(wild.sweep_metric)
     assert wild.history[0]["train_loss"] is None
 
 
@@ -367,7 +367,7 @@ def test_a_diverged_trial_is_recorded_as_such(quick: Quick) -> None:
 def test_out_of_time_it_ends_with_a_model_and_goes_on_with_more(quick: Quick) -> None:
     hasty = quick(time_budget_s=1e-3, num_samples=4)
     assert math.isfinite(hasty.best_metric)
-    assert (hasty.cost.target_epochs, max(r.surrogate_epochs for r in hasty.trials)) == (1, 1)
+    assert (hasty.cost.race_epochs, max(r.sweep_epochs for r in hasty.trials)) == (1, 1)
     hasty.best_model()
     longer = quick(time_budget_s=1e6, num_samples=4)
     assert max(record.epochs for record in longer.trials) == 4
@@ -389,7 +389,7 @@ def test_with_more_time_all_that_had_none_get_their_turn(quick: Quick) -> None:
     assert records(again) == records(hasty)
     whole = quick(name="whole", **arguments)
     longer = quick(time_budget_s=1e6, **arguments)
-    assert [t.surrogate_epochs for t in longer.trials] == [t.surrogate_epochs for t in whole.trials] == [1] * 4
+    assert [t.sweep_epochs for t in longer.trials] == [t.sweep_epochs for t in whole.trials] == [1] * 4
     assert longer.best_metric == whole.best_metric
 
 
@@ -413,7 +413,7 @@ def test_a_time_budget_ends_a_long_run(quick: Quick) -> None:
     result = quick(time_budget_s=4.0, num_samples=4, max_t=100_000, sweep=SweepConfig(grace_period=50_000))
     assert 4.0 <= result.cost.seconds < 600.0  # of hours
     assert math.isfinite(result.best_metric)
-    assert result.cost.target_epochs >= 1
+    assert result.cost.race_epochs >= 1
 
 
 @pytest.mark.slow
@@ -423,8 +423,8 @@ def test_finalists_that_had_no_time_are_not_forgotten(quick: Quick) -> None:
     finalists = {record.trial for record in full.trials if record.epochs}
     assert len(finalists) == 2
 
-    def out_of_time(run: Any, stage: str) -> bool:
-        return stage == "target" and any(of == "target" for of, _ in run.history.metrics)
+    def out_of_time(run: Any, heat: str) -> bool:
+        return heat == "race" and any(of == "race" for of, _ in run.history.metrics)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hydro_rasda.run.state.Run.out_of_time", out_of_time)
@@ -480,7 +480,7 @@ def test_any_optimizer(quick: Quick) -> None:
     theirs = quick(space=of_library, num_samples=1, name="theirs")
     ours = quick(space=of_function, num_samples=1, name="ours")
     for one, other in zip(theirs.trials, ours.trials, strict=True):
-        assert one.surrogate_metric == pytest.approx(other.surrogate_metric, rel=1e-3)
+        assert one.sweep_metric == pytest.approx(other.sweep_metric, rel=1e-3)
     assert theirs.best_metric == pytest.approx(ours.best_metric, rel=1e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -619,7 +619,7 @@ def test_bad_input_is_refused_before_any_training(
 
 def rungs(result: TuneResult) -> tuple[set[int], set[int]]:
     """After how many epochs trials ended, on surrogates and at full size."""
-    return {t.surrogate_epochs for t in result.trials}, {t.epochs for t in result.trials}
+    return {t.sweep_epochs for t in result.trials}, {t.epochs for t in result.trials}
 
 
 @pytest.mark.usefixtures("one_process")

@@ -33,7 +33,7 @@ from hydro_rasda.processes.die_with_parent import end_with_parent
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import worker_slots
 from hydro_rasda.settings.config import Graph, check_steps
-from hydro_rasda.training.device import Share
+from hydro_rasda.training.device import DeviceShare
 from hydro_rasda.training.device_process import Given, Trainer
 from hydro_rasda.training.distributed import Store, await_ranks, listening_store, reached_store
 from hydro_rasda.training.group_training import Load
@@ -68,7 +68,7 @@ _DEATHS = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError, ray.ex
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _ActorAnswer:
     """The coming answer of an actor; see `pool.Answer`."""
 
     future: Any
@@ -80,23 +80,23 @@ class _Answer:
             raise DeviceDied(str(death)) from None
 
 
-def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> Share:
+def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> DeviceShare:
     """Return a device's share of a GPU, or of the memory of its node.
 
     `memory` of a worker bounds what trains there at the same time, as well as what Ray starts beside it.
 
     >>> share_on({"CPU": 8, "memory": 40e9}, {"CPU": 2, "memory": 3e9})
-    Share(processes=4, memory=12000000000.0)
+    DeviceShare(processes=4, memory=12000000000.0)
     >>> share_on({"CPU": 16, "GPU": 4}, {"CPU": 1, "GPU": 0.5})
-    Share(processes=2, memory=None)
+    DeviceShare(processes=2, memory=None)
     """
     fitting = max(1, worker_slots([node], worker))
     if (gpu := worker.get("GPU", 0)) > 0:
-        return Share(min(fitting, max(1, int(1 / gpu + 1e-9))))
-    return Share(fitting, fitting * worker["memory"] if worker.get("memory") else None)
+        return DeviceShare(min(fitting, max(1, int(1 / gpu + 1e-9))))
+    return DeviceShare(fitting, fitting * worker["memory"] if worker.get("memory") else None)
 
 
-class _Trainer(Trainer):
+class _TrainerActor(Trainer):
     def __init__(self, problem: Any, worker: Mapping[str, float], board: Any, device: int) -> None:
         # Ray's own check lets a process outlive its node now and then, with the memory of its GPU.
         end_with_parent()
@@ -132,10 +132,10 @@ class _Actor:
     """A device's process on a cluster; see `pool.DeviceProcess`."""
 
     def __init__(self, worker: Mapping[str, float], problem: Any, board: Any, device: int) -> None:
-        self._actor = ray.remote(**actor_options(worker))(_Trainer).remote(problem, worker, board, device)
+        self._actor = ray.remote(**actor_options(worker))(_TrainerActor).remote(problem, worker, board, device)
 
-    def ask(self, method: str, *arguments: Any) -> _Answer:
-        return _Answer(self._actor.do.remote(method, *arguments))
+    def ask(self, method: str, *arguments: Any) -> _ActorAnswer:
+        return _ActorAnswer(self._actor.do.remote(method, *arguments))
 
     def end(self) -> None:
         ray.kill(self._actor)
@@ -166,7 +166,7 @@ class RayDevices(ElasticPool):
             self._devices[device] = self._opened(device)
 
     def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
-        of = {answer.future: answer for answer in answers if isinstance(answer, _Answer)}
+        of = {answer.future: answer for answer in answers if isinstance(answer, _ActorAnswer)}
         news = self._bulletin.coming
         ready, _ = ray.wait([news, *of], num_returns=1, timeout=LOOK_S)
         if news in ready:

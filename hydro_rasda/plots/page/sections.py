@@ -173,12 +173,12 @@ def _table(record: RunRecord) -> str:
         "state": [status_of(trial) for trial in trials],
         metric: [trial.metric if trial.epochs else None for trial in trials],
         "epochs": [trial.epochs or None for trial in trials],
-        f"surrogate {metric}": [trial.surrogate_metric if trial.surrogate_epochs else None for trial in trials],
-        "surrogate epochs": [trial.surrogate_epochs or None for trial in trials],
+        f"sweep {metric}": [trial.sweep_metric if trial.sweep_epochs else None for trial in trials],
+        "sweep epochs": [trial.sweep_epochs or None for trial in trials],
     }
     if any(trial.middle_epochs for trial in trials):
-        columns[f"middle heat {metric}"] = [trial.middle_metric if trial.middle_epochs else None for trial in trials]
-        columns["middle heat epochs"] = [trial.middle_epochs or None for trial in trials]
+        columns[f"middle {metric}"] = [trial.middle_metric if trial.middle_epochs else None for trial in trials]
+        columns["middle epochs"] = [trial.middle_epochs or None for trial in trials]
     for name in record.others:
         columns[name] = [trial.metrics.get(name) for trial in trials]
     used = [trial.used for trial in trials]

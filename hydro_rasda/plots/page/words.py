@@ -32,7 +32,7 @@ from hydro_rasda.settings.config import SEARCHERS, RaceConfig, SweepConfig, Tune
 Facts = dict[str, str]
 """Names, and what is to be said of them."""
 
-_MACHINE = "surrogate/widths-of-"
+_MACHINE = "sweep/widths-of-"
 _NORMAL = re.compile(r"float normal\(-inf, inf(?:, q=(?P<q>.+))?, mean=(?P<mean>.+), sd=(?P<sd>.+)\)")
 
 
@@ -44,10 +44,10 @@ def answer(record: RunRecord) -> list[str]:
     if math.isfinite(best.metric):
         score = f"{show(best.metric, 4)} at full size, of {kept_weights(record)}"
         told = [f"Trial {best.trial} {'wins' if record.ended else 'leads'}: {record.metric} {score}."]
-    elif math.isfinite(best.surrogate_metric):
+    elif math.isfinite(best.sweep_metric):
         told = [
-            f"Trial {best.trial} has the best {record.metric} on a surrogate: {show(best.surrogate_metric, 4)} after "
-            f"epoch {best.surrogate_epochs}. No full-size model has a score yet."
+            f"Trial {best.trial} has the best {record.metric} on a surrogate: {show(best.sweep_metric, 4)} after "
+            f"epoch {best.sweep_epochs}. No full-size model has a score yet."
         ]
     else:
         told = ["No trial has a finite score."]
@@ -74,8 +74,8 @@ def configuration(record: RunRecord) -> Facts:
 
 def row(record: RunRecord, idle: float) -> list[str]:
     """A run in the list of all: its state, best score, metric, progress, trials, and time; a phone shows the first."""
-    score, stage = best_score(record)
-    best = "" if stage is None else f"{show(score, 4)}{' (surrogate)' * (stage == 'surrogate')}"
+    score, heat = best_score(record)
+    best = "" if heat is None else f"{show(score, 4)}{' (sweep)' * (heat == 'sweep')}"
     metric, failed = f"{record.metric} ({record.mode})", sum(trial.status == "failed" for trial in record.trials)
     counts = [str(len(record.trials)), str(failed)]
     return [state_of(record), best, metric, progress_of(record, idle), *counts, duration(record.cost.seconds)]
@@ -94,12 +94,12 @@ def cost_facts(record: RunRecord, max_t: int | None) -> Facts:
     cost = record.cost
     facts = {
         "wall time": both_units(cost, cost.seconds, max_t),
-        "surrogates": f"{cost.surrogate_epochs} epochs: {both_units(cost, cost.surrogate_seconds, max_t)}",
-        "middle heat": f"{cost.middle_epochs} epochs: {both_units(cost, cost.middle_seconds, max_t)}",
-        "full size": f"{cost.target_epochs} epochs: {both_units(cost, cost.target_seconds, max_t)}",
+        "sweep": f"{cost.sweep_epochs} epochs: {both_units(cost, cost.sweep_seconds, max_t)}",
+        "middle": f"{cost.middle_epochs} epochs: {both_units(cost, cost.middle_seconds, max_t)}",
+        "race": f"{cost.race_epochs} epochs: {both_units(cost, cost.race_seconds, max_t)}",
     }
     if not cost.middle_epochs:
-        del facts["middle heat"]
+        del facts["middle"]
     if max_t and math.isfinite(whole := cost.full_trainings(1.0, max_t)):
         facts["full training"] = f"{max_t} epochs at full size: about {duration(1 / whole)}"
     if cost.spared_seconds > 0:

@@ -43,7 +43,7 @@ def sections_of(records: Sequence[RunRecord]) -> Iterator[Section]:
     spent = [words.cost_facts(record, each.get("max_t")) for record, each in zip(records, asked)]
     rows = {name: [each.get(name, "") for each in spent] for each in spent for name in each}
     yield Section("Cost", table=_table(names, rows), figures=[drawing(costs, records)])
-    dotted = "Solid lines are full-size models, dotted ones surrogates."
+    dotted = "Solid lines are the race, dotted ones the sweep."
     figures = [drawing(_comparable(best_scores), records, name="best-scores")]
     yield Section("Best score over time", [dotted], figures=figures)
     figures = [drawing(_comparable(winners_curves), records, name="winners-curves")]

@@ -135,19 +135,19 @@ def test_two_draws_give_a_variance() -> None:
 def test_times_are_counted_back_from_the_end() -> None:
     """The last of units of 3, 1 and 4 s ends 1 s before all does: the first, which ended at 4, counts as of 5."""
 
-    def metrics(stage: str, trial: int, epoch: int, score: float | None) -> dict[str, Any]:
-        names = {"stage": stage, "trial": trial, "epoch": epoch}
+    def metrics(heat: str, trial: int, epoch: int, score: float | None) -> dict[str, Any]:
+        names = {"heat": heat, "trial": trial, "epoch": epoch}
         return {"event": "metrics", **names, "val_score": score, "val_test": score}
 
     journal = [
-        metrics("surrogate", 0, 1, 0.1),
-        metrics("surrogate", 0, 2, 0.2),
-        metrics("surrogate", 1, 1, None),
-        {"event": "unit", "key": "surrogate/to-2/group-0", "seconds": 3.0, "at": 4.0},
-        {"event": "unit", "key": "surrogate/to-2/kept", "seconds": 1.0, "at": 5.0},
-        metrics("target", 0, 3, 0.3),
-        metrics("target", 0, 4, 0.4),
-        {"event": "unit", "key": "target/trial-0/to-4", "seconds": 4.0, "at": 9.0},
+        metrics("sweep", 0, 1, 0.1),
+        metrics("sweep", 0, 2, 0.2),
+        metrics("sweep", 1, 1, None),
+        {"event": "unit", "key": "sweep/to-2/group-0", "seconds": 3.0, "at": 4.0},
+        {"event": "unit", "key": "sweep/to-2/kept", "seconds": 1.0, "at": 5.0},
+        metrics("race", 0, 3, 0.3),
+        metrics("race", 0, 4, 0.4),
+        {"event": "unit", "key": "race/trial-0/to-4", "seconds": 4.0, "at": 9.0},
     ]
     found = timeline(journal, wall=10.0)
     assert [e for e in found if e.trial == 0] == [

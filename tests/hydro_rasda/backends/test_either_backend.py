@@ -14,7 +14,7 @@ from torch import Tensor
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult, choice
 from hydro_rasda.contracts import Backend, Event, Span, full_size_task
 from hydro_rasda.heats.race import train_finalists
-from hydro_rasda.history.full_size import targets_over
+from hydro_rasda.history.full_size import is_race_over
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.run_folder import Store
@@ -49,7 +49,7 @@ def units(path: Path) -> dict[str, Unit]:
 def decisions(path: Path) -> dict[str, Any]:
     """Who went on from where, and with how many workers."""
     found = {key: unit.value for key, unit in units(path).items() if "kept" in key or "finalists" in key}
-    lines = [line for unit in units(path).values() for line in unit.lines if line.get("stage") == "target"]
+    lines = [line for unit in units(path).values() for line in unit.lines if line.get("heat") == "race"]
     return {**found, "workers": sorted((line["trial"], line["epoch"], line.get("workers", 1)) for line in lines)}
 
 
@@ -71,7 +71,7 @@ def test_the_same_call_decides_alike_and_finds_the_same_winner(quick: Quick, tmp
     decided = decisions(tmp_path / "LocalBackend")
     assert decisions(tmp_path / "RayBackend") == decided
     assert {workers for *_, workers in decided["workers"]} == {1, max_workers}
-    assert len([key for key in decided if key.startswith("target/to-")]) == 4
+    assert len([key for key in decided if key.startswith("race/to-")]) == 4
     assert (there.best_trial, there.best_config) == (here.best_trial, here.best_config)
     if max_workers > 1:
         assert there.best_metric == pytest.approx(here.best_metric, rel=1e-4)
@@ -107,7 +107,7 @@ def test_a_rule_by_name_sweeps_on_either_backend(quick: Quick, tmp_path: Path, r
         quick(**asked, backend=ONE_THERE, callbacks=[LeavesAfter(tmp_path / "run", "/group-", 2)])
     found = quick(**asked, backend=ONE_HERE)
     # Halving is over when as many are left as become finalists.
-    assert max(trial.surrogate_epochs for trial in found.trials) == (2 if rule == "halving" else 4)
+    assert max(trial.sweep_epochs for trial in found.trials) == (2 if rule == "halving" else 4)
     over = units(tmp_path / "run")
     again = quick(**asked, backend=ONE_THERE)
     assert units(tmp_path / "run") == over
@@ -115,7 +115,7 @@ def test_a_rule_by_name_sweeps_on_either_backend(quick: Quick, tmp_path: Path, r
 
 
 class LeavesAfter:
-    """Interrupts a run once its journal has so many units of a stage."""
+    """Interrupts a run once its journal has so many units of a heat."""
 
     def __init__(self, path: Path, prefix: str, count: int) -> None:
         self._path, self._prefix, self._count = path, prefix, count
@@ -141,7 +141,7 @@ ALONE = {"top_k": 4, "grace_period": 1, "max_workers": 1}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backends", [(ONE_HERE, THERE), (THERE, ONE_HERE)], ids=["here first", "ray first"])
-@pytest.mark.parametrize(("prefix", "count"), [("/group-", 2), ("target/trial-", 3), ("target/trial-", 6)])
+@pytest.mark.parametrize(("prefix", "count"), [("/group-", 2), ("race/trial-", 3), ("race/trial-", 6)])
 def test_a_run_goes_on_on_the_other_backend_in_either_stage(
     quick: Quick, whole: TuneResult, tmp_path: Path, backends: tuple[Backend, Backend], prefix: str, count: int
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_run_goes_on_on_the_other_backend_in_either_stage(
     assert (found.best_trial, found.best_metric) == (whole.best_trial, whole.best_metric)
     assert all(torch.equal(weights(found)[name], value) for name, value in weights(whole).items())
     lines = [line for unit in after.values() for line in unit.lines if line["event"] == "metrics"]
-    told = [(line["stage"], line["trial"], line["epoch"]) for line in lines]
+    told = [(line["heat"], line["trial"], line["epoch"]) for line in lines]
     assert len(told) == len(set(told))
 
 
@@ -191,21 +191,21 @@ def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backe
     first, second = backends
     with first.open(run := open_run()) as devices:
         train_finalists(run, NUMBERS, finalists.for_tasks(devices, 5))  # all to 1, one of them to 2
-    assert sorted(run.history.epochs("target", number) for number in NUMBERS) == [1, 1, 1, 2]
+    assert sorted(run.history.epochs("race", number) for number in NUMBERS) == [1, 1, 1, 2]
     with second.open(run := open_run()) as devices:
         train_finalists(run, NUMBERS, devices)
-    assert targets_over(run.history, NUMBERS)
-    assert sorted(run.history.epochs("target", number) for number in NUMBERS) == [
+    assert is_race_over(run.history, NUMBERS)
+    assert sorted(run.history.epochs("race", number) for number in NUMBERS) == [
         2,
         2,
         4,
         MAX_T,
     ]  # after one epoch, none differs from chance
     for number in NUMBERS:
-        task = full_size_task("", number, Span(0, run.history.epochs("target", number)), None, run.settings.seed)
+        task = full_size_task("", number, Span(0, run.history.epochs("race", number)), None, run.settings.seed)
         alone = train_full_size_trial(run.problem, run.history.trials[number], task, None)
         history = [(epoch, metrics["val_loss"]) for epoch, metrics in alone.epochs]
-        assert [(line["epoch"], line["val_loss"]) for line in run.history.metrics["target", number]] == history
+        assert [(line["epoch"], line["val_loss"]) for line in run.history.metrics["race", number]] == history
         saved = run.store.load(run.history.checkpoints[number])["model"]
         assert all(torch.equal(saved[name], value) for name, value in alone.state["model"].items())
 
@@ -222,11 +222,11 @@ def test_what_one_backend_finished_the_other_returns(quick: Quick, tmp_path: Pat
     assert (tmp_path / "run" / "journal.jsonl").read_bytes() == recorded
     assert (second.best_config, second.best_metric) == (first.best_config, first.best_metric)
     assert second.trials == first.trials
-    assert second.cost.target_epochs == first.cost.target_epochs
+    assert second.cost.race_epochs == first.cost.race_epochs
     assert weights(second).keys() == weights(first).keys()
     assert all(torch.equal(weights(second)[name], value) for name, value in weights(first).items())
     past = read_past_run(tmp_path / "run")
-    assert past.workload.trials == sum(record.surrogate_epochs > 0 for record in first.trials)
+    assert past.workload.trials == sum(record.sweep_epochs > 0 for record in first.trials)
     assert past.epoch_seconds is not None
 
 

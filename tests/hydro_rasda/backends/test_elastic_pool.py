@@ -80,7 +80,7 @@ def two(request: pytest.FixtureRequest) -> Backend:
 
 
 def lines(run: Run, number: int) -> list[dict[str, Any]]:
-    return [dict(line) for line in run.history.metrics["target", number]]
+    return [dict(line) for line in run.history.metrics["race", number]]
 
 
 def train(run: Run, backend: Backend) -> Outcome:
@@ -151,7 +151,7 @@ def test_a_run_goes_on_on_another_number_of_devices(two: Backend, open_run: Open
     run = open_run(race)
     with LocalBackend(["cpu"]).open(run) as devices:
         train_finalists(run, [0], devices)
-    assert run.history.epochs("target", 0) == MAX_T
+    assert run.history.epochs("race", 0) == MAX_T
     history, _ = one_process(run.problem, SCHEDULED, [(Span(0, MAX_T), 1)], number=0)
     assert [line["val_loss"] for line in lines(run, 0)] == pytest.approx([of["val_loss"] for of in history], rel=1e-11)
 
@@ -213,7 +213,7 @@ def test_a_search_whose_finalists_share_devices(two: Backend, quick: Callable[..
     assert several.best_metric == pytest.approx(one.best_metric, rel=1e-3)
     trained = [record for record in several.trials if record.epochs]
     assert trained
-    assert {line["workers"] for record in trained for line in record.history if line["stage"] == "target"} == {2}
+    assert {line["workers"] for record in trained for line in record.history if line["heat"] == "race"} == {2}
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_ranks_run_a_training_function_of_the_users_own(two: Backend, digits: An
     with two.open(run) as devices:
         (first,) = (finished.outcome for finished in train_tasks(devices, tasks[:1]))
         assert first.error is None, first.error
-        record_epochs(run, 0, metric_lines("target", 0, first.epochs), first.state, **first.more)
+        record_epochs(run, 0, metric_lines("race", 0, first.epochs), first.state, **first.more)
         rest = replace(tasks[1], sources=(run.history.checkpoints[0],))
         (second,) = (finished.outcome for finished in train_tasks(devices, [rest]))
     assert not first.ended

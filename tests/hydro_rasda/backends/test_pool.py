@@ -126,7 +126,7 @@ def group(*members: int) -> Task:
 
 
 def targets(*numbers: int, beside: int = 1) -> list[Task]:
-    return [full_size_task(f"target/{n}", n, SPAN, None, 0, beside) for n in numbers]
+    return [full_size_task(f"race/{n}", n, SPAN, None, 0, beside) for n in numbers]
 
 
 def test_what_died_is_trained_by_whichever_device_is_free_before_anything_new(run: Run) -> None:

@@ -46,7 +46,7 @@ def test_two_devices_train_what_one_does(quick: Quick, tmp_path: Path) -> None:
     for a, b in zip(one.trials, two.trials, strict=True):
         shared = min(len(a.history), len(b.history))
         assert a.history[:shared] == b.history[:shared]
-    assert two.cost.target_epochs > 0
+    assert two.cost.race_epochs > 0
     assert (one.best_config, one.best_metric) == (two.best_config, two.best_metric)
     assert not (tmp_path / "2" / PROBLEM).exists()
 
@@ -73,7 +73,7 @@ def test_what_kills_its_process_costs_others_nothing(
     model_fn = killing(tmp_path / "deaths", times)
     result = quick(model_fn=model_fn, space=deadly, num_samples=1, max_t=1, race=RaceConfig(top_k=1), backend=TWO)
     assert [record.trial for record in result.trials if record.status == "failed"] == failed
-    trained = {record.trial: record.surrogate_epochs for record in result.trials if record.trial not in failed}
+    trained = {record.trial: record.sweep_epochs for record in result.trials if record.trial not in failed}
     assert trained == dict.fromkeys({0, 1} - set(failed), 1)
     assert all("died 2 times: SIGKILL" in str(record.error) for record in result.trials if record.trial in failed)
 

@@ -170,7 +170,7 @@ def test_a_half_that_is_given_up_goes_on_later_from_all_that_it_had(
             guest.says(devices, "done", trained(run, handed(), 3))
             assert devices.finished() == []
         guest.says(devices, "died")  # with its host
-        monkeypatch.setattr(run, "out_of_time", lambda stage: True)
+        monkeypatch.setattr(run, "out_of_time", lambda heat: True)
         monkeypatch.setattr(devices, "_opened", -math.inf)
         finished = devices.finished()
     finally:

@@ -19,7 +19,7 @@ from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.scripted import open_run
 from tests.hydro_rasda.training.test_user_loop import at_full_size
 
-TASK = full_size_task("target/trial-0/to-4", 0, Span(0, 4), None, 0, 1)
+TASK = full_size_task("race/trial-0/to-4", 0, Span(0, 4), None, 0, 1)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_training_that_is_over_before_its_milestone_is_done(run: Run, last: Ou
 
 def test_trials_whose_guests_die_again_and_again_fail_one_by_one(run: Run) -> None:
     """The group is tried again, then halved, until each of them is alone."""
-    task = Task("surrogate/to-2/group-0", (Group("a", (0, 1), True),), (), Span(0, 2))
+    task = Task("sweep/to-2/group-0", (Group("a", (0, 1), True),), (), Span(0, 2))
     work, deaths = GroupWork(run, task, 1), Deaths()
     left = [*work.begin()]
     while left:
@@ -77,7 +77,7 @@ def lines(numbers: Sequence[int], epochs: Iterable[int], loss: float = 1.0) -> d
 
 @pytest.mark.parametrize("width", [None, 1 / 4])
 def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next(run: Run, width: float | None) -> None:
-    task = Task("surrogate/to-4/group-0", (Group("a", (0, 1, 2), True),), ("before",), Span(1, 4), width=width)
+    task = Task("sweep/to-4/group-0", (Group("a", (0, 1, 2), True),), ("before",), Span(1, 4), width=width)
     work = GroupWork(run, task, 1)
     assert list(work.begin()) == [task]
     assert not work.done
@@ -105,7 +105,7 @@ def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next
 
 
 def test_what_has_diverged_or_may_not_go_on_is_over(run: Run) -> None:
-    task = Task("surrogate/to-4/group-0", (Group("a", (0, 1), True),), (), Span(0, 4))
+    task = Task("sweep/to-4/group-0", (Group("a", (0, 1), True),), (), Span(0, 4))
     part = {"members": [0, 1]}
     for loss, go_on, over in ((math.nan, True, True), (1.0, False, True), (1.0, True, False)):
         work = GroupWork(run, task, 1)
@@ -116,7 +116,7 @@ def test_what_has_diverged_or_may_not_go_on_is_over(run: Run) -> None:
 
 
 def test_a_piece_that_is_given_up_leaves_what_it_had(run: Run) -> None:
-    task = Task("surrogate/to-4/group-0", (Group("a", (0, 1), True),), (), Span(0, 4))
+    task = Task("sweep/to-4/group-0", (Group("a", (0, 1), True),), (), Span(0, 4))
     work, part = GroupWork(run, task, 1), {"members": [0, 1], "model": 1}
     list(work.begin())
     (rest,) = work.took(task, Outcome([part], lines([0, 1], [1]), {}), go_on=True)
@@ -134,7 +134,7 @@ def test_a_full_size_model_goes_on_or_is_given_up_with_what_it_had(run: Run) -> 
     work = TargetWork(run, TASK, 1)
     list(work.begin())
     (rest,) = work.took(TASK, given(TASK, {1: 0.7, 2: 0.6}), go_on=True)
-    assert (rest.source, work.saved) == ("target/trial-0/to-4/so-far", ["target/trial-0/to-4/so-far"])
+    assert (rest.source, work.saved) == ("race/trial-0/to-4/so-far", ["race/trial-0/to-4/so-far"])
     again = TargetWork(run, TASK, 1)
     assert [*again.begin()] == [rest]
     again.give_up(rest)

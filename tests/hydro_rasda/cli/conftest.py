@@ -54,7 +54,7 @@ def part(past: str, tmp_path: Path) -> str:
     folder = tmp_path / "part"
     folder.mkdir()
     shutil.copy(Path(past) / "run.json", folder)
-    swept, _, _ = (Path(past) / "journal.jsonl").read_text().partition('{"event": "metrics", "stage": "target"')
+    swept, _, _ = (Path(past) / "journal.jsonl").read_text().partition('{"event": "metrics", "heat": "race"')
     (folder / "journal.jsonl").write_text(swept)
     return str(folder)
 

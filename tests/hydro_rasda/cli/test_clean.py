@@ -13,7 +13,7 @@ from hydro_rasda.cli import main
 from tests.hydro_rasda.cli.conftest import model_fn, search
 from tests.hydro_rasda.results.test_load import contents
 
-LEFT = ("checkpoints/.target.trial-0.to-1.pt.0a.tmp", "checkpoints/target.trial-99.to-1.pt", ".run.json.1b.tmp")
+LEFT = ("checkpoints/.race.trial-0.to-1.pt.0a.tmp", "checkpoints/race.trial-99.to-1.pt", ".run.json.1b.tmp")
 """What a process that is killed may leave behind; a sweep's checkpoint, too, once the sweep is over."""
 
 
@@ -22,7 +22,7 @@ def copy(past: str, tmp_path: Path) -> Path:
     """The run, with what a process that was killed has left."""
     folder = tmp_path / "copy"
     shutil.copytree(past, folder)
-    for name in (*LEFT, "checkpoints/surrogate.to-1.from-0.group-0.pt"):
+    for name in (*LEFT, "checkpoints/sweep.to-1.from-0.group-0.pt"):
         (folder / name).write_bytes(b"x" * 1000)
     return folder
 
@@ -74,14 +74,14 @@ def test_only_the_best_model_is_kept_where_that_is_asked(copy: Path, capsys: pyt
 def test_what_a_run_may_go_on_from_stays(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(part) / "checkpoints"
     folder.mkdir()
-    for name in (*LEFT[:2], "checkpoints/surrogate.to-1.from-0.group-0.pt"):
+    for name in (*LEFT[:2], "checkpoints/sweep.to-1.from-0.group-0.pt"):
         (Path(part) / name).write_bytes(b"x" * 1000)
     assert main(["clean", part, "--best-only", "--yes"]) == 2
     assert "must be a finished run, where only its best model is kept" in capsys.readouterr().err
     assert main(["clean", part, "--yes", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {Path(file["path"]).name for file in told["files"]} == {Path(name).name for name in LEFT[:2]}
-    assert [path.name for path in folder.iterdir()] == ["surrogate.to-1.from-0.group-0.pt"]
+    assert [path.name for path in folder.iterdir()] == ["sweep.to-1.from-0.group-0.pt"]
 
 
 def test_a_folder_without_checkpoints(part: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def test_a_run_is_shown_as_it_ended(past: str, capsys: pytest.CaptureFixture[str
     plain = [line.rstrip() for line in table.splitlines() if line.strip(" ─")]  # no terminal: neither lines nor padding
     assert shown.splitlines()[: len(plain)] == plain
     said = [message.text for message in load(past).messages if message.text not in plain]
-    assert any("surrogates at epoch 1" in text for text in said)
+    assert any("sweep at epoch 1" in text for text in said)
     assert [line.partition(": ")[2] for line in shown.splitlines()[len(plain) :]] == said[-8:]
     assert "8 of 12 trials, by val_loss (min)" in shown
 
@@ -86,13 +86,13 @@ def test_before_a_full_size_model_has_a_score_the_best_is_that_of_a_surrogate(
     part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = read_record(part)
-    best = record.trials[record.best_trial].surrogate_metric
+    best = record.trials[record.best_trial].sweep_metric
     assert math.isnan(record.best_metric)
     assert main(["runs", part, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["best"], row["best_stage"]) == (best, "surrogate")
+    assert (row["best"], row["best_heat"]) == (best, "sweep")
     assert main(["runs", part]) == 0
-    assert f"{best:.4g} (surrogate)" in capsys.readouterr().out
+    assert f"{best:.4g} (sweep)" in capsys.readouterr().out
 
 
 def test_failures_are_counted_and_their_errors_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_where_there_are_more_errors_it_says_what_to_type(
     (folder / "run.json").write_bytes((Path(past) / "run.json").read_bytes())
     lines: list[dict[str, Any]] = [{"event": "trial", "trial": n, "config": {"lr": 0.1}} for n in range(10)]
     lines += [{"event": "failed", "trial": n, "error": f"ValueError: no {n}"} for n in range(10)]
-    lines += [{"event": "unit", "key": "surrogate/groups", "value": {}, "seconds": 1, "at": 1, "swept": 1}]
+    lines += [{"event": "unit", "key": "sweep/groups", "value": {}, "seconds": 1, "at": 1, "swept": 1}]
     (folder / "journal.jsonl").write_bytes(signed([{"event": "run", "id": run_id(Path(past))}, *lines]))
     assert main(["show", str(folder)]) == 0
     command = f"hydro-rasda trials '{folder}' -w status=failed --json"
@@ -178,7 +178,7 @@ def test_another_search_on_the_same_data(past: str, tmp_path: Path, capsys: pyte
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["past", "other"]
     assert lines[-1] == words
-    assert "num_samples           12" in " ".join(lines)
+    assert "num_samples          12" in " ".join(lines)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_bad_input(past: str, capsys: pytest.CaptureFixture[str], options: list[
 def test_people_see_what_differs(past: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trials", past, "--where", "optimizer=sgd"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    numbers = ["trial", "status", "surrogate", "epochs", "full", "size", "epochs"]
+    numbers = ["trial", "status", "sweep", "epochs", "race", "epochs"]
     assert lines[0].split() == [*numbers, "lr", "optimizer", "batch_size"]
     assert all(line == line.rstrip() for line in lines)
     assert main(["trials", past, "--where", "lr>10"]) == 0

@@ -66,9 +66,9 @@ def test_json_tells_each_change_to_the_end(growing: Growing, past: str, capsys: 
     result = load(past)
     assert {each["state"] for each in told[:-1]} == {"interrupted"}
     assert (told[-1]["state"], told[-1]["best"]) == ("finished", result.best_metric)
-    reached = [record.surrogate_epochs for record in result.trials]
+    reached = [record.sweep_epochs for record in result.trials]
     counts = {str(stop): sum(epochs >= stop for epochs in reached) for stop in sorted(set(reached))}
-    assert told[-1]["rungs"]["surrogates"] == counts
+    assert told[-1]["rungs"]["sweep"] == counts
     assert growing.waited == 2 + 2 * 40 + 2
 
 
@@ -92,7 +92,7 @@ def test_without_a_terminal_there_is_at_most_one_line_in_a_minute(
     assert len(times) > 5
     assert min(later - earlier for earlier, later in pairwise(times)) == 60.0
     assert said[0][1].endswith(f"waiting for a run in {growing.folder}")
-    assert "surrogates: 12 to epoch 1" in said[-1][1]
+    assert "sweep: 12 to epoch 1" in said[-1][1]
     assert len({text[9:] for _, text in said}) == len(said)
     assert "Group" in capsys.readouterr().out
 
@@ -117,7 +117,7 @@ def test_on_a_terminal_the_last_picture_stays(
     assert "interrupted, or running elsewhere; repeat the call to resume" in shown
     last = shown.rpartition("\x1b[2K")[2]
     assert "run: finished" in last
-    assert f"best val_loss {load(past).best_metric:.4g} at full size" in last
+    assert f"best val_loss {load(past).best_metric:.4g} in the race" in last
     assert "8 of 12 trials, by val_loss (min)" in last
 
 

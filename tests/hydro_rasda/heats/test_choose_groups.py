@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hydro_rasda.contracts import Group, Widths, evenly
-from hydro_rasda.heats.choose_groups import Waiting, next_groups
+from hydro_rasda.heats.choose_groups import WaitingKind, next_groups
 
 BOUND = Widths(16, 2, {1: 1.0, 16: 1.0})
 """Models for which fusing gains nothing: a group takes as long as its members one after another."""
@@ -26,7 +26,7 @@ def rounds(
         waiting[kind], first = range(first, first + count), first + count
     found = []
     while waiting:
-        asked = {kind: Waiting(list(n), widths[kind], (steps or {}).get(kind, 1.0)) for kind, n in waiting.items()}
+        asked = {kind: WaitingKind(list(n), widths[kind], (steps or {}).get(kind, 1.0)) for kind, n in waiting.items()}
         found.append(next_groups(asked, cores))
         taken = {n for group in found[-1] for n in group.members}
         assert taken
@@ -45,7 +45,7 @@ def test_groups_are_of_one_kind_and_even() -> None:
 
 
 def test_groups_keep_the_order_that_they_are_given() -> None:
-    (group,) = next_groups({"a": Waiting([3, 0, 2, 1], Widths(4))})
+    (group,) = next_groups({"a": WaitingKind([3, 0, 2, 1], Widths(4))})
     assert group.members == (3, 0, 2, 1)
 
 
@@ -55,7 +55,7 @@ def test_small_groups_train_one_by_one() -> None:
 
 
 def test_a_share_is_of_all_that_wait() -> None:
-    waiting = {"a": Waiting([0, 1, 2, 3, 4, 5], Widths(8)), "b": Waiting([6, 7], Widths(8))}
+    waiting = {"a": WaitingKind([0, 1, 2, 3, 4, 5], Widths(8)), "b": WaitingKind([6, 7], Widths(8))}
     (group,) = next_groups(waiting, share=0.25)
     assert group.members == (0, 1)
     assert [g.members for g in next_groups(waiting, cores=2, share=0.25)] == [(0, 1)]
@@ -123,7 +123,7 @@ def test_memory_that_fits_changes_nothing() -> None:
 class Replayed:
     """The same choice by playing all rounds through, trial by trial: slow, and plainly right."""
 
-    def __init__(self, waiting: Mapping[str, Waiting], cores: int) -> None:
+    def __init__(self, waiting: Mapping[str, WaitingKind], cores: int) -> None:
         self.waiting, self.cores = waiting, cores
 
     def next_groups(self, share: float) -> list[Group]:
@@ -138,10 +138,10 @@ class Replayed:
                     groups.append(Group(kind, members, fused=len(members) >= self.waiting[kind].widths.least))
         return groups
 
-    def apart(self, waiting: Mapping[str, Waiting]) -> dict[str, list[Sequence[int]]]:
+    def apart(self, waiting: Mapping[str, WaitingKind]) -> dict[str, list[Sequence[int]]]:
         return self.first_round({next(iter(waiting)): self.cores}, waiting)
 
-    def together(self, waiting: Mapping[str, Waiting]) -> dict[str, list[Sequence[int]]]:
+    def together(self, waiting: Mapping[str, WaitingKind]) -> dict[str, list[Sequence[int]]]:
         def seconds(kind: str, parts: int) -> float:
             of = waiting[kind]
             return of.seconds(min(of.widths.most, math.ceil(len(of.trials) / parts)))
@@ -152,14 +152,16 @@ class Replayed:
             parts[max(parts, key=lambda kind: seconds(kind, parts[kind]))] += 1
         return self.first_round(parts, waiting)
 
-    def first_round(self, parts: Mapping[str, int], waiting: Mapping[str, Waiting]) -> dict[str, list[Sequence[int]]]:
+    def first_round(
+        self, parts: Mapping[str, int], waiting: Mapping[str, WaitingKind]
+    ) -> dict[str, list[Sequence[int]]]:
         found = {}
         for kind, count in parts.items():
             trials, most = waiting[kind].trials, waiting[kind].widths.most
             found[kind] = evenly(trials, count * math.ceil(len(trials) / (most * count)))[:count]
         return found
 
-    def seconds(self, way: Callable[[Mapping[str, Waiting]], dict[str, list[Sequence[int]]]]) -> float:
+    def seconds(self, way: Callable[[Mapping[str, WaitingKind]], dict[str, list[Sequence[int]]]]) -> float:
         total, waiting = 0.0, dict(self.waiting)
         while waiting:
             found = way(waiting)
@@ -170,7 +172,7 @@ class Replayed:
         return total
 
 
-def any_waiting(rng: random.Random) -> dict[str, Waiting]:
+def any_waiting(rng: random.Random) -> dict[str, WaitingKind]:
     """A few kinds; measured throughputs rise, fall, or stay as they are."""
     found, first = {}, 0
     for i in range(rng.randint(1, 5)):
@@ -179,7 +181,7 @@ def any_waiting(rng: random.Random) -> dict[str, Waiting]:
         throughput = {1: alone} | {k: alone * gain for k, gain in gains.items() if rng.random() < 0.6}
         widths = Widths(rng.choice([1, 3, max(throughput)]), rng.choice([2, 3]), throughput)
         count = rng.randint(1, 40)
-        found[str(i)] = Waiting(range(first, first + count), widths, rng.choice([1.0, 3.0, 0.1]))
+        found[str(i)] = WaitingKind(range(first, first + count), widths, rng.choice([1.0, 3.0, 0.1]))
         first += count
     return found
 
@@ -206,5 +208,5 @@ def test_thousands_that_wait_are_not_looked_at_one_by_one(monkeypatch: pytest.Mo
         return measured(self, members)
 
     monkeypatch.setattr(Widths, "seconds", counted)
-    next_groups({kind: Waiting(range(1000), replace(FREE, most=8)) for kind in "ab"}, cores=2)
+    next_groups({kind: WaitingKind(range(1000), replace(FREE, most=8)) for kind in "ab"}, cores=2)
     assert 0 < asked <= 2 * 2 * 8  # at most once for each width of a group

@@ -221,36 +221,36 @@ def test_going_on_from_a_fused_sweep_is_training_in_one(problem: Problem, model_
 SPACE: dict[str, Any] = {"lr": loguniform(1e-3, 0.3), "optimizer": choice(["sgd", "adamw"]), "batch_size": 64}
 
 
-def epochs(result: TuneResult, stage: str) -> dict[int, list[int]]:
-    seen = {r.trial: [line["epoch"] for line in r.history if line["stage"] == stage] for r in result.trials}
+def epochs(result: TuneResult, heat: str) -> dict[int, list[int]]:
+    seen = {r.trial: [line["epoch"] for line in r.history if line["heat"] == heat] for r in result.trials}
     return {number: of for number, of in seen.items() if of}
 
 
 def test_the_sweeps_epochs_count_once_and_its_checkpoints_go(quick: Quick) -> None:
     result = quick(sweep=SweepConfig(surrogate=1), space=SPACE, race=RaceConfig(grace_period=1))
-    swept, full = epochs(result, "surrogate"), epochs(result, "target")
+    swept, full = epochs(result, "sweep"), epochs(result, "race")
     (winner,) = [record for record in result.trials if record.status == "finished"]
     assert full == {winner.trial: [3, 4]}, "both finalists were swept to epoch 2, at which one of them is halved"
     assert (winner.epochs, winner.metric) == (4, result.best_metric)
-    assert result.cost.target_epochs == 2
-    assert result.cost.surrogate_epochs == sum(map(len, swept.values())) == 9 + 4
+    assert result.cost.race_epochs == 2
+    assert result.cost.sweep_epochs == sum(map(len, swept.values())) == 9 + 4
     finalists = [record.trial for record in result.trials if record.epochs]
     assert [result.trials[n].epochs for n in finalists if n != winner.trial] == [2]
     for number in finalists:
         result.best_model(number)
     assert len(list((result.path / "checkpoints").iterdir())) == 2
     again = quick(sweep=SweepConfig(surrogate=1), space=SPACE, race=RaceConfig(grace_period=1))
-    assert (again.trials, again.cost.target_epochs) == (result.trials, 2)
+    assert (again.trials, again.cost.race_epochs) == (result.trials, 2)
 
 
 def test_finalists_that_the_sweep_trained_to_the_end_train_no_more(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     result = quick(
         sweep=SweepConfig(surrogate=1, grace_period=4), space=SPACE, race=RaceConfig(keep="last", grace_period=4)
     )
-    assert result.cost.target_epochs == 0
-    assert epochs(result, "target") == {}
+    assert result.cost.race_epochs == 0
+    assert epochs(result, "race") == {}
     finished = [record for record in result.trials if record.status == "finished"]
-    assert [record.metric == record.surrogate_metric for record in finished] == [True, True]
+    assert [record.metric == record.sweep_metric for record in finished] == [True, True]
     assert result.best_metric == min(record.metric for record in finished)
     assert result.evaluate(digits[1])["loss"] == pytest.approx(result.best_metric, rel=1e-5)
 
@@ -265,22 +265,22 @@ def test_a_best_epoch_whose_weights_are_gone_is_trained_once_more(quick: Quick) 
         "num_samples": 1,
     }
     high = quick(**asked, mode="max", name="high")
-    assert epochs(high, "target") == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}
+    assert epochs(high, "race") == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}
     assert [record.kept_epoch for record in high.trials] == [1, 1]
     low = quick(**asked, mode="min", name="low")
-    assert epochs(low, "target") == {0: [3, 4], 1: [3, 4]}
+    assert epochs(low, "race") == {0: [3, 4], 1: [3, 4]}
 
 
 def test_narrow_surrogates_are_not_handed_over(quick: Quick) -> None:
     result = quick(space=SPACE, race=RaceConfig(grace_period=4))
-    assert sorted(epochs(result, "target").values()) == [[1, 2, 3, 4]] * 2
+    assert sorted(epochs(result, "race").values()) == [[1, 2, 3, 4]] * 2
 
 
 @pytest.fixture
 def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
     """Opens a run of two trials once more, which a sweep at full width has trained for two epochs."""
     opened: list[Run] = []
-    group = Task("surrogate/to-2/from-0/group-0", (Group("", (0, 1), fused=True),), (), Span(0, 2))
+    group = Task("sweep/to-2/from-0/group-0", (Group("", (0, 1), fused=True),), (), Span(0, 2))
 
     def call() -> Run:
         for run in opened:
@@ -290,7 +290,7 @@ def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
         if not run.store.done(group.key):
             outcome = train_group(run.problem, run.history.trials, group, load=pytest.fail)
             run.store.save(group.key, {"parts": outcome.checkpoint})
-            unit = curves("surrogate", {0: [0.5, 0.4], 1: [0.3, 0.2]})
+            unit = curves("sweep", {0: [0.5, 0.4], 1: [0.3, 0.2]})
             run.record(group.key, replace(unit, value={"members": [0, 1], "stop": 2}))
         return run
 
@@ -301,21 +301,21 @@ def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
 def test_a_call_with_more_time_can_go_on_with_the_sweep(open_swept: Callable[[], Run]) -> None:
     run = open_swept()
     hand_over(run, [0, 1])
-    assert run.store.has("surrogate/to-2/from-0/group-0")
+    assert run.store.has("sweep/to-2/from-0/group-0")
     run.record(FINALISTS, Unit([0, 1]))
     hand_over(run, [0, 1])
-    assert not run.store.has("surrogate/to-2/from-0/group-0")
+    assert not run.store.has("sweep/to-2/from-0/group-0")
 
 
 def test_who_trained_on_or_failed_since_stays_as_it_is(open_swept: Callable[[], Run]) -> None:
     run = open_swept()
     hand_over(run, [0, 1])
-    assert run.history.curve("target", 1) == {1: 0.3, 2: 0.2}
+    assert run.history.curve("race", 1) == {1: 0.3, 2: 0.2}
     train_finalists(run, [0, 1], device := Scripted({0: [0.5, 0.4, 0.4, 0.4], 1: [0.3, 0.2, 0.6]}))
     # What raised afterwards is tried twice more, and then the one that was stopped goes on.
     assert device.trained == [(1, 3)] * 3 + [(0, 3), (0, 4)]
     assert set(run.history.failures) == {1}
     run = open_swept()
     hand_over(run, [0, 1])
-    assert run.history.curve("target", 1) == {1: 0.3, 2: 0.2}
+    assert run.history.curve("race", 1) == {1: 0.3, 2: 0.2}
     assert set(run.history.failures) == {1}

@@ -210,7 +210,7 @@ class MeasuresInTime(Curves):
     """Measures only if the sweep has time left."""
 
     def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
-        return dict.fromkeys(kinds, Widths(1, assumed=True) if self.run.out_of_time("surrogate") else Widths(4))
+        return dict.fromkeys(kinds, Widths(1, assumed=True) if self.run.out_of_time("sweep") else Widths(4))
 
 
 def test_a_call_with_more_time_measures_what_time_left_unmeasured(run: Run) -> None:
@@ -231,14 +231,14 @@ def test_a_trial_that_was_dropped_while_it_was_built_is_tried_again_and_no_other
     run.store.doing._deaths["building trial 2"] = 0, 3
     sweep(run, Given([configs()]), Curves(run))
     assert run.history.failures.keys() == {2}
-    recorded = run.store.units()["surrogate/kinds-from-0"]
+    recorded = run.store.units()["sweep/kinds-from-0"]
     for deaths in (3, 0):
         later = again(run)
         later.store.doing._deaths["building trial 2"] = 0, deaths
         try_dropped_again(later)
         sweep(later, Given([configs()]), Curves(later))
         assert later.history.failures.keys() == ({2} if deaths else set())
-        assert next(iter(later.store.units().items())) == ("surrogate/kinds-from-0", recorded)
+        assert next(iter(later.store.units().items())) == ("sweep/kinds-from-0", recorded)
         assert (2 in epochs(later)) == (not deaths)
         run = later
     for read in (again(run), Run(run.problem, Store.read(run.store.path))):
@@ -306,7 +306,7 @@ def test_a_population_is_trained_and_its_finalists_by_its_schedules(
         quick(**PBT, callbacks=[interrupt])
     found = quick(**PBT)
     assert [(t.config, t.history) for t in found.trials] == [(t.config, t.history) for t in whole.trials]
-    assert [trial.surrogate_epochs for trial in found.trials] == 8 * [4] + 2 * [0]
+    assert [trial.sweep_epochs for trial in found.trials] == 8 * [4] + 2 * [0]
     assert found.best_trial in (8, 9)
     copied = [trial.trial for trial in found.trials[:8] if len(found.lineage(trial.trial)) > 1]
     assert len(copied) >= 2

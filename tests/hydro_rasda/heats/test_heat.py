@@ -42,11 +42,11 @@ class AllHeats(Curves):
 
     def _told(self, task: Task) -> tuple[Any, ...]:
         """Return what `done` has of a task."""
-        return task.stage, task.members, task.span.stop
+        return task.heat, task.members, task.span.stop
 
     def finished(self) -> list[Finished]:
         device = min(self._under_way, key=lambda device: self._comes_last(self._under_way[device]))
-        if (task := self._under_way[device]).stage == "surrogate":
+        if (task := self._under_way[device]).heat == "sweep":
             self._under_way = {device: task, **self._under_way}
             (finished,) = super().finished()
         else:
@@ -62,7 +62,7 @@ class AllHeats(Curves):
 
 
 class OneIsSlow(AllHeats):
-    """All else is done before the slow trial's last rung; `done` has stage, members and last epoch in that order."""
+    """All else is done before the slow trial's last rung; `done` has heat, members and last epoch in that order."""
 
     def __init__(self, run: Run, devices: int, most: float = math.inf) -> None:
         super().__init__(run, devices)
@@ -74,7 +74,7 @@ class OneIsSlow(AllHeats):
         return super().finished()
 
     def _comes_last(self, task: Task) -> bool:
-        return task.stage == "surrogate" and task.span.stop == 9 and SLOW in task.members
+        return task.heat == "sweep" and task.span.stop == 9 and SLOW in task.members
 
 
 def begun(of: Run, path: Path, top_k: int) -> Run:
@@ -95,10 +95,10 @@ def found(run: Run) -> dict[str, Any]:
     """Results, checkpoints, and those decisions that do not depend on idle devices."""
     summed = sum_up(run.history, tried_targets(run.history, run.history.finalists or ()), run.store.path)
     return {
-        "decided": {k: u.value for k, u in run.store.units().items() if "target/to-" in k or k == FINALISTS},
-        "winner": (summed.best_trial, summed.best_metric, summed.cost.target_epochs),
+        "decided": {k: u.value for k, u in run.store.units().items() if "race/to-" in k or k == FINALISTS},
+        "winner": (summed.best_trial, summed.best_metric, summed.cost.race_epochs),
         "records": [(r.trial, r.epochs, r.kept_epoch, r.status, r.history) for r in summed.trials],
-        "best": {stage: best[-1].score for stage, best in best_over_time(run.store.units(), summed).items()},
+        "best": {heat: best[-1].score for heat, best in best_over_time(run.store.units(), summed).items()},
         "checkpoints": {path.name for path in (run.store.path / "checkpoints").iterdir()},
     }
 
@@ -110,8 +110,8 @@ def test_what_begins_early_changes_no_decision_and_no_result(run: Run, tmp_path:
     for devices, eager in ((1, True), (2, True), (2, False), (5, True)):
         with closing((of := begun(run, tmp_path / f"{devices}-{eager}", top_k)).store):
             search(of, trains := OneIsSlow(of, devices), eager)
-            swept = trains.done.index(("surrogate", (SLOW,), 9))
-            early = [members for stage, members, _ in trains.done[:swept] if stage == "target"]
+            swept = trains.done.index(("sweep", (SLOW,), 9))
+            early = [members for heat, members, _ in trains.done[:swept] if heat == "race"]
             assert early == ([(4,)] if eager and devices > 1 else [])
             seen.append(found(of))
     for other in seen:
@@ -123,10 +123,10 @@ def test_what_began_early_outlives_a_kill(run: Run, tmp_path: Path, top_k: int) 
     """The process ends once the training that began early is recorded, while the slow trial trains."""
     with closing((unbroken := begun(run, tmp_path / "unbroken", top_k)).store):
         search(unbroken, trains := OneIsSlow(unbroken, 2))
-        expected, most = found(unbroken), trains.done.index(("target", (4,), 9)) + 1
+        expected, most = found(unbroken), trains.done.index(("race", (4,), 9)) + 1
     with closing((killed := begun(run, tmp_path / "killed", top_k)).store), pytest.raises(KeyboardInterrupt):
         search(killed, OneIsSlow(killed, 2, most))
     with closing((goes_on := begun(run, tmp_path / "killed", top_k)).store):
         search(goes_on, trains := OneIsSlow(goes_on, 2))
         assert found(goes_on) == expected
-    assert ("target", (4,), 9) not in trains.done
+    assert ("race", (4,), 9) not in trains.done

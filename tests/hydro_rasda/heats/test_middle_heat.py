@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -13,10 +16,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 
 import hydro_rasda
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, loguniform
+from hydro_rasda.cli import main
 from hydro_rasda.contracts import Event, History, Task
 from hydro_rasda.data import make_batches
 from hydro_rasda.heats.middle_heat import MiddleHeat, planned
@@ -24,11 +29,13 @@ from hydro_rasda.heats.race import Race
 from hydro_rasda.history.full_size import run_end, tried_targets
 from hydro_rasda.history.history import FINALISTS, HEATS, MIDDLE_ENTERED, MIDDLE_FINALISTS, MiddlePlan
 from hydro_rasda.history.lines import Unit
+from hydro_rasda.loggers import CSVLogger
 from hydro_rasda.problem.objective import supervised
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.record_from_journal import Follower
+from hydro_rasda.records.report import render
 from hydro_rasda.records.summary import sum_up
-from hydro_rasda.run.events import MIDDLE, RungDecided, StageBegan
+from hydro_rasda.run.events import HeatBegan, RungDecided
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import TuneConfig
@@ -92,17 +99,17 @@ SLOW = 0
 
 
 class Heats(AllHeats):
-    """`done` has stage, width, members and last epoch of the tasks that are done, in order."""
+    """`done` has heat, width, members and last epoch of the tasks that are done, in order."""
 
     def _comes_last(self, task: Task) -> bool:
         return task.width is not None and SLOW in task.members
 
     def _told(self, task: Task) -> tuple[Any, ...]:
-        return task.stage, task.width, task.members, task.span.stop
+        return task.heat, task.width, task.members, task.span.stop
 
     def _history(self, task: Task, number: int, stop: int) -> History:
         config = self.run.history.trials[number].config
-        final = config["final"] if task.width is None and task.stage == "surrogate" else config["middle"]
+        final = config["final"] if task.width is None and task.heat == "sweep" else config["middle"]
         scores = {epoch: final - 0.001 * epoch for epoch in range(task.span.start + 1, stop + 1)}
         return [(epoch, {"train_loss": score, "val_loss": score}) for epoch, score in scores.items()]
 
@@ -153,7 +160,7 @@ def found(run: Run) -> dict[str, Any]:
     summed = sum_up(run.history, tried_targets(run.history, run.history.at_full_size or ()), run.store.path)
     return {
         "decided": {key: unit.value for key, unit in units.items() if "finalists" in key or "entered" in key},
-        "winner": (summed.best_trial, summed.best_metric, summed.cost.middle_epochs, summed.cost.target_epochs),
+        "winner": (summed.best_trial, summed.best_metric, summed.cost.middle_epochs, summed.cost.race_epochs),
         "records": [(t.trial, t.epochs, t.middle_epochs, t.status, t.history) for t in summed.trials],
         "checkpoints": {path.name for path in (run.store.path / "checkpoints").iterdir()},
         "end": run_end(run.history),
@@ -169,14 +176,14 @@ def test_the_best_of_the_ends_at_a_quarter_trains_in_full(tmp_path: Path) -> Non
         assert units[MIDDLE_FINALISTS].value == [3]
         middle = [(members, stop) for _, width, members, stop in trains.done if width == 1 / 4]
         assert sorted(middle) == [((n,), stop) for n in sorted(ENTRANTS) for stop in (4, 8)]
-        assert [members for stage, _, members, _ in trains.done if stage == "target"] == [(3,)] * 3
+        assert [members for heat, _, members, _ in trains.done if heat == "race"] == [(3,)] * 3
         assert found(run)["end"] == "finished"
 
 
 def test_two_train_in_full_and_the_second_stops_where_it_is_not_worth_the_rest(tmp_path: Path) -> None:
     with closing((run := opened(tmp_path / "run", race=RaceConfig(top_k=2), full_trainings=2)).store):
         assert search(run, Heats(run), replace(PLAN, finalists=2)) == [3, 5]
-        assert {n: run.history.epochs("target", n) for n in (3, 5)} == {3: 8, 5: 6}
+        assert {n: run.history.epochs("race", n) for n in (3, 5)} == {3: 8, 5: 6}
 
 
 def test_idle_devices_change_no_decision_though_the_leader_begins_early(tmp_path: Path) -> None:
@@ -186,7 +193,7 @@ def test_idle_devices_change_no_decision_though_the_leader_begins_early(tmp_path
             search(run, trains := Heats(run, devices))
             seen.append(found(run))
         last = max(i for i, (_, width, *_) in enumerate(trains.done) if width is not None)
-        early = [members for stage, _, members, _ in trains.done[:last] if stage == "target"]
+        early = [members for heat, _, members, _ in trains.done[:last] if heat == "race"]
         assert early == ([(3,)] if devices > 1 else [])
     assert seen[1] == seen[0]
     assert seen[2] == seen[0]
@@ -299,15 +306,15 @@ def test_one_full_training_trains_one_model_in_full(quick: Quick, tmp_path: Path
     assert [trial.middle_epochs for trial in middle] == [4] * 8
     winner = min(middle, key=lambda trial: trial.middle_metric)
     assert [trial.trial for trial in result.trials if trial.epochs] == [winner.trial]
-    assert (result.best_trial, result.cost.middle_epochs, result.cost.target_epochs) == (winner.trial, 32, 4)
-    assert [event.epochs for event in events if isinstance(event, StageBegan) and event.title == MIDDLE] == [32]
-    (decided,) = (event for event in events if isinstance(event, RungDecided) and event.stage == "middle")
+    assert (result.best_trial, result.cost.middle_epochs, result.cost.race_epochs) == (winner.trial, 32, 4)
+    assert [event.epochs for event in events if isinstance(event, HeatBegan) and event.heat == "middle"] == [32]
+    (decided,) = (event for event in events if isinstance(event, RungDecided) and event.heat == "middle")
     assert (decided.epoch, decided.candidates, decided.kept) == (4, tuple(t.trial for t in middle), (winner.trial,))
     told = [message.text for message in result.messages]
     assert "Then the best 8 train anew on surrogates of 1/4 of the width, to their ends, for 32 epochs in all." in told
     cost = "Cost of the three heats, by counted operations: about 0.12 + 0.84 + 1.00 full trainings."
     assert cost in told
-    assert set(result.curves()["stage"]) == {"sweep", "middle heat", "full size"}
+    assert set(result.curves()["heat"]) == {"sweep", "middle", "race"}
     assert {"middle_metric", "middle_epochs"} <= {*result.dataframe().columns}
     names = [trace.name for trace in hydro_rasda.plots.learning_curves(result).data]
     assert "fell at epoch 4 (7)" in names, "a panel of its own"
@@ -315,6 +322,40 @@ def test_one_full_training_trains_one_model_in_full(quick: Quick, tmp_path: Path
     assert (read.finished, read.best_trial, read.cost) == (True, result.best_trial, result.cost)
     again = quick(**ASKED, full_trainings=1)
     assert (again.cost, again.best_metric) == (result.cost, result.best_metric)
+
+
+def test_a_heat_has_one_name_in_journals_events_tables_and_json(
+    quick: Quick, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The guide's table of the heats has these names."""
+
+    def printed(*command: str) -> Any:
+        capsys.readouterr()
+        assert main([*command, "--json"]) == 0
+        text = capsys.readouterr().out
+        assert not re.search(r"stage|surrogate_|target|full size\"", text)
+        return json.loads(text)
+
+    names, events = {"sweep", "middle", "race"}, list[Event]()
+    result = quick(**ASKED, full_trainings=1, callbacks=[events.append, CSVLogger()])
+    journal = (tmp_path / "run" / "journal.jsonl").read_text()
+    lines = [json.loads(line) for line in journal.splitlines()]
+    assert {line["heat"] for line in lines if line["event"] == "metrics"} == names
+    assert {line["key"].partition("/")[0] for line in lines if line["event"] == "unit"} == {*names, HEATS}
+    assert not re.search("stage|surrogate|target", journal)
+    assert {vars(event)["heat"] for event in events if "heat" in vars(event)} == names
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        assert {row["heat"] for row in csv.DictReader(file)} == names
+    shown = printed("show", str(tmp_path / "run"))
+    assert {line["heat"] for trial in result.trials for line in trial.history} == names
+    assert {name for heat in names for name in (f"{heat}_epochs", f"{heat}_seconds")} < shown["cost"].keys()
+    (row,) = printed("runs", str(tmp_path))
+    assert row["best_heat"] == "race"
+    columns = {"sweep_metric", "sweep_epochs", "middle_metric", "middle_epochs", "metric", "epochs"}
+    assert columns < printed("trials", str(tmp_path / "run"))[0].keys()
+    (table, *_) = render(result).renderables
+    assert isinstance(table, Table)
+    assert [column.header for column in table.columns[1:4]] == ["sweep\n(epochs)", "middle\n(epochs)", "race\n(epochs)"]
 
 
 @pytest.mark.parametrize(

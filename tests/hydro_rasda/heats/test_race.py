@@ -17,7 +17,7 @@ from hydro_rasda.history.scores import deciding_curve
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.summary import sum_up
 from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import CHECK, SURROGATES, MessageSaid
+from hydro_rasda.run.events import MessageSaid
 from hydro_rasda.run.record_full_size import record_done, record_epochs, record_failure, record_swept
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
@@ -43,9 +43,7 @@ def open_race(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 def epochs(run: Run) -> dict[int, list[int]]:
-    return {
-        n: [line["epoch"] for line in lines] for (stage, n), lines in run.history.metrics.items() if stage == "target"
-    }
+    return {n: [line["epoch"] for line in lines] for (heat, n), lines in run.history.metrics.items() if heat == "race"}
 
 
 SCORES = {0: [0.9, 0.8, 0.7, 0.6], 1: [0.8, 0.7, 0.6, 0.5], 2: [0.7, 0.6, 0.5, 0.4], 3: [0.6, 0.5, 0.4, 0.3]}
@@ -58,9 +56,9 @@ def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race:
     """After the first milestone, where half of them end; who raised is left out, and who diverged is last."""
     run = open_race(5, full_trainings=0)
     assert sum_up(run.history, [], run.store.path).agreement is None
-    run.record("surrogate/to-4/group-0", curves("surrogate", {n: [0.5 + n / 10, 0.1] for n in range(5)}))
+    run.record("sweep/to-4/group-0", curves("sweep", {n: [0.5 + n / 10, 0.1] for n in range(5)}))
     train_finalists(run, [0, 1, 2, 3], Scripted({**SCORES, 3: [math.nan]}))
-    run.record("target/trial-4/failed-after-0", Unit(None, [failure_line(4, "ValueError: no")]), again=True)
+    run.record("race/trial-4/failed-after-0", Unit(None, [failure_line(4, "ValueError: no")]), again=True)
     found = sum_up(run.history, [0, 1, 2, 3, 4], run.store.path).agreement
     assert found is not None
     assert (found.epoch, found.verdict) == (1, "open")
@@ -93,7 +91,7 @@ def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., 
     """At epoch 2, to which all were swept, there is a whole training left: two times 2 epochs."""
     run = open_race(3, full_trainings=1, sweep=SweepConfig(surrogate=1), race=RaceConfig(grace_period=2))
     scores = {n: values for n, values in SCORES.items() if n < 3}
-    run.record("surrogate/to-2/group-0", curves("surrogate", {n: values[:2] for n, values in scores.items()}))
+    run.record("sweep/to-2/group-0", curves("sweep", {n: values[:2] for n, values in scores.items()}))
     for number in scores:
         record_swept(run, number, {"model": {}, "epoch": 2})
     train_finalists(run, [0, 1, 2], Scripted(scores))
@@ -110,7 +108,7 @@ def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
     run = open_race(2, race=RaceConfig(grace_period=4))
     best = {0: (2, 0.2), 1: (4, averaged[1][-1] if kept == "averaged" else 0.5)}
     for number, scores in (own if kept == "none averaged" else averaged).items():
-        lines = curves("target", {number: scores}).lines
+        lines = curves("race", {number: scores}).lines
         if kept == "own" and number == 1:
             lines[-1] |= {"val_loss": own[number][-1], "val_loss_averaged": scores[-1]}
         elif kept != "none averaged":
@@ -134,7 +132,7 @@ def test_averages_that_are_far_ahead_in_the_end_win(
     """
     run = open_race(2, race=RaceConfig(grace_period=4))
     for number, own, last in ((0, 0.6, averages), (1, 0.5, 0.48)):
-        lines = curves("target", {number: [0.8, 0.6, 0.5, last]}).lines
+        lines = curves("race", {number: [0.8, 0.6, 0.5, last]}).lines
         lines[-1]["val_loss_unaveraged"] = own
         record_epochs(run, number, lines, {"model": {}, "best": {"epoch": 4, "score": last, "model": {}}})
     train_finalists(run, [0, 1], Scripted({}))
@@ -148,7 +146,7 @@ def test_with_several_metrics_the_first_chooses_on_the_front(open_race: Callable
     run = open_race(4, race=RaceConfig(grace_period=4), objectives=(("params", "min"), ("val_loss", "min")))
     run.history.costs |= {0: {"params": 5.0}, 1: {"params": 20.0}, 2: {"params": 30.0}, 3: {"params": 1.0}}
     for number, own, best in ((0, 0.5, (4, 0.4)), (1, 0.9, (3, 0.2)), (2, 0.3, (4, 0.2)), (3, 0.4, (2, 0.35))):
-        lines = curves("target", {number: [0.9, 0.6, 0.5, 0.4]}).lines
+        lines = curves("race", {number: [0.9, 0.6, 0.5, 0.4]}).lines
         lines[best[0] - 1]["val_loss"] = best[1]
         lines[-1]["val_loss_unaveraged"] = own
         record_epochs(
@@ -165,14 +163,14 @@ def test_the_trial_with_the_best_averages_goes_on_too(open_race: Callable[..., R
     """Trial 2 is last of three at the milestone, by the weights that training left there."""
     run = open_race(3, full_trainings=1, race=RaceConfig(grace_period=2))
     for number, own, last in ((0, 0.6, 4), (1, 0.7, 2), (2, 0.8, 4)):
-        lines = curves("target", {number: [0.9, 0.5 - number / 10, 0.4, 0.4][:last]}).lines
+        lines = curves("race", {number: [0.9, 0.5 - number / 10, 0.4, 0.4][:last]}).lines
         for at in (2, last):
             lines[at - 1]["val_loss_unaveraged"] = own
         record_epochs(run, number, lines, {"model": {}, "best": {"epoch": last, "score": 0.4, "model": {}}})
     trained = Scripted({})
     train_finalists(run, [0, 1, 2], trained)
     assert not trained.trained
-    assert [unit.value for key, unit in run.store.units().items() if key.startswith("target/to-2/kept")] == [
+    assert [unit.value for key, unit in run.store.units().items() if key.startswith("race/to-2/kept")] == [
         [[0, 4], [2, 4], [1, None]]
     ]
 
@@ -185,7 +183,7 @@ def test_with_early_stopping_the_best_epoch_decides(open_race: Callable[..., Run
 
 def test_a_diverged_trials_best_epoch_wins_only_where_no_other_came_to_its_end(open_race: Callable[..., Run]) -> None:
     run = open_race(2, race=RaceConfig(grace_period=4))
-    lines = curves("target", {0: [0.9, 0.2, math.nan]}).lines
+    lines = curves("race", {0: [0.9, 0.2, math.nan]}).lines
     record_epochs(run, 0, lines, {"model": {}, "best": {"epoch": 2, "score": 0.2, "model": {}}})
     assert sum_up(run.history, [0, 1], run.store.path).best_trial == 0
     train_finalists(run, [0, 1], Scripted({0: [], 1: [0.8, 0.7, 0.6, 0.5]}))
@@ -200,7 +198,7 @@ def test_at_chance_level_none_is_stopped(open_race: Callable[..., Run]) -> None:
     flat = {n: [chance.score - n * chance.margin / 9] * 4 for n in range(4)}
     for number, (loss, *_) in flat.items():
         first = [(1, {"train_loss": loss, "val_loss": loss, "val_accuracy": 0.1})]
-        record_epochs(run, number, metric_lines("target", number, first), {"model": {}})
+        record_epochs(run, number, metric_lines("race", number, first), {"model": {}})
     run.callbacks = Callbacks([lambda event: told.append(getattr(event, "text", ""))])
     train_finalists(run, [*flat], Scripted(flat))
     assert [len(found) for found in epochs(run).values()] == [4] * 4
@@ -211,16 +209,14 @@ def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[
     run = open_race(race=RaceConfig(grace_period=1, checkpoint_every=3))
     train_finalists(run, [3, 2, 1, 0], Scripted({**SCORES, 2: [0.7], 1: [math.inf]}))
     units = run.store.units()
-    trials = {key: unit.value for key, unit in units.items() if key.startswith("target/trial-")}
+    trials = {key: unit.value for key, unit in units.items() if key.startswith("race/trial-")}
     names = ["3/to-1", "2/to-1", "1/to-1", "0/to-1", "3/to-2", "3/to-3", "3/to-4"]
-    keys = [f"target/trial-{name}" for name in names]
-    failure = "target/trial-2/failed-after-1"
+    keys = [f"race/trial-{name}" for name in names]
+    failure = "race/trial-2/failed-after-1"
     assert trials == {key: {"checkpoint": key} for key in keys} | {failure: None}
     assert run.history.failures == {2: "trial 2 raised in epoch 2"}
-    assert units["target/done"].value == [0, 1, 2, 3]
-    assert run.history.checkpoints == {
-        n: f"target/trial-{n}/to-{epoch}" for n, epoch in ((0, 1), (1, 1), (2, 1), (3, 4))
-    }
+    assert units["race/done"].value == [0, 1, 2, 3]
+    assert run.history.checkpoints == {n: f"race/trial-{n}/to-{epoch}" for n, epoch in ((0, 1), (1, 1), (2, 1), (3, 4))}
     assert {path.name for path in (run.store.path / "checkpoints").iterdir()} == {
         run.store.file(name).name for name in run.history.checkpoints.values()
     }
@@ -237,7 +233,7 @@ def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
     unbroken = open_run(tmp_path / "unbroken", problem, 4, **RACE)
     train_finalists(unbroken, [0, 1, 2, 3], Scripted(scores))
     trained: list[tuple[int, int]] = []
-    while not (run := open_race()).store.done("target/done"):
+    while not (run := open_race()).store.done("race/done"):
         device = Scripted(scores, epochs_a_process)
         train_finalists(run, [0, 1, 2, 3], device)
         trained += device.trained
@@ -294,7 +290,7 @@ def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[.
     for finalists in ([1, 0], [0, 1]):
         train_finalists(run := open_race(time_budget_s=1e-9), finalists, Scripted(SCORES))
         assert epochs(run) == {1: [1]}
-        assert not run.store.done("target/done")
+        assert not run.store.done("race/done")
 
 
 @pytest.fixture
@@ -324,15 +320,15 @@ def test_if_time_is_short_the_leader_of_the_sweep_trains_to_its_end_first(
     assert sum_up(run.history, [1, 0, 2, 3], run.store.path).best_trial == 3
     train_finalists(run := tight("short", race=race), [1, 0, 2, 3], Scripted(SCORES, epochs=5))
     assert sum_up(run.history, [1, 0, 2, 3], run.store.path).best_trial == 1, "of those trained to the end"
-    assert not run.store.done("target/done")
+    assert not run.store.done("race/done")
 
 
 def test_how_slow_the_sweep_was_does_not_change_who_trains_first(tight: Callable[..., Run]) -> None:
     """A leader that needs 30 s of 50 s was foreseen to need more if small groups had waited for processes."""
     run = tight()
-    for stage in (SURROGATES, CHECK):  # the budget ended the check before it began
-        run.time_left.plan(stage, [Piece(100, 0.01)])
-    run.time_left.begin(SURROGATES, 0.0)
+    for part in ("sweep", "transfer check"):  # the budget ended the check before it began
+        run.time_left.plan(part, [Piece(100, 0.01)])
+    run.time_left.begin("sweep", 0.0)
     run.time_left.advance(100, 4.0)
     train_finalists(run, [1, 0, 2, 3], device := Scripted(SCORES))
     assert device.trained[:4] == [(1, epoch) for epoch in (1, 2, 3, 4)]
@@ -414,7 +410,7 @@ def test_a_race_that_is_over_trains_nothing_and_other_finalists_are_another_race
 def test_decisions_count_what_was_scored_at_their_milestone(open_race: Callable[..., Run]) -> None:
     """Of what another backend trained, one trial is ahead of the milestone at which it would have been stopped."""
     run = open_race(2)
-    unit = curves("target", {0: [0.5, 0.1]})
+    unit = curves("race", {0: [0.5, 0.1]})
     record_epochs(run, 0, unit.lines, {"model": {}})
     train_finalists(run, [0, 1], Scripted({0: [], 1: [0.4, 0.4, 0.4, 0.4]}))
     assert epochs(run) == {0: [1, 2], 1: [1, 2, 3, 4]}
@@ -423,27 +419,27 @@ def test_decisions_count_what_was_scored_at_their_milestone(open_race: Callable[
 
 def test_epochs_that_were_trained_again_count_as_they_went_the_last_time(open_race: Callable[..., Run]) -> None:
     run = open_race(1)
-    record_epochs(run, 0, curves("target", {0: [0.5, 0.4]}).lines, {"model": {}})
-    record_epochs(run, 0, curves("target", {0: [0.3]}).lines, {"model": {}})
-    assert run.history.curve("target", 0) == {1: 0.3}
+    record_epochs(run, 0, curves("race", {0: [0.5, 0.4]}).lines, {"model": {}})
+    record_epochs(run, 0, curves("race", {0: [0.3]}).lines, {"model": {}})
+    assert run.history.curve("race", 0) == {1: 0.3}
     run = open_race(1)
-    assert run.history.curve("target", 0) == {1: 0.3}
-    assert run.history.checkpoints == {0: "target/trial-0/to-1"}
+    assert run.history.curve("race", 0) == {1: 0.3}
+    assert run.history.checkpoints == {0: "race/trial-0/to-1"}
 
 
 def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race: Callable[..., Run]) -> None:
     run = open_race(3)
     for number, score in ((0, 0.5), (1, math.nan), (2, 0.5)):
-        record_epochs(run, number, curves("target", {number: [score]}).lines, {"model": {}})
+        record_epochs(run, number, curves("race", {number: [score]}).lines, {"model": {}})
     record_failure(run, 0, "it raised")
     record_failure(run, 2, "its machine died")
-    record_epochs(run, 2, curves("target", {2: SCORES[2]}).lines, {"model": {}})
+    record_epochs(run, 2, curves("race", {2: SCORES[2]}).lines, {"model": {}})
     for again in (run, open_race(3)):
         assert again.history.failures == {0: "it raised"}
         assert epochs(again) == {0: [1], 1: [1], 2: [1, 2, 3, 4]}
     train_finalists(again, [0, 1, 2], device := Scripted({}))
     assert device.trained == []
-    assert again.store.done("target/done")
+    assert again.store.done("race/done")
 
 
 def test_where_nobody_is_left_the_best_of_those_that_were_stopped_goes_on(open_race: Callable[..., Run]) -> None:
@@ -452,9 +448,9 @@ def test_where_nobody_is_left_the_best_of_those_that_were_stopped_goes_on(open_r
     run.callbacks = Callbacks([lambda event: said.append(getattr(event, "text", ""))])
     train_finalists(run, [0, 1, 2, 3], Scripted(ALL_BUT_THE_LAST_LOST))
     assert {n: seen[-1] for n, seen in sorted(epochs(run).items())} == {0: 4, 1: 3, 2: 2, 3: 2}
-    told = "full size at epoch {}: nobody is left; of those stopped at epoch 1, [{}] go on"
+    told = "race at epoch {}: nobody is left; of those stopped at epoch 1, [{}] go on"
     assert [text for text in said if "nobody is left" in text] == [told.format(2, 1), told.format(4, 0)]
-    assert run.store.done("target/done")
+    assert run.store.done("race/done")
 
 
 def test_nobody_comes_back_where_one_has_ended_by_itself(open_race: Callable[..., Run]) -> None:
@@ -476,8 +472,8 @@ def test_the_winner_that_is_told_may_have_ended_early_or_be_of_an_earlier_call(o
         run = open_race()
         run.callbacks = Callbacks([lambda event: said.append(getattr(event, "text", ""))])
         train_finalists(run, finalists, Ending(scores))
-        *_, line = [text for text in said if text.startswith("full size at epoch")]
-        assert line == "full size at epoch 4: done; trial 3 wins with val_loss 0.2 (epoch 2)"
+        *_, line = [text for text in said if text.startswith("race at epoch")]
+        assert line == "race at epoch 4: done; trial 3 wins with val_loss 0.2 (epoch 2)"
         assert sum_up(run.history, [0, 1, 2, 3], run.store.path).best_trial == 3
 
 
@@ -487,8 +483,8 @@ def test_a_race_that_goes_on_repeats_its_decisions_with_the_scores_of_then(open_
         run = open_race(full_trainings=2.5)
         run.callbacks = Callbacks([lambda event: said.append(getattr(event, "text", ""))])
         train_finalists(run, [0, 1, 2, 3], Scripted(SCORES, part, keep="best"))
-    told = ["full size at epoch 1: 2 of 4 go on; trial 3 leads with val_loss 0.6 (epoch 1)"]
-    assert [text for text in said if text.startswith("full size at epoch") and "done" not in text] == 2 * told
+    told = ["race at epoch 1: 2 of 4 go on; trial 3 leads with val_loss 0.6 (epoch 1)"]
+    assert [text for text in said if text.startswith("race at epoch") and "done" not in text] == 2 * told
 
 
 class MetricComesLate(Scripted):
@@ -561,17 +557,17 @@ def test_who_stands_where_a_decision_was_taken_is_decided(open_race: Callable[..
     run = open_race()
     train_finalists(run, [0, 1, 2, 3], Scripted(SCORES, epochs=5))  # all to epoch 1, one of the two that go on to 2
     run = open_race()
-    assert run.history.epochs("target", 3) == 2
+    assert run.history.epochs("race", 3) == 2
     assert run.history.decided == {0: False, 1: False, 2: True}
     record_done(run, 3)
     assert run.history.decided == {0: False, 1: False, 2: True, 3: False}
-    record_epochs(run, 3, metric_lines("target", 3, [(3, {"train_loss": 0.4, "val_loss": 0.4})]), {"model": {}})
+    record_epochs(run, 3, metric_lines("race", 3, [(3, {"train_loss": 0.4, "val_loss": 0.4})]), {"model": {}})
     assert 3 not in run.history.decided
 
 
 def test_a_metric_counts_for_nothing_where_the_loss_was_not_finite(open_race: Callable[..., Run]) -> None:
     run = open_race(1)
-    line = {"event": "metrics", "stage": "target", "trial": 0, "epoch": 1, "train_loss": math.nan, "val_loss": 0.1}
+    line = {"event": "metrics", "heat": "race", "trial": 0, "epoch": 1, "train_loss": math.nan, "val_loss": 0.1}
     record_epochs(run, 0, [line], {"model": {}})
-    assert math.isnan(run.history.score_at("target", 0, 1))
-    assert math.isnan(run.history.score("target", 0))
+    assert math.isnan(run.history.score_at("race", 0, 1))
+    assert math.isnan(run.history.score("race", 0))

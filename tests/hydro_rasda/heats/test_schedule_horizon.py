@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_process")
 
 def swept(result: TuneResult, trial: int = 0) -> list[float]:
     """The losses of a trial's surrogate, epoch by epoch."""
-    return [line["train_loss"] for line in result.trials[trial].history if line["stage"] == "surrogate"]
+    return [line["train_loss"] for line in result.trials[trial].history if line["heat"] == "sweep"]
 
 
 def test_configurations_that_differ_in_decay_start_alone_get_different_scores(quick: Quick) -> None:
@@ -41,7 +41,7 @@ def test_configurations_that_differ_in_decay_start_alone_get_different_scores(qu
 
 def test_no_rung_before_a_warmup_as_a_share_is_over(quick: Quick) -> None:
     result = quick(space={**SPACE, "warmup": choice([0.0, 0.5])}, race=RaceConfig(top_k=1))
-    assert {t.surrogate_epochs for t in result.trials} == {2}
+    assert {t.sweep_epochs for t in result.trials} == {2}
 
 
 def test_all_that_is_left_of_a_schedule_passes_in_the_last_leg(problem: Problem, quick: Quick) -> None:
@@ -111,8 +111,8 @@ def test_a_run_that_was_killed_at_its_last_rung_comes_to_the_same_answer(quick: 
     with pytest.raises(Killed):
         quick(space=space, name="killed", callbacks=[kill])
     resumed = quick(space=space, name="killed")
-    assert [(t.status, t.surrogate_epochs, t.metric) for t in resumed.trials] == [
-        (t.status, t.surrogate_epochs, t.metric) for t in whole.trials
+    assert [(t.status, t.sweep_epochs, t.metric) for t in resumed.trials] == [
+        (t.status, t.sweep_epochs, t.metric) for t in whole.trials
     ]
     assert [swept(resumed, n) for n in range(9)] == [swept(whole, n) for n in range(9)]
     assert resumed.best_config == whole.best_config

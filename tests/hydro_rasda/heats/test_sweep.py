@@ -22,7 +22,7 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.summary import AllTrialsFailed
 from hydro_rasda.records.timeline import trainings
 from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import MessageSaid, StageBegan
+from hydro_rasda.run.events import HeatBegan, MessageSaid
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule
@@ -89,7 +89,7 @@ class Curves:
         device = list(self._under_way)[-1 if self.last_first else 0]
         task = self._under_way.pop(device)
         reached = task.span.start
-        while reached < task.span.stop and (reached == task.span.start or not self.run.out_of_time("surrogate")):
+        while reached < task.span.stop and (reached == task.span.start or not self.run.out_of_time("sweep")):
             reached += 1
             self.clock.now += 1.0
         self.clock.now += 0.2 if self.slow else 0.0
@@ -222,7 +222,7 @@ def test_the_plan_of_a_grid_counts_all_of_its_points(run: Run) -> None:
     grid, events = again(run, num_samples=1), list[Any]()
     grid.callbacks = Callbacks([events.append])
     assert sweep(grid, Given([configs(FINALS)]), Curves(grid)) == [0]
-    assert [event.epochs for event in events if isinstance(event, StageBegan)] == [27 + 9 * 2 + 3 * 6]
+    assert [event.epochs for event in events if isinstance(event, HeatBegan)] == [27 + 9 * 2 + 3 * 6]
     told = [event.text for event in events if isinstance(event, MessageSaid)]
     assert told[0].startswith("27 configurations")
     assert told[1] == "First, surrogates of 1/2 of the width train for 63 epochs in all."
@@ -241,17 +241,17 @@ def test_groups_count_that_are_done_while_the_transfer_is_checked(run: Run) -> N
     class Notes(Curves):
         def finished(self) -> list[Finished]:
             nonlocal at_once
-            at_once += len({task.stage for task in self._under_way.values()}) > 1
+            at_once += len({task.heat for task in self._under_way.values()}) > 1
             (finished,) = super().finished()
-            done.append(finished.task.stage)
+            done.append(finished.task.heat)
             return [finished]
 
     checked = again(run, sweep=replace(run.settings.sweep, check_transfer=True))
     assert sweep(checked, Given([configs(FINALS)]), Notes(checked, devices=3)) == [0]
     assert transfer_of(checked.history) is not None
     assert at_once
-    assert done.count("target") == 7
-    assert done.count("surrogate") == sum("/group-" in key for key in checked.store.units())
+    assert done.count("race") == 7
+    assert done.count("sweep") == sum("/group-" in key for key in checked.store.units())
 
 
 def test_max_mirrors_min(run: Run) -> None:
@@ -307,7 +307,7 @@ def test_a_rung_cut_short_by_time_keeps_the_best_of_the_deepest(run: Run, clock:
     """The first rung is 8 groups of an epoch; of the second's 9 trials, the 4 of the first group train for two more."""
     short = again(run, race=RaceConfig(top_k=2), time_budget_s=2 * 9.5)
     assert sweep(short, Given([configs(FINALS)]), Curves(short, clock=clock)) == [0, 4]
-    assert {short.history.epochs("surrogate", n) for n in range(27)} == {1, 3}
+    assert {short.history.epochs("sweep", n) for n in range(27)} == {1, 3}
 
 
 def test_the_sweep_takes_half_of_a_time_budget(run: Run, clock: Clock) -> None:
@@ -321,12 +321,12 @@ def test_what_full_size_training_took_is_not_the_sweeps(run: Run, clock: Clock) 
     short = again(run, time_budget_s=10.0)
     sweep(short, Given([configs(FINALS)]), Curves(short, clock=clock))
     clock.now += 6.0
-    run.store.record("target/trial-0/to-2", Unit(None))
+    run.store.record("race/trial-0/to-2", Unit(None))
     longer = again(run, time_budget_s=16.0)
-    assert longer.seconds_left("surrogate") == 3.0
-    assert longer.seconds_left("target") == 5.0
+    assert longer.seconds_left("sweep") == 3.0
+    assert longer.seconds_left("race") == 5.0
     longest = again(run, time_budget_s=12.0)
-    assert longest.seconds_left("surrogate") == 1.0
+    assert longest.seconds_left("sweep") == 1.0
 
 
 @pytest.mark.parametrize("budget", [0.1, 5.0, 21.0])
@@ -388,7 +388,7 @@ def test_whom_fewer_samples_let_go_on_more_may_not(run: Run) -> None:
     more = again(run)
     assert sweep(more, Given([configs(worst_first)]), Curves(more)) == [26]
     decided = [key.rpartition("-")[0] for key in run.store.units() if "/kept" in key]
-    assert decided == [f"surrogate/to-{stop}/kept/of-{n}" for n, stop in ((9, 1), (3, 3), (27, 1), (9, 3), (3, 9))]
+    assert decided == [f"sweep/to-{stop}/kept/of-{n}" for n, stop in ((9, 1), (3, 3), (27, 1), (9, 3), (3, 9))]
     lines = [
         (line["trial"], line["epoch"]) for unit in run.store.units().values() for line in unit.lines if "epoch" in line
     ]
@@ -489,7 +489,7 @@ def test_who_has_lost_a_checkpoint_where_time_ended_a_group_trains_all_epochs_ag
         assert sweep(timed, Given([of_one_kind]), devices) == [0]
         spans.append([(task.span.start, task.span.stop) for task in devices.tasks])
         if budget == 4.0:
-            assert {timed.history.epochs("surrogate", n) for n in range(4)} == {2}
+            assert {timed.history.epochs("sweep", n) for n in range(4)} == {2}
             for file in (run.store.path / "checkpoints").iterdir():
                 file.unlink()
     assert spans == [[(0, 3)], [(0, 3)], [(1, 3)]]

@@ -443,7 +443,7 @@ def test_a_population_that_was_asked_to_grow_is_as_it_was(quick: Callable[..., T
     same = quick(num_samples=6, sweep={"rule": "pbt"})
     assert same.finished
     assert len(same.trials) == len(result.trials), "finalists by found schedules are trials of their own, made once"
-    assert (same.best_trial, same.cost.surrogate_epochs) == (result.best_trial, result.cost.surrogate_epochs)
+    assert (same.best_trial, same.cost.sweep_epochs) == (result.best_trial, result.cost.sweep_epochs)
 
 
 SPACE = {"lr": loguniform(1e-3, 0.3), "optimizer": "sgd", "momentum": 0.9, "batch_size": 64}
@@ -459,14 +459,14 @@ def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult
     finally:
         torch.set_num_threads(before)
     trials = same.trials[:6]  # beside the best, the same with a linear decay goes to full size
-    swept = [[line["val_loss"] for line in trial.history if line["stage"] == "surrogate"] for trial in trials]
+    swept = [[line["val_loss"] for line in trial.history if line["heat"] == "sweep"] for trial in trials]
     first = [losses[0] for losses in swept]
     best, worst = first.index(min(first)), first.index(max(first))
     assert swept[worst][1] == pytest.approx(swept[best][1], rel=1e-5)
     assert same.trials[worst].config == same.trials[best].config
     changed_lr = changed.trials[worst].config["lr"]
     assert changed_lr == pytest.approx(0.1 * same.trials[best].config["lr"])
-    history = [line["val_loss"] for line in changed.trials[worst].history if line["stage"] == "surrogate"]
+    history = [line["val_loss"] for line in changed.trials[worst].history if line["heat"] == "sweep"]
     assert history[0] == swept[worst][0]
     assert history[1] != pytest.approx(swept[worst][1], rel=1e-5)
 
@@ -475,7 +475,7 @@ def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult
 def test_tune_sweeps_by_a_rule_of_ones_own(quick: Callable[..., TuneResult]) -> None:
     result = quick(sweep=SweepConfig(rule=MedianStopping()))
     assert math.isfinite(result.best_metric)
-    trained = sorted(trial.surrogate_epochs for trial in result.trials)
+    trained = sorted(trial.sweep_epochs for trial in result.trials)
     assert trained[0] == 1
     assert trained[-1] == 4
     again = quick(sweep=SweepConfig(rule=MedianStopping()))

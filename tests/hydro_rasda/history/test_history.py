@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.history.history import CALL, DONE, FINALISTS, History
-from hydro_rasda.history.lines import Stage, Unit, failure_line, metric_lines
+from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.settings.config import RaceConfig, SweepConfig, TuneConfig
 from tests.hydro_rasda.journals import write_run
@@ -18,12 +19,12 @@ from tests.hydro_rasda.journals import write_run
 SETTINGS = TuneConfig(num_samples=4, max_t=8, sweep=SweepConfig(surrogate=0.5), race=RaceConfig(top_k=2))
 
 
-def scores(stage: Stage, of: Mapping[int, Mapping[int, float]]) -> list[dict[str, Any]]:
+def scores(heat: HeatName, of: Mapping[int, Mapping[int, float]]) -> list[dict[str, Any]]:
     """Lines of epochs, by trial."""
     return [
         line
         for number, curve in of.items()
-        for line in metric_lines(stage, number, [(t, {"train_loss": v, "val_loss": v}) for t, v in curve.items()])
+        for line in metric_lines(heat, number, [(t, {"train_loss": v, "val_loss": v}) for t, v in curve.items()])
     ]
 
 
@@ -31,14 +32,14 @@ def swept(settings: TuneConfig = SETTINGS) -> History:
     """Four trials: all train to epoch 1, and the best two to epoch 2."""
     history = History(settings)
     told = [{"event": "trial", "trial": n, "config": {"lr": 0.1 * n}} for n in range(4)]
-    history.take("surrogate/kinds-from-0", Unit({str(n): "kind" for n in range(4)}, told))
-    history.take("surrogate/admitted-from-0", Unit({"trials": [0, 1, 2, 3], "samples": 4}))
-    history.take("surrogate/begin/of-4-a", Unit([[n, 1] for n in range(4)]))
-    first = scores("surrogate", {n: {1: 0.5 + 0.1 * n} for n in range(4)})
-    history.take("surrogate/to-1/from-0/group-0", Unit({"members": [0, 1, 2, 3]}, first))
-    history.take("surrogate/to-1/kept/of-4-b", Unit([[0, 2], [1, 2], [2, None], [3, None]]))
-    second = scores("surrogate", {0: {2: 0.4}, 1: {2: 0.3}})
-    history.take("surrogate/to-2/from-1/group-0", Unit({"members": [0, 1]}, second))
+    history.take("sweep/kinds-from-0", Unit({str(n): "kind" for n in range(4)}, told))
+    history.take("sweep/admitted-from-0", Unit({"trials": [0, 1, 2, 3], "samples": 4}))
+    history.take("sweep/begin/of-4-a", Unit([[n, 1] for n in range(4)]))
+    first = scores("sweep", {n: {1: 0.5 + 0.1 * n} for n in range(4)})
+    history.take("sweep/to-1/from-0/group-0", Unit({"members": [0, 1, 2, 3]}, first))
+    history.take("sweep/to-1/kept/of-4-b", Unit([[0, 2], [1, 2], [2, None], [3, None]]))
+    second = scores("sweep", {0: {2: 0.4}, 1: {2: 0.3}})
+    history.take("sweep/to-2/from-1/group-0", Unit({"members": [0, 1]}, second))
     return history
 
 
@@ -48,8 +49,8 @@ def test_the_state_of_the_sweep_is_that_of_its_decisions_and_groups() -> None:
     assert [n for n, trial in history.sweep.trials.items() if trial.dropped] == [2, 3]
     assert [*history.sweep.waiting] == [0, 1]
     assert history.sweep.spent == 6
-    assert history.sources == dict.fromkeys((0, 1), "surrogate/to-2/from-1/group-0")
-    assert [*history.released()] == ["surrogate/to-1/from-0/group-0"]
+    assert history.sources == dict.fromkeys((0, 1), "sweep/to-2/from-1/group-0")
+    assert [*history.released()] == ["sweep/to-1/from-0/group-0"]
     assert [*history.released()] == []
 
 
@@ -59,9 +60,9 @@ def test_a_call_decides_anew_and_keeps_what_was_trained() -> None:
     history.take(CALL, Unit({"samples": 5}))
     assert (history.finalists, history.samples, history.sweep.trials) == (None, 5, {})
     told = [{"event": "trial", "trial": 4, "config": {"lr": 0.5}}]
-    history.take("surrogate/kinds-from-4", Unit({"4": "kind"}, told))
-    history.take("surrogate/admitted-from-0", Unit({"trials": [0, 1, 2, 3, 4], "samples": 5}))
-    history.take("surrogate/begin/of-5-c", Unit([[n, 1] for n in range(5)]))
+    history.take("sweep/kinds-from-4", Unit({"4": "kind"}, told))
+    history.take("sweep/admitted-from-0", Unit({"trials": [0, 1, 2, 3, 4], "samples": 5}))
+    history.take("sweep/begin/of-5-c", Unit([[n, 1] for n in range(5)]))
     assert [*history.sweep.waiting] == [0, 1, 2, 3]  # they have come there before
     assert [*history.sweep.training] == [4]
     assert history.sweep.trials[0].curve == {1: 0.5}, "the rule does not see what an earlier call trained beyond"
@@ -69,62 +70,62 @@ def test_a_call_decides_anew_and_keeps_what_was_trained() -> None:
 
 def test_epochs_that_are_trained_again_replace_their_lines() -> None:
     history = swept()
-    again = scores("surrogate", {0: {2: 0.35, 3: 0.2}})
-    history.take("surrogate/to-3/from-1/group-0", Unit({"members": [0]}, again))
-    assert history.curve("surrogate", 0) == {1: 0.5, 2: 0.35, 3: 0.2}
-    assert history.epochs("surrogate", 0) == 3
+    again = scores("sweep", {0: {2: 0.35, 3: 0.2}})
+    history.take("sweep/to-3/from-1/group-0", Unit({"members": [0]}, again))
+    assert history.curve("sweep", 0) == {1: 0.5, 2: 0.35, 3: 0.2}
+    assert history.epochs("sweep", 0) == 3
 
 
 def test_a_copy_has_its_sources_weights_configuration_and_kind_as_they_were_before_any_copy() -> None:
     history = swept()
     before = {n: history.sources[n] for n in (0, 1)}
-    history.take("surrogate/to-2/kept/of-2-d", Unit([[0, 4, 1, {"lr": 0.9}], [1, 4, 0, {}]]))
+    history.take("sweep/to-2/kept/of-2-d", Unit([[0, 4, 1, {"lr": 0.9}], [1, 4, 0, {}]]))
     assert [dict(history.trials[n].config) for n in (0, 1)] == [{"lr": 0.9}, {"lr": 0.0}]
     assert history.copies == {0: 1, 1: 0}
     assert history.sources == {0: before[1], 1: before[0]}
-    longer = scores("surrogate", {0: {3: 0.2, 4: 0.1}, 1: {3: 0.2, 4: 0.15}})
-    history.take("surrogate/to-4/from-2/group-0", Unit({"members": [0, 1]}, longer))
+    longer = scores("sweep", {0: {3: 0.2, 4: 0.1}, 1: {3: 0.2, 4: 0.15}})
+    history.take("sweep/to-4/from-2/group-0", Unit({"members": [0, 1]}, longer))
     assert history.copies == {}
     assert [*history.sweep.waiting] == [0, 1]
 
 
 def test_who_failed_at_full_size_goes_on_in_a_sweep_that_is_given_more() -> None:
     history = swept()
-    history.take("target/trial-0/failed-after-0", Unit(None, [failure_line(0, "out of memory")]))
+    history.take("race/trial-0/failed-after-0", Unit(None, [failure_line(0, "out of memory")]))
     assert history.failures == {0: "out of memory"}
-    assert not history.passed("surrogate", 0, 4)
-    assert math.isnan(history.score("target", 0))
-    history.take("target/retry-of-0", Unit(None, [{"event": "retried", "trial": 0}]))
+    assert not history.passed("sweep", 0, 4)
+    assert math.isnan(history.score("race", 0))
+    history.take("race/retry-of-0", Unit(None, [{"event": "retried", "trial": 0}]))
     assert history.failures == {}
 
 
 def test_a_lost_checkpoint_takes_its_epochs_along() -> None:
     history = swept()
-    key = "target/trial-1/to-2"
+    key = "race/trial-1/to-2"
     value = {"checkpoint": key, "best": {"epoch": 2, "score": 0.2}}
-    history.take(key, Unit(value, scores("target", {1: {1: 0.3, 2: 0.2}})))
-    assert (history.checkpoints, history.best, history.epochs("target", 1)) == ({1: key}, {1: (2, 0.2)}, 2)
-    history.take("target/trial-1/lost-after-2", Unit(None))
-    assert (history.checkpoints, history.best, history.epochs("target", 1)) == ({}, {}, 0)
+    history.take(key, Unit(value, scores("race", {1: {1: 0.3, 2: 0.2}})))
+    assert (history.checkpoints, history.best, history.epochs("race", 1)) == ({1: key}, {1: (2, 0.2)}, 2)
+    history.take("race/trial-1/lost-after-2", Unit(None))
+    assert (history.checkpoints, history.best, history.epochs("race", 1)) == ({}, {}, 0)
     assert key in [*history.released()]
 
 
 def test_a_checkpoint_lives_until_no_trial_needs_it() -> None:
     history = swept()
     [*history.released()]
-    key = "surrogate/to-2/from-1/group-0"
-    history.take("surrogate/to-2/kept/of-2-d", Unit([[0, 4], [1, None]]))
+    key = "sweep/to-2/from-1/group-0"
+    history.take("sweep/to-2/kept/of-2-d", Unit([[0, 4], [1, None]]))
     assert [*history.released()] == []
-    history.take("surrogate/to-4/from-2/group-0", Unit({"members": [0]}, scores("surrogate", {0: {3: 0.2, 4: 0.1}})))
+    history.take("sweep/to-4/from-2/group-0", Unit({"members": [0]}, scores("sweep", {0: {3: 0.2, 4: 0.1}})))
     assert [*history.released()] == [key]
     history.take(FINALISTS, Unit([0]))
-    assert [*history.released()] == ["surrogate/to-4/from-2/group-0"]
+    assert [*history.released()] == ["sweep/to-4/from-2/group-0"]
 
 
 def test_a_full_size_stage_that_is_over_says_for_whom() -> None:
     history = swept()
     history.take(DONE, Unit([0, 1]))
-    assert (history.over, history.last, history.last_target) == ([0, 1], DONE, DONE)
+    assert (history.over, history.last, history.last_of_race) == ([0, 1], DONE, DONE)
 
 
 def test_a_unit_costs_no_more_among_many(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_a_unit_costs_no_more_among_many(tmp_path: Path) -> None:
 
 def test_nothing_but_what_is_shown_depends_on_epochs_that_no_checkpoint_holds() -> None:
     """They count with the checkpoint, and not at all if the trial fails, or its checkpoint is lost."""
-    told = {number: scores("target", {number: {1: 0.5, 2: 0.4, 3: 0.3}}) for number in (0, 1)}
+    told = {number: scores("race", {number: {1: 0.5, 2: 0.4, 3: 0.3}}) for number in (0, 1)}
 
     def folded(live: bool, *more: tuple[str, Unit]) -> dict[str, Any]:
         history = swept()
@@ -157,44 +158,42 @@ def test_nothing_but_what_is_shown_depends_on_epochs_that_no_checkpoint_holds() 
         for number, lines in told.items():
             for line in lines if live else ():
                 at = Unit(None, [line], 0.0, at=50.0, left=7.0)
-                history.take(f"target/trial-{number}/at-{line['epoch']}", at)
+                history.take(f"race/trial-{number}/at-{line['epoch']}", at)
         for key, unit in more:
             history.take(key, unit)
-        assert (history.epochs("target", 0), history.began("target")) == (
-            (3, True) if history.checkpoints else (0, False)
-        )
+        assert (history.epochs("race", 0), history.began("race")) == ((3, True) if history.checkpoints else (0, False))
         shown = ("live", "now", "left", "last")
         found = {name: value for name, value in vars(history).items() if name not in shown}
-        heats = {stage: vars(heat) | {"state": vars(heat.state)} for stage, heat in history.heats.items()}
+        heats = {name: vars(heat) | {"state": vars(heat.state)} for name, heat in history.heats.items()}
         return found | {"heats": heats, "race": vars(history.race)}
 
     assert folded(live=True) == folded(live=False)
-    ends = {n: f"target/trial-{n}/to-3" for n in (0, 1)}
+    ends = {n: f"race/trial-{n}/to-3" for n in (0, 1)}
     unit = {n: Unit({"checkpoint": key}, told[n], 6.0, at=60.0) for n, key in ends.items()}
     known = {n: Unit({"checkpoint": key}, [], 6.0, at=60.0) for n, key in ends.items()}
-    whole = folded(False, (ends[0], unit[0]), ("target/trial-1/failed-after-0", Unit(None, [failure_line(1, "no")])))
+    whole = folded(False, (ends[0], unit[0]), ("race/trial-1/failed-after-0", Unit(None, [failure_line(1, "no")])))
     assert whole == folded(
-        True, (ends[0], known[0]), ("target/trial-1/failed-after-0", Unit(None, [failure_line(1, "no")]))
+        True, (ends[0], known[0]), ("race/trial-1/failed-after-0", Unit(None, [failure_line(1, "no")]))
     )
     assert whole["epoch_seconds"] == [(2.0, 3)]
-    corrected = Unit({"checkpoint": ends[0]}, scores("target", {0: {2: 0.45}}), 6.0, at=60.0)
+    corrected = Unit({"checkpoint": ends[0]}, scores("race", {0: {2: 0.45}}), 6.0, at=60.0)
     history = swept()
     for line in told[0]:
-        history.take(f"target/trial-0/at-{line['epoch']}", Unit(None, [line]))
+        history.take(f"race/trial-0/at-{line['epoch']}", Unit(None, [line]))
     history.take(ends[0], corrected)
-    assert history.curve("target", 0) == {1: 0.5, 2: 0.45, 3: 0.3}
-    history.take("target/trial-0/at-4", Unit(None, scores("target", {0: {4: 0.2}})))
-    history.take("target/trial-0/lost-after-3", Unit(None))
-    assert (history.live, history.epochs("target", 0)) == ({}, 0)
+    assert history.curve("race", 0) == {1: 0.5, 2: 0.45, 3: 0.3}
+    history.take("race/trial-0/at-4", Unit(None, scores("race", {0: {4: 0.2}})))
+    history.take("race/trial-0/lost-after-3", Unit(None))
+    assert (history.live, history.epochs("race", 0)) == ({}, 0)
 
 
 def test_spans_have_all_epochs_that_led_to_a_checkpoint() -> None:
-    lines = scores("target", {0: {1: 0.5, 2: 0.4}})
+    lines = scores("race", {0: {1: 0.5, 2: 0.4}})
     units = {
-        "target/trial-0/at-1": Unit(None, lines[:1]),
-        "target/trial-1/at-1": Unit(None, scores("target", {1: {1: 0.7}})),
-        "target/trial-1/failed-after-0": Unit(None, [failure_line(1, "no")]),
-        "target/trial-0/to-2": Unit({"checkpoint": "target/trial-0/to-2"}, lines[1:], 4.0),
+        "race/trial-0/at-1": Unit(None, lines[:1]),
+        "race/trial-1/at-1": Unit(None, scores("race", {1: {1: 0.7}})),
+        "race/trial-1/failed-after-0": Unit(None, [failure_line(1, "no")]),
+        "race/trial-0/to-2": Unit({"checkpoint": "race/trial-0/to-2"}, lines[1:], 4.0),
     }
     ((number, unit),) = trained_spans(units)
     assert (number, unit.lines, unit.seconds) == (0, lines, 4.0)
@@ -214,12 +213,12 @@ def test_an_epoch_costs_no_more_after_many() -> None:
 
         history = History(TuneConfig(num_samples=1, max_t=epochs + 1))
         told = {"event": "trial", "trial": 0, "config": {"lr": 0.1}}
-        history.take("surrogate/kinds-from-0", Unit({"0": "kind"}, [told]))
-        history.take("surrogate/admitted-from-0", Unit({"trials": [0], "samples": 1}))
+        history.take("sweep/kinds-from-0", Unit({"0": "kind"}, [told]))
+        history.take("sweep/admitted-from-0", Unit({"trials": [0], "samples": 1}))
         for epoch in range(1, epochs + 1):
-            history.take(f"surrogate/to-{epoch}/kept/of-1-{epoch}", Unit([[0, epoch]]))
-            lines: list[dict[str, Any]] = [Line(line) for line in scores("surrogate", {0: {epoch: 0.5}})]
-            history.take(f"surrogate/to-{epoch}/from-{epoch - 1}/group-0", Unit({"members": [0]}, lines))
+            history.take(f"sweep/to-{epoch}/kept/of-1-{epoch}", Unit([[0, epoch]]))
+            lines: list[dict[str, Any]] = [Line(line) for line in scores("sweep", {0: {epoch: 0.5}})]
+            history.take(f"sweep/to-{epoch}/from-{epoch - 1}/group-0", Unit({"members": [0]}, lines))
         assert [*history.sweep.waiting] == [0]
         return count / epochs
 

@@ -66,14 +66,14 @@ def test_what_a_run_cost_is_drawn_above_what_it_would_have_cost(sorts: Sorts) ->
 def test_bars_card_and_closing_lines_give_a_cost_in_the_same_units(sorts: Sorts) -> None:
     record = sorts["over"]
     spent = record.cost
-    swept, full = [both_units(spent, each, 27) for each in (spent.surrogate_seconds, spent.target_seconds)]
+    swept, full = [both_units(spent, each, 27) for each in (spent.sweep_seconds, spent.race_seconds)]
     # Three finalists of 3 epochs and one of 24 more are 33 of 27.
-    assert (spent.target_epochs, full) == (33, "12 s (1.2 full trainings)")
-    pace = spent.target_seconds / spent.target_epochs
-    assert swept.endswith(f" ({spent.surrogate_seconds / pace / 27:.2g} full trainings)")
+    assert (spent.race_epochs, full) == (33, "12 s (1.2 full trainings)")
+    pace = spent.race_seconds / spent.race_epochs
+    assert swept.endswith(f" ({spent.sweep_seconds / pace / 27:.2g} full trainings)")
     facts = cost_facts(record, 27)
     bars = {trace.name for trace in plots.cost(record).data}
-    for name, told in (("surrogates", swept), ("full size", full)):
+    for name, told in (("sweep", swept), ("race", full)):
         epochs = facts[name].partition(":")[0]
         assert facts[name] == f"{epochs}: {told}"
         assert f"{name}, {epochs}:<br>{told}" in bars
@@ -88,9 +88,9 @@ def test_curves_are_the_runs(sorts: Sorts) -> None:
     frame = record.curves().query(f"trial == {record.best_trial} and metric == 'val_loss'")
     assert [y for _, y in best] == pytest.approx([*frame["value"]], rel=1e-4)
     assert [x for x, _ in best] == [*frame["epoch"]]
-    fallen = [trial for trial in record.trials if trial.surrogate_epochs == 1 and trial.status == "stopped"]
+    fallen = [trial for trial in record.trials if trial.sweep_epochs == 1 and trial.status == "stopped"]
     drawn = [y for _, y in points(figure, "fell at epoch 1 (") if y is not None]
-    assert sorted(drawn) == pytest.approx(sorted(trial.surrogate_metric for trial in fallen), rel=1e-4)
+    assert sorted(drawn) == pytest.approx(sorted(trial.sweep_metric for trial in fallen), rel=1e-4)
     assert not is_empty(plots.learning_curves(record, "train_loss"))
 
 
@@ -107,10 +107,10 @@ def test_an_axis_shows_the_good_values_of_another_metric_than_the_runs(sorts: So
     assert ranges["val_loss", "max"] != ranges["val_loss", "min"]
 
 
-def values_after(record: RunRecord, stage: str) -> dict[int, list[float]]:
+def values_after(record: RunRecord, heat: str) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for line in (line for trial in record.trials for line in trial.history):
-        if line["stage"] == stage and line["val_loss"] is not None:
+        if line["heat"] == heat and line["val_loss"] is not None:
             found.setdefault(line["epoch"], []).append(line["val_loss"])
     return dict(sorted(found.items()))
 
@@ -135,8 +135,8 @@ def test_curves_of_many_trials_are_quantiles_with_the_finalists_on_top(sorts: So
     swept = [trace for trace in figure.data if trace.xaxis == "x"]
     assert [trace.name for trace in swept[:3]] == ["10-90 % of trials", "25-75 % of trials", "median"]
     assert sorted(int(trace.name.split()[1]) for trace in swept[3:]) == finalists
-    check_bands({trace.name: trace for trace in swept}, values_after(record, "surrogate"))
-    assert swept[2].text[0].endswith(f"<br>{len(values_after(record, 'surrogate')[1])} trials")
+    check_bands({trace.name: trace for trace in swept}, values_after(record, "sweep"))
+    assert swept[2].text[0].endswith(f"<br>{len(values_after(record, 'sweep')[1])} trials")
     assert len(figure.data) - len(swept) == len(finalists)  # few at full size have a curve each
 
 
@@ -144,13 +144,11 @@ def test_curves_of_many_trials_are_quantiles_with_the_finalists_on_top(sorts: So
 def test_many_curves_at_full_size_are_quantiles_with_the_best_on_top(sorts: Sorts, count: int) -> None:
     def trained(trial: TrialRecord, i: int) -> TrialRecord:
         lines = [
-            {"stage": stage, "epoch": epoch, "val_loss": 1 + i / 10 + 1 / epoch}
-            for stage in ("surrogate", "target")
+            {"heat": heat, "epoch": epoch, "val_loss": 1 + i / 10 + 1 / epoch}
+            for heat in ("sweep", "race")
             for epoch in (1, 2)
         ]
-        return replace(
-            trial, history=tuple(lines), epochs=2, surrogate_epochs=2, status="finished", metric=1.5 + i / 10
-        )
+        return replace(trial, history=tuple(lines), epochs=2, sweep_epochs=2, status="finished", metric=1.5 + i / 10)
 
     record = sorts["large"]
     trials = tuple(trained(trial, i) for i, trial in enumerate(record.trials[:count]))
@@ -159,7 +157,7 @@ def test_many_curves_at_full_size_are_quantiles_with_the_best_on_top(sorts: Sort
     if count == 60:
         assert len(full) == 60
         return
-    check_bands(full, values_after(replace(record, trials=trials), "target"))
+    check_bands(full, values_after(replace(record, trials=trials), "race"))
     assert [name for name in full if name.startswith("trial")] == [f"trial {n}{' (best)' * (n == 0)}" for n in range(8)]
     shown = [trace.name for trace in figure.data if trace.showlegend is not False]
     assert len(shown) == len(set(shown)) == 3 + 8  # the legend names bands once
@@ -168,9 +166,9 @@ def test_many_curves_at_full_size_are_quantiles_with_the_best_on_top(sorts: Sort
 def test_the_surrogates_best_ends_with_the_sweep(sorts: Sorts) -> None:
     record = sorts["over"]
     found = trainings(journal_of(record))
-    for name, stage in (("surrogates", "surrogate"), ("full size", "target")):
-        last = points(plots.best_over_time(record), name)[-1]
-        assert last[0] == pytest.approx(max(each.ended for each in found if each.stage == stage), rel=1e-4)
+    for heat in ("sweep", "race"):
+        last = points(plots.best_over_time(record), heat)[-1]
+        assert last[0] == pytest.approx(max(each.ended for each in found if each.heat == heat), rel=1e-4)
 
 
 @pytest.mark.parametrize("branches", [False, True])
@@ -207,28 +205,28 @@ def test_lines_of_a_category_lie_apart_by_place(sorts: Sorts) -> None:
 
 def test_the_best_over_time_only_gets_better_and_ends_with_the_result(sorts: Sorts) -> None:
     record = sorts["over"]
-    full = [y for _, y in points(plots.best_over_time(record), "full size")]
+    full = [y for _, y in points(plots.best_over_time(record), "race")]
     assert full == sorted(full, reverse=True)
     assert full[-1] == pytest.approx(record.best_metric, rel=1e-4)
 
 
 def test_a_training_of_the_users_that_reports_no_training_loss_has_a_best_score(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "run", TuneConfig(num_samples=1, max_t=3))
-    lines = metric_lines("target", 0, [(epoch, {"val_loss": 1 / epoch}) for epoch in (1, 2, 3)])
-    lines += metric_lines("target", 0, [(4, {"train_loss": None, "val_loss": 0.0})])
-    writer.unit("target/trial-0/to-3", {"checkpoint": "target/trial-0/to-3"}, lines, 3.0)
+    lines = metric_lines("race", 0, [(epoch, {"val_loss": 1 / epoch}) for epoch in (1, 2, 3)])
+    lines += metric_lines("race", 0, [(4, {"train_loss": None, "val_loss": 0.0})])
+    writer.unit("race/trial-0/to-3", {"checkpoint": "race/trial-0/to-3"}, lines, 3.0)
     best = best_over_time(journal_of(writer.record), writer.record)
-    assert [(each.epoch, each.score) for each in best["target"]] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert [(each.epoch, each.score) for each in best["race"]] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
 
 
 def test_epochs_at_full_size_are_drawn_while_they_train(tmp_path: Path) -> None:
     """In the learning curves, and in the best over time, unless their trial fails."""
     writer = Writer(tmp_path / "run", TuneConfig(num_samples=2, max_t=3))
-    writer.unit("surrogate/kinds-from-0", {}, [{"event": "trial", "trial": n, "config": {}} for n in (0, 1)])
-    writer.unit("surrogate/finalists", [0, 1])
+    writer.unit("sweep/kinds-from-0", {}, [{"event": "trial", "trial": n, "config": {}} for n in (0, 1)])
+    writer.unit("sweep/finalists", [0, 1])
     for number, epoch in ((0, 1), (1, 1), (0, 2)):
-        lines = metric_lines("target", number, [(epoch, {"train_loss": 1.0, "val_loss": 1 / (epoch + number)})])
-        writer.unit(f"target/trial-{number}/at-{epoch}", None, lines, 1.0)
+        lines = metric_lines("race", number, [(epoch, {"train_loss": 1.0, "val_loss": 1 / (epoch + number)})])
+        writer.unit(f"race/trial-{number}/at-{epoch}", None, lines, 1.0)
     record = writer.record
     assert answer(record)[1] == (
         "Under way at full size: trial 0 at epoch 2 of 3 (val_loss 0.5), trial 1 at epoch 1 of 3 (val_loss 0.5)."
@@ -236,19 +234,19 @@ def test_epochs_at_full_size_are_drawn_while_they_train(tmp_path: Path) -> None:
     drawn = [trace for trace in plots.learning_curves(record).data if trace.x]
     assert [[*trace.x] for trace in drawn] == [[1, 2], [1]]
     best = best_over_time(journal_of(record), record)
-    assert [(each.trial, each.epoch) for each in best["target"]] == [(0, 1), (1, 1)]
-    writer.unit("target/trial-1/failed-after-0", None, [failure_line(1, "ValueError: no")])
+    assert [(each.trial, each.epoch) for each in best["race"]] == [(0, 1), (1, 1)]
+    writer.unit("race/trial-1/failed-after-0", None, [failure_line(1, "ValueError: no")])
     best = best_over_time(journal_of(writer.record), writer.record)
-    assert [(each.trial, each.epoch) for each in best["target"]] == [(0, 1), (0, 2)]
+    assert [(each.trial, each.epoch) for each in best["race"]] == [(0, 1), (0, 2)]
 
 
 def test_narrow_and_full_rank_the_finalists_alike(sorts: Sorts) -> None:
     record = sorts["over"]
     (drawn,) = plots.narrow_vs_full(record).data
-    curves = record.curves().query("metric == 'val_loss' and epoch == 3").set_index(["trial", "stage"])["value"]
+    curves = record.curves().query("metric == 'val_loss' and epoch == 3").set_index(["trial", "heat"])["value"]
     assert drawn.text == tuple(str(trial.trial) for trial in record.trials if trial.epochs)
     for number, x, y in zip(map(int, drawn.text), drawn.x, drawn.y):
-        assert [x, y] == pytest.approx([curves[number, "sweep"], curves[number, "full size"]], rel=1e-4)
+        assert [x, y] == pytest.approx([curves[number, "sweep"], curves[number, "race"]], rel=1e-4)
     (told,) = agreement_line(record)
     assert told == "3 finalists are too few to tell whether surrogates rank them as full size does"
     assert told in plots.narrow_vs_full(record).to_json()
@@ -268,7 +266,7 @@ def test_each_training_is_in_the_timeline_once(sorts: Sorts) -> None:
     record = sorts["over"]
     found = trainings(journal_of(record))
     epochs = {n: sum(t.stop - t.start for t in found if n in t.trials) for n in range(len(record.trials))}
-    trained = {t.trial: t.surrogate_epochs + t.epochs for t in record.trials}
+    trained = {t.trial: t.sweep_epochs + t.epochs for t in record.trials}
     trained[5] = 1  # it raised in its first
     assert epochs == trained
     bars = plots.timeline(record).data
@@ -282,7 +280,7 @@ def test_each_training_is_in_the_timeline_once(sorts: Sorts) -> None:
 
 def test_a_row_is_idle_where_nothing_trains() -> None:
     def at(began: float, ended: float) -> Training:
-        return Training("target", (0,), 0, 1, began, ended)
+        return Training("race", (0,), 0, 1, began, ended)
 
     assert busy_share([at(0, 1), at(3, 4)]) == 0.5
     assert busy_share([at(0, 2), at(1, 4)]) == 1

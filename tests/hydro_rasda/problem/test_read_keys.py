@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from hydro_rasda.problem.read_keys import Kept, Notes, all_of, paths
+from hydro_rasda.problem.read_keys import ConfigKept, Notes, all_of, paths
 
 Config = dict[str, Any]
 CONFIG: Config = {"lr": 0.1, "a": 1, "net": {"depth": 2, "sizes": [4, 8]}}
@@ -70,5 +70,5 @@ def test_notes_are_taken_by_all_who_listen() -> None:
 
 def test_a_kept_configuration_is_refused_where_it_may_not_be() -> None:
     noted(lambda c: c)
-    with pytest.raises(Kept):
+    with pytest.raises(ConfigKept):
         noted(lambda c: c, may_be_kept=False)

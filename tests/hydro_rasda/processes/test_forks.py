@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(
 IGNORE: Notify = lambda *_: None  # noqa: E731
 
 
-def without_reports(work: Callable[[], Any]) -> forks.Piece:
+def without_reports(work: Callable[[], Any]) -> forks.ForkedWork:
     return lambda notify: work()
 
 

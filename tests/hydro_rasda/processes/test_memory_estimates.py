@@ -25,7 +25,7 @@ def problem(problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_measured_takes_the_place_of_what_was_reckoned(problem: Problem) -> None:
-    peaks = Peaks(problem, "surrogate")
+    peaks = Peaks(problem, "sweep")
     assert peaks.expected("kind", 4) == 0
     peaks.estimate("kind", {1: 20, 8: 90})
     assert [peaks.expected("kind", members) for members in (1, 3, 8, 16)] == [20, 60, 90, 180]
@@ -35,43 +35,43 @@ def test_what_is_measured_takes_the_place_of_what_was_reckoned(problem: Problem)
 
 
 def test_an_unknown_kind_is_taken_for_larger_than_the_largest_member(problem: Problem) -> None:
-    peaks = Peaks(problem, "surrogate")
+    peaks = Peaks(problem, "sweep")
     peaks.learn("a", 8, 80)
     peaks.learn("b", 1, 30)
     assert peaks.expected("c", 2) == GUESS * 2 * 30
 
 
 def test_full_size_models_are_at_first_taken_for_what_the_dry_run_ran(problem: Problem) -> None:
-    peaks = Peaks(problem, "target")
+    peaks = Peaks(problem, "race")
     assert peaks.expected("kind") == 70
     peaks.learn("other", 1, 20)
     assert peaks.expected("kind") == GUESS * 20
 
 
 def test_what_matters_is_kept_for_later_runs(problem: Problem) -> None:
-    first = Peaks(problem, "surrogate")
+    first = Peaks(problem, "sweep")
     first.learn("kind", 2, 100)
     first.keep(room=1000)
     assert not cache_folder().exists()  # as many as there are cores fit, and half as many again
     first.keep(room=120)
-    later = Peaks(problem, "surrogate")
+    later = Peaks(problem, "sweep")
     assert later.expected("kind", 2) == 100
-    assert Peaks(problem, "target").expected("kind", 2) == 70
-    assert Peaks(problem.with_settings(sweep=SweepConfig(surrogate=0.25)), "surrogate").expected("kind", 2) == 0
+    assert Peaks(problem, "race").expected("kind", 2) == 70
+    assert Peaks(problem.with_settings(sweep=SweepConfig(surrogate=0.25)), "sweep").expected("kind", 2) == 0
     later.learn("kind", 2, 200)
     later.keep(room=120)
-    assert Peaks(problem, "surrogate").expected("kind", 2) == 200
+    assert Peaks(problem, "sweep").expected("kind", 2) == 200
 
 
 def test_what_hardly_changed_is_not_written_again(problem: Problem) -> None:
     def written_again(change: Callable[[Peaks], None]) -> bool:
-        peaks = Peaks(problem, "surrogate")
+        peaks = Peaks(problem, "sweep")
         change(peaks)
         before = file.stat().st_mtime_ns
         peaks.keep(room=0)
         return file.stat().st_mtime_ns != before
 
-    peaks = Peaks(problem, "surrogate")
+    peaks = Peaks(problem, "sweep")
     peaks.learn("kind", 2, 100)
     peaks.estimate("other", {1: 100})
     peaks.keep(room=0)
@@ -85,12 +85,12 @@ def test_what_hardly_changed_is_not_written_again(problem: Problem) -> None:
 
 @pytest.mark.parametrize("odd", [None, [], {"kind": 3}, {"kind": {"two": 1}}, {"kind": {"2": -1, "0": 3}}])
 def test_odd_content_is_left_out(problem: Problem, odd: object) -> None:
-    peaks = Peaks(problem, "surrogate")
+    peaks = Peaks(problem, "sweep")
     peaks.learn("kind", 2, 100)
     peaks.keep(room=0)
     (file,) = cache_folder().iterdir()
     file.write_text(json.dumps({**json.loads(file.read_text()), "measured": odd}))
-    assert Peaks(problem, "surrogate").expected("kind", 2) == 0
+    assert Peaks(problem, "sweep").expected("kind", 2) == 0
 
 
 def test_kinds_of_full_size_models_are_told_by_what_may_change_their_size() -> None:

@@ -67,10 +67,10 @@ def test_importances_of_all_trials_and_our_best(quick: Quick, mode: str, caplog:
     curves = result.curves()
     for trial, record in zip(study.trials, result.trials, strict=True):
         own = curves[(curves.trial == record.trial) & (curves.metric == metric)]
-        own = own[own.stage == trial.user_attrs["stage"]]
+        own = own[own.heat == trial.user_attrs["heat"]]
         assert trial.intermediate_values == dict(zip(own.epoch, own.value, strict=True))
         assert trial.state is TrialState.COMPLETE
-        assert trial.value == (record.metric if record.epochs else record.surrogate_metric)
+        assert trial.value == (record.metric if record.epochs else record.sweep_metric)
 
 
 def test_a_surrogate_that_is_better_than_the_best_model_does_not_win(quick: Quick) -> None:
@@ -81,8 +81,8 @@ def test_a_surrogate_that_is_better_than_the_best_model_does_not_win(quick: Quic
     stopped = [record.trial for record in result.trials if 0 < record.epochs < 4]
     assert stopped
     for line in lines:
-        early = line.get("stage") == "target" and line["trial"] in stopped
-        if line["event"] == "metrics" and (line["stage"] == "surrogate" or early):
+        early = line.get("heat") == "race" and line["trial"] in stopped
+        if line["event"] == "metrics" and (line["heat"] == "sweep" or early):
             line["val_loss"] /= 1000
     journal.write_bytes(signed(lines))
     changed = load(result.path)
@@ -99,7 +99,7 @@ def test_a_stopped_trial_that_kept_a_better_score_does_not_win(quick: Quick) -> 
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     stopped = next(record.trial for record in result.trials if record.epochs and record.status == "stopped")
     for line in lines:
-        if line.get("key", "").startswith(f"target/trial-{stopped}/to-"):
+        if line.get("key", "").startswith(f"race/trial-{stopped}/to-"):
             line["value"]["best"]["score"] /= 1000
     journal.write_bytes(signed(lines))
     changed = load(result.path)

@@ -10,23 +10,23 @@ from hydro_rasda.results import Cost, TrialRecord
 def test_spared_seconds() -> None:
     # 100 surrogate epochs at the 2 s of a full-size epoch would have taken 200 s; they took 50 s.
     cost = Cost(
-        surrogate_epochs=100,
-        surrogate_seconds=50.0,
-        target_epochs=10,
-        target_seconds=35.0,
-        target_epoch_seconds=2.0,
+        sweep_epochs=100,
+        sweep_seconds=50.0,
+        race_epochs=10,
+        race_seconds=35.0,
+        race_epoch_seconds=2.0,
         seconds=95.0,
     )
     assert cost.spared_seconds == 150.0
-    assert math.isnan(replace(cost, target_epoch_seconds=math.nan).spared_seconds)
+    assert math.isnan(replace(cost, race_epoch_seconds=math.nan).spared_seconds)
 
 
 RECORD = TrialRecord(
     trial=0,
     config={"lr": 0.1},
     status="stopped",
-    surrogate_metric=0.5,
-    surrogate_epochs=1,
+    sweep_metric=0.5,
+    sweep_epochs=1,
     metric=float("nan"),
     epochs=0,
     chance=float("nan"),

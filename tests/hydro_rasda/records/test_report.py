@@ -150,7 +150,7 @@ def test_a_line_names_the_configuration_to_train_again_without_averages() -> Non
     def told(winner: float, other: float, name: str = "val_loss_unaveraged", **known: Any) -> str:
         ends = {2: {"val_loss": 0.25, "val_loss_unaveraged": winner}, 1: {"val_loss": 0.3, name: other}}
         trials = [
-            replace(each, status="finished", history=({"stage": "target", "epoch": 4, **ends[each.trial]},))
+            replace(each, status="finished", history=({"heat": "race", "epoch": 4, **ends[each.trial]},))
             for each in RECORD.trials[1:3]
         ]
         return printed(replace(RECORD, trials=tuple(trials), **known))
@@ -202,7 +202,7 @@ def test_the_table_leaves_out_what_all_trials_share() -> None:
     assert "6 of 6 trials, by val_loss (min)" in table
     assert "lr=0.1" in table
     assert "optimizer=" not in table
-    assert "20.0 s: 16 epochs of surrogates in 8.0 s, 6 epochs at full size in 12.0 s" in table
+    assert "20.0 s: 16 epochs of the sweep in 8.0 s, 6 epochs of the race in 12.0 s" in table
     assert "spared about 24 s" in table  # 16 epochs of 2 s, less the 8 s
 
 
@@ -225,15 +225,15 @@ def test_times_in_words() -> None:
 
 
 def test_rungs_count_who_came_so_far() -> None:
-    assert rungs(RECORD) == {"surrogates": {1: 6, 2: 4, 4: 3}, "full size": {2: 2, 4: 1}}
+    assert rungs(RECORD) == {"sweep": {1: 6, 2: 4, 4: 3}, "race": {2: 2, 4: 1}}
     assert rungs(replace(RECORD, trials=())) == {}
 
 
 def test_trials_that_train_at_full_size_show_their_last_epoch_and_score() -> None:
     """A score that was not finite is shown as such, and of many trials the furthest are named."""
     assert live_line(RECORD) == ""
-    lines = [{"stage": "target", "epoch": epoch, "val_loss": 1 / epoch} for epoch in (3, 4, 5)]
-    lost = [{"stage": "target", "epoch": 1, "val_loss": None, "train_loss": None}]
+    lines = [{"heat": "race", "epoch": epoch, "val_loss": 1 / epoch} for epoch in (3, 4, 5)]
+    lost = [{"heat": "race", "epoch": 1, "val_loss": None, "train_loss": None}]
     live: dict[int, tuple[Mapping[str, Any], ...]] = {1: tuple(lines), 3: tuple(lost)}
     trials = tuple(replace(each, live=live.get(each.trial, ())) for each in RECORD.trials)
     record = replace(RECORD, trials=trials, max_t=27, finished=False, ended=False)

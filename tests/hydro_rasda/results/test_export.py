@@ -129,7 +129,7 @@ def test_before_the_full_size_stage_there_is_no_checkpoint(quick: Quick, tmp_pat
     result = quick(**SMALL)
     journal = result.path / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(lines[: next(i for i, line in enumerate(lines) if '"target' in line)]))
+    journal.write_text("".join(lines[: next(i for i, line in enumerate(lines) if '"race' in line)]))
     early = load(result.path)
     assert early.best_checkpoint is None
     with pytest.raises(ValueError, match=r"no trial of the run in .* has trained at full size"):

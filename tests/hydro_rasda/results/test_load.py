@@ -20,14 +20,15 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, uniform
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.history import ENTERED, FINALISTS
-from hydro_rasda.history.lines import JournalLine, Stage, Unit, metric_lines
+from hydro_rasda.history.lines import JournalLine, Unit, metric_lines
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.report import state_of
 from hydro_rasda.results.result import make_result
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
-from hydro_rasda.run.record_full_size import end_by_score, end_targets, record_epochs, record_failure
+from hydro_rasda.run.record_full_size import end_by_score, end_race, record_epochs, record_failure
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda import journals
@@ -58,10 +59,10 @@ def configured(number: int) -> Unit:
     return Unit({}, [{"event": "trial", "trial": n, "config": {"lr": 0.1}, "unread": {}} for n in range(number)])
 
 
-def epochs_of(stage: Stage, number: int, scores: Sequence[float], first: int = 1) -> list[JournalLine]:
+def epochs_of(heat: HeatName, number: int, scores: Sequence[float], first: int = 1) -> list[JournalLine]:
     """A trial's epochs, which scored so."""
     history = [(epoch, {"train_loss": score, "val_loss": score}) for epoch, score in enumerate(scores, first)]
-    return metric_lines(stage, number, history)
+    return metric_lines(heat, number, history)
 
 
 def contents(path: Path) -> dict[str, tuple[bytes, int]]:
@@ -180,7 +181,7 @@ def test_one_function_says_how_a_run_has_ended(quick: Quick, how: str) -> None:
     again = quick(**asked, num_samples=2)
     assert (again.path / "journal.jsonl").read_bytes() == journal
     grown = quick(**asked, num_samples=4)
-    assert grown.cost.target_epochs == first.cost.target_epochs
+    assert grown.cost.race_epochs == first.cost.race_epochs
     expected = (how != "by time", True, "out of time" if how == "by time" else "finished")
     for found in (first, again, grown, load(grown.path)):
         assert (found.finished, found.ended, state_of(found)) == expected
@@ -228,10 +229,10 @@ def test_before_the_full_size_stage_the_best_surrogate_leads(problem: Problem, t
     with run_folder(tmp_path / "run", problem) as store:
         run = Run(problem, store)
         assert (load(store.path).best_config, load(store.path).trials) == ({}, ())
-        run.record("surrogate/kinds-from-0", configured(3))
+        run.record("sweep/kinds-from-0", configured(3))
         scores = {0: [0.9, 0.5], 1: [0.9, 0.4], 2: [0.1]}
-        lines = [line for number, of in scores.items() for line in epochs_of("surrogate", number, of)]
-        run.record("surrogate/to-2/from-0/group-0", Unit({"members": [0, 1, 2]}, lines))
+        lines = [line for number, of in scores.items() for line in epochs_of("sweep", number, of)]
+        run.record("sweep/to-2/from-0/group-0", Unit({"members": [0, 1, 2]}, lines))
         found = load(store.path)
     assert (found.best_trial, found.best_config) == (1, {"lr": 0.1})
     assert math.isnan(found.best_metric)
@@ -253,14 +254,14 @@ def test_one_whose_finalists_all_failed_at_full_size(problem: Problem, tmp_path:
     trials = {n: Trial(n, {"lr": 0.1}) for n in range(3)}
     with run_folder(tmp_path / "run", problem) as store:
         run = Run(problem, store, known=trials)
-        run.record("surrogate/kinds-from-0", configured(3))
-        swept = [line for number in trials for line in epochs_of("surrogate", number, [number])]
-        run.record("surrogate/to-1/from-0/group-0", Unit({"members": [0, 1, 2]}, swept))
+        run.record("sweep/kinds-from-0", configured(3))
+        swept = [line for number in trials for line in epochs_of("sweep", number, [number])]
+        run.record("sweep/to-1/from-0/group-0", Unit({"members": [0, 1, 2]}, swept))
         run.record(FINALISTS, Unit([0, 1]), again=True)
         for number in (0, 1):
-            record_epochs(run, number, epochs_of("target", number, [0.5]), {"model": {}})
+            record_epochs(run, number, epochs_of("race", number, [0.5]), {"model": {}})
             record_failure(run, number, "raised")
-        end_targets(run, [0, 1])
+        end_race(run, [0, 1])
         found = load(store.path)
     assert [record.status for record in found.trials] == ["failed", "failed", "stopped"]
     assert found.finished
@@ -275,19 +276,19 @@ def test_one_whose_race_goes_on(problem: Problem, tmp_path: Path) -> None:
     weights: dict[str, Any] = {"model": {}}
     with run_folder(tmp_path / "run", problem) as store:
         run = Run(problem, store, known=trials)
-        run.record("surrogate/kinds-from-0", configured(3))
-        swept = [line for number in trials for line in epochs_of("surrogate", number, [number])]
-        run.record("surrogate/to-1/from-0/group-0", Unit({"members": [0, 1, 2]}, swept))
-        record_epochs(run, 0, epochs_of("target", 0, [0.5]), weights, 1.0)
-        record_epochs(run, 1, epochs_of("target", 1, [0.8]), weights, 1.0)
+        run.record("sweep/kinds-from-0", configured(3))
+        swept = [line for number in trials for line in epochs_of("sweep", number, [number])]
+        run.record("sweep/to-1/from-0/group-0", Unit({"members": [0, 1, 2]}, swept))
+        record_epochs(run, 0, epochs_of("race", 0, [0.5]), weights, 1.0)
+        record_epochs(run, 1, epochs_of("race", 1, [0.8]), weights, 1.0)
         undecided = [record.status for record in load(store.path).trials]
         run.record(FINALISTS, Unit([0, 1]), again=True)
         run.record(ENTERED, Unit([0, 1]))
-        run.record("target/begin/of-2", Unit([[0, 1], [1, 1]]))
-        run.record("target/to-1/kept/of-2", Unit([[1, 4], [0, None]]))
-        record_epochs(run, 1, epochs_of("target", 1, [0.4, 0.3, 0.2], first=2), weights, 3.0)
+        run.record("race/begin/of-2", Unit([[0, 1], [1, 1]]))
+        run.record("race/to-1/kept/of-2", Unit([[1, 4], [0, None]]))
+        record_epochs(run, 1, epochs_of("race", 1, [0.4, 0.3, 0.2], first=2), weights, 3.0)
         before_end = load(store.path)
-        end_targets(run, [0, 1])
+        end_race(run, [0, 1])
         made, found = make_result(run, [0, 1]), load(store.path)
     assert undecided == ["undecided"] * 3
     assert [record.status for record in before_end.trials] == ["stopped", "finished", "stopped"]
@@ -300,11 +301,11 @@ def test_one_that_a_good_score_ended_has_the_winner_that_tune_had(problem: Probl
     curves = {0: [0.5, 0.4, 0.35, 0.3], 1: [0.5, 0.2]}
     with run_folder(tmp_path / "run", problem) as store:
         run = Run(problem.with_settings(stop_at=0.25), store, known={n: Trial(n, {"lr": 0.1}) for n in curves})
-        run.record("surrogate/kinds-from-0", configured(2))
+        run.record("sweep/kinds-from-0", configured(2))
         run.record(FINALISTS, Unit([*curves]), again=True)
         for number, scores in curves.items():
             best = {"epoch": len(scores), "score": scores[-1], "model": {}}
-            record_epochs(run, number, epochs_of("target", number, scores), {"model": {}, "best": best})
+            record_epochs(run, number, epochs_of("race", number, scores), {"model": {}, "best": best})
         end_by_score(run)
         made, found = make_result(run, [*curves]), load(store.path)
     assert made.best_trial == found.best_trial == 1
@@ -314,7 +315,7 @@ def test_one_that_a_good_score_ended_has_the_winner_that_tune_had(problem: Probl
 def test_a_run_that_another_process_holds_can_be_read(problem: Problem, tmp_path: Path) -> None:
     """On a journal that has a line of its own at the end, which no process has finished writing."""
     with run_folder(tmp_path / "run", problem) as store:
-        store.record("surrogate/kinds-from-0", configured(1))
+        store.record("sweep/kinds-from-0", configured(1))
         with open(store.path / "journal.jsonl", "ab") as journal:
             journal.write(b'{"event": "met')
         before = contents(store.path)

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from hydro_rasda import TuneResult, choice, loguniform, uniform
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.records.report import closing_lines
 from hydro_rasda.results.notebook_progress import NotebookProgress
@@ -24,11 +25,11 @@ from hydro_rasda.run.events import (
     EpochsTrained,
     Event,
     FinalistsChosen,
+    HeatBegan,
+    HeatEnded,
     MessageSaid,
     RunBegan,
     RungDecided,
-    StageBegan,
-    StageEnded,
 )
 from tests.hydro_rasda.records.test_report import RECORD
 
@@ -38,9 +39,9 @@ pytestmark = pytest.mark.usefixtures("one_process")
 def test_progress_tells_of_each_decision(capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]) -> None:
     quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
     said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"surrogates at epoch 1: 2 of 4 go on; trial \d leads with val_loss", said)
-    assert re.search(r"full size at epoch 1: 1 of 2 go on; trial \d leads with val_loss \S+ \(epoch 1\)", said)
-    assert "full size at epoch 2: done" in said
+    assert re.search(r"sweep at epoch 1: 2 of 4 go on; trial \d leads with val_loss", said)
+    assert re.search(r"race at epoch 1: 1 of 2 go on; trial \d leads with val_loss \S+ \(epoch 1\)", said)
+    assert "race at epoch 2: done" in said
     assert "structure" not in said  # all have one
     quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
     assert "resuming the run: " in capsys.readouterr().out
@@ -58,7 +59,7 @@ def test_the_best_score_told_is_that_of_the_epoch_that_is_kept(
     (record,) = result.trials
     assert (record.kept_epoch, record.epochs) == (1, 4)
     said = " ".join(capsys.readouterr().out.split())
-    assert f"full size at epoch 4: done; trial 0 wins with val_loss {result.best_metric:.4g} (epoch 1)" in said
+    assert f"race at epoch 4: done; trial 0 wins with val_loss {result.best_metric:.4g} (epoch 1)" in said
 
 
 def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
@@ -83,7 +84,7 @@ def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
     kept = f"at full size after epoch {winner.kept_epoch} of {winner.epochs}"
     assert score == f"Its val_loss on the validation data is {result.best_metric:.4g}, {kept}."
     assert cost.startswith("Cost: ")
-    assert "full trainings); 4 epochs of surrogates in" in cost
+    assert "full trainings); 4 epochs of the sweep in" in cost
     assert following == f"For figures and all trials: hydro-rasda report {result.path}"
     assert "momentum=" not in shown
 
@@ -135,24 +136,24 @@ def test_a_message_is_shown_as_it_is() -> None:
 def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -> None:
     file = io.StringIO()
     progress = Progress(Console(file=file, force_terminal=terminal, highlight=False))
-    progress.on_event(StageBegan(seconds=1000.0, title="surrogates", epochs=500))
+    progress.on_event(HeatBegan(seconds=1000.0, heat="sweep", epochs=500))
     for i in range(500):
         if i == 100:
             progress.on_event(MessageSaid(seconds=1100.5, text="7 of 9 go on"))
         left = 500.0 - i if i < 100 else None
         note = "val_loss 0.5" if i < 200 else ""
         progress.on_event(EpochsTrained(seconds=1001.0 + i, epochs=1, note=note, seconds_left=left))
-    progress.on_event(StageEnded(seconds=1501.0))
+    progress.on_event(HeatEnded(seconds=1501.0))
     progress.on_event(EpochsTrained(seconds=9999.0, epochs=1))
     lines = file.getvalue().splitlines()
     if terminal:
         assert lines == ["7 of 9 go on"]
         return
     assert lines[:4] == [
-        "surrogates: 71% of the run after 17 min 41 s, about 7 min left, val_loss 0.5",
+        "sweep: 71% of the run after 17 min 41 s, about 7 min left, val_loss 0.5",
         "7 of 9 go on",
-        "surrogates: 161 of 500 epochs after 19 min 21 s, val_loss 0.5",
-        "surrogates: 221 of 500 epochs after 20 min 21 s",
+        "sweep: 161 of 500 epochs after 19 min 21 s, val_loss 0.5",
+        "sweep: 221 of 500 epochs after 20 min 21 s",
     ]
     assert len(lines) == 2 + (500 - 101) // 60
 
@@ -161,7 +162,7 @@ def test_a_notebook_has_a_bar_and_no_line_a_minute() -> None:
     file = io.StringIO()
     progress = NotebookProgress(Console(file=file, highlight=False))
     progress._drawn = math.inf  # there is no notebook to draw in
-    progress.on_event(StageBegan(seconds=0.0, title="surrogates", epochs=500))
+    progress.on_event(HeatBegan(seconds=0.0, heat="sweep", epochs=500))
     for i in range(500):
         progress.on_event(EpochsTrained(seconds=1.0 + i, epochs=1, seconds_left=500.0 - i))
     progress.on_event(MessageSaid(seconds=501.0, text="7 of 9 go on"))
@@ -198,31 +199,30 @@ def test_it_tells_which_trial_leads(
     progress = Progress(Console(file=file, highlight=False))
     progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode=mode, settings={}))
 
-    def trained(
-        stage: Literal["surrogate", "target"], trial: int, value: float | None, loss: float | None = 1.0
-    ) -> None:
+    def trained(heat: HeatName, trial: int, value: float | None, loss: float | None = 1.0) -> None:
         metrics = {"train_loss": loss, "val_loss": value}
-        progress.on_event(EpochEnded(seconds=0.0, stage=stage, trial=trial, epoch=1, metrics=metrics))
+        progress.on_event(EpochEnded(seconds=0.0, heat=heat, trial=trial, epoch=1, metrics=metrics))
 
-    for title, at in (("surrogates", 0.0), ("full size", 100.0)):
-        progress.on_event(StageBegan(seconds=at, title=title, epochs=9))
+    heats: tuple[tuple[HeatName, float], ...] = (("sweep", 0.0), ("race", 100.0))
+    for heat, at in heats:
+        progress.on_event(HeatBegan(seconds=at, heat=heat, epochs=9))
         progress.on_event(EpochsTrained(seconds=at, epochs=1))
-        if title == "surrogates":
+        if heat == "sweep":
             for trial, value in enumerate((0.5, 0.2, 0.7)):
-                trained("surrogate", trial, value)
-            trained("surrogate", 3, None)
-            trained("surrogate", 4, {"min": 0.1, "max": 0.9}[mode], loss=None)
+                trained("sweep", trial, value)
+            trained("sweep", 3, None)
+            trained("sweep", 4, {"min": 0.1, "max": 0.9}[mode], loss=None)
         else:
-            trained("target", 0, {"min": 0.6, "max": 0.8}[mode])
-            trained("target", 1, {"min": 0.65, "max": 0.75}[mode])
-            trained("target", 2, {"min": 0.1, "max": 0.9}[mode], loss=None)
+            trained("race", 0, {"min": 0.6, "max": 0.8}[mode])
+            trained("race", 1, {"min": 0.65, "max": 0.75}[mode])
+            trained("race", 2, {"min": 0.1, "max": 0.9}[mode], loss=None)
         progress.on_event(EpochsTrained(seconds=at + 70, epochs=1))
-        progress.on_event(StageEnded(seconds=at + 70))
+        progress.on_event(HeatEnded(seconds=at + 70))
     assert file.getvalue().splitlines() == [
         "Run folder: run",
         "Follow it from another terminal: hydro-rasda watch run",
-        "surrogates: 2 of 9 epochs after 1 min 10 s, trial {} leads with val_loss {} (epoch 1)".format(*surrogate),
-        "full size: 2 of 9 epochs after 2 min 50 s, trial {} leads with val_loss {} (epoch 1)".format(*target),
+        "sweep: 2 of 9 epochs after 1 min 10 s, trial {} leads with val_loss {} (epoch 1)".format(*surrogate),
+        "race: 2 of 9 epochs after 2 min 50 s, trial {} leads with val_loss {} (epoch 1)".format(*target),
     ]
 
 
@@ -230,8 +230,8 @@ def test_a_training_of_the_users_that_reports_no_training_loss_leads_too() -> No
     file = io.StringIO()
     progress = Progress(Console(file=file, highlight=False))
     progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
-    progress.on_event(StageBegan(seconds=0.0, title="full size", epochs=9))
-    progress.on_event(EpochEnded(seconds=1.0, stage="target", trial=3, epoch=1, metrics={"val_loss": 0.25}))
+    progress.on_event(HeatBegan(seconds=0.0, heat="race", epochs=9))
+    progress.on_event(EpochEnded(seconds=1.0, heat="race", trial=3, epoch=1, metrics={"val_loss": 0.25}))
     for seconds in (1.0, 62.0):
         progress.on_event(EpochsTrained(seconds=seconds, epochs=1))
     assert file.getvalue().splitlines()[-1].endswith("trial 3 leads with val_loss 0.25 (epoch 1)")
@@ -241,30 +241,31 @@ def test_a_trial_that_was_stopped_leads_no_more() -> None:
     file = io.StringIO()
     progress = Progress(Console(file=file, highlight=False))
     progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
-    progress.on_event(StageBegan(seconds=0.0, title="surrogates", epochs=9))
+    progress.on_event(HeatBegan(seconds=0.0, heat="sweep", epochs=9))
     for trial, value in enumerate((0.1, 0.2, 0.3)):
         metrics = {"train_loss": 1.0, "val_loss": value}
-        progress.on_event(EpochEnded(seconds=0.0, stage="surrogate", trial=trial, epoch=1, metrics=metrics))
+        progress.on_event(EpochEnded(seconds=0.0, heat="sweep", trial=trial, epoch=1, metrics=metrics))
     metrics = {"train_loss": 1.0, "val_loss": 0.5}
-    progress.on_event(EpochEnded(seconds=0.0, stage="surrogate", trial=0, epoch=2, metrics=metrics))
+    progress.on_event(EpochEnded(seconds=0.0, heat="sweep", trial=0, epoch=2, metrics=metrics))
     progress.on_event(EpochsTrained(seconds=1.0, epochs=1))
     progress.on_event(EpochsTrained(seconds=62.0, epochs=1))
-    progress.on_event(RungDecided(seconds=63.0, stage="surrogate", epoch=1, candidates=(0, 1, 2), kept=(2,)))
+    progress.on_event(RungDecided(seconds=63.0, heat="sweep", epoch=1, candidates=(0, 1, 2), kept=(2,)))
     progress.on_event(EpochsTrained(seconds=124.0, epochs=1))
     later, last = file.getvalue().splitlines()[-2:]
     assert later.endswith("trial 1 leads with val_loss 0.2 (epoch 1)")
     assert last.endswith("trial 2 leads with val_loss 0.3 (epoch 1)")
 
 
-def test_one_bar_goes_on_through_all_stages() -> None:
+def test_one_bar_goes_on_through_all_heats() -> None:
     file = io.StringIO()
     with Progress(Console(file=file, width=80, force_terminal=True, color_system=None)) as progress:
-        for title, begins in (("surrogates", 0), ("full size", 40), ("full size", 80)):
-            progress.on_event(StageBegan(seconds=begins, title=title, epochs=4))
+        heats: tuple[tuple[HeatName, int], ...] = (("sweep", 0), ("race", 40), ("race", 80))
+        for heat, begins in heats:
+            progress.on_event(HeatBegan(seconds=begins, heat=heat, epochs=4))
             for at in range(begins + 10, begins + 41, 10):
                 progress.on_event(EpochsTrained(seconds=at, epochs=1, seconds_left=120.0 - at))
                 progress._bars.refresh()
-            progress.on_event(StageEnded(seconds=begins + 40))
+            progress.on_event(HeatEnded(seconds=begins + 40))
     shares = [int(found) for found in re.findall(r"(\d+)%", file.getvalue())]
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (8, 100)
@@ -278,11 +279,11 @@ def test_in_80_columns_nothing_of_the_bar_is_cut_short_and_it_tells_what_is_best
     file = io.StringIO()
     with Progress(Console(file=file, width=80, force_terminal=True, color_system=None)) as progress:
         progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
-        progress.on_event(StageBegan(seconds=0.0, title="surrogates", epochs=384))
+        progress.on_event(HeatBegan(seconds=0.0, heat="sweep", epochs=384))
         progress.on_event(EpochsTrained(seconds=1.0, epochs=128, seconds_left=left))
         metrics = {"train_loss": 1.0, "val_loss": 0.0123456}
-        progress.on_event(EpochEnded(seconds=1.0, stage="surrogate", trial=100, epoch=1, metrics=metrics))
-    bar = file.getvalue().rstrip().rsplit("surrogates", 1)[-1]
+        progress.on_event(EpochEnded(seconds=1.0, heat="sweep", trial=100, epoch=1, metrics=metrics))
+    bar = file.getvalue().rstrip().rsplit("sweep", 1)[-1]
     assert share in bar
     assert "trial 100 leads: 0.01235 (epoch 1)" in bar
     assert "…" not in bar
@@ -294,13 +295,13 @@ def test_at_full_size_no_surrogate_leads() -> None:
     with Progress(Console(file=file, width=80, force_terminal=True, color_system=None)) as progress:
         progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
         metrics = {"train_loss": 1.0, "val_loss": 0.125}
-        recalled = EpochEnded(seconds=1.0, stage="surrogate", trial=7, epoch=9, metrics=metrics, recalled=True)
+        recalled = EpochEnded(seconds=1.0, heat="sweep", trial=7, epoch=9, metrics=metrics, recalled=True)
         progress.on_event(recalled)
-        progress.on_event(StageBegan(seconds=2.0, title="full size", epochs=9))
+        progress.on_event(HeatBegan(seconds=2.0, heat="race", epochs=9))
         progress.on_event(EpochsTrained(seconds=3.0, epochs=1))
         progress._bars.refresh()
         before = file.getvalue()
-        progress.on_event(replace(recalled, stage="target", trial=4, epoch=1))
+        progress.on_event(replace(recalled, heat="race", trial=4, epoch=1))
         progress._bars.refresh()
     assert "leads" not in before
     assert "trial 4 leads: 0.125 (epoch 1)" in file.getvalue()

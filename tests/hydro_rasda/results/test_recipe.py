@@ -360,7 +360,7 @@ def test_what_a_sweep_at_full_width_trained_is_not_averaged(quick: Quick, digits
     assert result.averaged == (lr == 0.1)
     text = result.recipe()
     begun = [int(line.split()[-1][:-1]) for line in text.splitlines() if "if epoch >= " in line]
-    epochs = [line["epoch"] for line in result.trials[result.best_trial].history if line["stage"] == "target"]
+    epochs = [line["epoch"] for line in result.trials[result.best_trial].history if line["heat"] == "race"]
     assert begun == ([min(epochs) - 1] if result.averaged else [])
     assert_same(again(text, mlp, digits[0]), result, rtol=1e-4)
 
@@ -444,10 +444,10 @@ def test_what_no_plain_loop_repeats_is_refused(arguments: dict[str, Any], why: s
 
 
 def test_weights_of_another_trial_are_refused() -> None:
-    swept = {"surrogate/to-2/group-0": Unit({"members": [0, 1], "copies": {"1": 0}})}
+    swept = {"sweep/to-2/group-0": Unit({"members": [0, 1], "copies": {"1": 0}})}
     _check_own_weights(0, 2, swept)
     _check_own_weights(1, 0, swept)  # its full-size model began anew
-    perturbed = {"target/trial-1/to-2": Unit({"checkpoint": None, "origin": 0, "mutable": {"lr": 0.1}})}
+    perturbed = {"race/trial-1/to-2": Unit({"checkpoint": None, "origin": 0, "mutable": {"lr": 0.1}})}
     _check_own_weights(11, 0, perturbed)
     for number, epochs, units in ((1, 2, swept), (1, 0, perturbed)):
         with pytest.raises(ValueError, match="it went on from another trial's weights"):

@@ -131,13 +131,13 @@ def test_records_tell_each_trials_story(result: TuneResult) -> None:
     assert [record.trial for record in result.trials] == list(range(8))
     assert {record.status for record in result.trials} == {"finished", "stopped", "diverged"}
     for record in result.trials:
-        stages = [line["stage"] for line in record.history]
-        assert stages == ["surrogate"] * record.surrogate_epochs + ["target"] * record.epochs
+        heats = [line["heat"] for line in record.history]
+        assert heats == ["sweep"] * record.sweep_epochs + ["race"] * record.epochs
         epochs = [line["epoch"] for line in record.history]
-        assert epochs == [*range(1, record.surrogate_epochs + 1), *range(1, record.epochs + 1)]
+        assert epochs == [*range(1, record.sweep_epochs + 1), *range(1, record.epochs + 1)]
         if record.status == "diverged":
             assert record.config["lr"] == 1e30
-            assert math.isnan(record.surrogate_metric)
+            assert math.isnan(record.sweep_metric)
 
 
 def test_its_repr_is_a_few_lines(result: TuneResult) -> None:
@@ -216,8 +216,8 @@ def test_dataframe(result: TuneResult) -> None:
     assert list(frame.columns) == [
         "trial",
         "status",
-        "surrogate_metric",
-        "surrogate_epochs",
+        "sweep_metric",
+        "sweep_epochs",
         "metric",
         "epochs",
         "chance",
@@ -234,26 +234,26 @@ def test_dataframe(result: TuneResult) -> None:
 
 def test_curves_have_a_row_for_each_value(result: TuneResult) -> None:
     frame = result.curves()
-    assert list(frame.columns) == ["trial", "stage", "epoch", "metric", "value"]
+    assert list(frame.columns) == ["trial", "heat", "epoch", "metric", "value"]
     assert set(frame["metric"]) == {"train_loss", "train_accuracy", "val_loss", "val_accuracy", "val_loss_unaveraged"}
-    assert not frame.duplicated(["trial", "stage", "epoch", "metric"]).any()
+    assert not frame.duplicated(["trial", "heat", "epoch", "metric"]).any()
     for record in result.trials:
         own = frame[(frame["trial"] == record.trial) & (frame["metric"] == "val_loss")]
-        for stage, epochs in (("sweep", record.surrogate_epochs), ("full size", record.epochs)):
-            assert own[own["stage"] == stage]["epoch"].tolist() == list(range(1, epochs + 1))
+        for heat, epochs in (("sweep", record.sweep_epochs), ("race", record.epochs)):
+            assert own[own["heat"] == heat]["epoch"].tolist() == list(range(1, epochs + 1))
         if record.status == "diverged":
             assert own["value"].isna().all()
-    best = frame[(frame["trial"] == result.best_trial) & (frame["stage"] == "full size")]
+    best = frame[(frame["trial"] == result.best_trial) & (frame["heat"] == "race")]
     assert best[best["metric"] == "val_loss"]["value"].min() == result.best_metric
 
 
 def test_curves_are_of_metrics_alone_and_may_be_empty(result: TuneResult) -> None:
     """On Ray, an epoch also says how many workers trained it."""
-    history = ({"stage": "target", "epoch": 3, "train_loss": None, "val_top": 1, "workers": 2},)
+    history = ({"heat": "race", "epoch": 3, "train_loss": None, "val_top": 1, "workers": 2},)
     frame = replace(result, trials=(replace(result.trials[5], history=history),)).curves()
-    assert frame[["trial", "stage", "epoch", "metric"]].values.tolist() == [
-        [5, "full size", 3, "train_loss"],
-        [5, "full size", 3, "val_top"],
+    assert frame[["trial", "heat", "epoch", "metric"]].values.tolist() == [
+        [5, "race", 3, "train_loss"],
+        [5, "race", 3, "val_top"],
     ]
     assert frame["value"].dtype == float
     assert (math.isnan(frame["value"][0]), frame["value"][1]) == (True, 1.0)
@@ -324,7 +324,7 @@ def test_a_trial_that_breaks_a_bound_has_no_chance(problem: Problem, tmp_path: P
     for number, loss, gap in ((0, 0.3, 0.5), (1, 0.2, 2.0)):
         metrics = {"train_loss": loss, "val_loss": loss, "val_gap": gap}
         state = {"model": {}, "best": {"epoch": 2, "score": loss, "model": {}}}
-        record_epochs(run, number, metric_lines("target", number, [(1, metrics), (2, metrics)]), state)
+        record_epochs(run, number, metric_lines("race", number, [(1, metrics), (2, metrics)]), state)
     result = make_result(run, [0, 1])
     run.store.close()
     assert result.best_trial == 0
@@ -362,8 +362,8 @@ def test_the_best_epoch_is_kept_where_asked(
     race = RaceConfig(checkpoint_every=1, grace_period=4)
     last = quick(**asked, race=replace(race, keep="last"), name="last")
     result = quick(**asked, race=race, progress=True)
-    curves = [[line["val_loss"] for line in r.history if line["stage"] == "target"] for r in result.trials]
-    assert curves == [[line["val_loss"] for line in r.history if line["stage"] == "target"] for r in last.trials]
+    curves = [[line["val_loss"] for line in r.history if line["heat"] == "race"] for r in result.trials]
+    assert curves == [[line["val_loss"] for line in r.history if line["heat"] == "race"] for r in last.trials]
     assert [record.metric for record in last.trials] == [curve[-1] for curve in curves]
     assert [(r.epochs, r.kept_epoch, r.metric) for r in result.trials] == [(4, 1, curve[0]) for curve in curves]
     assert [r.kept_epoch for r in last.trials] == [4, 4]
@@ -380,11 +380,11 @@ def test_an_epoch_at_full_size_takes_what_most_of_them_take(problem: Problem, tm
     run = open_run(tmp_path / "run", problem, 2, max_t=4)
     for trial, first, epochs, seconds in ((0, 1, 3, 6.0), (1, 1, 1, 100.0), (1, 2, 1, 2.0)):
         history = [(first + i, {"train_loss": 1.0, "val_loss": 1.0}) for i in range(epochs)]
-        record_epochs(run, trial, metric_lines("target", trial, history), {"model": {}}, seconds)
+        record_epochs(run, trial, metric_lines("race", trial, history), {"model": {}}, seconds)
     record_failure(run, 1, "raised", seconds=50.0)
     cost = make_result(run, [0, 1]).cost
     run.store.close()
-    assert (cost.target_epochs, cost.target_seconds, cost.target_epoch_seconds) == (5, 158.0, 2.0)
+    assert (cost.race_epochs, cost.race_seconds, cost.race_epoch_seconds) == (5, 158.0, 2.0)
 
 
 def test_its_report_is_a_page(result: TuneResult, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from benchmarks.replay.table import load
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice
-from hydro_rasda.history.lines import Stage, Unit, metric_lines
+from hydro_rasda.common.heat_names import HeatName
+from hydro_rasda.history.lines import Unit, metric_lines
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.results.winner_checks import Losses, overfits_beyond, overfitting_line, undecided_line
 from hydro_rasda.run.state import Run
@@ -98,15 +99,15 @@ def opened(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     def call(**settings: object) -> Run:
         run = open_run(tmp_path / str(len(runs)), problem, 2, **settings)
         runs.append(run)
-        of: tuple[tuple[Stage, int, Sequence[Losses]], ...] = (
-            ("surrogate", 0, NARROW),
-            ("target", 0, FULL),
-            ("surrogate", 1, NARROW),
-            ("target", 1, [Losses(0.9, 1.0), Losses(0.9, 0.9)]),
+        of: tuple[tuple[HeatName, int, Sequence[Losses]], ...] = (
+            ("sweep", 0, NARROW),
+            ("race", 0, FULL),
+            ("sweep", 1, NARROW),
+            ("race", 1, [Losses(0.9, 1.0), Losses(0.9, 0.9)]),
         )
-        for stage, number, curve in of:
+        for heat, number, curve in of:
             history = [(epoch, {"train_loss": t, "val_loss": v}) for epoch, (t, v) in enumerate(curve, 1)]
-            run.record(f"{stage}/of-{number}", Unit(None, metric_lines(stage, number, history)))
+            run.record(f"{heat}/of-{number}", Unit(None, metric_lines(heat, number, history)))
         run.history.best |= {0: (2, 0.6), 1: (2, 0.9)}
         return run
 

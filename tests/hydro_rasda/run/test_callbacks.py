@@ -20,11 +20,11 @@ from hydro_rasda.run.events import (
     EpochEnded,
     EpochsTrained,
     FinalistsChosen,
+    HeatBegan,
     MessageSaid,
     RunBegan,
     RunEnded,
     RungDecided,
-    StageBegan,
     TrialConfigured,
     TrialEnded,
     TrialFailed,
@@ -47,7 +47,7 @@ def journal(result: TuneResult, event: str) -> list[dict[str, Any]]:
 def as_lines(events: list[Event]) -> list[dict[str, Any]]:
     """The journal's lines that these events tell of."""
     epochs = [e for e in events if isinstance(e, EpochEnded)]
-    return [{"event": "metrics", "stage": e.stage, "trial": e.trial, "epoch": e.epoch, **e.metrics} for e in epochs]
+    return [{"event": "metrics", "heat": e.heat, "trial": e.trial, "epoch": e.epoch, **e.metrics} for e in epochs]
 
 
 def of(kind: type[Any], events: list[Event]) -> list[Any]:
@@ -65,7 +65,7 @@ def test_it_is_told_each_line_of_the_journal_once_and_in_order(threads: int, qui
     finally:
         torch.set_num_threads(before)
     assert as_lines(events) == journal(result, "metrics")
-    assert {event.stage for event in of(EpochEnded, events)} == {"surrogate", "target"}
+    assert {event.heat for event in of(EpochEnded, events)} == {"sweep", "race"}
     for kind, name, key in ((TrialConfigured, "trial", "config"), (TrialFailed, "failed", "error")):
         expected = [(line["trial"], line[key]) for line in journal(result, name)]
         assert [(event.trial, getattr(event, key)) for event in of(kind, events)] == expected
@@ -94,27 +94,27 @@ def test_it_is_told_decisions_checkpoints_and_how_the_run_goes(quick: Quick) -> 
     assert (ended.best_metric, ended.error) == (result.best_metric, None)
     by_key = {line["key"]: line["value"] for line in journal(result, "unit")}
     units = {key.rpartition("/")[0]: value for key, value in by_key.items()}
-    decided = {f"{event.stage}/to-{event.epoch}/kept": list(event.kept) for event in of(RungDecided, events)}
-    swept, raced = ({key: value for key, value in decided.items() if key.startswith(of)} for of in ("surr", "target"))
+    decided = {f"{event.heat}/to-{event.epoch}/kept": list(event.kept) for event in of(RungDecided, events)}
+    swept, raced = ({key: value for key, value in decided.items() if key.startswith(of)} for of in ("sweep", "race"))
     going_on = {
         key: [number for number, to in moves if to is not None]
         for key, moves in units.items()
-        if key.startswith("target/to-") and key.endswith("/kept")
+        if key.startswith("race/to-") and key.endswith("/kept")
     }
     *_, end = raced
     assert raced == going_on | {end: [result.best_trial]}, "at the end, nobody goes on"
     for key, kept in swept.items():
         assert set(kept) == {n for n in range(4) if [n, None] not in units[key]}
-    assert {stage for stage, *_ in map(str.partition, decided, "/" * len(decided))} == {"surrogate", "target"}
+    assert {heat for heat, *_ in map(str.partition, decided, "/" * len(decided))} == {"sweep", "race"}
     assert all(set(event.kept) <= set(event.candidates) for event in of(RungDecided, events))
     (chosen,) = of(FinalistsChosen, events)
-    assert (list(chosen.candidates), list(chosen.kept)) == ([0, 1, 2, 3], by_key["surrogate/finalists"])
+    assert (list(chosen.candidates), list(chosen.kept)) == ([0, 1, 2, 3], by_key["sweep/finalists"])
     assert there
     assert all(there)
-    assert {event.stage for event in of(CheckpointSaved, events)} == {"surrogate", "target"}
-    assert "surrogates at epoch 1: 2 of 4 go on" in " ".join(event.text for event in of(MessageSaid, events))
+    assert {event.heat for event in of(CheckpointSaved, events)} == {"sweep", "race"}
+    assert "sweep at epoch 1: 2 of 4 go on" in " ".join(event.text for event in of(MessageSaid, events))
     trained = sum(event.epochs for event in of(EpochsTrained, events))
-    assert trained == sum(event.epochs for event in of(StageBegan, events)) == len(of(EpochEnded, events))
+    assert trained == sum(event.epochs for event in of(HeatBegan, events)) == len(of(EpochEnded, events))
 
 
 def forgetful(events: list[Event]) -> list[Event]:
@@ -207,8 +207,8 @@ def test_a_trial_that_ended_by_itself_is_told_of_once(problem: Problem, tmp_path
     events: list[Event] = []
     with Store.open(tmp_path / "run", {}, "auto") as store:
         run = Run(problem, store, Callbacks([events.append]))
-        lines = [{"event": "metrics", "stage": "target", "trial": 3, "epoch": 2, "val_loss": 0.5}]
-        run.record("target/trial-3/to-2", Unit({"checkpoint": "target/trial-3/to-2"}, lines))
+        lines = [{"event": "metrics", "heat": "race", "trial": 3, "epoch": 2, "val_loss": 0.5}]
+        run.record("race/trial-3/to-2", Unit({"checkpoint": "race/trial-3/to-2"}, lines))
         for _ in range(2):
             record_done(run, 3)
     assert [(event.trial, event.epoch) for event in of(TrialEnded, events)] == [(3, 2)]

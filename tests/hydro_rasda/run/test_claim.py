@@ -22,7 +22,7 @@ from hydro_rasda.contracts import Event
 from hydro_rasda.records.report import closing_lines
 from hydro_rasda.run.claim import Claim
 from hydro_rasda.run.crash_log import DOING, DROPPED
-from hydro_rasda.run.events import CheckpointSaved, EpochsTrained, StageBegan
+from hydro_rasda.run.events import CheckpointSaved, EpochsTrained, HeatBegan
 from hydro_rasda.run.files import Unsafe
 from hydro_rasda.training import group_widths
 from hydro_rasda.training.measure_widths import measure_widths
@@ -35,41 +35,41 @@ Quick = Callable[..., TuneResult]
 
 
 class Kills:
-    """Kills its process in the first epoch of a stage, or in the first one after other trials were through."""
+    """Kills its process in the first epoch of a heat, or in the first one after other trials were through."""
 
-    def __init__(self, title: str, others: int = 0) -> None:
-        self._title, self._others, self._now = title, others, ""
+    def __init__(self, heat: str, others: int = 0) -> None:
+        self._heat, self._others, self._now = heat, others, ""
         self._done: set[int] = set()
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, StageBegan):
-            self._now, self._done = event.title, set()
+        if isinstance(event, HeatBegan):
+            self._now, self._done = event.heat, set()
         elif isinstance(event, CheckpointSaved):
             self._done |= {*event.trials}
-        elif isinstance(event, EpochsTrained) and self._now == self._title and len(self._done) >= self._others:
+        elif isinstance(event, EpochsTrained) and self._now == self._heat and len(self._done) >= self._others:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def told(result: TuneResult) -> Any:
-    return result.best_trial, result.best_metric, [(t.status, t.metric, t.surrogate_metric) for t in result.trials]
+    return result.best_trial, result.best_metric, [(t.status, t.metric, t.sweep_metric) for t in result.trials]
 
 
 ALONE: dict[str, Any] = {"sweep": SweepConfig(reduction_factor=2, surrogate=1 / 2, fusion=1), "num_samples": 4}
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize(("title", "others"), [("surrogates", 3), ("full size", 1)])
+@pytest.mark.parametrize(("heat", "others"), [("sweep", 3), ("race", 1)])
 def test_kills_of_the_tuner_in_one_epoch_drop_a_trial_only_when_no_other_is_left(
-    quick: Quick, title: str, others: int
+    quick: Quick, heat: str, others: int
 ) -> None:
     """After two, it trains last; after a third, it is dropped, until the user has it tried again."""
     whole = told(quick(**ALONE, name="whole"))
     for _ in range(2):
-        assert is_killed(lambda: quick(**ALONE, callbacks=[Kills(title)]))
-    assert is_killed(lambda: quick(**ALONE, name="other", callbacks=[Kills(title)]))
-    assert is_killed(lambda: quick(**ALONE, name="other", callbacks=[Kills(title)]))
+        assert is_killed(lambda: quick(**ALONE, callbacks=[Kills(heat)]))
+    assert is_killed(lambda: quick(**ALONE, name="other", callbacks=[Kills(heat)]))
+    assert is_killed(lambda: quick(**ALONE, name="other", callbacks=[Kills(heat)]))
     assert told(quick(**ALONE, name="other")) == whole
-    assert is_killed(lambda: quick(**ALONE, callbacks=[Kills(title, others)]))
+    assert is_killed(lambda: quick(**ALONE, callbacks=[Kills(heat, others)]))
     without = quick(**ALONE)
     (dropped,) = (trial for trial in without.trials if trial.status == "failed")
     assert (dropped.error or "").startswith(DROPPED)
@@ -80,7 +80,7 @@ def test_kills_of_the_tuner_in_one_epoch_drop_a_trial_only_when_no_other_is_left
     for resume in ("changed", "auto", "must"):
         again = told(quick(**ALONE, resume=resume))
         # At full size, others have trained further meanwhile.
-        assert again == whole if title == "surrogates" else again[:2] == whole[:2]
+        assert again == whole if heat == "sweep" else again[:2] == whole[:2]
         assert not any(status == "failed" for status, *_ in again[2])
 
 
@@ -88,7 +88,7 @@ def test_kills_of_the_tuner_in_one_epoch_drop_a_trial_only_when_no_other_is_left
 def test_kills_in_one_epoch_of_a_group_drop_no_trial(quick: Quick) -> None:
     """It trains in halves then: the last digits may differ, and a rung may, too."""
     for _ in range(2):
-        assert is_killed(lambda: quick(callbacks=[Kills("surrogates")]))
+        assert is_killed(lambda: quick(callbacks=[Kills("sweep")]))
     assert {trial.status for trial in quick().trials} <= {"finished", "stopped"}
 
 
@@ -237,7 +237,7 @@ def test_a_refused_call_leaves_no_run_and_the_corrected_one_begins(quick: Quick,
 
     class Raises(Kills):
         def on_event(self, event: Event) -> None:
-            if isinstance(event, StageBegan):
+            if isinstance(event, HeatBegan):
                 raise KeyboardInterrupt
 
     bounds = {"sweep": SweepConfig(constraints={"params": (None, 1)})}

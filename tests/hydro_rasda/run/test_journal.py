@@ -43,8 +43,8 @@ WHOLE, SUM = encoded([], UNIT, 0)
         b"\xff\xfe",
         b"\0" * 40,
         *(json.dumps({**UNIT, name: []}).encode() for name in ("key", "seconds", "at", "swept", "left")),
-        b'{"event": "metrics", "stage": "target", "trial": 0}',
-        b'{"event": "metrics", "stage": "target", "trial": "0", "epoch": 1}',
+        b'{"event": "metrics", "heat": "race", "trial": 0}',
+        b'{"event": "metrics", "heat": "race", "trial": "0", "epoch": 1}',
         b'{"event": "trial", "trial": 0, "config": []}',
         b'{"event": "failed", "trial": 0}',
         WHOLE.replace(b"1.0", b"NaN").strip(),
@@ -74,7 +74,7 @@ def test_a_line_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
 
 
 def epoch(trial: int, epoch: int) -> JournalLine:
-    return {"event": "metrics", "stage": "target", "trial": trial, "epoch": epoch, "val_loss": 1 / epoch}
+    return {"event": "metrics", "heat": "race", "trial": trial, "epoch": epoch, "val_loss": 1 / epoch}
 
 
 def written(parts: Sequence[Sequence[JournalLine]], keys: Sequence[str], run: str = "") -> bytes:

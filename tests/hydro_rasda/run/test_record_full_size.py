@@ -45,7 +45,7 @@ class Kills:
         self._epoch, self._left = epoch, after
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, EpochEnded) and event.stage == "target" and not event.recalled:
+        if isinstance(event, EpochEnded) and event.heat == "race" and not event.recalled:
             self._left -= 1
             if event.epoch == self._epoch and self._left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -58,7 +58,7 @@ def keys(path: Path) -> list[str]:
 
 def rows(path: Path) -> list[tuple[str, ...]]:
     with (path / "metrics.csv").open() as file:
-        return [(row["trial"], row["stage"], row["epoch"], row["metric"]) for row in csv.DictReader(file)]
+        return [(row["trial"], row["heat"], row["epoch"], row["metric"]) for row in csv.DictReader(file)]
 
 
 HOW: dict[str, dict[str, Any]] = {
@@ -78,13 +78,13 @@ def test_killed_within_a_span_it_shows_its_epochs_and_ends_as_an_unbroken_run(
     whole, path = quick(**arguments, name="whole"), tmp_path / "run"
     assert is_killed(lambda: quick(**arguments, callbacks=[CSVLogger(), Kills(3, 0)]))
     known = keys(path)
-    assert known[-3:] == [f"target/trial-{known[-1].split('-')[1][0]}/at-{epoch}" for epoch in (1, 2, 3)]
+    assert known[-3:] == [f"race/trial-{known[-1].split('-')[1][0]}/at-{epoch}" for epoch in (1, 2, 3)]
     record = read_record(path)
     (live,) = [trial for trial in record.trials if trial.live]
     assert [line["epoch"] for line in live.live] == [1, 2, 3]
     # A killed process left no checkpoint: nothing else counts these epochs.
     assert (live.status, live.epochs, live.reached) == ("undecided", 0, 3)
-    assert (record.cost.target_epochs, record.ended) == (0, False)
+    assert (record.cost.race_epochs, record.ended) == (0, False)
     assert live_line(record).startswith(f"under way at full size: trial {live.trial} at epoch 3 of 6 (val_loss ")
     assert progress_of(record, 0.0).endswith(" %")
     assert is_killed(lambda: quick(**arguments, callbacks=[CSVLogger(), Kills(4, 0)]))
@@ -104,14 +104,14 @@ def test_each_epoch_is_a_line_before_its_checkpoint(quick: Quick, how: str, devi
     result = quick(**HOW[how], backend=LocalBackend(["cpu"] * devices))
     known = [key for key in keys(result.path) if "/at-" in key or "/to-" in key]
     for trial in result.trials:
-        own = [key.rpartition("/")[2] for key in known if key.startswith(f"target/trial-{trial.trial}/")]
+        own = [key.rpartition("/")[2] for key in known if key.startswith(f"race/trial-{trial.trial}/")]
         stops = [4] * (trial.epochs >= 4) + [6] * (trial.epochs == 6)
         assert own == [
             name
             for start, stop in zip([0, 4], stops, strict=False)
             for name in [*(f"at-{epoch}" for epoch in range(start + 1, stop + 1)), f"to-{stop}"]
         ]
-    told = [tuple(line[name] for name in ("stage", "trial", "epoch")) for line in lines_of(result.path)]
+    told = [tuple(line[name] for name in ("heat", "trial", "epoch")) for line in lines_of(result.path)]
     assert len(told) == len(set(told))
 
 
@@ -150,31 +150,31 @@ def test_epochs_that_are_trained_again_are_told_where_they_differ(run: Run, even
     tell(run, 0, e1=0.5)
     assert [line["epoch"] for line in run.history.live[0].trained()] == [1]
     tell(run, 0, e2=0.45)
-    lines = metric_lines("target", 0, scores(e1=0.5, e2=0.45, e3=0.3, e4=0.2))
+    lines = metric_lines("race", 0, scores(e1=0.5, e2=0.45, e3=0.3, e4=0.2))
     record_epochs(run, 0, lines, {})
-    assert run.history.curve("target", 0) == {1: 0.5, 2: 0.45, 3: 0.3, 4: 0.2}
+    assert run.history.curve("race", 0) == {1: 0.5, 2: 0.45, 3: 0.3, 4: 0.2}
     assert run.history.live == {}
     assert ended(events) == [(0, 1, 0.5), (0, 2, 0.4), (0, 3, 0.3), (0, 2, 0.45), (0, 4, 0.2)]
-    assert [*run.store.units()] == [f"target/trial-0/{name}" for name in ("at-3", "at-1", "at-2", "to-4")]
+    assert [*run.store.units()] == [f"race/trial-0/{name}" for name in ("at-3", "at-1", "at-2", "to-4")]
 
 
 def test_words_that_come_late_are_left_out(run: Run) -> None:
     """A cluster may pass them on once the trial has come further, or has failed."""
-    record_epochs(run, 0, metric_lines("target", 0, scores(e1=0.5, e2=0.4)), {})
+    record_epochs(run, 0, metric_lines("race", 0, scores(e1=0.5, e2=0.4)), {})
     tell(run, 1, e1=0.6)
     record_failure(run, 1, "ValueError: no")
     assert run.history.live == {}
     for number in (0, 1):
         tell(run, number, e2=0.4)
     assert run.history.live == {}
-    assert [*run.store.units()][-1] == "target/trial-1/failed-after-0"
+    assert [*run.store.units()][-1] == "race/trial-1/failed-after-0"
 
 
 def test_time_of_live_epochs_does_not_count_for_the_next_process(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They train again; what is shown meanwhile is the time at which they ended."""
-    record_epochs(run, 0, metric_lines("target", 0, scores(e1=0.5)), {})
+    record_epochs(run, 0, metric_lines("race", 0, scores(e1=0.5)), {})
     before, now = run.history.seconds, time.monotonic()
     monkeypatch.setattr(run_folder, "monotonic", lambda: now + 1000)
     tell(run, 0, e2=0.4)
@@ -195,10 +195,10 @@ def test_a_full_disk_is_no_fault_of_the_trial_that_trains(run: Run) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, journal.fileno())
     tell(run, 0, e2=0.4)
-    assert [*run.store.units()] == ["target/trial-0/at-1"]
+    assert [*run.store.units()] == ["race/trial-0/at-1"]
     os.dup2(file, journal.fileno())
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
-            record_epochs(run, 0, metric_lines("target", 0, scores(e1=0.5, e2=0.4)), {})
+            record_epochs(run, 0, metric_lines("race", 0, scores(e1=0.5, e2=0.4)), {})
     os.close(file)
     os.close(full)

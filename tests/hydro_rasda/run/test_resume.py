@@ -87,9 +87,9 @@ def test_killed_at_any_point_it_ends_with_the_same_result(tmp_path: Path, thread
     whole = tmp_path / "unbroken" / "journal.jsonl"
     broken = tmp_path / "broken" / "journal.jsonl"
     order = keys(whole)
-    first_kept = next(i for i, key in enumerate(order) if key.startswith("surrogate/to-1/kept"))
+    first_kept = next(i for i, key in enumerate(order) if key.startswith("sweep/to-1/kept"))
     in_first_rung, between_rungs = first_kept - 1, first_kept + 1
-    in_last_stage = next(i for i, key in enumerate(order) if key.startswith("target/")) + 2
+    in_last_stage = next(i for i, key in enumerate(order) if key.startswith("race/")) + 2
 
     said = stop_after(in_first_rung, signal.SIGINT, tmp_path, "broken", threads)
     assert f"KeyboardInterrupt: the same call with storage_path='{tmp_path}', name='broken' goes on" in said
@@ -116,7 +116,7 @@ def test_a_finished_runs_winner_whose_weights_are_damaged_trains_again(
 ) -> None:
     whole = quick(num_samples=4, sweep=SweepConfig(fusion=1))
     weights = whole.best_model().state_dict()
-    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob(f"target.trial-{whole.best_trial}.*")
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob(f"race.trial-{whole.best_trial}.*")
     checkpoint.unlink() if gone else checkpoint.write_bytes(b"?" * 1000)
     again = quick(num_samples=4, sweep=SweepConfig(fusion=1))
     assert (again.best_trial, again.best_metric, again.finished) == (whole.best_trial, whole.best_metric, True)
@@ -172,23 +172,23 @@ def test_a_journal_that_has_lost_its_trials_is_refused(quick: Callable[..., Tune
     journal = tmp_path / "run" / "journal.jsonl"
     lines = map(json.loads, journal.read_bytes().splitlines())
     journal.write_bytes(signed(line for line in lines if line["event"] != "trial"))
-    with pytest.raises(DamagedJournal, match=f"'surrogate/admitted-from-0' of {journal} does not follow"):
+    with pytest.raises(DamagedJournal, match=f"'sweep/admitted-from-0' of {journal} does not follow"):
         quick(num_samples=4)
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize(("stage", "surrogate"), [("surrogate", 0.5), ("target", 0.5), ("target", 1)])
+@pytest.mark.parametrize(("heat", "surrogate"), [("sweep", 0.5), ("race", 0.5), ("race", 1)])
 def test_what_a_disk_has_changed_is_trained_again(
     quick: Callable[..., TuneResult],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    stage: str,
+    heat: str,
     surrogate: float,
 ) -> None:
     """A run is interrupted after a rung, and its checkpoints get wrong bytes before it goes on."""
 
     def interrupt(event: Event) -> None:
-        if isinstance(event, RungDecided) and event.stage == stage:
+        if isinstance(event, RungDecided) and event.heat == heat:
             raise KeyboardInterrupt
 
     arguments: dict[str, Any] = {
@@ -205,7 +205,7 @@ def test_what_a_disk_has_changed_is_trained_again(
         checkpoint.write_bytes(content)
     capsys.readouterr()
     broken = quick(name="broken", progress=True, **arguments)
-    assert f"checkpoint {tmp_path / 'broken' / 'checkpoints' / stage}" in capsys.readouterr().out
+    assert f"checkpoint {tmp_path / 'broken' / 'checkpoints' / heat}" in capsys.readouterr().out
     assert [t.status for t in broken.trials] == [t.status for t in whole.trials]
     assert [t.history for t in broken.trials] == [t.history for t in whole.trials]
     for name, value in whole.best_model().state_dict().items():

@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def metrics(*epochs: int) -> list[JournalLine]:
-    return [{"event": "metrics", "stage": "target", "trial": 0, "epoch": epoch} for epoch in epochs]
+    return [{"event": "metrics", "heat": "race", "trial": 0, "epoch": epoch} for epoch in epochs]
 
 
 def three_units(path: Path) -> None:
@@ -332,10 +332,10 @@ def test_the_sweeps_time_is_counted_by_itself(path: Path, monkeypatch: pytest.Mo
         with Store.open(path, ASKED, "auto") as store:
             with store.sweeping():
                 now += 3.0
-                store.record(f"surrogate/{times}", Unit(None))
+                store.record(f"sweep/{times}", Unit(None))
                 assert store.swept == 3.0 * times
             now += 5.0
-            store.record(f"target/{times}", Unit(None))
+            store.record(f"race/{times}", Unit(None))
             assert (store.swept, store.seconds) == (3.0 * times, 8.0 * times)
         now += 100.0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from hydro_rasda.history.lines import ERROR_CHARS, failure_line
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import SURROGATES, MessageSaid
+from hydro_rasda.run.events import MessageSaid
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
@@ -32,10 +32,10 @@ def test_the_time_left_is_said_but_not_kept(problem: Problem, tmp_path: Path) ->
     with Store.open(tmp_path / "run", {}, "auto") as store:
         run = Run(problem, store)
         run.callbacks = Callbacks([lambda event: said.append(event.text) if isinstance(event, MessageSaid) else None])
-        run.time_left.plan(SURROGATES, [Piece(100, 400.0)])
-        run.begin_stage(SURROGATES, 100)
+        run.time_left.plan("sweep", [Piece(100, 400.0)])
+        run.begin_heat("sweep", 100)
         run.advance(1)
-        run.say("surrogates at epoch 1: 2 of 4 go on")
+        run.say("sweep at epoch 1: 2 of 4 go on")
     assert [text for text in said if text.startswith("About ") and text.endswith(" left.")] == said[:1]
     assert [message.text for message in read_messages(tmp_path / "run")] == said[1:] != []
 

@@ -11,9 +11,9 @@ from hydro_rasda.run.time_left import LEAST_NEWS, OVERHEAD, Piece, TimeLeft
 def planned(sweep: float = 0.1, full: float = 2.0) -> TimeLeft:
     """100 epochs of surrogates, 20 at full size."""
     left = TimeLeft()
-    left.plan("surrogates", [Piece(60, sweep), Piece(40, sweep)])
-    left.plan("full size", [Piece(20, full)])
-    left.begin("surrogates", 0.0)
+    left.plan("sweep", [Piece(60, sweep), Piece(40, sweep)])
+    left.plan("race", [Piece(20, full)])
+    left.begin("sweep", 0.0)
     return left
 
 
@@ -33,7 +33,7 @@ def test_what_is_measured_takes_the_place_of_what_was_foreseen() -> None:
     assert 0.9 < (foreseen - OVERHEAD * 20 * 2.0) / (10 * 0.4) <= 1
     left.advance(10, at := at + 4.0)
     assert left.foreseen() == pytest.approx(OVERHEAD * 20 * 2.0)
-    left.begin("full size", at)
+    left.begin("race", at)
     for _ in range(19):
         left.advance(1, at := at + 1.0)
     foreseen = left.foreseen()
@@ -57,8 +57,8 @@ def test_it_is_told_once_a_stage_as_soon_as_it_is_measured() -> None:
         told.append(left.news(float(at)))
     assert told == [*[None] * 9, 90 * 1.0 + OVERHEAD * 20 * 6.0]
     assert left.left(10.0) == told[-1]
-    left.begin("full size", 10.0)
-    left.plan("surrogates", [])
+    left.begin("race", 10.0)
+    left.plan("sweep", [])
     told = []
     for at in range(3):
         left.advance(1, 16.0 + 6 * at)
@@ -87,7 +87,7 @@ def test_the_estimate_does_not_jump() -> None:
     for _ in range(100):
         left.advance(1, at := at + 0.1)
         shown.append(left.left(at))
-    left.begin("full size", at)
+    left.begin("race", at)
     for _ in range(20):
         left.advance(1, at := at + 10.0)
         shown.append(left.left(at))
@@ -95,14 +95,14 @@ def test_the_estimate_does_not_jump() -> None:
     steps = [b - a for a, b in pairwise(shown) if a is not None and b is not None]
     assert max(map(abs, steps[:99])) < 1.5  # a tenth of a second each
     raw = planned()
-    raw.begin("full size", 0.0)
+    raw.begin("race", 0.0)
     raw.advance(1, 10.0)
     assert max(map(abs, steps)) < (raw.foreseen() or 0.0)
 
 
 def test_more_epochs_than_planned_leave_nothing() -> None:
     left = planned()
-    left.plan("full size", [])
+    left.plan("race", [])
     left.advance(150, 30.0)
     assert left.foreseen() == 0.0
     assert left.left(30.0) == 0.0

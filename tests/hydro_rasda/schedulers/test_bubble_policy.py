@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from hydro_rasda.schedulers.bubble_policy import CONTROL, SHORTEST_S, Forecast, Guard, Margin
+from hydro_rasda.schedulers.bubble_policy import CONTROL, SHORTEST_S, Guard, Margin, WaitForecast
 
 
 def test_a_forecast_is_of_a_position_and_of_the_last_steps() -> None:
-    forecast = Forecast()
+    forecast = WaitForecast()
     for seconds in [9.0] * 8 + [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]:
         forecast.saw("a", seconds)
         forecast.saw("b", 1.0)

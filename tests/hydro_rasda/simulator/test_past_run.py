@@ -27,8 +27,8 @@ ASKED = {
 }
 
 
-def metrics(stage: str, trial: int, epoch: int, loss: float) -> dict[str, Any]:
-    return {"event": "metrics", "stage": stage, "trial": trial, "epoch": epoch, "val_loss": loss}
+def metrics(heat: str, trial: int, epoch: int, loss: float) -> dict[str, Any]:
+    return {"event": "metrics", "heat": heat, "trial": trial, "epoch": epoch, "val_loss": loss}
 
 
 def trial(number: int, batch_size: int) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def test_what_nobody_trained_leaves_scores_as_they_are() -> None:
 
 def test_a_run_of_several_metrics_is_read_by_the_first_that_training_measures(record: Callable[..., Path]) -> None:
     asked = {"metric": ["macs", "val_loss"], "mode": ["min", "max"]}
-    path = record(("surrogate/to-1/group-0", [metrics("surrogate", n, 1, 3.0 - n) for n in range(3)]), **asked)
+    path = record(("sweep/to-1/group-0", [metrics("sweep", n, 1, 3.0 - n) for n in range(3)]), **asked)
     assert read_past_run(path, metric="val_loss", mode="max").workload.best(1) == 3.0
     with pytest.raises(ValueError, match="`metric` is 'macs', but must be the run's, 'val_loss'"):
         read_past_run(path, metric="macs")
@@ -70,8 +70,8 @@ def test_a_run_of_several_metrics_is_read_by_the_first_that_training_measures(re
 
 
 def test_a_trial_whose_training_loss_is_not_finite_has_diverged(record: Callable[..., Path]) -> None:
-    lines = [metrics("surrogate", n, t, 1.0 / t) for n in range(2) for t in (1, 2)]
-    path = record(("surrogate/to-2/group-0", [*lines[:3], lines[3] | {"train_loss": None}]), max_t=2)
+    lines = [metrics("sweep", n, t, 1.0 / t) for n in range(2) for t in (1, 2)]
+    path = record(("sweep/to-2/group-0", [*lines[:3], lines[3] | {"train_loss": None}]), max_t=2)
     assert np.isnan(read_past_run(path).workload.scores).tolist() == [[False, False], [False, True]]
 
 
@@ -87,10 +87,10 @@ def test_a_diverged_trial_stays_diverged() -> None:
 
 def test_reads_what_the_store_wrote(record: Callable[..., Path]) -> None:
     path = record(
-        ("surrogate/kinds-from-0", [trial(0, 64), trial(1, 64), trial(2, 16)]),
-        ("surrogate/to-1/group-0", [metrics("surrogate", n, 1, 3.0 - n) for n in range(3)]),
-        ("surrogate/to-4/group-0", [metrics("surrogate", 2, t, 1.0 - t / 10) for t in (2, 3, 4)]),
-        ("target/trial-2/to-2", [metrics("target", 2, t, 0.9) for t in (1, 2)]),
+        ("sweep/kinds-from-0", [trial(0, 64), trial(1, 64), trial(2, 16)]),
+        ("sweep/to-1/group-0", [metrics("sweep", n, 1, 3.0 - n) for n in range(3)]),
+        ("sweep/to-4/group-0", [metrics("sweep", 2, t, 1.0 - t / 10) for t in (2, 3, 4)]),
+        ("race/trial-2/to-2", [metrics("race", 2, t, 0.9) for t in (1, 2)]),
     )
     run = read_past_run(path)
     assert run.workload.scores[:, 0].tolist() == [3.0, 2.0, 1.0]
@@ -106,8 +106,8 @@ def test_reads_what_the_store_wrote(record: Callable[..., Path]) -> None:
 def train(store: Store, trial: int, stop: int, each: float, start: int = 0, workers: int | None = None) -> None:
     """Records epochs of a full-size trial that took so many seconds each."""
     own = {} if workers is None else {"workers": workers}
-    lines = [metrics("target", trial, t, 1 / t) | own for t in range(start + 1, stop + 1)]
-    store.record(f"target/trial-{trial}/to-{stop}", Unit(None, lines, each * (stop - start)))
+    lines = [metrics("race", trial, t, 1 / t) | own for t in range(start + 1, stop + 1)]
+    store.record(f"race/trial-{trial}/to-{stop}", Unit(None, lines, each * (stop - start)))
 
 
 def test_epoch_times_are_those_of_full_size_units(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_epochs_on_ray_count_in_seconds_of_one_worker(tmp_path: Path) -> None:
     """Those of the fewest workers, of a run whose trials grew."""
     with Store.open(tmp_path / "run", ASKED, "auto") as store:
         for trial, epoch, workers, seconds in ((0, 1, 2, 3.0), (0, 2, 4, 2.9), (1, 1, 2, 1.0)):
-            line = metrics("target", trial, epoch, 0.5) | {"workers": workers}
-            store.record(f"target/trial-{trial}/to-{epoch}", Unit(None, [line], seconds))
+            line = metrics("race", trial, epoch, 0.5) | {"workers": workers}
+            store.record(f"race/trial-{trial}/to-{epoch}", Unit(None, [line], seconds))
     run = read_past_run(tmp_path / "run")
     assert run.epoch_seconds == (6.0 + 2.0) / 2
     assert run.workload.work.tolist() == [1.5, 0.5]
@@ -173,10 +173,10 @@ def test_restarts_are_what_lies_between_two_sizes_of_a_trial(tmp_path: Path) -> 
 def test_the_sweep_and_its_finalists(tmp_path: Path) -> None:
     with Store.open(tmp_path / "run", ASKED, "auto") as store:
         for group, seconds, trials in ((0, 3.0, (0, 1)), (2, 5.0, (2,))):
-            lines = [metrics("surrogate", n, 1, 1.0 + n) for n in trials]
-            store.record(f"surrogate/to-1/from-0/group-{group}", Unit(None, lines, seconds))
-        lines = [metrics("surrogate", 0, t, 1.0 / t) for t in (2, 3)]
-        store.record("surrogate/to-3/from-1/group-0", Unit(None, lines, 4.0))
+            lines = [metrics("sweep", n, 1, 1.0 + n) for n in trials]
+            store.record(f"sweep/to-1/from-0/group-{group}", Unit(None, lines, seconds))
+        lines = [metrics("sweep", 0, t, 1.0 / t) for t in (2, 3)]
+        store.record("sweep/to-3/from-1/group-0", Unit(None, lines, 4.0))
         train(store, 0, 4, each=10.0)
     run = read_past_run(tmp_path / "run")
     assert run.sweep == Sweep(trials=3, device_seconds=12.0, longest=5.0 + 4.0, epochs=5)
@@ -188,16 +188,16 @@ def test_the_sweep_and_its_finalists(tmp_path: Path) -> None:
 def test_failed_trials_and_half_a_line(record: Callable[..., Path]) -> None:
     path = record(
         (
-            "surrogate/to-1/group-0",
+            "sweep/to-1/group-0",
             [
-                metrics("surrogate", 0, 1, 0.5),
-                metrics("surrogate", 1, 1, NAN),
+                metrics("sweep", 0, 1, 0.5),
+                metrics("sweep", 1, 1, NAN),
                 {"event": "failed", "trial": 2, "error": "Traceback"},
             ],
         )
     )
     with open(path / "journal.jsonl", "a") as file:
-        file.write('{"event": "metrics", "stage": "surr')
+        file.write('{"event": "metrics", "heat": "swe')
     before = (path / "journal.jsonl").read_bytes()
     run = read_past_run(path)
     assert np.isnan(run.workload.scores[:, 3]).tolist() == [False, True, True]
@@ -207,10 +207,10 @@ def test_failed_trials_and_half_a_line(record: Callable[..., Path]) -> None:
 
 def test_a_finalist_that_fails_at_full_size_leaves_its_surrogate_as_it_was(record: Callable[..., Path]) -> None:
     path = record(
-        ("surrogate/to-3/group-0", [metrics("surrogate", n, t, 1.0 / t) for n in (1, 2) for t in (1, 2, 3)]),
-        ("target/trial-1/to-1", [metrics("target", 1, 1, 0.5)]),
-        ("target/trial-2/to-1", [metrics("target", 2, 1, 0.5)]),
-        ("target/trial-2/failed-after-1", [{"event": "failed", "trial": 2, "error": "Traceback"}]),
+        ("sweep/to-3/group-0", [metrics("sweep", n, t, 1.0 / t) for n in (1, 2) for t in (1, 2, 3)]),
+        ("race/trial-1/to-1", [metrics("race", 1, 1, 0.5)]),
+        ("race/trial-2/to-1", [metrics("race", 2, 1, 0.5)]),
+        ("race/trial-2/failed-after-1", [{"event": "failed", "trial": 2, "error": "Traceback"}]),
     )
     run = read_past_run(path)
     assert np.isfinite(run.workload.scores).all()
@@ -219,7 +219,7 @@ def test_a_finalist_that_fails_at_full_size_leaves_its_surrogate_as_it_was(recor
 
 
 def test_data_sets_tell_their_length_and_loaders_do_not(record: Callable[..., Path]) -> None:
-    lines = [trial(0, 10), metrics("surrogate", 0, 1, 0.5)]
+    lines = [trial(0, 10), metrics("sweep", 0, 1, 0.5)]
     assert read_past_run(record(("a", lines), train_data="CIFAR10 of 500")).steps == 50
 
 

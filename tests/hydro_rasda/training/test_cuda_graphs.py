@@ -23,7 +23,7 @@ from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.training import fused_learner, single_learner
 from hydro_rasda.training.full_size import full_size_learner, train_full_size_trial
-from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
+from hydro_rasda.training.full_size_on_ranks import RankPlace, train_target_on_ranks
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.group_training import train_group
 from tests.hydro_rasda.models import mlp
@@ -173,7 +173,7 @@ def test_sparse_gradients_train_as_they_did(problem: Problem, recorder: Recorder
 
 def test_ranks_whose_optimizer_has_hooks_are_not_recorded(problem: Problem, recorder: Recorder | Counted) -> None:
     """What times and rescales their steps, no replay would call."""
-    place, task = Place(ALONE, 1.0, "gloo"), full_size_task("key", 1, Span(0, 2), None, 0)
+    place, task = RankPlace(ALONE, 1.0, "gloo"), full_size_task("key", 1, Span(0, 2), None, 0)
     outcome = train_target_on_ranks(problem, TRIALS[1], task, None, place, lambda: None, lambda: False, lambda *_: None)
     assert outcome.error is None, outcome.error
     assert len(outcome.epochs) == 2

@@ -24,7 +24,7 @@ from hydro_rasda.contracts import Group, Outcome, Span, Task, Widths, full_size_
 from hydro_rasda.dry_run.dry_run import dry_run
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
-from hydro_rasda.training.device import Device, Share, Work
+from hydro_rasda.training.device import DeviceShare, DeviceTrainer, Work
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(
@@ -55,7 +55,7 @@ def groups(*those: Group) -> Task:
     return Task("a task", those, (), Span(0, 2))
 
 
-def train_groups(device: Device, task: Task, how: Work) -> Outcome:
+def train_groups(device: DeviceTrainer, task: Task, how: Work) -> Outcome:
     (finished,) = device.train([task], how)
     return finished.outcome
 
@@ -75,7 +75,7 @@ def deadly(problem: Problem, folder: Path, times: int) -> Problem:
 
 
 def test_groups_beside_each_other_are_the_groups_one_after_another(problem: Problem) -> None:
-    device, told = Device(problem), list[Any]()
+    device, told = DeviceTrainer(problem), list[Any]()
     both = train_groups(device, groups(EVEN, ODD), work(told))
     assert [part["members"] for part in both.checkpoint] == [[0, 2, 4], [1, 3, 5]]
     assert sum(epochs for epochs, *_ in told) == 12
@@ -94,7 +94,7 @@ def test_a_warning_of_each_milestone_is_given_once(problem: Problem) -> None:
         warnings.warn("of the model", UserWarning, stacklevel=1)
         return mlp(config, width_ratio)
 
-    device = Device(replace(problem, model_fn=model_fn))
+    device = DeviceTrainer(replace(problem, model_fn=model_fn))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for group in (EVEN, ODD):
@@ -105,9 +105,9 @@ def test_a_warning_of_each_milestone_is_given_once(problem: Problem) -> None:
 def test_a_process_that_died_once_costs_time_alone(problem: Problem, tmp_path: Path) -> None:
     """On as many threads as it had, so that sums are added up in the same order: what it gives is the same."""
     trials = {**TRIALS, 1: Trial(1, {**TRIALS[1].config, "deadly": True})}
-    unbroken = train_groups(Device(problem), groups(EVEN, ODD), work(trials=trials))
+    unbroken = train_groups(DeviceTrainer(problem), groups(EVEN, ODD), work(trials=trials))
     folder = tmp_path / "deaths"
-    outcome = train_groups(Device(deadly(problem, folder, times=1)), groups(EVEN, ODD), work(trials=trials))
+    outcome = train_groups(DeviceTrainer(deadly(problem, folder, times=1)), groups(EVEN, ODD), work(trials=trials))
     assert len(list(folder.iterdir())) == 1
     assert not outcome.failures
     assert outcome.history == unbroken.history
@@ -125,7 +125,7 @@ def test_what_is_trained_again_has_the_threads_that_it_had(problem: Problem, tmp
         os.kill(os.getpid(), signal.SIGKILL)
         return mlp(config, width_ratio)
 
-    device = Device(replace(problem, model_fn=model_fn))
+    device = DeviceTrainer(replace(problem, model_fn=model_fn))
     assert train_groups(device, groups(Group("even", (0,), True), Group("odd", (1,), True)), work()).failures
     list(device.train(tasks(0, 1), work()))
     assert seen.read_text() == "1" * 8
@@ -137,7 +137,7 @@ def test_what_kills_its_process_fails_alone_where_nothing_trains_beside_it(
 ) -> None:
     torch.set_num_threads(threads)
     trials = {**TRIALS, 0: Trial(0, {**TRIALS[0].config, "deadly": True})}
-    dying = Device(deadly(problem, tmp_path / "deaths", times=1000))
+    dying = DeviceTrainer(deadly(problem, tmp_path / "deaths", times=1000))
     assert train_groups(dying, groups(Group("even", (0,), True)), work(trials=trials)).failures.keys() == {0}
     (finished,) = dying.train(tasks(0), work(trials=trials))
     assert finished.outcome.error is not None
@@ -158,7 +158,7 @@ def test_code_that_would_end_the_script_fails_its_trial(
         sys.exit(0)
 
     for broken in (replace(problem, model_fn=model_fn), replace(problem, objective=objective)):
-        device = Device(broken)
+        device = DeviceTrainer(broken)
         assert "SystemExit" in train_groups(device, groups(Group("even", (0,), True)), work()).failures[0]
         (finished,) = device.train(tasks(0), work())
         assert finished.outcome.error is not None
@@ -170,7 +170,7 @@ def test_code_that_would_end_the_script_fails_its_trial(
 
 def test_only_the_trial_that_kills_its_process_fails(problem: Problem, tmp_path: Path) -> None:
     trials = {**TRIALS, 3: Trial(3, {**TRIALS[3].config, "deadly": True})}
-    dying = Device(deadly(problem, tmp_path / "deaths", times=1000))
+    dying = DeviceTrainer(deadly(problem, tmp_path / "deaths", times=1000))
     outcome = train_groups(dying, groups(EVEN, ODD), work(trials=trials))
     assert set(outcome.failures) == {3}
     assert "the process that trained it died 2 times: SIGKILL" in outcome.failures[3]
@@ -252,9 +252,9 @@ def out_of_memory_killer(room: int) -> Iterator[list[int]]:
         thread.join()
 
 
-@pytest.mark.parametrize("stage", ["surrogate", "target"])
+@pytest.mark.parametrize("heat", ["sweep", "race"])
 def test_what_is_killed_for_memory_trains_alone_from_then_on(
-    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heat: str
 ) -> None:
     """Nobody knew what either takes. Then that is kept: a later call trains one after the other, and none is killed."""
     monkeypatch.setenv("HYDRO_RASDA_CACHE", str(tmp_path / "cache"))
@@ -263,8 +263,8 @@ def test_what_is_killed_for_memory_trains_alone_from_then_on(
     asked = heavy(problem, folder)
 
     def train(problem: Problem) -> dict[int, Any]:
-        device = Device(problem, share=Share(memory=ROOM))
-        if stage == "surrogate":
+        device = DeviceTrainer(problem, share=DeviceShare(memory=ROOM))
+        if heat == "sweep":
             outcome = train_groups(device, groups(even, odd), work())
             assert not outcome.failures
             return outcome.history
@@ -288,10 +288,10 @@ def test_what_is_killed_for_memory_trains_alone_from_then_on(
 
 def test_what_fits_memory_trains_at_the_same_time(problem: Problem, tmp_path: Path) -> None:
     asked = heavy(problem, tmp_path / "heavy", together=True)
-    device = Device(asked, share=Share(memory=3 * BALLAST))
+    device = DeviceTrainer(asked, share=DeviceShare(memory=3 * BALLAST))
     even, odd = Group("even", (0,), fused=True), Group("odd", (1,), fused=True)
-    device._peaks_of("surrogate").learn("even+adamw", 1, 1.2 * BALLAST)
-    device._peaks_of("surrogate").learn("odd+adamw", 1, 1.2 * BALLAST)
+    device._peaks_of("sweep").learn("even+adamw", 1, 1.2 * BALLAST)
+    device._peaks_of("sweep").learn("odd+adamw", 1, 1.2 * BALLAST)
     outcome = train_groups(device, groups(even, odd), work())  # would wait for ever for each other
     assert not outcome.failures
 
@@ -300,17 +300,17 @@ def test_the_share_of_memory_is_told_in_hundredths_of_a_core(problem: Problem, m
     """So that the same groups are made where a peak was measured a little differently."""
     monkeypatch.setattr("hydro_rasda.training.device.planned_widths", lambda *_: {"even": Widths(4)})
     for peak in (0.1235, 0.1265):
-        device = Device(problem, share=Share(memory=1e6))
-        device._peaks_of("surrogate").learn("even+adamw", 4, peak * 1e6)
+        device = DeviceTrainer(problem, share=DeviceShare(memory=1e6))
+        device._peaks_of("sweep").learn("even+adamw", 4, peak * 1e6)
         assert device.plan({"even": [TRIALS[0]]})["even"].share == 37 / 300
 
 
 def tasks(*numbers: int) -> list[Task]:
-    return [full_size_task(f"target/{n}", n, Span(0, 2), None, 0, len(numbers)) for n in numbers]
+    return [full_size_task(f"race/{n}", n, Span(0, 2), None, 0, len(numbers)) for n in numbers]
 
 
 def test_full_size_trials_beside_each_other_are_those_one_after_another(problem: Problem) -> None:
-    device, told = Device(problem), list[Any]()
+    device, told = DeviceTrainer(problem), list[Any]()
     beside = {done.task.number: done.outcome for done in device.train(tasks(0, 1, 2), work(told))}
     assert sum(epochs for epochs, *_ in told) == 6
     for number, outcome in beside.items():
@@ -325,10 +325,10 @@ def test_full_size_trials_beside_each_other_are_those_one_after_another(problem:
 
 def test_a_full_size_trial_has_a_second_chance_alone(problem: Problem, tmp_path: Path) -> None:
     trials = {**TRIALS, 1: Trial(1, {**TRIALS[1].config, "deadly": True})}
-    once = Device(deadly(problem, tmp_path / "once", times=1))
+    once = DeviceTrainer(deadly(problem, tmp_path / "once", times=1))
     found = {done.task.number: done.outcome.error for done in once.train(tasks(0, 1), work(trials=trials))}
     assert found == {0: None, 1: None}
-    twice = Device(deadly(problem, tmp_path / "twice", times=2))
+    twice = DeviceTrainer(deadly(problem, tmp_path / "twice", times=2))
     errors = {done.task.number: done.outcome.error for done in twice.train(tasks(0, 1), work(trials=trials))}
     assert errors[0] is None
     assert errors[1] is not None
@@ -342,7 +342,7 @@ def test_the_fewer_are_left_the_more_threads_each_has(problem: Problem) -> None:
     def model_fn(config: Config, width_ratio: float) -> nn.Module:
         raise RuntimeError(f"threads: {torch.get_num_threads()}")
 
-    device = Device(replace(problem, model_fn=model_fn))
+    device = DeviceTrainer(replace(problem, model_fn=model_fn))
     for numbers in ((0, 1, 2), (0,)):
         for done in device.train(tasks(*numbers), work()):
             assert done.outcome.error is not None

@@ -86,7 +86,7 @@ def alone(problem: Problem, number: int, stop: int) -> tuple[list[float], Mappin
 
 def compare(problem: Problem, fused: bool = True) -> None:
     """Train all trials with all of their models to epoch 2, then two of them to epoch 3, and each model by itself."""
-    problem = problem.with_settings(full_trainings=3.0 * problem.settings.models("surrogate"))
+    problem = problem.with_settings(full_trainings=3.0 * problem.settings.models("sweep"))
     first = train_group(problem, TRIALS, task([0, 1, 2], 0, 2, fused=fused), lambda key: {})
     assert not first.failures
     going_on = task([2, 0], 2, 3, ("to-2",), fused)
@@ -104,8 +104,8 @@ def compare(problem: Problem, fused: bool = True) -> None:
     for number in (0, 2):
         scores = [metrics for _, metrics in first.history[number] + done.history[number]]
         states = states_of(problem, TRIALS, number, "", lambda key: {"parts": done.checkpoint})
-        own = [alone(of_model, number, 3) for of_model in problem.each("surrogate")]
-        assert len(own) == len(states) == problem.settings.models("surrogate")
+        own = [alone(of_model, number, 3) for of_model in problem.each("sweep")]
+        assert len(own) == len(states) == problem.settings.models("sweep")
         for epoch, metrics in enumerate(scores):
             of_models = [curve[epoch] for curve, _ in own]
             assert metrics["val_loss"] == pytest.approx(fmean(of_models), rel=1e-10)
@@ -176,7 +176,7 @@ def test_batches_of_other_shapes_train_one_after_another(doubles: Pair) -> None:
         return {"loss": nn.functional.cross_entropy(model(batch[0]), batch[1])}
 
     problem = replace(problem, objective=as_objective(objective, nn.functional.cross_entropy, False))
-    shapes = [{batch[2].shape[1] for batch in own.train_data.epoch(16, 0)} for own in problem.each("surrogate")]
+    shapes = [{batch[2].shape[1] for batch in own.train_data.epoch(16, 0)} for own in problem.each("sweep")]
     assert len({*shapes[0], *shapes[1]}) == 2
     compare(problem)
 
@@ -208,7 +208,7 @@ def test_whole_metrics_are_those_of_each_fold(doubles: Pair) -> None:
         assert found["val_examples"] == pytest.approx(100 / 3)
         hits = [
             train_group(own, TRIALS, task([number], 0, 1), lambda key: {}).history[number][0][1]["val_hits"]
-            for own in problem.each("surrogate")
+            for own in problem.each("sweep")
         ]
         assert found["val_hits"] == pytest.approx(fmean(hits))
 
@@ -225,7 +225,7 @@ def test_a_finalist_on_its_folds_is_a_training_on_each(doubles: Pair) -> None:
     problem = folded((x[:100], y[:100]), KFold(3))
     first = full_size(problem, 0, Span(0, 2))
     done = full_size(problem, 0, Span(2, 4), first.state)
-    own = [full_size(of_model, 0, Span(0, 4)) for of_model in problem.each("target")]
+    own = [full_size(of_model, 0, Span(0, 4)) for of_model in problem.each("race")]
     for epoch, (_, metrics) in enumerate(first.epochs + done.epochs):
         assert metrics["val_loss"] == pytest.approx(fmean(of.epochs[epoch][1]["val_loss"] for of in own), rel=1e-12)
     for state, of in zip(states_apart(done.state, 3), own, strict=True):

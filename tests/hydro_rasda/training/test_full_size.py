@@ -21,7 +21,7 @@ from hydro_rasda.schedulers import rank
 from hydro_rasda.settings.config import Keep, Mode
 from hydro_rasda.training.folds_and_repeats import shares_of
 from hydro_rasda.training.full_size import train_full_size_trial
-from hydro_rasda.training.full_size_on_ranks import Place, train_target_on_ranks
+from hydro_rasda.training.full_size_on_ranks import RankPlace, train_target_on_ranks
 from hydro_rasda.training.single_learner import SingleLearner
 from tests.fusion.optim.test_fused import Counting
 from tests.hydro_rasda.models import Config
@@ -192,7 +192,7 @@ def test_patience_ends_a_training_that_becomes_no_better(problem: Problem) -> No
     assert trained(patient, trial, Span(last - 1, 6), first.state).epochs == outcome.epochs[last - 1 :]
     again = trained(patient, trial, Span(last, 6), outcome.state)
     assert (again.ended, again.epochs) == (True, [])
-    place = Place(ALONE, 1.0, "gloo")
+    place = RankPlace(ALONE, 1.0, "gloo")
     task = full_size_task("key", 5, Span(0, 6), None, patient.settings.seed)
     of_ranks = train_target_on_ranks(patient, trial, task, None, place, lambda: None, lambda: False, lambda *_: None)
     assert (of_ranks.ended, [metrics["val_loss"] for _, metrics in of_ranks.epochs]) == (True, scores[:last])

@@ -287,7 +287,7 @@ def test_auto_finds_what_a_fixed_width_finds(quick: Callable[..., TuneResult]) -
     auto, fixed = quick(sweep={"fusion": "auto"}, name="auto"), quick(sweep=SweepConfig(fusion=3), name="fixed")
     assert auto.best_config == fixed.best_config
     for one, other in zip(auto.trials, fixed.trials, strict=True):
-        assert one.surrogate_metric == pytest.approx(other.surrogate_metric, rel=1e-3)
+        assert one.sweep_metric == pytest.approx(other.sweep_metric, rel=1e-3)
 
 
 class Reader(nn.Module):
@@ -326,7 +326,7 @@ def test_a_model_that_vmap_cannot_follow_trains_one_by_one_and_says_so_once(
         with pytest.warns(FusionWarning, match=r"one after another, module itself \(Reader\)") as caught:
             result = quick(model_fn=reader, name=name, **ONE_KIND)
         assert len([w for w in caught if w.category is FusionWarning]) == 1
-        assert all(math.isfinite(trial.surrogate_metric) for trial in result.trials)
+        assert all(math.isfinite(trial.sweep_metric) for trial in result.trials)
     assert entry()
 
 
@@ -337,7 +337,7 @@ def test_an_objective_with_a_branch_on_data(quick: Callable[..., TuneResult]) ->
 
     with pytest.warns(FusionWarning, match="one after another"):
         result = quick(objective=objective, **ONE_KIND)
-    assert all(math.isfinite(trial.surrogate_metric) for trial in result.trials)
+    assert all(math.isfinite(trial.sweep_metric) for trial in result.trials)
 
 
 def test_what_one_objective_measured_is_not_anothers(problem: Problem) -> None:
@@ -379,7 +379,7 @@ def test_tensors_that_differ_in_their_first_dimension(
         val_data=loader(digits[1]),
         **ONE_KIND,
     )
-    assert all(math.isfinite(trial.surrogate_metric) for trial in result.trials)
+    assert all(math.isfinite(trial.sweep_metric) for trial in result.trials)
 
 
 def test_compiling_is_tried_where_groups_train_for_long(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def test_a_function_that_failed_is_mended_without_another_sweep(quick: Callable[
     result = quick(**at_full_size(train), resume="changed", callbacks=[told.append])
     assert result.finished
     assert result.best_metric < 2.3
-    assert not [e for e in told if type(e).__name__ == "EpochEnded" and e.stage == "surrogate" and not e.recalled]
+    assert not [e for e in told if type(e).__name__ == "EpochEnded" and e.heat == "sweep" and not e.recalled]
 
 
 def test_who_ends_by_itself_leaves_the_race_and_may_win_it(quick: Callable[..., TuneResult]) -> None:
@@ -202,7 +202,7 @@ def test_those_without_patience_end_and_the_best_epoch_wins(quick: Callable[...,
 @pytest.mark.parametrize("full_size", [None, train])
 def test_a_score_that_is_good_enough_ends_the_stage(quick: Callable[..., TuneResult], full_size: Any) -> None:
     whole = quick(**at_full_size(full_size), name="whole", full_trainings=2)
-    curves = {r.trial: [line["val_loss"] for line in r.history if line["stage"] == "target"] for r in whole.trials}
+    curves = {r.trial: [line["val_loss"] for line in r.history if line["heat"] == "race"] for r in whole.trials}
     enough = max(curve[1] for curve in curves.values() if len(curve) > 1)
     result = quick(**at_full_size(full_size), full_trainings=2, stop_at=enough)
     assert (result.finished, state_of(result), state_of(load(result.path))) == (True, "finished", "finished")
@@ -211,7 +211,7 @@ def test_a_score_that_is_good_enough_ends_the_stage(quick: Callable[..., TuneRes
     assert len(_target(result)) == epochs
     assert [line["val_loss"] for line in _target(result)] == curves[first][:epochs]
     again = quick(**at_full_size(full_size), full_trainings=2, stop_at=enough)
-    assert again.cost.target_epochs == result.cost.target_epochs
+    assert again.cost.race_epochs == result.cost.race_epochs
     on = quick(**at_full_size(full_size), full_trainings=2)
     assert on.finished
     assert (on.best_trial, on.best_metric) == (whole.best_trial, whole.best_metric)
@@ -219,7 +219,7 @@ def test_a_score_that_is_good_enough_ends_the_stage(quick: Callable[..., TuneRes
 
 def _target(result: TuneResult) -> list[Mapping[str, Any]]:
     """The best trial's epochs at full size."""
-    return [line for line in result.trials[result.best_trial].history if line["stage"] == "target"]
+    return [line for line in result.trials[result.best_trial].history if line["heat"] == "race"]
 
 
 def test_only_a_function_of_one_argument_will_do(quick: Callable[..., TuneResult]) -> None:

@@ -98,9 +98,9 @@ def test_it_trains_in_every_heat(search: Callable[..., TuneResult]) -> None:
     result = search()
     assert result.finished
     assert len(result.trials) == 6
-    assert {line["stage"]: line["val_width"] for record in result.trials for line in record.history} == {
-        "surrogate": 1 / 4,
-        "target": 1.0,
+    assert {line["heat"]: line["val_width"] for record in result.trials for line in record.history} == {
+        "sweep": 1 / 4,
+        "race": 1.0,
     }
     model = result.best_model()
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_who_returns_early_is_compared_by_its_best_epoch(search: Callable[..., T
 
     result = search(short, sweep=SweepConfig(reduction_factor=2, surrogate=1 / 4, rule="none"), max_t=8)
     assert result.finished
-    narrow = {r.trial: [line["reward"] for line in r.history if line["stage"] == "surrogate"] for r in result.trials}
+    narrow = {r.trial: [line["reward"] for line in r.history if line["heat"] == "sweep"] for r in result.trials}
     assert all(len(rewards) == 4 and len({*rewards}) == 1 for rewards in narrow.values())
     assert sum(iteration == 0 for _, iteration in calls) == len(narrow) + 2, "over is over: it is not called again"
 

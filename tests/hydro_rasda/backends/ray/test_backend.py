@@ -28,11 +28,11 @@ from hydro_rasda import AllTrialsFailed, RaceConfig, RayBackend, SweepConfig, Tu
 from hydro_rasda import tune as tune_search
 from hydro_rasda.backends.pool import DeviceDied
 from hydro_rasda.backends.ray.actor_messages import Bulletin
-from hydro_rasda.backends.ray.backend import RayDevices, _Actor, _Answer, _start_ray, share_on, worker_resources
+from hydro_rasda.backends.ray.backend import RayDevices, _Actor, _ActorAnswer, _start_ray, share_on, worker_resources
 from hydro_rasda.contracts import Event
 from hydro_rasda.problem.objective import supervised
 from hydro_rasda.run.events import EpochsTrained
-from hydro_rasda.training.device import Share
+from hydro_rasda.training.device import DeviceShare
 from tests.hydro_rasda.conftest import SPACE
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.training import test_user_loop_sweeps
@@ -103,7 +103,7 @@ def test_a_process_that_ray_ends_to_free_memory_has_died(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ray, "get", get)
     with pytest.raises(DeviceDied, match="memory is full"):
-        _Answer("an answer").result()
+        _ActorAnswer("an answer").result()
     bulletin: Any = SimpleNamespace(coming="old", board=SimpleNamespace(read=SimpleNamespace(remote=lambda: "new")))
     assert (Bulletin.read(bulletin), bulletin.coming) == ([], "new")
 
@@ -127,13 +127,13 @@ def test_a_local_run_goes_on_with_more_time_and_more_samples(quick: Quick) -> No
     }
     hasty = quick(time_budget_s=1e-3, num_samples=3, **settings)
     there = quick(num_samples=3, backend="ray", **settings)
-    assert [record.surrogate_epochs > 0 for record in there.trials] == [True] * 3
+    assert [record.sweep_epochs > 0 for record in there.trials] == [True] * 3
     assert [line for a, b in zip(hasty.trials, there.trials) for line in a.history if line not in b.history] == []
     grown = quick(num_samples=5, backend="ray", **settings)
     whole = quick(num_samples=5, name="whole", **settings)
     assert (grown.best_config, grown.best_metric) == (whole.best_config, whole.best_metric)
     again = quick(num_samples=5, **settings)
-    assert (again.best_metric, again.cost.target_epochs) == (grown.best_metric, grown.cost.target_epochs)
+    assert (again.best_metric, again.cost.race_epochs) == (grown.best_metric, grown.cost.race_epochs)
     assert not ray.is_initialized()
 
 
@@ -161,7 +161,7 @@ def test_a_function_of_the_users_trains_the_finalists(ray8: None, quick: Quick, 
     result = quick(**at_full_size(train), **on_devices(2))
     assert result.finished
     assert result.evaluate(digits[1])["loss"] == pytest.approx(result.best_metric, rel=1e-5)
-    lines = [line for record in result.trials for line in record.history if line["stage"] == "target"]
+    lines = [line for record in result.trials for line in record.history if line["heat"] == "race"]
     assert {line["workers"] for line in lines} == {1, 2}
 
 
@@ -198,9 +198,9 @@ def test_several_devices_end_in_workers_that_double(ray8: None, quick: Quick) ->
         "race": RaceConfig(keep="last", grace_period=3),
     }
     result = quick(**on_devices(4), **settings)
-    assert result.cost.surrogate_epochs >= 24 + 2 * 8
+    assert result.cost.sweep_epochs >= 24 + 2 * 8
     best = min((record for record in result.trials if record.status == "finished"), key=lambda record: record.metric)
-    full = [line for line in best.history if line["stage"] == "target"]
+    full = [line for line in best.history if line["heat"] == "race"]
     assert [line["epoch"] for line in full] == list(range(1, 10))
     workers = [line["workers"] for line in full]
     assert workers == [1, 1, 1, 2, 2, 2, 4, 4, 4]
@@ -209,7 +209,7 @@ def test_several_devices_end_in_workers_that_double(ray8: None, quick: Quick) ->
     assert isinstance(result.best_model(), nn.Module)
     again = quick(**on_devices(4), **settings)
     assert again.best_metric == result.best_metric
-    assert again.cost.target_epochs == result.cost.target_epochs
+    assert again.cost.race_epochs == result.cost.race_epochs
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_a_finished_runs_winner_whose_weights_are_gone_or_damaged_trains_again(
     whole = quick(**on_devices(2), **settings)
     weights = whole.best_model().state_dict()
     for gone in (True, False):
-        (checkpoint,) = (tmp_path / "run" / "checkpoints").glob(f"target.trial-{whole.best_trial}.*")
+        (checkpoint,) = (tmp_path / "run" / "checkpoints").glob(f"race.trial-{whole.best_trial}.*")
         checkpoint.unlink() if gone else checkpoint.write_bytes(b"?" * 1000)
         again = quick(**on_devices(2), **settings)
         assert (again.best_trial, again.best_metric, again.finished) == (whole.best_trial, whole.best_metric, True)
@@ -254,11 +254,11 @@ def test_finalists_go_on_from_a_sweep_at_full_width(ray8: None, quick: Quick) ->
     finalists = [record for record in result.trials if record.epochs]
     assert [record.epochs for record in finalists] == [4, 4]
     for record in finalists:
-        told = [(line["stage"], line["epoch"]) for line in record.history]
-        swept = record.surrogate_epochs
-        assert told == [("surrogate" if t <= swept else "target", t) for t in range(1, 5)]
+        told = [(line["heat"], line["epoch"]) for line in record.history]
+        swept = record.sweep_epochs
+        assert told == [("sweep" if t <= swept else "race", t) for t in range(1, 5)]
         assert swept > 0
-    assert result.cost.target_epochs == sum(4 - record.surrogate_epochs for record in finalists)
+    assert result.cost.race_epochs == sum(4 - record.sweep_epochs for record in finalists)
 
 
 def _is_driver() -> bool:
@@ -270,7 +270,7 @@ def test_a_device_whose_process_dies_gets_a_new_one(ray8: None, quick: Quick, tm
     marker = tmp_path / "died once"
     result = quick(**on_devices(2), objective=_Deadly(marker), sweep=SweepConfig(fusion=3))
     assert marker.exists()
-    assert [record.surrogate_epochs > 0 for record in result.trials] == [True] * 9
+    assert [record.sweep_epochs > 0 for record in result.trials] == [True] * 9
 
 
 class Deadly(nn.Module):
@@ -314,7 +314,7 @@ def _training(driver: int) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(driver).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "".join(process.cmdline()).startswith("ray::_Trainer"):
+            if "".join(process.cmdline()).startswith("ray::_TrainerActor"):
                 found.append(process)
     return found
 
@@ -332,7 +332,7 @@ def test_killed_at_any_point_it_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.hydro_rasda.resumable", str(tmp_path), "run", "2"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     reached = []
-    for point in ("surrogate/to-1/from-0/group", "surrogate/to-2/from-", "target/trial"):
+    for point in ("sweep/to-1/from-0/group", "sweep/to-2/from-", "race/trial"):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ) as run:
             while not any(key.startswith(point) for key in units(tmp_path / "run")):
                 assert run.poll() is None, run.stdout and run.stdout.read()
@@ -351,9 +351,9 @@ def test_killed_at_any_point_it_goes_on(tmp_path: Path) -> None:
     assert re.search(r"^best [\d.]+$", done.stdout, re.MULTILINE)
     keys = units(tmp_path / "run")
     assert len(keys) == len(set(keys))
-    epochs = [(e["stage"], e["trial"], e["epoch"]) for e in journal(tmp_path / "run") if e["event"] == "metrics"]
+    epochs = [(e["heat"], e["trial"], e["epoch"]) for e in journal(tmp_path / "run") if e["event"] == "metrics"]
     assert len(epochs) == len(set(epochs))
-    last = max(epoch for stage, _, epoch in epochs if stage == "target")
+    last = max(epoch for heat, _, epoch in epochs if heat == "race")
     assert last == 6
 
 
@@ -392,8 +392,8 @@ def of_depth(config: Config, width_ratio: float = 1.0) -> nn.Module:
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *layers, nn.Linear(width, 10))
 
 
-def met(folder: Path, stage: str, device: int | str = "*") -> int:
-    return len(list(folder.glob(f"{stage}-{device}-*")))
+def met(folder: Path, heat: str, device: int | str = "*") -> int:
+    return len(list(folder.glob(f"{heat}-{device}-*")))
 
 
 def meeting(folder: Path) -> Callable[..., Mapping[str, Tensor]]:
@@ -403,10 +403,10 @@ def meeting(folder: Path) -> Callable[..., Mapping[str, Tensor]]:
         device = psutil.Process(os.getppid())
         if device.cmdline()[0].startswith("ray::"):
             first: Any = model
-            stage = "target" if first[0].out_features == 32 else "surrogate"
-            (folder / f"{stage}-{device.pid}-{os.getpid()}").touch()
+            heat = "race" if first[0].out_features == 32 else "sweep"
+            (folder / f"{heat}-{device.pid}-{os.getpid()}").touch()
             until = time.monotonic() + 1000
-            while met(folder, stage, device.pid) < 2:
+            while met(folder, heat, device.pid) < 2:
                 assert time.monotonic() < until, "it trains alone"
                 time.sleep(0.01)
         return supervised()(model, batch)
@@ -432,8 +432,8 @@ def test_what_cannot_be_fused_trains_beside_each_other_on_each_device(
     )
     assert [record.error for record in result.trials if record.error] == []
     assert len({path.name.split("-")[1] for path in folder.glob("surrogate-*")}) == devices
-    assert met(folder, "surrogate") >= 4
-    assert met(folder, "target") >= 2 if devices == 1 else met(folder, "target") == 0
+    assert met(folder, "sweep") >= 4
+    assert met(folder, "race") >= 2 if devices == 1 else met(folder, "race") == 0
 
 
 @pytest.mark.slow
@@ -443,7 +443,7 @@ def test_devices_of_a_node_share_its_memory(ray8: None, problem: Any) -> None:
         device = _Actor({"CPU": cpus} | ({"memory": memory} if memory else {}), known, bulletin.board, 0)
         share, free = ray.get(device._actor.__ray_call__.remote(lambda of: (of._device._share, of._device.free)))
         device.end()
-        assert share == Share(8 // cpus, memory and memory * 8 // cpus)
+        assert share == DeviceShare(8 // cpus, memory and memory * 8 // cpus)
         assert free == memory or memory is None
     bulletin.close()
 
@@ -468,11 +468,11 @@ def test_epochs_and_warnings_are_told_while_a_device_trains(ray8: None, quick: Q
             objective=Warns(), backend=RayBackend(resources_per_worker={"CPU": 4}), callbacks=[events.append]
         )
     told = sum(event.epochs for event in events if isinstance(event, EpochsTrained))
-    assert 0 < told <= result.cost.surrogate_epochs + result.cost.target_epochs
+    assert 0 < told <= result.cost.sweep_epochs + result.cost.race_epochs
 
 
 def test_workers_of_a_gpu_share_its_memory() -> None:
     node = {"CPU": 16.0, "GPU": 4.0}
     for gpus, processes in ((1, 1), (2, 1), (0.5, 2), (0.1 + 0.2, 3), (0.6, 1)):
-        assert share_on(node, {"CPU": 1, "GPU": gpus, "memory": 0}) == Share(processes)
-    assert share_on({"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 0.5}) == Share(1)
+        assert share_on(node, {"CPU": 1, "GPU": gpus, "memory": 0}) == DeviceShare(processes)
+    assert share_on({"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 0.5}) == DeviceShare(1)

@@ -115,8 +115,8 @@ def test_a_finalist_goes_on_on_the_nodes_that_are_left_and_on_those_that_come(
         ray.shutdown()
         cluster.shutdown()
     assert not run.history.failures
-    assert [line["epoch"] for line in run.history.metrics["target", 0]] == list(range(1, 9))
-    assert [line["workers"] for line in run.history.metrics["target", 0]] == [1, 2, 2, 2, 4, 4, 4, 4]
+    assert [line["epoch"] for line in run.history.metrics["race", 0]] == list(range(1, 9))
+    assert [line["workers"] for line in run.history.metrics["race", 0]] == [1, 2, 2, 2, 4, 4, 4, 4]
 
 
 def test_a_node_that_does_not_answer_is_lost_before_ray_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

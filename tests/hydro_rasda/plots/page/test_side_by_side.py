@@ -29,8 +29,8 @@ def test_cost_best_configurations_and_curves_stand_beside_each_other(sorts: Sort
     assert [row[0] for row in made["Cost"].table] == [
         "",
         "wall time",
-        "surrogates",
-        "full size",
+        "sweep",
+        "race",
         "full training",
         "spared",
     ]

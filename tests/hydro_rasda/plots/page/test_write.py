@@ -132,9 +132,9 @@ def test_the_list_says_how_far_a_run_is_and_in_which_time_zone(tmp_path: Path, m
     def told() -> str:
         return Elements(list_page([("a", writer.record, now - 10)], tmp_path)).text
 
-    writer.unit("surrogate/kinds-from-0", {}, seconds=30)
+    writer.unit("sweep/kinds-from-0", {}, seconds=30)
     assert "%" not in told()
-    writer.unit("surrogate/cost-of-a", {}, seconds=30, left=60.0)
+    writer.unit("sweep/cost-of-a", {}, seconds=30, left=60.0)
     assert writer.record.seconds_left == 60
     assert "50 %" in told()
     assert "left" not in told()  # nobody works on it

@@ -1,0 +1,15 @@
+"""The names of the heats, in journals, events, tables and `--json` alike."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+HeatName = Literal["sweep", "middle", "race"]
+"""The sweep trains many trials on narrow surrogates, the middle heat the best of them on wider ones, and the race few
+at full size."""
+
+HEAT_NAMES: Final[tuple[HeatName, ...]] = get_args(HeatName)
+"""The names in the order in which a run has these heats."""
+
+RunPart = HeatName | Literal["transfer check"]
+"""A part of a run that says how many epochs it trains. `check_transfer` has one beside the heats."""
