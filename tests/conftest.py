@@ -21,15 +21,16 @@ RAY = re.compile(
 """Tests that use Ray, which one process after another may have: two at once would starve each other of workers."""
 
 LONG = re.compile(
-    r"tests/(test_(examples|notebook|wheel)|benchmarks/tasks/test_load|fusion/evaluate/rules/test_torch_operators"
-    r"|hydro_rasda/(bubbles/test_host|run/test_resume|training/test_(distributed|lr_and_decay_by_parameter)))\.py::"
+    r"(README\.md|tests/(test_(examples|notebook|wheel)|benchmarks/tasks/test_load"
+    r"|fusion/evaluate/rules/test_torch_operators|hydro_rasda/(bubbles/test_host|run/test_resume"
+    r"|training/test_(distributed|lr_and_decay_by_parameter)))\.py)::"
 )
-"""Tests of modules that take long. They start early: a process that began one last would keep the other waiting."""
+"""Modules and pages that take long. They start early: a process that began one last would keep the other waiting."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the tests that use Ray come first, then the long modules."""
+    """Let the tests that use Ray come first, then the long modules and pages."""
     items.sort(key=lambda item: 0 if RAY.match(item.nodeid) else 1 if LONG.match(item.nodeid) else 2)
 
 

@@ -43,15 +43,26 @@ def assert_members_equal(fused: FusedModel, models: list[nn.Module]) -> None:
         close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()))
 
 
-@on_each
-@pytest.mark.parametrize("one_by_one", [False, True], ids=["fused", "one-by-one"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_fused_equals_separate(case: Case, one_by_one: bool, device: str) -> None:
-    check(case, build(case, device), device, one_by_one)
+def some_of(quick: set[str]) -> pytest.MarkDecorator:
+    """All models, of which few are quick: the operators of each are in the test that has all of them."""
+    cases = [pytest.param(case, marks=[pytest.mark.slow] * (case.name not in quick)) for case in CASES]
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
 @on_each
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_fused_equals_separate(case: Case, device: str) -> None:
+    check(case, build(case, device), device, one_by_one=False)
+
+
+@on_each
+@some_of({"mlp", "batch-norm", "transformer", "lstm", "tied", "peculiar", "gpt2"})
+def test_members_one_by_one_equal_separate_runs(case: Case, device: str) -> None:
+    check(case, build(case, device), device, one_by_one=True)
+
+
+@on_each
+@some_of({"mlp", "batch-norm", "transformer", "lstm", "tied", "peculiar", "gpt2"})
 def test_a_single_member_equals_the_module(case: Case, device: str) -> None:
     check(case, build(case, device)[2:], device, one_by_one=False)
 

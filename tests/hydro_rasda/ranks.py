@@ -18,12 +18,14 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# One process imports torch, and all ranks are forked of it.
-_CONTEXT.set_forkserver_preload([__name__, "hydro_rasda.training.full_size_on_ranks", "torch._dynamo"])
+_IMPORTED = [__name__, "hydro_rasda.training.full_size_on_ranks", "torch._dynamo", "tests.hydro_rasda.conftest"]
+"""One process imports these, and all ranks are forked of it."""
 
 
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What `function(rank, world, *arguments)` returns on each rank, none of which may warn of anything."""
+    # That process starts at the first call, and so it also imports the first test module that has ranks.
+    _CONTEXT.set_forkserver_preload([*_IMPORTED, function.__module__])
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for rank in range(world):

@@ -157,7 +157,7 @@ def prepared(case: Case, dtype: torch.dtype) -> tuple[Any, tuple[Tensor, Tensor]
 
 @pytest.mark.parametrize("kind", [nn.Sequential, InFloat32], ids=["any", "float32"])
 @pytest.mark.parametrize("cropped", [False, True], ids=["whole", "cropped"])
-@pytest.mark.parametrize("width", [8, 16, 32])
+@pytest.mark.parametrize("width", [8, *(pytest.param(width, marks=pytest.mark.slow) for width in (16, 32))])
 def test_a_pooling_layer_that_takes_another_of_two_near_equal_elements_is_no_fault(
     width: int, cropped: bool, kind: type[nn.Sequential]
 ) -> None:
@@ -171,7 +171,11 @@ NO_HALF = {"parametrized"}
 
 
 @pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16],  # less rounding, and more of it
+    ids=["float32", "bfloat16"],
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rounding_is_no_fault(case: Case, dtype: torch.dtype) -> None:
     if dtype == torch.bfloat16 and case.name in NO_HALF:

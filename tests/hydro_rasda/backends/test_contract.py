@@ -32,6 +32,12 @@ def test_two_devices_of_this_machine(one_process: None, check: Check, tmp_path: 
     check(lambda: LocalBackend(["cpu", "cpu"]), tmp_path)
 
 
-@quick_first
+@pytest.mark.slow
+@each_check
 def test_two_devices_on_ray(ray8: None, one_process: None, check: Check, tmp_path: Path) -> None:
     check(lambda: RayBackend(resources_per_worker={"CPU": 4}), tmp_path)
+
+
+@pytest.mark.parametrize("check", [check_groups, check_failures])
+def test_two_devices_on_ray_with_one_cpu_each(ray2: None, one_process: None, check: Check, tmp_path: Path) -> None:
+    check(lambda: RayBackend(resources_per_worker={"CPU": 1}), tmp_path)

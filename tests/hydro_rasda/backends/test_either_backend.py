@@ -233,7 +233,7 @@ def test_what_one_backend_finished_the_other_returns(quick: Quick, tmp_path: Pat
 def test_folds_are_trained_alike(quick: Quick) -> None:
     sweep = SweepConfig(grace_period=2, fusion=8)
     asked = {"val_data": StratifiedKFold(3), "space": RACE["space"], "num_samples": 6, "sweep": sweep}
-    here, there = (quick(**asked, name=type(of).__name__, backend=of) for of in (HERE, THERE))
+    here, there = (quick(**asked, name=type(of).__name__, backend=of) for of in (ONE_HERE, THERE))
     scores = [[(t.status, t.metric, t.spread) for t in result.trials if t.epochs] for result in (here, there)]
     assert scores[0] == scores[1]
     assert here.over == there.over == "3 folds"

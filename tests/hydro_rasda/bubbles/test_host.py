@@ -83,6 +83,7 @@ def test_a_host_that_is_killed_and_one_of_another_size_lose_nothing(
     assert found[1]["losses"][:50] == expected[1]["losses"]
 
 
+@pytest.mark.slow  # of hosts that the slow tests alone have
 def test_a_rank_that_fails_ends_the_wait_for_it(quick: Quick, tmp_path: Path) -> None:
     host = Host("no such schedule", 2, 10_000, tmp_path / "with", tmp_path / "bubbles")
     with pytest.raises(RuntimeError, match="a rank of a host has ended"), running([host]):

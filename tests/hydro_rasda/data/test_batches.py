@@ -6,7 +6,7 @@ import pickle
 import random
 import tempfile
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -318,9 +318,13 @@ def shares_of(data: Data, world: int, size: int, epoch: int | None) -> list[tupl
     return list(zip(*ranks, strict=True))
 
 
-@pytest.mark.parametrize("epoch", [0, 1, None])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 12])
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 8, 12])
+def quick_and_slow(quick: Sequence[int | None], slow: Sequence[int]) -> list[Any]:
+    return [*quick, *(pytest.param(value, marks=pytest.mark.slow) for value in slow)]
+
+
+@pytest.mark.parametrize("epoch", quick_and_slow([0, None], [1]))
+@pytest.mark.parametrize("size", quick_and_slow([1, 3, 5, 12], [2, 4, 8]))
+@pytest.mark.parametrize("world", quick_and_slow([2, 3, 8], [1, 4, 12]))
 def test_ranks_share_the_batches_of_one_process(data: Data, world: int, size: int, epoch: int | None) -> None:
     batches = read(data)
     whole = targets(batches.in_order(size) if epoch is None else batches.epoch(size, epoch))

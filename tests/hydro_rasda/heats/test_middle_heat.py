@@ -199,13 +199,15 @@ def test_idle_devices_change_no_decision_though_the_leader_begins_early(tmp_path
     assert seen[2] == seen[0]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_run_that_was_killed_after_any_unit_comes_to_the_same(tmp_path: Path, devices: int) -> None:
+@pytest.mark.parametrize(
+    ("devices", "step"), [(2, 3), *(pytest.param(devices, 1, marks=pytest.mark.slow) for devices in (1, 2))]
+)
+def test_a_run_that_was_killed_after_any_unit_comes_to_the_same(tmp_path: Path, devices: int, step: int) -> None:
     with closing((unbroken := opened(tmp_path / "unbroken")).store):
         search(unbroken, Heats(unbroken, devices))
         expected, keys = found(unbroken), [*unbroken.store.units()]
     first = next(i for i, key in enumerate(keys) if key == FINALISTS)
-    for most in range(first, len(keys)):
+    for most in range(first, len(keys), step):
         path = tmp_path / f"killed-{most}"
         with closing((killed := opened(path, most)).store), pytest.raises(KeyboardInterrupt):
             search(killed, Heats(killed, devices))

@@ -449,7 +449,7 @@ def test_a_population_that_was_asked_to_grow_is_as_it_was(quick: Callable[..., T
 SPACE = {"lr": loguniform(1e-3, 0.3), "optimizer": "sgd", "momentum": 0.9, "batch_size": 64}
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult], threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -62,8 +62,18 @@ def _learners(of: Problem, config: dict[str, Any]) -> tuple[dict[str, torch.Tens
     return dict(fused.fused.stacked), dict(single.model.named_parameters())
 
 
-@pytest.mark.parametrize("model_fn", [deep, untold])
-@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "adadelta"])
+@pytest.mark.parametrize(
+    ("optimizer", "model_fn"),
+    [
+        *((name, deep) for name in OPTIMIZERS if name != "adadelta"),
+        *((name, untold) for name in ("sgd", "muon")),
+        *(
+            pytest.param(name, untold, marks=pytest.mark.slow)
+            for name in OPTIMIZERS
+            if name not in ("adadelta", "sgd", "muon")
+        ),
+    ],
+)
 def test_rates_by_role_are_those_by_name(optimizer: str, model_fn: Any) -> None:
     of = replace(problem(model_fn), example_input=(X[:2],))
     by_role, by_name = (_learners(of, {"optimizer": optimizer, **rates}) for rates in (BY_ROLE, BY_NAME))

@@ -113,13 +113,26 @@ def problem(problem: Problem) -> Problem:
     return problem.on(DEVICE)
 
 
-@pytest.fixture(params=["mlp", "convolutions", "recurrent"])
+TASKS = ("mlp", "convolutions", "recurrent")
+each_in_half = pytest.mark.parametrize(
+    ("task", "half"),
+    [
+        # Most CPUs have no convolutions in float16: there, these take as long as all others.
+        pytest.param(task, half, marks=[pytest.mark.slow] * ((task, half) == ("convolutions", "fp16")))
+        for task in TASKS
+        for half in HALF
+    ],
+    indirect=["task"],
+)
+
+
+@pytest.fixture
 def task(request: pytest.FixtureRequest, problem: Problem) -> Problem:
     model_fn = {"mlp": problem.model_fn, "convolutions": convolutions, "recurrent": recurrent}[request.param]
     return replace(problem, model_fn=model_fn, settings=TuneConfig(sweep=SweepConfig(surrogate=0.5), max_t=EPOCHS))
 
 
-@in_half
+@each_in_half
 def test_scores_lie_near_those_of_float32(task: Problem, half: str) -> None:
     """Where the learning rate is high, training magnifies rounding; nothing that is kept is in half precision."""
     check_kernels(task, half)
@@ -133,7 +146,7 @@ def test_scores_lie_near_those_of_float32(task: Problem, half: str) -> None:
     assert HALF[half] not in dtypes(rough.checkpoint)
 
 
-@in_half
+@each_in_half
 def test_a_member_that_diverges_harms_no_other(task: Problem, half: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # else two equal trainings differ on a GPU
     check_kernels(task, half)
@@ -143,7 +156,7 @@ def test_a_member_that_diverges_harms_no_other(task: Problem, half: str, monkeyp
     assert all(beside[0].history[n] == beside[1].history[n] for n in (1, 2))
 
 
-@in_half
+@each_in_half
 def test_a_group_is_what_each_is_alone(task: Problem, half: str) -> None:
     """But for rounding: bfloat16 has 8 bits."""
     check_kernels(task, half)

@@ -17,7 +17,6 @@ from hydro_rasda.run.events import MessageSaid
 from hydro_rasda.run.journal import (
     CHARS,
     MESSAGES,
-    MOST_MESSAGES,
     DamagedJournal,
     encoded,
     keep_message,
@@ -185,12 +184,14 @@ def test_what_is_said_can_be_read_later_and_is_not_repeated_by_who_goes_on(
     assert seconds == sorted(seconds)
 
 
-def test_they_are_bounded(tmp_path: Path) -> None:
+def test_they_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 20
+    monkeypatch.setattr(journal, "MOST_MESSAGES", most)
     keep_message(tmp_path, 1.0, "x" * 10 * CHARS)
-    for number in range(MOST_MESSAGES + 5):
+    for number in range(most + 5):
         keep_message(tmp_path, 1.0, f"{number}")
     found = read_messages(tmp_path)
-    assert len(found) == MOST_MESSAGES
+    assert len(found) == most
     assert found[0].text == "x" * CHARS
 
 

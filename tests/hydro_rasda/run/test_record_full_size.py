@@ -97,8 +97,14 @@ def test_killed_within_a_span_it_shows_its_epochs_and_ends_as_an_unbroken_run(
     assert {f"{key}/again" for key in known[-3:]} <= {*keys(path)}
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("devices", [1, 2], ids=["forks", "pool"])
+@pytest.mark.parametrize(
+    ("devices", "how"),
+    [
+        *(pytest.param(1, how, id=f"forks-{how}") for how in HOW),
+        # A process of a pool takes seconds to start, and trains either way as a fork does.
+        *(pytest.param(2, how, id=f"pool-{how}", marks=[pytest.mark.slow] * (how != "library")) for how in HOW),
+    ],
+)
 def test_each_epoch_is_a_line_before_its_checkpoint(quick: Quick, how: str, devices: int) -> None:
     """Also where other processes train, and no epoch has two lines."""
     result = quick(**HOW[how], backend=LocalBackend(["cpu"] * devices))

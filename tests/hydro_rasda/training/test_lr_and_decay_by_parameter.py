@@ -122,8 +122,14 @@ def _coordinates(monkeypatch: pytest.MonkeyPatch, model_fn: ModelFn, name: str, 
     return coordinate_check(model_fn, config, widths, batches, next_token, seeds=2)
 
 
-@pytest.mark.parametrize("name", CHECKED)
-@pytest.mark.parametrize("model_fn", [deep, transformer, tied])
+CHECKS = [(deep, name) for name in CHECKED] + [(transformer, "adafactor"), (tied, "lion")]
+"""Each optimizer with one model, and each model."""
+MORE_CHECKS = [(of, name) for of in (transformer, tied) for name in CHECKED if (of, name) not in CHECKS]
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "name"), [*CHECKS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_CHECKS)]
+)
 def test_multipliers_keep_coordinates(model_fn: ModelFn, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = _coordinates(monkeypatch, model_fn, name, muls=True)
     assert found.passed, found.table()
@@ -135,7 +141,7 @@ def test_without_them_hidden_layers_grow(name: str, monkeypatch: pytest.MonkeyPa
     assert {"2", "4"} <= {*found.growing}, found.table()
 
 
-@pytest.mark.parametrize("model_fn", [deep, transformer])
+@pytest.mark.parametrize("model_fn", [deep, pytest.param(transformer, marks=pytest.mark.slow)])
 def test_prodigys_estimate_is_the_targets_at_each_width(model_fn: ModelFn) -> None:
     """With muP's factors alone: it estimates how far weights over these are from a solution."""
 

@@ -372,9 +372,9 @@ def test_killed_at_any_point_it_goes_on(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_the_cluster_does_not_have(ray8: None, quick: Quick, arguments: dict[str, Any], told: str) -> None:
+def test_what_the_cluster_does_not_have(ray2: None, quick: Quick, arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        quick(**{**on_devices(2), **arguments})
+        quick(**{"backend": RayBackend(resources_per_worker={"CPU": 1}), **arguments})
 
 
 def test_a_device_is_what_was_asked_for_or_what_the_nodes_have() -> None:

@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from ray import cloudpickle
 
@@ -49,23 +51,47 @@ def forked(digest: str, name: str) -> tuple[int, int, str]:
     return int(server), pid, sent
 
 
-def test_one_process_of_a_node_forks_its_ranks_and_keeps_two_functions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
-    seen = list[tuple[int, int, str]]()
-    try:
-        seen = [forked(*each) for each in (("a", "1"), ("a", "2"), ("b", "3"), ("c", "4"), ("a", "5"))]
-    finally:
-        for server in {server for server, _, _ in seen}:
-            os.kill(server, signal.SIGTERM)
+def sleeping() -> bytes:
+    """A function that no module has, which the server would import, and no data."""
+
+    def train(worker: Any) -> None:
+        time.sleep(1200)  # it is killed before
+
+    payload: bytes = cloudpickle.dumps((train, None))
+    return payload
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Start a fork server for all tests that neither end nor replace it, since each start takes seconds."""
+    folder = tmp_path_factory.mktemp("server")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_client, "_private_folder", lambda: str(folder))
+        patch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)  # Lightning sets it
+        # A server without ranks ends after a minute, which a busy machine may take between two tests.
+        with fork_rank("stays", sleeping(), dict(JOB)) as rank:
+            kind, pid = receive(rank)
+            assert kind == "hello", pid
+            server = psutil.Process(pid).ppid()
+            yield server
+            os.kill(pid, signal.SIGKILL)
+        os.kill(server, signal.SIGTERM)
+
+
+def socket_of_the_server() -> str:
+    (path,) = [str(path) for path in Path(fork_client._private_folder()).iterdir() if path.is_socket()]
+    return path
+
+
+def test_one_process_of_a_node_forks_its_ranks_and_keeps_two_functions(server: int) -> None:
+    seen = [forked(*each) for each in (("a", "1"), ("a", "2"), ("b", "3"), ("c", "4"), ("a", "5"))]
     servers, pids, sent = zip(*seen)
-    assert (len({*servers}), len({*pids})) == (1, 5)
+    assert ({*servers}, len({*pids})) == ({server}, 5)
     assert sent == ("1", "1", "3", "4", "5")
 
 
 def test_a_rank_stands_where_its_trial_does_and_has_its_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever those of the process were that started the server, which may ask for GPUs without using CUDA."""
 
@@ -75,45 +101,17 @@ def test_a_rank_stands_where_its_trial_does_and_has_its_environment(
         checks = f"{of_server} {check in os.environ}"
         raise RuntimeError(f"{os.getppid()} {os.getcwd()} {os.environ.get('OF_THE_TRIAL')} {checks}")
 
-    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
-    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)  # Lightning sets it
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     told = list[list[str]]()
-    try:
-        for name in ("first", "second"):
-            (tmp_path / name).mkdir()
-            monkeypatch.chdir(tmp_path / name)
-            monkeypatch.setenv("OF_THE_TRIAL", name)
-            with fork_rank("a", cloudpickle.dumps((train, None)), dict(JOB)) as connection:
-                receive(connection)
-                _, text = receive(connection)
-            told.append(text.split()[-5:])
-    finally:
-        for server in {int(server) for server, *_ in told}:
-            os.kill(server, signal.SIGTERM)
-    assert [of_rank for _, *of_rank in told] == [
-        [str(tmp_path / name), name, "True", "False"] for name in ("first", "second")
-    ]
-
-
-def test_a_job_trains_what_its_modules_say_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server keeps what it has imported, so that the next job gets a server of its own."""
-    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
-    told = list[list[str]]()
-    try:
-        for version in ("old", "edited"):
-            body = f"raise RuntimeError(f'{{os.getppid()}} {version}')"
-            (tmp_path / "module_of_a_script.py").write_text(f"import os\n\n\ndef train(worker):\n    {body}\n")
-            payload = cloudpickle.dumps((importlib.import_module("module_of_a_script").train, None))
-            with fork_rank("a", payload, {**JOB, "ray_job": version}) as connection:
-                receive(connection)
-                _, text = receive(connection)
-            told.append(text.split()[-2:])
-    finally:
-        sys.modules.pop("module_of_a_script", None)
-        for server in {int(server) for server, _ in told}:
-            os.kill(server, signal.SIGTERM)
-    assert [version for _, version in told] == ["old", "edited"]
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("OF_THE_TRIAL", name)
+        with fork_rank("where it stands", cloudpickle.dumps((train, None)), dict(JOB)) as connection:
+            receive(connection)
+            _, text = receive(connection)
+        told.append(text.split()[-5:])
+    assert told == [[str(server), str(tmp_path / name), name, "True", "False"] for name in ("first", "second")]
 
 
 class Missing:
@@ -123,9 +121,7 @@ class Missing:
         return open, ("/no/such",)
 
 
-def test_the_server_outlives_data_that_cannot_be_loaded_and_those_that_start_a_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_outlives_data_that_cannot_be_loaded_and_those_that_start_a_process(server: int) -> None:
     def start() -> tuple[int, int]:
         return os.getpid(), subprocess.Popen(["sleep", "0.2"]).pid
 
@@ -134,25 +130,20 @@ def test_the_server_outlives_data_that_cannot_be_loaded_and_those_that_start_a_p
             return start, ()
 
     def train(worker: Any) -> None:
-        server, child = worker.data
+        loaded_by, child = worker.data
         while Path(f"/proc/{child}").exists():
             time.sleep(0.01)
-        raise RuntimeError(f"{os.getppid()} {server}")
+        raise RuntimeError(f"{os.getppid()} {loaded_by}")
 
-    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
     with fork_rank("missing", cloudpickle.dumps((train, Missing())), dict(JOB)) as connection:
         kind, text = receive(connection)
-    told = list[list[str]]()
-    try:
-        for _ in range(2):
-            with fork_rank("starts", cloudpickle.dumps((train, Starts())), dict(JOB)) as connection:
-                receive(connection)
-                told.append(receive(connection)[1].split()[-2:])
-    finally:
-        for server in {int(server) for _, server in told}:
-            os.kill(server, signal.SIGTERM)
+    told = list[str]()
+    for _ in range(2):
+        with fork_rank("starts", cloudpickle.dumps((train, Starts())), dict(JOB)) as connection:
+            receive(connection)
+            told += receive(connection)[1].split()[-2:]
     assert (kind, "cannot be loaded" in text, "/no/such" in text) == ("error", True, True)
-    assert len({server for servers in told for server in servers}) == 1
+    assert {*told} == {str(server)}
 
 
 def test_a_folder_whose_sockets_would_have_too_long_names_is_refused(
@@ -185,17 +176,16 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
-def test_a_client_that_is_stopped_halts_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_is_stopped_halts_nobody_else(server: int) -> None:
     """Not even those that need the function of which it has sent a half."""
-    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
-    seen = [forked("a", "first")]
-    (path,) = [str(path) for path in tmp_path.iterdir() if path.is_socket()]
+    seen = [forked("sent before", "first")]
+    path = socket_of_the_server()
     stopped = list[subprocess.Popen[bytes]]()
     try:
         for stage in ("half a function", "half a request", "files", "connected"):
             stopped.append(subprocess.Popen([sys.executable, "-c", STOPPED, path, stage]))
             os.waitid(os.P_PID, stopped[-1].pid, os.WSTOPPED)
-        for name in ("a", "new", "new"):
+        for name in ("sent before", "new", "new"):
             with ThreadPoolExecutor(1) as thread:
                 rank = thread.submit(forked, name, name)
                 try:
@@ -205,34 +195,23 @@ def test_a_client_that_is_stopped_halts_nobody_else(tmp_path: Path, monkeypatch:
                         end(stopped)
     finally:
         end(stopped)
-        os.kill(seen[0][0], signal.SIGTERM)
     servers, pids, sent = zip(*seen)
-    assert (len({*servers}), len({*pids})) == (1, 4)
+    assert ({*servers}, len({*pids})) == ({server}, 4)
     assert sent == ("first", "first", "new", "new")
 
 
-def test_a_rank_is_forked_beside_another_while_a_client_has_asked_for_nothing_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def train(worker: Any) -> None:
-        time.sleep(600)  # it is killed before
-
-    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
-    seen = [forked("a", "first")]
-    (path,) = [str(path) for path in tmp_path.iterdir() if path.is_socket()]
-    try:
-        with (
-            fork_rank("b", cloudpickle.dumps((train, None)), dict(JOB)) as running,
-            socket.socket(socket.AF_UNIX) as silent,
-        ):
-            assert receive(running)[0] == "hello"
-            silent.connect(path)
-            seen += [forked("a", "second"), forked("c", "third")]
-            assert not running.poll(0)
-    finally:
-        os.kill(seen[0][0], signal.SIGTERM)
+def test_a_rank_is_forked_beside_another_while_a_client_has_asked_for_nothing_yet(server: int) -> None:
+    seen = [forked("known", "first")]
+    with (
+        fork_rank("sleeps", sleeping(), dict(JOB)) as running,
+        socket.socket(socket.AF_UNIX) as silent,
+    ):
+        assert receive(running)[0] == "hello"
+        silent.connect(socket_of_the_server())
+        seen += [forked("known", "second"), forked("unknown", "third")]
+        assert not running.poll(0)
     servers, pids, sent = zip(*seen)
-    assert (len({*servers}), len({*pids})) == (1, 3)
+    assert ({*servers}, len({*pids})) == ({server}, 3)
     assert sent == ("first", "first", "third")
 
 
@@ -240,6 +219,27 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.kill()
         process.wait()
+
+
+def test_a_job_trains_what_its_modules_say_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server keeps what it has imported, so that the next job gets a server of its own."""
+    monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    told = list[list[str]]()
+    try:
+        for version in ("old", "edited"):
+            body = f"raise RuntimeError(f'{{os.getppid()}} {version}')"
+            (tmp_path / "module_of_a_script.py").write_text(f"import os\n\n\ndef train(worker):\n    {body}\n")
+            payload = cloudpickle.dumps((importlib.import_module("module_of_a_script").train, None))
+            with fork_rank("a", payload, {**JOB, "ray_job": version}) as connection:
+                receive(connection)
+                _, text = receive(connection)
+            told.append(text.split()[-2:])
+    finally:
+        sys.modules.pop("module_of_a_script", None)
+        for server in {int(server) for server, _ in told}:
+            os.kill(server, signal.SIGTERM)
+    assert [version for _, version in told] == ["old", "edited"]
 
 
 def test_the_server_ends_with_its_guardian_that_nobody_waits_for(

@@ -66,7 +66,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         raise AssertionError("no training begins")
 
 
-@pytest.mark.usefixtures("ray8")
+@pytest.mark.usefixtures("ray2")
 def test_a_trainer_of_ray_train_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its first version; Tune itself refuses those of the second."""
     monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "0")
