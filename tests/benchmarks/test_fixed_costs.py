@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import fixed_costs
 
 PROGRAM = """
@@ -27,6 +29,7 @@ def test_a_script_is_measured_from_its_beginning_to_its_end(tmp_path: Path) -> N
     assert "tune(" in fixed_costs.first_program()
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_script_are_the_whole() -> None:
     """Epochs that a forked process trains count as training."""
     parts = fixed_costs._parts_of(PROGRAM)

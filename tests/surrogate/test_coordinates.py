@@ -86,7 +86,11 @@ def check(model_fn: ModelFn, optimizer: str, *, plain: bool, steps: int = 5, **o
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("model_fn", [wide_mlp, wide_cnn, depthwise, transformer, tied, narrow_heads])
+@pytest.mark.parametrize(
+    "model_fn",
+    # The wide convolutions take as long as all others, of which the depthwise ones are convolutions, too.
+    [wide_mlp, pytest.param(wide_cnn, marks=pytest.mark.slow), depthwise, transformer, tied, narrow_heads],
+)
 def test_surrogates_pass(model_fn: ModelFn, optimizer: str) -> None:
     found = check(model_fn, optimizer, plain=False)
     assert found.passed, found.table()

@@ -20,7 +20,10 @@ WIDTHS = (1 / 4, 1 / 2, 1.0)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-@pytest.mark.parametrize("name", EXACT)
+# The whole transformer is made of parts that others have.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "transformer")) for name in EXACT]
+)
 def test_narrow_as_by_hand(name: str) -> None:
     make, batch = EXACT[name]
     model = make(1.0)

@@ -230,6 +230,7 @@ def test_what_one_backend_finished_the_other_returns(quick: Quick, tmp_path: Pat
     assert past.epoch_seconds is not None
 
 
+@pytest.mark.slow
 def test_folds_are_trained_alike(quick: Quick) -> None:
     sweep = SweepConfig(grace_period=2, fusion=8)
     asked = {"val_data": StratifiedKFold(3), "space": RACE["space"], "num_samples": 6, "sweep": sweep}

@@ -56,6 +56,7 @@ def test_two_processes_of_a_gpu_share_its_daemon(
     assert left(tmp_path) == []
 
 
+@pytest.mark.slow  # that a CPU is no GPU is told below
 def test_other_devices_need_none(quick: Quick, seen: Path, tmp_path: Path) -> None:
     quick(objective=noting(tmp_path / "pipes"), backend=TWO, max_t=1, race=RaceConfig(top_k=1))
     assert daemons(seen) == []

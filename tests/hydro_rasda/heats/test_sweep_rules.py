@@ -519,7 +519,9 @@ class InTwenties(Curves):
         pass
 
 
-@pytest.mark.parametrize("rule", ["halving", "hyperband", "median", "pbt"])
+@pytest.mark.parametrize(
+    "rule", ["halving", "pbt", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("hyperband", "median"))]
+)
 def test_a_trial_costs_no_more_among_many(tmp_path: Path, rule: RuleName) -> None:
     """Function calls of a whole sweep, for each of its trials: counts do not depend on load."""
 

@@ -470,7 +470,7 @@ INTERVALS: list[tuple[tuple[int, ...], dict[int, int], dict[str, float]]] = [
 """Of each interval after the first: who trains on, who does as a copy of whom, and the values that copies change."""
 
 
-@pytest.mark.parametrize("model_fn", [mlp, convolutional, counting])
+@pytest.mark.parametrize("model_fn", [mlp, pytest.param(convolutional, marks=pytest.mark.slow), counting])
 @pytest.mark.parametrize("told", [False, True])
 def test_copies_in_place_equal_a_rebuild_from_checkpoints_to_the_last_bit(
     problem: Problem, monkeypatch: pytest.MonkeyPatch, model_fn: Any, told: bool

@@ -225,7 +225,13 @@ FAULTS: dict[str, tuple[Callable[[Worker], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# Each takes a whole search; these raise where others do.
+AGAIN = ("prints to a closed pipe", "reports nothing", "reports no mapping", "raises in its state")
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=[pytest.mark.slow] * (fault in AGAIN)) for fault in FAULTS]
+)
 def test_a_trial_fails_alone(search: Callable[..., TuneResult], fault: str) -> None:
     broken, told = FAULTS[fault]
 
