@@ -1,8 +1,8 @@
-"""One device, as the sweep counts them: a GPU, or a CPU, whose cores train at the same time.
+"""Train tasks on one device: a GPU, or a CPU whose cores train at the same time.
 
-Of several cores, each trains its own fused group of surrogates. Full-size trials share the cores: with every halving,
-the trials that are left get more threads (RASDA's doubling in space, on one machine). If measurements show that models
-do not fit memory together, they train one after the other.
+Each core trains its own fused group of surrogates. Full-size trials share the cores. With every halving, the remaining
+trials get more threads (RASDA's doubling in space, on one machine). If measurements show that models do not fit memory
+together, they train one after the other.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Work:
     Attributes:
         load: Returns an earlier task's checkpoint by its key, on the device.
         should_stop: Asked after each epoch.
-        notify: Called with the number of epochs, summed over all models that train as one, the metrics after them,
-            and the epoch of a full-size model (`told_of`).
-        doing: The crash log of this process: it names the task that trains in the process itself.
+        notify: Called with the number of epochs (summed over the models that train as one), the metrics after them,
+            and the journal's entry for an epoch of a full-size model (`told_of`).
+        doing: The crash log of this process. It names the task that trains in this process, not in a fork.
     """
 
     trials: Mapping[int, Trial]
@@ -59,8 +59,8 @@ class Share:
 
     Attributes:
         processes: Number of processes that share the device equally.
-        memory: Bytes for all models that train there at the same time; None for all that the system, or a cgroup, has
-            left.
+        memory: Bytes for all models that train on the device at the same time, over all `processes`; None for all free
+            memory of the system or the cgroup.
     """
 
     processes: int = 1
@@ -75,8 +75,8 @@ class Device:
     """Train tasks on a device; each call returns when its tasks are done.
 
     Args:
-        may_die: True if this process is the device's own, which is replaced if it dies. A single core then trains in
-            this process, not in a fork of it.
+        may_die: True if this process serves only this device and is replaced if it dies. A single core then trains in
+            this process, not in a fork.
 
     Attributes:
         children: Number of processes that are forked to train at the same time; 0 if this process trains.
@@ -93,7 +93,7 @@ class Device:
         if may_die and self.cores == 1:
             self.children = 0
         if problem.device.type == "cpu":
-            # Page faults on blocks that were freed a step before can take half of a fused step.
+            # Otherwise each step gets new pages from the system; these page faults can take half of a fused step.
             keep_freed_memory()
 
     @property
@@ -103,10 +103,10 @@ class Device:
     def plan(
         self, kinds: Mapping[str, Sequence[Trial]], seconds: float = math.inf, width: float | None = None
     ) -> dict[str, Widths]:
-        """Choose the width of each core's groups of a kind, in so many seconds; see `planned_widths`.
+        """Choose for each kind how many trials a core's group has, within `seconds`; see `planned_widths`.
 
         Args:
-            width: That of the trials' surrogates, as in `Task`.
+            width: The width ratio of the trials' surrogates, as in `Task`.
         """
         self.forget_group()
         peaks, free, tight = self._peaks_of("surrogate", width), self.free, self._is_tight()
@@ -114,22 +114,22 @@ class Device:
         with one_thread() if self.cores > 1 else nullcontext():
             found = planned_widths(problem, kinds, self.cores, self.children > 0, free, peaks, tight, seconds)
         peaks.keep(free / self.cores)
-        # In steps, so that what hardly matters is the same each time.
+        # Shares are rounded down to percents: small differences between measurements must not change the plan.
         steps = 100 * self.cores
         taken = {kind: peaks.expected(kind_of_group(kind, kinds[kind]), widths.most) for kind, widths in found.items()}
         shares = {kind: math.floor(size / max(1.0, free) * steps) / steps for kind, size in taken.items()}
         return {kind: replace(widths, share=shares[kind]) for kind, widths in found.items()}
 
     def forget_group(self) -> None:
-        """Free the memory of the group that trained last: something else begins."""
+        """Free the memory of the group that trained last, before other work begins."""
         self._live.drop()
 
     def _is_tight(self) -> bool:
-        """Tell whether memory may be too small for a full-size model, or any other, on each core, if this is known."""
+        """Tell whether memory may be too small for one full-size model on each core; False if nothing is known."""
         return self.cores > 1 and self.cores * self._peaks_of("target").expected("of any kind") > self.free
 
     def _peaks_of(self, stage: Stage, width: float | None = None) -> Peaks:
-        """The memory that models of a stage take, at a width of surrogates."""
+        """Return the memory peaks of a stage's models; `width` is the width ratio of surrogates."""
         if (stage, width) not in self._peaks:
             self._peaks[stage, width] = Peaks(self._problem.at_width(width), stage)
         return self._peaks[stage, width]
@@ -141,13 +141,13 @@ class Device:
         return self._paces[stage, width]
 
     def train(self, tasks: Sequence[Task], work: Work, devices: int = 1) -> Generator[Finished, None, None]:
-        """Train a task of groups, or at most `cores` full-size models at the same time.
+        """Train one task of fused groups, or at most `cores` full-size models at the same time.
 
         Args:
             devices: Number of devices, this one included, that share the trials of the tasks' milestone.
 
         Yields:
-            Each task, as it is done. If full-size models share wall time, each counts its part.
+            Each task when it is done. Full-size models that train at the same time divide the wall time among them.
         """
         if tasks[0].stage == "target":
             yield from self._train_models(tasks, work, devices)
@@ -160,18 +160,19 @@ class Device:
     def _train_groups(self, task: Task, work: Work) -> Outcome:
         """Train groups to their milestone, each in its own process."""
         tasks = task.parts()
-        # With as many threads, what is trained again comes out the same to the last digit.
+        # A retry uses the same number of threads, so that its results are equal to the last digit.
         forked = partial(self._forked, work=work, threads=self.cores // self._at_once(tasks, work))
         outcomes, deaths = dict(forked(tasks)), Deaths()
         return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
 
     def _train_models(self, tasks: Sequence[Task], work: Work, devices: int) -> Iterator[Finished]:
-        """Train full-size models at the same time; the fewer they are, the more threads each has."""
+        """Train full-size models at the same time; with fewer models, each has more threads."""
         self.forget_group()
         if not self.children:
             yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)
             return
-        # Not by how many tasks are left: what is trained after an interruption comes out the same to the last digit.
+        # `lanes` does not depend on the number of tasks left: a resumed run uses as many threads, and so gives equal
+        # results to the last digit.
         lanes, fit = -(-tasks[0].beside // devices), self._at_once(tasks, work)
         if fit < min(len(tasks), self.cores):
             lanes = min(lanes, fit)
@@ -189,8 +190,8 @@ class Device:
     def _train_part(self, task: Task, work: Work, notify: Notify) -> Outcome:
         """Train a group, or a full-size model, in this process.
 
-        A group at which processes died before is split, and a trial is dropped if one more process died. In a fork, the
-        crash log is empty, and stays so.
+        If a process died before while it trained this group, the group is split. A single trial fails if another
+        process died with it. In a fork, the crash log is empty and stays empty.
         """
         what = task.key if task.stage == "target" else training_of(task.members, task.span.stop)
         if len(task.members) > 1 and work.doing.suspected(what):
@@ -221,7 +222,7 @@ class Device:
         return joined(self._settled(part, _alone(forked, part), forked, deaths) for part in following)
 
     def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
-        """Train tasks in a process each, as many at the same time as fit memory and cores, and learn what they take."""
+        """Train each task in its own process, as many at a time as fit memory and cores; record their memory peaks."""
         kinds, of = [self._kind(task, work) for task in tasks], (tasks[0].stage, tasks[0].width)
         peaks = self._peaks_of(*of)
 
@@ -235,13 +236,13 @@ class Device:
         peaks.keep(self.free / self.cores)
 
     def _at_once(self, tasks: Sequence[Task], work: Work) -> int:
-        """Return how many of these tasks may begin at the same time, by memory alone."""
+        """Return how many of `tasks` fit memory at the same time, at most one for each core."""
         peaks = self._peaks_of(tasks[0].stage, tasks[0].width)
         jobs = [Job(task.key, peaks.expected(*self._kind(task, work)), 0.0, 0.0) for task in tasks]
         return len(beside(jobs, Room("", self.free, self.cores)))
 
     def _kind(self, task: Task, work: Work) -> tuple[str, int]:
-        """Return the key of a training's memory peak: its kind, and how many models train as one."""
+        """Return the key of a task's memory peak: the kind, and the number of models that train as one."""
         if self._problem.is_own("surrogate"):
             return kind_of_own(work.trials[task.number]), 1
         if task.stage == "target":
@@ -251,14 +252,14 @@ class Device:
 
     @property
     def free(self) -> float:
-        """The bytes for all models that train at the same time; infinite if this is unknown."""
+        """The bytes that this process may use for all of its models together; infinite if they are unknown."""
         share, found = self._share, usable_memory(self._problem.device)
         left = math.inf if found is None else found
         return (left if share.memory is None else min(left, share.memory)) / share.processes
 
 
 _Forked = Callable[[Sequence[Task]], Iterator[tuple[int, Any]]]
-"""A function that trains tasks at the same time, each in its own process: if one dies, this one does not."""
+"""A function that trains tasks at the same time, each in its own process, so that a crash does not end this one."""
 
 
 def _alone(forked: _Forked, task: Task) -> Any:
