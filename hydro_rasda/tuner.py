@@ -301,7 +301,7 @@ def _run(
         except KeyboardInterrupt as stopped:
             if shown is None:
                 raise
-            # The frames of the training would hide the line that says how to go on.
+            # A long traceback would hide the line that says how to resume.
             raise stopped.with_traceback(None) from None
         if shown is not None:
             shown.conclude(result.shown())

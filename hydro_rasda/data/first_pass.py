@@ -16,7 +16,7 @@ from hydro_rasda.common.argument_checks import require
 from hydro_rasda.data.batches import Batch, Batches, batch_length
 
 SECONDS = 5.0
-"""Time to read each of the two data sets: enough for data in memory, and for the start and end of other data."""
+"""Time to read each of the two data sets. It suffices for data in memory; of other data, the start and end are read."""
 
 
 def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[str, Batch]]:

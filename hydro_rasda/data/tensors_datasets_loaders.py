@@ -200,7 +200,8 @@ class LoaderBatches:
     def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
         """Yield the batches of a loader, at most as many as its length, because a loader may never end.
 
-        The loader is seeded, so that it shuffles alike for every trial. Batches are copied, because it may keep them.
+        The loader is seeded, so that it shuffles alike for every trial. Batches are copied, because a loader may keep
+        its batches.
         """
         made: list[Iterable[Batch]] = []
 

@@ -68,7 +68,7 @@ class Collected:
         """Keep the outputs and targets of a batch, and return its scalar metrics.
 
         Args:
-            examples: Number of examples that count. If it is 0, the batch is a filler and nothing is kept.
+            examples: Number of examples that count. If it is 0, the batch is a filler, and None is kept.
         """
         if OUTPUTS not in metrics or TARGETS not in metrics:
             told = f"an objective must return {OUTPUTS!r} and {TARGETS!r}, too, where `metrics` is given"

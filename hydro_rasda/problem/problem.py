@@ -78,9 +78,9 @@ class Problem:
             is the sweep's last rung, see `heats.dry_run_and_hints`.
         unhurried: Up to this epoch, schedules run as in a full training. Their remaining part is compressed into the
             epochs from here to `horizon`.
-        plans: Plans for how models are made narrower, as far as they were found; copies of this problem share them. A
-            plan is not used for models of other shapes. A copy needs its own plans if its `model_fn` draws initial
-            weights of the same shapes by other rules.
+        plans: The plans found so far for making models narrower; copies of this problem share them. A plan is not used
+            for models of other shapes. A copy needs its own plans if its `model_fn` draws initial weights of the same
+            shapes by other rules.
     """
 
     model_fn: Callable[..., nn.Module]

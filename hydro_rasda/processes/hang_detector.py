@@ -9,7 +9,7 @@ import math
 
 
 def waited_in_vain(error: str) -> bool:
-    """Return whether a rank's error only says that it lost the connection to another rank, which is the real cause."""
+    """Return whether a rank's error only says that another rank did not respond, so that the cause lies elsewhere."""
     return any(mark in error for mark in ("gloo/", "ProcessGroupNCCL", "DistBackendError", "DistStoreError"))
 
 

@@ -174,11 +174,12 @@ class RaceConfig(Part):
         top_k: Number of configurations that move to the full-size model; with `full_trainings` below 3, it may be
             fewer.
         keep: Weights that a full-size training hands back. "last": the weights after the last epoch. "best": the
-            weights after the latest epoch whose score is within 1 % of the training's gain of the best score. The gain
-            counts up to ten times the best score, because the first epoch may be far off. In both cases, trials are
-            compared by their last epochs. The winner's configuration then also holds when you train it again, longer,
-            elsewhere or on more data. There are two exceptions. With `patience`, the best epochs are compared. If no
-            trial reached its end (time ran out, all diverged, or `stop_at` was reached), the best kept weights win.
+            weights after the latest epoch that is as good as the best one, or worse by at most 1 % of what the training
+            has gained. The gain counts up to ten times the best score, because the first epoch may be far off. In both
+            cases, trials are compared by their last epochs. The winner's configuration then also holds when you train
+            it again, longer, elsewhere or on more data. There are two exceptions. With `patience`, the best epochs are
+            compared. If no trial reached its end (time ran out, all diverged, or `stop_at` was reached), the best kept
+            weights win.
         patience: A full-size training ends after this many epochs without improvement. None never ends it early. The
             sweep has no patience, because its rungs decide. `tune(train=...)` has none either: the function returns
             when it chooses.
@@ -279,8 +280,8 @@ class RaceConfig(Part):
 class TuneConfig:
     """The arguments of `tune` that are numbers or words; see `tune`.
 
-    Three fields are no arguments of `tune`: `graph` and `loader_workers` come from the backend, and `folds` is the
-    number of folds of `val_data` (0 without folds).
+    Four fields are not arguments of `tune`. `objectives` holds all metrics and modes, if `metric` is a list. `graph`
+    and `loader_workers` come from the backend. `folds` is the number of folds of `val_data`, 0 without folds.
     """
 
     metric: str = "val_loss"

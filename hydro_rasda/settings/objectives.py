@@ -114,7 +114,7 @@ class Comparison:
 
     @property
     def of_training(self) -> dict[str, Bounds]:
-        """Bounds of metrics that training measures, so without those of costs."""
+        """Bounds of metrics that training measures; bounds of costs are left out."""
         return {name: bounds for name, bounds in self.bounds.items() if name not in COSTS}
 
     @property

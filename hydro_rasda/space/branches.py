@@ -190,7 +190,7 @@ def merge(container: dict[str, Any], key: str) -> None:
 
 
 def leaves(space: Space) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each leaf of a space, in branches and lists, too; a leaf is not a mapping."""
+    """Yield the name and value of each leaf of a space, also in branches, nested mappings and lists."""
     for key, value in space.items():
         if is_branching(value):
             for each in value.categories:

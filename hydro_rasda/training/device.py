@@ -114,7 +114,7 @@ class Device:
         with one_thread() if self.cores > 1 else nullcontext():
             found = planned_widths(problem, kinds, self.cores, self.children > 0, free, peaks, tight, seconds)
         peaks.keep(free / self.cores)
-        # Shares are rounded down to percents: small differences between measurements must not change the plan.
+        # Shares are rounded down to 1 % of a core's memory, so that measurements that differ little give equal shares.
         steps = 100 * self.cores
         taken = {kind: peaks.expected(kind_of_group(kind, kinds[kind]), widths.most) for kind, widths in found.items()}
         shares = {kind: math.floor(size / max(1.0, free) * steps) / steps for kind, size in taken.items()}
@@ -171,8 +171,8 @@ class Device:
         if not self.children:
             yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)
             return
-        # `lanes` does not depend on the number of tasks left: a resumed run uses as many threads, and so gives equal
-        # results to the last digit.
+        # `lanes` does not depend on the number of tasks left. So a resumed run uses the same number of threads, and its
+        # results are equal to the last digit.
         lanes, fit = -(-tasks[0].beside // devices), self._at_once(tasks, work)
         if fit < min(len(tasks), self.cores):
             lanes = min(lanes, fit)
@@ -236,7 +236,7 @@ class Device:
         peaks.keep(self.free / self.cores)
 
     def _at_once(self, tasks: Sequence[Task], work: Work) -> int:
-        """Return how many of `tasks` fit memory at the same time, at most one for each core."""
+        """Return how many of `tasks` fit memory at the same time, at least one; cores do not limit them here."""
         peaks = self._peaks_of(tasks[0].stage, tasks[0].width)
         jobs = [Job(task.key, peaks.expected(*self._kind(task, work)), 0.0, 0.0) for task in tasks]
         return len(beside(jobs, Room("", self.free, self.cores)))

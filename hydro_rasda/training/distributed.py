@@ -55,7 +55,7 @@ def reached_store(host: str, port: int) -> Store:
 
 
 def await_ranks(store: Store, rank: int, world: int) -> None:
-    """Announce this rank and wait for the others, up to `ARRIVAL`.
+    """Announce this rank, and wait up to `ARRIVAL` for the other ranks.
 
     The timeout of the process group is longer, and is meant for ranks that have started.
     """

@@ -232,7 +232,7 @@ class FusedLearner:
             self._configs = [self._configs[p] for p in positions]
 
     def copy(self, sources: Mapping[int, int]) -> None:
-        """Make members copies of others, in place: weights, buffers, optimizer state and loss scale."""
+        """Overwrite members (keys) by copies of others (values): weights, buffers, optimizer state and loss scale."""
         for part in (self.fused, self.optimizer, self._scale):
             if part is not None:
                 part.copy(sources)

@@ -232,7 +232,7 @@ def _in_one_process() -> Iterator[None]:
 
 
 def train_own_on_rank(worker: SpanWorker) -> None:
-    """Call the user's function on one rank, from the worker's last checkpoint, until it returns or `Over` is raised."""
+    """Call the user's function on one rank, from the worker's last checkpoint; it returns, or `Over` is raised."""
     problem: Problem = worker.data
     assert problem.own_loop is not None
     kept = Kept(problem.settings, worker.checkpoint)
