@@ -1,4 +1,4 @@
-"""Contracts of backends and other plug-ins: the classes that they implement or are handed."""
+"""Contracts of backends and other plug-ins: the classes that plug-ins implement or receive."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Span:
     """The part of a training that a unit of work covers.
 
     Attributes:
-        start: Epochs trained before.
-        stop: Epochs trained after.
+        start: Number of epochs trained before it.
+        stop: Number of epochs trained after it.
     """
 
     start: int
@@ -33,18 +33,18 @@ class Span:
 
 
 EpochMetrics = dict[str, list[float]]
-"""Of one epoch of a group: by metric ("train_*", "val_*"), one value for each member."""
+"""The metrics of a group's epoch: metric ("train_*", "val_*") -> a value for each member."""
 
 
 History = list[tuple[int, dict[str, float]]]
-"""Of one trial: for each epoch, how many epochs it has trained by then, and its metrics."""
+"""The epochs of a trial: pairs of the number of epochs trained so far and the metrics of the last one."""
 
 
 T = TypeVar("T")
 
 
 def evenly(items: Sequence[T], parts: int) -> list[Sequence[T]]:
-    """Split into at most so many parts, in order, of which none is larger than another by more than one.
+    """Split items, in order, into at most `parts` parts whose sizes differ by at most one.
 
     >>> evenly([0, 1, 2, 3, 4], 2), evenly([0, 1], 4)
     ([[0, 1, 2], [3, 4]], [[0], [1]])
@@ -59,10 +59,11 @@ class Group:
     """Trials that can train as one fused model.
 
     Attributes:
-        kind: Digest of the fusion key that they share.
-        fused: True if they train as one; otherwise they train one after another, which is faster for a few.
-        micro_batches: Parts that each batch is split into, where a single member does not fit memory with whole ones.
-        compiled: True if their step is compiled first, on a CPU.
+        kind: Digest of the fusion key that the trials share.
+        members: The numbers of the trials.
+        fused: True if the trials train as one; otherwise they train one after another, which is faster for a few.
+        micro_batches: Number of parts of each batch, if a single member does not fit memory with whole batches.
+        compiled: True if the group's training step is compiled first, on a CPU.
     """
 
     kind: str
@@ -72,7 +73,7 @@ class Group:
     compiled: bool = False
 
     def of(self, members: Sequence[int]) -> Group:
-        """The same group with only these of its members; that compiling pays was decided for all of them."""
+        """Return the group with only these members. It is not compiled, because compiling may not pay for fewer."""
         return replace(self, members=tuple(members), fused=self.fused and len(members) > 1, compiled=False)
 
 
@@ -80,7 +81,7 @@ class Group:
 class Task:
     """A unit of work: groups that train at the same time, or one full-size model, from one milestone to the next.
 
-    `full_size_task` makes one for a full-size model.
+    `full_size_task` makes a task for a full-size model.
 
     Attributes:
         key: Tells it from all others of the run. For groups, it names the checkpoint that the task leaves.
@@ -93,7 +94,7 @@ class Task:
         beside: How many trials are trained to this milestone, itself included: they share the devices.
         horizon: Epochs over which its schedule runs; None: those of a full training.
         refit: True to train one model on the examples of all folds, without validation.
-        averaged: False if the weights that it leaves are wanted, where training averages weights besides.
+        averaged: If training averages weights: True to keep the averaged weights, False to keep the last step's.
     """
 
     key: str
@@ -116,23 +117,23 @@ class Task:
 
     @property
     def number(self) -> int:
-        """The trial of a task that has a single one."""
+        """The trial of a task with a single trial."""
         (number,) = self.members
         return number
 
     @property
     def source(self) -> str | None:
-        """The checkpoint that a full-size model goes on from; None if it begins anew."""
+        """The checkpoint from which a full-size model continues; None if it begins anew."""
         return self.sources[0] if self.sources else None
 
     def parts(self) -> list[Task]:
-        """A task for each group."""
+        """Return a task for each group, under the same key."""
         return [replace(self, groups=(group,)) for group in self.groups]
 
     def smaller(self) -> list[Task]:
-        """Return tasks that take less memory: its groups by themselves; of a single group, each half of its members.
+        """Return tasks that take less memory than this one, each a unit of work with its own key.
 
-        Of a single member, the same with batches in twice as many parts. Each is a unit of its own.
+        Several groups become a task each. A single group is halved. A single member gets twice as many micro-batches.
         """
         groups = self.groups
         if len(groups) == 1:
@@ -144,7 +145,7 @@ class Task:
         return [self.of(group) for group in groups]
 
     def of(self, *groups: Group) -> Task:
-        """Return the same with only these groups, under their own name."""
+        """Return a task with only these groups, under its own key."""
         members = [number for group in groups for number in group.members]
         return replace(self, key=group_key(self.span, members, self.width), groups=groups)
 
@@ -152,15 +153,19 @@ class Task:
 def full_size_task(
     key: str, number: int, span: Span, source: str | None, seed: int, beside: int = 1, **more: Any
 ) -> Task:
-    """Return the task that trains a trial's full-size model, from a checkpoint or anew; `more` are fields of `Task`."""
+    """Return the task that trains a trial's full-size model; `more` are further fields of `Task`.
+
+    Args:
+        source: Name of the checkpoint to continue from; None to begin anew.
+    """
     groups, sources = (Group("full size", (number,), fused=False),), () if source is None else (source,)
     return Task(key, groups, sources, span, heat="race", seed=seed, beside=beside, **more)
 
 
 def group_key(span: Span, members: Iterable[int], width: float | None = None) -> str:
-    """Name of the unit that trains these trials for a span; `width` is that of a middle heat.
+    """Return the key of the task that trains these trials for a span; `width` is the width ratio of a middle heat.
 
-    A trial begins the same span twice only if its checkpoint was lost.
+    The smallest trial number suffices, because a trial begins the same span twice only if its checkpoint was lost.
     """
     return f"{'sweep' if width is None else 'middle'}/to-{span.stop}/from-{span.start}/group-{min(members)}"
 
@@ -170,12 +175,13 @@ class Outcome:
     """Outcome of training a task.
 
     Attributes:
-        checkpoint: To go on from: for each model, fused or full-size, that was trained, its "members" and its "state".
-        history: For each trial that began, the epochs trained, with the metrics after each.
-        failures: For each trial that raised, the traceback.
-        died: True if a full-size model failed by the end of its process, so often that it is not to be tried again.
-        ended: True if a full-size training ended by itself, before its span or at its end, and is not to go on.
-        more: Further plain values for the run's record, for the backend that goes on from it.
+        checkpoint: The "members" and "state" of each model, fused or full-size, to continue from.
+        history: Map each trial that began to its epochs and their metrics.
+        failures: Map each trial that raised to its traceback.
+        seconds: Wall seconds of the training.
+        died: True if a full-size model failed because its process died so often that it should not be tried again.
+        ended: True if a full-size training ended by itself, at or before the end of its span, and must not continue.
+        more: Further plain values for the run's record, which the backend needs to continue from it.
     """
 
     checkpoint: list[dict[str, Any]]
@@ -188,12 +194,12 @@ class Outcome:
 
     @classmethod
     def of_model(cls, number: int, state: Any, history: History, seconds: float, **more: Any) -> Outcome:
-        """Return the outcome of a full-size model, from its state; `more` are further fields."""
+        """Return the outcome of a single model from its state; `more` are further fields."""
         return cls([{"members": [number], "state": state}], {number: history}, {}, seconds, **more)
 
     @classmethod
     def failed(cls, number: int, error: str, seconds: float = 0.0, died: bool = False) -> Outcome:
-        """Return the outcome of a trial that failed by itself, with the traceback."""
+        """Return the outcome of a single trial that failed; `error` is the traceback."""
         return cls([], {number: []}, {number: error}, seconds, died)
 
     @property
@@ -220,13 +226,14 @@ class Widths:
     """How to group the trials of one kind.
 
     Attributes:
-        most: Members of the largest group; 1 where fusing never pays.
-        least: Members from which a group trains faster as one than one after another.
-        throughput: Steps of a trial per second, by width, as far as measured; at 1: one after another.
-        share: Of the device's memory that the largest group takes; 0 where that is little, or not known.
-        compiled: How many times as fast the largest groups train once their step is compiled; 1 where that was not
-            tried, or cannot be done.
-        assumed: True if nothing was measured: then `throughput` is no ground to foretell a time.
+        most: Number of members of the largest group; 1 if fusing never pays.
+        least: Fewest members with which a group trains faster as one than one after another.
+        throughput: Map measured widths (members of a group) to steps per second, summed over the members. Width 1 means
+            one after another.
+        share: Share of the device's memory that the largest group takes; 0 if it is small or unknown.
+        compiled: Speedup of the largest groups by a compiled step; 1 if compiling was not tried or is impossible.
+        compile_seconds: Seconds to compile the step.
+        assumed: True if nothing was measured. Then `throughput` must not be used to predict times.
     """
 
     most: int
@@ -239,11 +246,11 @@ class Widths:
 
     @property
     def rate(self) -> float:
-        """Steps of a trial per second, in the largest groups."""
+        """Steps per second, summed over the members, of the largest groups."""
         return self.throughput.get(self.most, self.throughput[1])
 
     def seconds(self, members: int) -> float:
-        """How long a group of so many members takes for a step; between two measured widths, interpolated linearly.
+        """Return the seconds that a group of `members` takes for a step, interpolated between measured widths.
 
         >>> widths = Widths(4, 3, {1: 100.0, 4: 200.0})
         >>> widths.seconds(2), widths.seconds(3), widths.seconds(4)
@@ -265,9 +272,9 @@ class Finished:
     """A task that is done.
 
     Attributes:
-        device: Name of the device that trained it, of several the first; None if there is only one.
-        beside: How many full-size models shared the device, itself included. It trained for that many times
-            `outcome.seconds`.
+        device: Number of the device that trained the task, or of the first of several; None if there is only one.
+        beside: Number of full-size models that shared the device, this one included. The task trained for
+            `beside * outcome.seconds`.
     """
 
     task: Task
@@ -279,63 +286,62 @@ class Finished:
 class Devices(Protocol):
     """Devices that a backend opens for a run.
 
-    A device trains one task of groups at a time, or several full-size models beside each other. Those begin together,
-    at the latest when `finished` is called. The backend decides how many they are, and which further devices a
-    full-size model gets.
+    A device trains one task of groups at a time, or several full-size models at the same time. These models begin
+    together, at the latest when `finished` is called. The backend decides how many models train on a device, and which
+    further devices a full-size model gets.
     """
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
-        """The devices that have nothing to do; given a task, those that can be given it now.
+        """Return the devices that have nothing to do; with `task`, the devices that can accept this task now.
 
-        A device can be given a full-size model beside others, until these begin. If a full-size model is due on more
-        devices than are idle, it waits for them, and no device is idle meanwhile.
+        A device with full-size models can accept another one until they begin. If a full-size model needs more devices
+        than are idle, it waits for them, and no device counts as idle meanwhile.
         """
         ...
 
     def start(self, device: int, task: Task) -> None:
-        """Have a device of `idle(task)` train a task, and perhaps others of them with it."""
+        """Let a device of `idle(task)` train a task, perhaps together with other devices of `idle(task)`."""
         ...
 
     def finished(self) -> Sequence[Finished]:
-        """Tasks that are done since the last call; waits for one, or for a moment."""
+        """Return the tasks that were done since the last call. It waits for a task, or for a moment."""
         ...
 
     def busy(self) -> bool:
-        """Return whether any task is under way, or a device is waited for that will be able to begin one."""
+        """Return whether a task is under way, or a device is expected that will be able to begin a task."""
         ...
 
     def speed(self, device: int, kind: str) -> float | None:
-        """Epochs of a trial of this kind per second, as measured; None before."""
+        """Return the measured epochs per second of trials of this kind; None before any measurement."""
         ...
 
     def machine(self, device: int) -> str:
-        """Equal for devices that are equally fast."""
+        """Return a name of the device's type; it is equal for devices that are equally fast."""
         ...
 
     def cores(self, device: int) -> int:
-        """How many groups, or full-size models, a device trains at the same time."""
+        """Return the number of groups, or full-size models, that a device trains at the same time."""
         ...
 
     def plan(
         self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
     ) -> Mapping[str, Widths]:
-        """How a device would best group the trials of each kind, on surrogates of the `width` of `Task`.
+        """Return for each kind how a device should group the trials, on surrogates of the width ratio `width`.
 
-        If its process ends meanwhile, the device is not idle; if its whole machine ends, the answer is empty.
+        If the device's process ends meanwhile, the device is not idle. If its machine ends, the answer is empty.
         """
         ...
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """Place at which trials train; `tune(backend=...)` takes one. It is made without a run, and can be opened for
-    several.
+    """The place where trials train, for `tune(backend=...)`. A backend can be opened for several runs.
 
-    `hydro_rasda.testing` checks that an implementation keeps these promises. It may also have attributes
+    `hydro_rasda.testing` checks that an implementation keeps these promises. A backend may also have the attributes
     `loader_workers` and `graph`, as `LocalBackend` has; without them, the defaults hold.
 
     Attributes:
-        device: Device of the models that the tuner itself builds, before any training and after it.
+        device: Device of the models that the tuner itself builds, before and after training.
     """
 
     @property
@@ -345,9 +351,9 @@ class Backend(Protocol):
         """Start the devices for a run.
 
         Returns:
-            A context that gives the devices. Once it is left, for whatever reason, nothing of them runs any more.
+            A context that gives the devices. When it is left, for any reason, all work on the devices must end.
 
         Raises:
-            ValueError: on entering, where the backend cannot train this run.
+            ValueError: On entering, if the backend cannot train this run.
         """
         ...

@@ -1,4 +1,4 @@
-"""Callbacks that write a run down elsewhere: `tune(callbacks=[TensorBoardLogger("tb")])`, on either backend.
+"""Callbacks that log a run to other tools, on any backend: `tune(callbacks=[TensorBoardLogger("tb")])`.
 
 Each writes a trial's metrics after each epoch, as "sweep/val_loss" and "race/val_loss", and its configuration. A
 run that goes on appends what is new to what an earlier process wrote. Each needs the package that it is for.
@@ -56,10 +56,10 @@ class Logged:
 
 
 class TrialLogger:
-    """Follows each trial from its first new epoch until it is dropped, fails, or the run is over.
+    """Base of loggers. It follows each trial from its first new epoch until it stops, fails, or the run is over.
 
-    Events that an earlier process of the run logged are not logged again. A trial that was closed and trains on is
-    opened again.
+    Events that an earlier process of the run logged are not logged again. If a closed trial continues, it is opened
+    again.
     """
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class TrialLogger:
         self._closed: set[int] = set()
 
     def begin(self, event: RunBegan) -> None:
-        """The run begins, or goes on."""
+        """Prepare for a run that begins or is resumed."""
 
     def logged(self, trial: int, heat: str) -> float:
         """The last epoch that an earlier process logged; infinite where only the run knows: all that it recalls."""
         return math.inf
 
     def open(self, trial: Logged) -> None:
-        """A trial is about to log its first epoch of this process, or to be closed."""
+        """Prepare for a trial, which is about to log its first epoch in this process, or to be closed."""
 
     def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         """A trial has trained an epoch of the heat "sweep", "middle" or "race".
@@ -85,7 +85,7 @@ class TrialLogger:
         raise NotImplementedError
 
     def close(self, trial: Logged, status: str) -> None:
-        """A trial will log no more, as far as is known: "stopped", "failed", "finished" or "interrupted"."""
+        """Close a trial that has probably no more epochs: it is "stopped", "failed", "finished" or "interrupted"."""
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, RunBegan):
@@ -120,7 +120,7 @@ class TrialLogger:
         self.log(trial, heat, event.epoch, metrics, event.seconds)
 
     def _close(self, number: int, status: str, recalled: bool = False) -> None:
-        """Also what an earlier process left open; what it is recalled to have closed is closed."""
+        """Close a trial, unless it is closed already; `recalled` means that an earlier process recorded its end."""
         trial = self._trials.get(number)
         if trial is None or not trial.epochs or number in self._closed:
             return
@@ -134,7 +134,7 @@ class TrialLogger:
 
 
 def needed(module: str, logger: str, extra: str) -> Any:
-    """A module that a logger needs; ImportError, which says what to install, if it is not there."""
+    """Return a module that a logger needs; if it is missing, raise ImportError that says what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -143,7 +143,7 @@ def needed(module: str, logger: str, extra: str) -> Any:
 
 
 def plain(value: Any) -> bool | int | float | str:
-    """A value of a configuration as every logger can store it."""
+    """Return a value of a configuration in a form that every logger can store."""
     return value if isinstance(value, (bool, int, float, str)) else getattr(value, "__name__", None) or str(value)
 
 
@@ -167,7 +167,7 @@ class CSVLogger(TrialLogger):
 
     def begin(self, event: RunBegan) -> None:
         self._path = event.path / "metrics.csv" if self._asked is None else Path(self._asked).expanduser()
-        if self._asked is not None:  # whoever names a file may name a link
+        if self._asked is not None:  # the user's path may be a link
             self._path = self._path.resolve()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._run, self._logged = unique_name(event.path), {}
@@ -178,7 +178,7 @@ class CSVLogger(TrialLogger):
         rows = csv.DictReader(io.StringIO((whole or content).decode(), newline=""))
         rule = f"a file with the columns {', '.join(COLUMNS)}, or none yet"
         require(not content or tuple(rows.fieldnames or ()) == COLUMNS, "path", str(self._path), rule)
-        if len(whole) < len(content):  # a full disk has cut off the last row
+        if len(whole) < len(content):  # the last row is incomplete, for example after the disk was full
             truncate(self._path, len(whole))
         if not whole:
             self._append([COLUMNS])
@@ -203,14 +203,14 @@ _STATUS = {"stopped": "FINISHED", "finished": "FINISHED", "failed": "FAILED", "i
 
 
 class MLflowLogger(TrialLogger):
-    """Logs each trial as a run of MLflow's: its parameters, its metrics by epoch, and how it ended.
+    """Logs each trial as an MLflow run: its parameters, its metrics by epoch, and how it ended.
 
     Args:
-        experiment: Name of the experiment, which is made where it is not there; None for the run's name.
+        experiment: Name of the experiment, which is created if it is missing; None for the run's name.
         tracking_uri: Address of the server; None for MLflow's own setting (`MLFLOW_TRACKING_URI`).
 
     Raises:
-        ImportError: if MLflow is not there.
+        ImportError: If MLflow is not installed.
     """
 
     def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
@@ -228,7 +228,7 @@ class MLflowLogger(TrialLogger):
         name = self._asked or event.path.name
         known = client.get_experiment_by_name(name)
         self._experiment = client.create_experiment(name) if known is None else known.experiment_id
-        # Runs that an earlier process of this run logged go on.
+        # MLflow runs that an earlier process of this run logged are continued.
         own = f"tags.hydro_rasda = {self._run!r}"
         runs = client.search_runs([self._experiment], own, max_results=50_000)
         self._ids = {int(run.data.tags["trial"]): run.info.run_id for run in runs}
@@ -261,13 +261,14 @@ class MLflowLogger(TrialLogger):
 
 
 class TensorBoardLogger(TrialLogger):
-    """Writes event files, one folder a trial: scalars by epoch, and HParams once a trial ends.
+    """Writes event files, in one folder for each trial: scalars by epoch, and HParams when a trial ends.
 
     Args:
-        folder: Folder for `tensorboard --logdir FOLDER`, with one for each run. None: `tensorboard` in the run's own.
+        folder: Folder for `tensorboard --logdir FOLDER`, in which each run gets a folder; None for `tensorboard` in the
+            run's folder.
 
     Raises:
-        ImportError: if tensorboardX is not there, which Ray Tune brings along.
+        ImportError: If tensorboardX, which Ray Tune brings along, is not installed.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -307,15 +308,15 @@ class TensorBoardLogger(TrialLogger):
 
 
 class WandbLogger(TrialLogger):
-    """Logs each trial as a run of W&B's, grouped by the name of the run; its id is the same when the run goes on.
+    """Logs each trial as a W&B run, grouped by the name of the run. A resumed run continues the same W&B runs.
 
     Args:
-        project: W&B's.
-        group: None for the run's name.
+        project: The W&B project.
+        group: The W&B group; None for the run's name.
         settings: More arguments of `wandb.init`, such as `mode="offline"`, `entity` or `tags`.
 
     Raises:
-        ImportError: if wandb is not there.
+        ImportError: If wandb is not installed.
     """
 
     def __init__(self, project: str, group: str | None = None, **settings: Any) -> None:

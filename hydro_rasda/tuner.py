@@ -1,4 +1,4 @@
-"""`tune()`: surrogates, fusion, transfer, full-size training."""
+"""`tune()`: search with surrogates and fusion, transfer to the full-size model, and full-size training."""
 
 from __future__ import annotations
 
@@ -85,98 +85,101 @@ def tune(
     them at milestones (RASDA: Aach et al. 2024). The winner is the best of those that trained for `max_t` epochs.
 
     Args:
-        model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width;
+        model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width.
             `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower. A second argument
-            with the default 1.0 is the ratio, too, if its name says so (`width`, `width_mult`, `scale`, `ratio`, `r`)
-            and no other argument is like it. The run's first lines name it.
-        space: Maps hyperparameters to domains, of `hydro_rasda` or Ray Tune. It needs `lr`. `fusion.keys`
-            lists all keys that the library reads, such as `optimizer`, `batch_size` and `schedule`. All keys reach
-            `model_fn`.
+            with the default 1.0 is also taken as the ratio, if its name says so (`width`, `width_mult`, `scale`,
+            `ratio`, `r`) and no other argument is like it. The run's first lines then name it.
+        space: Maps hyperparameters to domains of `hydro_rasda` or Ray Tune. It needs `lr`. `fusion.keys` lists all keys
+            that the library reads, such as `optimizer`, `batch_size` and `schedule`. `model_fn` gets all keys.
         train_data: Tensors or NumPy arrays `(inputs, target)`, a map-style Dataset, or a function
-            `make_loader(batch_size)`. A batch of tensors is a tuple of as many, even of one. Data that cannot be
-            pickled are read by this process alone. Before anything trains, data are read once, for at most 5 seconds.
-            A loader without an end needs a length, after which an epoch is over.
-        val_data: The same for validation; trials are compared on it. Or a splitter of scikit-learn's: with `KFold(5)`,
-            each configuration trains on five folds of `train_data`, and the mean of their scores decides. Then
-            `train_data` are tensors or a Dataset, and an epoch of every fold is as long as that of the shortest.
-        loss_fn: Mean loss of `(output, target)`, or of `(output, target, config)`; with it, batches are `(inputs,
-            target)`. None: cross-entropy. Parameters to train belong to the model: a loss has none. It is told the
-            configuration but for the library's keys. In a fused group, a float there may be a tensor without
-            dimensions; trials that differ in anything else (an integer, a word) train in different groups.
-        objective: Takes the place of `loss_fn`: `objective(model, batch) -> {"loss": ..., ...}` for one model and any
-            batch, or `objective(model, batch, config)`. Means over batches count by a scalar "weight" in the dict: the
-            number of targets that count, or the sum of their weights. Without one, they count by examples, and those
-            of torch's cross-entropy by its targets. Or a dict with an objective for each part of the model, such as
-            {"discriminator": ..., "generator": ...}. In each step they take turns, and each loss moves the parameters
-            of its own part. Metrics are then "PART_NAME", and "loss" is the sum of the losses.
-        metrics: `metrics(outputs, targets) -> {"auc": ..., ...}`, of the whole validation set: two tensors [N, ...] on
-            the CPU. It is called after each epoch, for each trial by itself. An `objective` then also returns "outputs"
-            and "targets", with examples as the first dimension.
-        train: A training loop of yours: `train(worker)` trains a trial from `worker.config`, epoch by epoch, and ends
-            each by `worker.report(metrics, state)`; see `Worker`. If neither `loss_fn` nor `objective` is given, it
-            trains in every heat: narrow models in the sweep, and the full-size ones. It builds the model of either
-            width by `worker.model()`, and its optimizer by `worker.optimizer`. Then `train_data` and `val_data` may be
-            left out, or may be anything: `worker.data` has both. The library reads no key of the configuration, `lr`
-            included. With `loss_fn` or `objective`, it trains the full-size models alone. `metric` must be among the
-            reported metrics, and `state["model"]` must be the state dict of `model_fn`'s model. At milestones `report`
-            does not return: the function is called again, and goes on from `worker.checkpoint`, the state that was
-            reported there, and `worker.iteration`. If it returns before, the trial is over, and its best epoch counts.
-            `ema` and `precision` do not apply to it. On several workers it runs on every rank, as for `elastic`.
-        metric: The metric by which trials are compared: "val_" or "train_" and a key of the objective's dict; or "val_"
-            and a name that `metrics` returns. Or a list of several: then rungs keep the front (NSGA-II, Deb et al.
-            2002), and `TuneResult.pareto` has it. A list may have costs of the full-size model, measured before it
-            trains: "params"; "macs", multiply-accumulate operations of an example; "seconds_per_example" of an
-            evaluation; and "peak_memory", bytes of training. The first metric of training chooses the best trial.
-        mode: "min" or "max"; for several metrics, also a list of as many.
-        num_samples: Configurations to try (for each point of a `grid_search`). The same call with more goes on with a
-            run: the first are the same, and rungs are decided anew over all.
+            `make_loader(batch_size)`. A batch of N tensors is a tuple of N tensors, also for N = 1. Data that cannot be
+            pickled are read only by this process. Before any training, data are read once, for at most 5 seconds. A
+            loader without an end needs a length, after which an epoch is over.
+        val_data: The same for validation; it compares trials. Or a scikit-learn splitter: with `KFold(5)`, each
+            configuration trains on five folds of `train_data`, and the mean of their scores decides. Then `train_data`
+            must be tensors or a Dataset, and epochs of all folds are as long as those of the shortest fold.
+        loss_fn: Mean loss of `(output, target)`, or of `(output, target, config)`; batches are then `(inputs, target)`.
+            None for cross-entropy. A loss must not have parameters to train: they belong to the model. `config` is the
+            configuration without the library's keys. In a fused group, a float in it may be a tensor without
+            dimensions. Trials that differ in other values (an integer, a word) train in different groups.
+        objective: Replaces `loss_fn`: `objective(model, batch) -> {"loss": ..., ...}` for one model and any batch, or
+            `objective(model, batch, config)`. In means over batches, a batch is weighted by the scalar "weight" of the
+            dict: the number of targets that count, or the sum of their weights. Without "weight", it is weighted by its
+            examples, or by its targets if the loss is torch's cross-entropy. Or a dict with an objective for each part
+            of the model, such as {"discriminator": ..., "generator": ...}. In each step they take turns, and each loss
+            updates only the parameters of its part. Metrics are then "PART_NAME", and "loss" is the sum of the losses.
+        metrics: `metrics(outputs, targets) -> {"auc": ..., ...}` on the whole validation set: two tensors [N, ...] on
+            the CPU. It is called after each epoch, for each trial separately. An `objective` must then also return
+            "outputs" and "targets", with examples as the first dimension.
+        train: Your own training loop. `train(worker)` trains a trial from `worker.config`, epoch by epoch, and ends
+            each epoch by `worker.report(metrics, state)`; see `Worker`. If neither `loss_fn` nor `objective` is given,
+            it trains in every heat: narrow models in the sweep, and full-size models. It gets the model of either width
+            from `worker.model()`, and the optimizer from `worker.optimizer`. Then `train_data` and `val_data` may be
+            left out or be anything: `worker.data` has both. The library then reads no key of the configuration, not
+            even `lr`. With `loss_fn` or `objective`, `train` trains only the full-size models. `metric` must be among
+            the reported metrics, and `state["model"]` must be the state dict of `model_fn`'s model. At milestones
+            `report` does not return. The function is later called again, and must continue from `worker.checkpoint`
+            (the state reported there) and `worker.iteration`. If the function returns early, the trial is over, and its
+            best epoch counts. `ema` and `precision` do not apply. On several workers it runs on every rank, as for
+            `elastic`.
+        metric: The metric that compares trials: "val_" or "train_" and a key of the objective's dict, or "val_" and a
+            name that `metrics` returns. Or a list of several: then rungs keep the Pareto front (NSGA-II, Deb et al.
+            2002), which is `TuneResult.pareto`. A list may include costs of the full-size model, measured before it
+            trains: "params"; "macs", multiply-accumulate operations per example; "seconds_per_example" of evaluation;
+            and "peak_memory", bytes of training. The first metric that is not a cost chooses the best trial.
+        mode: "min" or "max"; for several metrics, also a list with one for each.
+        num_samples: Number of configurations to try (for each point of a `grid_search`). The same call with more
+            resumes the run: the first configurations are the same, and rungs are decided anew over all.
         max_t: Epochs of a full training.
         full_trainings: Budget of the race, in trainings of `max_t` epochs. With folds, each fold of a
             finalist counts as a training, and each seed with `sweep.repeats`. At each milestone, as many
             finalists go on as can train to the end for it, at least half of them, and the one with the best averaged
             weights. Midway from the last of these to the end, only those go on whose expected gain is worth the rest of
             their training, unless the budget is enough for all. While no finalist is better than a constant prediction,
-            none is stopped. From 1 on and below 3, a middle heat comes before if it pays. The best 8 of the sweep train
-            anew on surrogates of 1/4 of the width, to `max_t`. The best one of them (below 2), or two, train at full
-            size. The heat needs a narrower sweep, a single metric without bounds on metrics, and no `train`. It
-            pays if it costs at most a full training, by counted operations of the first configuration's models.
-            Without it, and below 1, at least half of the finalists go on as with 3.
-        time_budget_s: Seconds after which no new work starts; at most half of it goes to heats on surrogates. If it
-            seems enough for a full training but not for the race, and some finalists would have to wait for others, the
-            sweep's best trains to its end first. The same call with more goes on where it ended: first with the sweep,
-            then at full size.
-        stop_at: A score of `metric` that is good enough: once a full-size model has it, nothing more trains. The same
-            call with a better one, or None, goes on. Not for a list of metrics, or with a bound of a trained metric.
+            none is stopped.
+
+            From 1 to below 3, a middle heat comes before the race if it pays. The best 8 configurations of the sweep
+            train anew on surrogates of 1/4 of the width, to `max_t`. The best of them (with less than 2), or the best
+            two, train at full size. The heat needs a narrower sweep, a single metric without bounds on metrics, and no
+            `train`. It pays if it costs at most a full training, by counted operations of the first configuration's
+            models. Without a middle heat, and below 1, at least half of the finalists continue as with 3.
+        time_budget_s: Seconds after which no new work starts; at most half of it goes to heats on surrogates. It may
+            seem enough for a full training but not for the race. If some finalists would then have to wait for others,
+            the sweep's best trains to its end first. The same call with more time resumes the run: first the sweep,
+            then full-size training.
+        stop_at: A score of `metric` that is good enough: once a full-size model reaches it, training ends. The same
+            call with a better score, or None, resumes the run. It must be None for a list of metrics, or if a trained
+            metric has a bound.
         sweep: How the sweep tries configurations; see `SweepConfig`.
         race: How the finalists train at full size; see `RaceConfig`.
-        backend: "local": all devices of this machine, as `LocalBackend()` has it. "ray": all devices of a Ray cluster,
-            as `RayBackend()` has it. Or such an object. The same rules decide on each.
-        precision: Number format of models' computations, in the sweep and at full size. "bf16": matrix products and
-            convolutions in bfloat16 (`torch.autocast`), on a CPU, too. "fp16": those in float16, each trial with a
-            loss scale of its own; where gradients overflow, that trial alone leaves the step out. "tf32": those in
-            TF32, on CUDA. "fp32" leaves torch as you have set it. Weights, gradients, optimizer state and metrics stay
-            in float32.
+        backend: "local" for all devices of this machine, as `LocalBackend()`; "ray" for all devices of a Ray cluster,
+            as `RayBackend()`; or such an object. The same rules decide on all backends.
+        precision: Number format of the models' computations, in the sweep and at full size. "bf16": matrix products and
+            convolutions in bfloat16 (`torch.autocast`), also on a CPU. "fp16": the same in float16. Each trial has its
+            own loss scale, and if its gradients overflow, only this trial skips the step. "tf32": the same in TF32, on
+            CUDA. "fp32" leaves torch as you have set it. Weights, gradients, optimizer state and metrics stay in
+            float32.
         storage_path: Folder of runs.
-        name: Folder of this run below it; None makes one from the time.
-        resume: The way to treat a run of this name. "auto" goes on with it, if settings, code and data are the
-            same; backend and limits on the cost may differ, and `num_samples` may grow. "changed" goes on also with
-            other code or data, and what was trained counts. With another `loss_fn`, `objective`, `metrics` or
-            `val_data`, scores do not compare: it keeps the old run as `NAME/before-1` and trains all anew. "never"
-            refuses; "must" refuses to start anew.
+        name: Folder of this run in `storage_path`; None for a name made from the time.
+        resume: How to treat an existing run of this name. "auto" resumes it if settings, code and data are the same;
+            the backend and limits on the cost may differ, and `num_samples` may grow. "changed" resumes it also with
+            other code or data, and finished training counts. If `loss_fn`, `objective`, `metrics` or `val_data`
+            differ, scores are not comparable: then "changed" keeps the old run as `NAME/before-1` and starts anew.
+            "never" refuses an existing run, and "must" refuses to start a new one.
         seed: Determines configurations, initial weights, shuffles and dropout.
-        progress: True to print.
-        callbacks: Told what happens, while it happens (`hydro_rasda.contracts.Event`): functions of an event, or
-            objects with a method `on_event`. They are no part of a run's identity. One that raises is named in a
-            warning and left out.
+        progress: True to print progress.
+        callbacks: Functions of an event, or objects with a method `on_event`, that are called while the run goes on
+            (`hydro_rasda.contracts.Event`). They are no part of a run's identity. If a callback raises, a warning names
+            it, and it is not called again.
 
     Returns:
         The best configuration, its trained model, and every trial's record.
 
     Raises:
-        ValueError: for bad input, before any training; it names the argument, its value and the rule.
-        RunExists: if `name` is taken by another run, saying how it differs; nothing of it is changed.
-        AllTrialsFailed: if no trial has a finite metric.
-        KeyboardInterrupt: on Ctrl-C; the same call goes on from the last finished unit of work.
+        ValueError: For bad input, before any training. The message names the argument, its value and the rule.
+        RunExists: If another run has the name. The message says how it differs; the other run stays unchanged.
+        AllTrialsFailed: If no trial has a finite metric.
+        KeyboardInterrupt: On Ctrl-C. The same call resumes from the last finished unit of work.
     """
     metric, mode, objectives = split_metrics(metric, mode)
     settings = TuneConfig(
@@ -209,7 +212,7 @@ def tune(
 
 
 def _backend(backend: str | Backend) -> Backend:
-    """The backend of this name, or the object that was given."""
+    """Return the backend of a name; an object is returned as it is."""
     named = isinstance(backend, str)
     known = backend in BACKENDS if named else isinstance(backend, Backend) and not isinstance(backend, type)
     rule = f"one of {BACKENDS}, or an object with what `hydro_rasda.contracts.Backend` has"
@@ -299,7 +302,7 @@ def _run(
         except KeyboardInterrupt as stopped:
             if shown is None:
                 raise
-            # The frames of the training would hide the line that says how to go on.
+            # A long traceback would hide the line that says how to resume.
             raise stopped.with_traceback(None) from None
         if shown is not None:
             shown.conclude(result.shown())
@@ -309,7 +312,7 @@ def _run(
 def _heats_on_surrogates(
     run: Run, search: Search, devices: Devices, asked: SweepRule | str, race: Race
 ) -> tuple[Sweep, MiddleHeat | None]:
-    """Return the sweep, and the middle heat if there is one; the last of them may begin the race early."""
+    """Return the sweep and the middle heat (None if there is none); the later of them may begin the race early."""
     rule = None if isinstance(asked, str) else asked
     if (plan := run.history.middle) is None:
         return Sweep(run, search, devices, rule, race), None
@@ -317,20 +320,20 @@ def _heats_on_surrogates(
 
 
 def _claim(folder: Path, name: str | None, resume: str) -> Claim:
-    """Lock a run's folder; one without a name gets one that no other run has."""
+    """Lock a run's folder. If `name` is None, the folder gets a name that no other run has."""
     if name is not None:
         return Claim(folder / name, resume)
     stamp, number = time.strftime("tune-%Y%m%d-%H%M%S"), 1
     while True:
         unnamed = folder / (stamp if number == 1 else f"{stamp}-{number}")
         if not unnamed.exists():
-            with contextlib.suppress(RunExists, FileExistsError):  # of another run that began just now
+            with contextlib.suppress(RunExists, FileExistsError):  # another run took the name just now
                 return Claim(unnamed, "never", exclusive=True)
         number += 1
 
 
 def _shown() -> Progress:
-    # What prints takes longer to import than to print, so that only those who are shown something import it.
+    # Imported here, because the import takes long, and is not needed with `progress=False`.
     from hydro_rasda.results.progress import Progress
 
     shown = Progress()
@@ -342,7 +345,7 @@ def _shown() -> Progress:
 
 
 def _announce(run: Run, ready: Ready) -> None:
-    """Tell that a run begins, and what of it is there already."""
+    """Notify callbacks that a run begins and of its recorded events, and print the messages of the dry run."""
     settings, store = ready.settings, run.store
     run.notify(RunBegan, path=store.path, metric=settings.metric, mode=settings.mode, settings=determining(settings))
     run.notify_recalled()
@@ -355,7 +358,7 @@ def _announce(run: Run, ready: Ready) -> None:
 
 
 def _recall(search: Search, run: Run) -> None:
-    """Take back what a run has recorded of its sample; say if it has fewer configurations than were asked for."""
+    """Let the search recall the run's recorded configurations; print a message if there are fewer than asked for."""
     if isinstance(search, RandomSearch):
         search.recall(run)
         if search.planned < run.settings.num_samples:
@@ -363,7 +366,10 @@ def _recall(search: Search, run: Run) -> None:
 
 
 def _enough(run: Run) -> Callable[[int], bool]:
-    """Return whether no more configurations are drawn: time is up, and all that the run has recorded are there."""
+    """Return a function of the number of configurations so far that tells whether to stop drawing.
+
+    Drawing stops if time is up and all recorded configurations are drawn again.
+    """
     lines = (line for unit in run.store.units().values() for line in unit.lines)
     recorded = 1 + max((line["trial"] for line in lines if line["event"] == "trial"), default=0)
     drawn = max(1, recorded - len(run.settings.sweep.first))
@@ -372,7 +378,7 @@ def _enough(run: Run) -> Callable[[int], bool]:
 
 @contextlib.contextmanager
 def _end_told(run: Run) -> Iterator[None]:
-    """Tell callbacks of the error that ends a run; that of Ctrl-C says how to go on."""
+    """Notify callbacks of an error that ends the run; after Ctrl-C, the error also says how to resume."""
     try:
         yield
     except BaseException as error:
@@ -385,7 +391,7 @@ def _end_told(run: Run) -> Iterator[None]:
 
 
 def _result(run: Run, tried: list[int]) -> TuneResult:
-    """Return the result of a run that is over, or out of time."""
+    """Return the result of a run that is done or out of time, and notify callbacks of the run's end."""
     for line in overfitting_line(run, tried):
         run.say(line)
     result = make_result(run, tried)

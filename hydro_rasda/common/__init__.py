@@ -1,1 +1,1 @@
-"""The ground of all rooms: checks of arguments, texts, masks of secrets, seeds, `Trial`. It needs no torch."""
+"""Helpers for all other packages: checks of arguments, texts, masks of secrets, seeds, `Trial`. Needs no torch."""

@@ -1,6 +1,6 @@
-"""Checks of arguments, each refused in the wording of `fusion.argument_checks`: name, value and rule.
+"""Checks of arguments. Each raises ValueError for a wrong type or a wrong value.
 
-A wrong type and a wrong value are refused alike, by a ValueError. Needs neither torch nor Ray.
+Messages have the form of `fusion.argument_checks`: name, value and rule. Needs neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fusion.argument_checks import require as require
 
 
 def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr) -> str:
-    """A set as text, the same in every process; `repr` has the order of its hashes, which differ.
+    """Return a set as text that is equal in every process; the order in its `repr` differs between processes.
 
     >>> in_order({"b", "a"}), in_order(frozenset({2, 1})), in_order(set())
     ("{'a', 'b'}", 'frozenset({1, 2})', 'set()')
@@ -33,12 +33,12 @@ def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr
 
 
 def is_metric(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
+    """Return whether a value is a number that a training may report: infinities and NaN count, a bool does not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Return whether a value is a text that files and other processes can be given: in UTF-8, and without NUL bytes."""
+    """Return whether a value is a string that files and other processes accept: valid in UTF-8, without NUL bytes."""
     try:
         return isinstance(value, str) and "\0" not in value and bool(value.encode() or True)
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -46,20 +46,20 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def check_int(name: str, value: object, at_least: int, optional: bool = False, at_most: float = math.inf) -> None:
-    """Refuse what is no integer from `at_least` to `at_most`; where it is `optional`, None will do."""
+    """Raise ValueError unless `value` is an integer from `at_least` to `at_most`, or None if it is `optional`."""
     holds = (optional and value is None) or (is_int(value) and at_least <= value <= at_most)
     bound = f">= {at_least}" if at_most == math.inf else f"from {at_least} to {at_most}"
     require(holds, name, value, f"{'None or ' if optional else ''}an integer {bound}")
 
 
 def check_number(name: str, value: object, above: float | None = None) -> None:
-    """Refuse what is no number >= 0, or, where it is given, no number > `above`."""
+    """Raise ValueError unless `value` is a number > `above`; without `above`, a number >= 0."""
     holds = is_metric(value) and (value >= 0 if above is None else value > above)
     require(holds, name, value, "a number >= 0" if above is None else f"a number > {above:g}")
 
 
 def check_is(name: str, value: object, kind: type, several: bool = False) -> None:
-    """Refuse what is no object of a class, or, of `several`, no list or tuple of them."""
+    """Raise ValueError unless `value` is an instance of `kind`; if `several`, a list or tuple of instances."""
     if several:
         require(isinstance(value, list | tuple), name, value, f"a list of {kind.__name__}s")
         assert isinstance(value, list | tuple)
@@ -70,37 +70,40 @@ def check_is(name: str, value: object, kind: type, several: bool = False) -> Non
 
 
 def check_path(name: str, value: object) -> None:
-    """Refuse what is no path."""
+    """Raise ValueError unless `value` is a path."""
     holds = isinstance(value, str | PathLike) and isinstance(os.fspath(value), str) and "\0" not in str(value)
     require(holds and len(str(value)) < 4096, name, value, "a path")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Refuse what is none of some words."""
+    """Raise ValueError unless `value` is one of `choices`."""
     require(isinstance(value, str) and value in choices, name, value, f"one of {tuple(choices)}")
 
 
 def check_text(name: str, value: object, optional: bool = False) -> None:
-    """Refuse what is no text, or an empty one; where it is `optional`, None will do."""
+    """Raise ValueError unless `value` is a string that is not empty, or None if it is `optional`."""
     holds = (optional and value is None) or (isinstance(value, str) and bool(value))
     require(holds, name, value, f"{'None or ' if optional else ''}a text")
 
 
 def check_function(name: str, value: object, *counts: int, rule: str, or_class: bool = False) -> None:
-    """Refuse what cannot be called with so many arguments, or with so many others; and classes, unless they will do."""
+    """Raise ValueError unless `value` can be called with one of the numbers of arguments `counts`.
+
+    Classes are refused, too, unless `or_class`.
+    """
     holds = callable(value) and (or_class or not isinstance(value, type))
     try:
         signature = inspect.signature(value)  # type: ignore[arg-type]
         holds = holds and any(binds(signature, count) for count in counts)
     except TypeError:
         holds = False
-    except ValueError:  # what is written in C need not have one
+    except ValueError:  # a function written in C may have no signature
         holds = holds and not isinstance(value, type)
     require(holds, name, value, rule)
 
 
 def binds(signature: inspect.Signature, count: int) -> bool:
-    """Return whether a function takes so many arguments."""
+    """Return whether a function can be called with `count` positional arguments."""
     try:
         signature.bind(*range(count))
     except TypeError:
@@ -109,7 +112,11 @@ def binds(signature: inspect.Signature, count: int) -> bool:
 
 
 def check_folder(name: str, value: object) -> Path:
-    """The absolute path of a folder that is there or can be made; ValueError for all else, as a store's address."""
+    """Return the absolute path of a folder that exists or can be made.
+
+    Raises:
+        ValueError: If `value` is anything else, such as the address of a store.
+    """
     rule = "the path of a folder that is there, or can be made"
     check_path(name, value)
     store = "a folder, such as one at which the store is mounted (on each node of a cluster), not a store's address"
@@ -119,18 +126,18 @@ def check_folder(name: str, value: object) -> Path:
         folder = Path(value).expanduser().absolute()  # type: ignore[arg-type]
         there = next(path for path in (folder, *folder.parents) if path.exists())
         require(there.is_dir() and (there == folder or os.access(there, os.W_OK)), name, value, rule)
-    except (OSError, RuntimeError) as error:  # a name that is too long; the home of nobody
+    except (OSError, RuntimeError) as error:  # a name that is too long, or `~user` of an unknown user
         told = getattr(error, "strerror", None) or error
         raise ValueError(f"{refusal(name, value, rule)} ({told})") from None
     return folder
 
 
 def check_name(name: str, value: object) -> None:
-    """Refuse what cannot be the name of a folder."""
+    """Raise ValueError unless `value` can be the name of a folder."""
     holds = is_text(value) and value not in ("", ".", "..") and not {"/", os.sep} & {*value}
     require(holds and len(str(value).encode()) <= 255, name, value, "a folder's name of at most 255 bytes")
 
 
 def check_mode(mode: object) -> None:
-    """Refuse what is neither "min" nor "max"."""
+    """Raise ValueError unless `mode` is "min" or "max"."""
     require(isinstance(mode, str) and mode in ("min", "max"), "mode", mode, "'min' or 'max'")

@@ -1,4 +1,4 @@
-"""Warnings as a user of `tune` reads them: a line each, without a line of source code, after the run is announced."""
+"""Print warnings for users of `tune`: one line each, without source code, after the run is announced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 @contextlib.contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Print warnings without the line of source code. A format of the user's own stays."""
+    """Within the context, print warnings without the line of source code. A user's own format is kept."""
     before = warnings.formatwarning
     if before.__module__ not in ("warnings", "_py_warnings"):
         yield
@@ -28,7 +28,7 @@ def warnings_in_one_line() -> Iterator[None]:
 
 
 def warns_in_one_line(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function that passes `progress` on to `tune` print its own warnings as `tune` does."""
+    """Decorate a function that passes `progress` on to `tune`, so that it prints warnings as `tune` does."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -41,20 +41,20 @@ def warns_in_one_line(function: Callable[P, R]) -> Callable[P, R]:
 def _in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    # If users cannot change the place, its name only distracts from the message.
+    # A UserWarning is about arguments, so that a place in the library's code would only distract.
     where = "" if issubclass(category, UserWarning) else f" ({category.__name__}, {filename}:{lineno})"
     return f"warning: {message}{where}\n"
 
 
 class HeldBack:
-    """Warnings that are given later: what comes first on the screen is not a warning."""
+    """Warnings that are held back, so that the first lines on the screen are not warnings."""
 
     def __init__(self) -> None:
         self._caught: list[warnings.WarningMessage] = []
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
-        """Hold back the warnings of a block."""
+        """Hold back the warnings within the context."""
         with warnings.catch_warnings(record=True) as caught:
             try:
                 yield
@@ -62,7 +62,7 @@ class HeldBack:
                 self._caught += caught
 
     def give(self) -> None:
-        """Give those that were held back, as the filters say."""
+        """Give the warnings that were held back, subject to the user's filters."""
         caught, self._caught = self._caught, []
         for one in caught:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno, source=one.source)

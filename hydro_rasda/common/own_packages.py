@@ -1,7 +1,7 @@
-"""The packages `fusion` and `surrogate`, if Python finds others of these names.
+"""Check that Python finds this library's packages `fusion` and `surrogate`, not others of the same names.
 
-Others have them on the package index, and a script may have a file of such a name beside it. Python then imports
-whichever it finds first, which would end in an error about a name that is missing.
+The package index has other packages of these names, and a script may lie beside a file `fusion.py`. Python imports
+the first one that it finds. Without this check, users would see an error about a missing name.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 
 DISTRIBUTION = "hydro-rasda"
-"""Stands in the `__init__.py` of each of the packages."""
+"""A text that the `__init__.py` of each of this library's packages contains."""
 
 
 def refuse_other_packages(*names: str) -> None:
-    """Refuse packages of these names that are others than ours; nothing of them runs.
+    """Raise ImportError if Python finds another package than ours under one of `names`; no code of it runs.
 
-    The ImportError names the file that Python finds, its distribution if one is known, and what to do.
+    The error names the file that Python finds, its distribution if known, and what to do.
     """
     for name in names:
         try:
@@ -30,7 +30,7 @@ def refuse_other_packages(*names: str) -> None:
 def _is_ours(spec: ModuleSpec) -> bool:
     get_source = getattr(spec.loader, "get_source", lambda name: None)
     source = get_source(spec.name)
-    # A package that is shipped without its sources cannot be asked.
+    # A package that is shipped without sources cannot be checked, and is accepted.
     return spec.submodule_search_locations is not None if source is None else DISTRIBUTION in source
 
 

@@ -1,4 +1,4 @@
-"""A signature with many arguments, as `help()` shows it: a line for each argument."""
+"""Make `help()` show a signature with many arguments in lines, one for each argument."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Wrapped(inspect.Signature):
 
 
 def readable(function: F) -> F:
-    """Give a function with many arguments a signature that reads as its source does.
+    """Give a function a signature that `help()` shows as in its source, with a line for each argument.
 
     >>> @readable
     ... def add(first: int, *, second: int | None = None) -> int: ...

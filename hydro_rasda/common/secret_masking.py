@@ -1,4 +1,4 @@
-"""Secrets among the constants of a space: models get them, and nothing that is kept shows them."""
+"""Secrets among the constants of a space: models get them, but files, messages and loggers do not show them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from hydro_rasda.common.argument_checks import is_text, require
 
 HIDDEN = "(hidden)"
-"""Stands in a secret's place."""
+"""Text that replaces a secret."""
 
 Place = tuple[str, ...]
-"""Names that lead to a value of a configuration: `("hub", "token")`."""
+"""Keys that lead to a value of a configuration, such as `("hub", "token")`."""
 
 _SHORT = 6
 
 
 class Secret(str):
-    """A text that `repr` does not show."""
+    """A string that `repr` does not show."""
 
     __slots__ = ()
 
@@ -31,10 +31,10 @@ def secret(value: str) -> str:
     `model_fn` and the other functions get the text. A run's folder, messages and loggers have "(hidden)" in its place.
 
     Args:
-        value: A text of at least one character. The space may have it at its top level, or in nested dicts.
+        value: A string of at least one character. The space may have it at its top level, or in nested dicts.
 
     Raises:
-        ValueError: If `value` is no text, or empty.
+        ValueError: If `value` is not a string, or is empty.
 
     >>> secret("hf_JgK2"), secret("hf_JgK2") == "hf_JgK2"
     ('(hidden)', True)
@@ -49,7 +49,7 @@ def secrets_of(space: Mapping[str, Any]) -> frozenset[Place]:
 
 
 def described_secrets(space: Any) -> frozenset[Place]:
-    """Return the places of the secrets in a space as `run.json` has it, in words."""
+    """Return the places of the secrets in a space that was read from `run.json`, where values are texts."""
     return frozenset(_found(space, lambda words: bool(words == repr(HIDDEN))))
 
 
@@ -64,7 +64,7 @@ def _found(space: Any, is_one: Callable[[Any], bool]) -> list[Place]:
 
 
 def holds_secret(value: Any) -> bool:
-    """Tell whether a value is a secret, or has one in a list, a dict or a choice."""
+    """Tell whether a value is a secret, or contains one in a list, a dict or a choice."""
     if isinstance(value, Mapping):
         return any(map(holds_secret, value.values()))
     parts = value if isinstance(value, list | tuple) else getattr(value, "categories", ())
@@ -72,17 +72,17 @@ def holds_secret(value: Any) -> bool:
 
 
 def hide(config: Mapping[str, Any], places: Collection[Place], by: Any = HIDDEN) -> dict[str, Any]:
-    """A configuration, or a space, with something else where it has secrets."""
+    """Return a configuration, or a space, with its secrets replaced by `by`."""
     return put(config, dict.fromkeys(places, by))
 
 
 def restore(config: Mapping[str, Any], places: Collection[Place], space: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with the secrets that a space has in these places."""
+    """Return a configuration with the secrets that a space has at `places`."""
     return put(config, {place: value_at(space, place) for place in places})
 
 
 def put(config: Mapping[str, Any], values: Mapping[Place, Any]) -> dict[str, Any]:
-    """Return a configuration with other values in the places that it has of these."""
+    """Return a configuration with new values at the given places; places that it lacks are ignored."""
     copied = dict(config)
     for (name, *rest), value in values.items():
         if name in copied:
@@ -95,14 +95,17 @@ def put(config: Mapping[str, Any], values: Mapping[Place, Any]) -> dict[str, Any
 
 
 def value_at(config: Any, place: Place) -> Any:
-    """Return the value of a configuration in a place; None if it has none there."""
+    """Return the value of a configuration at a place; None if it lacks the place."""
     for name in place:
         config = config.get(name) if isinstance(config, Mapping) else None
     return config
 
 
 def scrubbed(text: str, places: Collection[Place], space: Mapping[str, Any]) -> str:
-    """A text, such as a traceback, without the secrets that a space has; very short ones could be any word."""
+    """Return a text, such as a traceback, without the secrets of a space.
+
+    Secrets of fewer than 6 characters are kept, because they could be part of any word.
+    """
     for place in places:
         secret = value_at(space, place)
         if isinstance(secret, str) and len(secret) >= _SHORT:

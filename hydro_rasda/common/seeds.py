@@ -1,4 +1,4 @@
-"""Seeds that depend on what they are for, and on nothing else."""
+"""Seeds that depend only on their purpose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MOST_SEED = 2**63 - 1
 
 
 def next_seed(seed: int) -> int:
-    """Another seed; after the largest comes 0.
+    """Return another seed: the next integer, or 0 after the largest seed.
 
     >>> next_seed(0), next_seed(MOST_SEED)
     (1, 0)
@@ -17,10 +17,10 @@ def next_seed(seed: int) -> int:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed for one purpose of a run.
+    """Return a seed for one purpose of a run.
 
     Args:
-        parts: Values that tell the purpose apart, such as the run's seed, "weights" and a trial's number.
+        parts: Values that identify the purpose, such as the run's seed, "weights" and a trial's number.
 
     Returns:
         An integer in [0, 2**63), the same on every machine.
@@ -28,7 +28,7 @@ def derive_seed(*parts: int | str) -> int:
     >>> derive_seed(0, "weights", 1) == derive_seed(0, "weights", 1) != derive_seed(0, "weights", 2)
     True
     """
-    import numpy as np  # settings are read without it
+    import numpy as np  # imported here, because reading settings does not need it
 
     entropy = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))

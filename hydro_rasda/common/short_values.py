@@ -1,4 +1,4 @@
-"""Values in a few characters, for people. Needs nothing that takes long to import."""
+"""Show values in a few characters. Imports only modules that load fast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _POWERS = 1e6
 
 
 def show(value: Any, digits: int = 3) -> str:
-    """A value in a few characters; of numbers so many digits.
+    """Return a value in a few characters; floats have `digits` significant digits.
 
     >>> [show(value, 2) for value in (0.351, 4.24, 142.0, 2.5e6, 1e-5)]
     ['0.35', '4.2', '140', '2.5e+06', '1e-05']

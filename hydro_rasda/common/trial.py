@@ -1,4 +1,4 @@
-"""One configuration: plain values, which a run's journal can be read into without torch."""
+"""A trial: the number and the configuration, as plain values that can be read from a journal without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Trial:
     """One configuration.
 
     Attributes:
-        number: 0, 1, ... in the order in which configurations were sampled.
+        number: The trial's number: 0, 1, ... in the order in which configurations were sampled.
         config: Hyperparameters, all of which reach the model function.
     """
 

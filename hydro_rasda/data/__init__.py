@@ -1,8 +1,8 @@
 """Data in three forms, read in one way: the same shuffle for every trial, no example left out.
 
-The order of an epoch, and the random numbers that data sets and loaders draw for it, depend on the run's seed and the
-epoch alone. All trials of a group therefore share each batch, trials are compared on the same batches, and a resumed
-run sees the batches of an unbroken one. Batches are copies, so that writing into them leaves the user's data unchanged.
+The order of an epoch, and the random numbers that data sets and loaders draw for it, depend only on the run's seed and
+the epoch. All trials of a group therefore share each batch, trials are compared on the same batches, and a resumed run
+sees the same batches as an uninterrupted one. Batches are copies, so that writing to them does not change the data.
 """
 
 from hydro_rasda.data.batch_splits import MOST_EXAMPLES

@@ -1,4 +1,4 @@
-"""Data whose examples have indices: which of them each batch of an epoch holds, and each rank's share of it."""
+"""Split data whose examples have indices into the batches of an epoch, and each batch into the ranks' shares."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.data.batches import ALONE, Batch, Shard, Share, batch_length
 
 Rows = Tensor | range
-"""Indices of examples; in evaluation a range, which is copied faster."""
+"""Indices of examples: a range in evaluation, because slices are copied faster."""
 
 
 class IndexedBatches:
-    """Data whose examples have indices, so that a rank loads its own alone."""
+    """Data whose examples have indices, so that each rank loads only its own examples."""
 
     _length: int
     _seed: int
     _device: torch.device
 
     def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
-        """The batches of these examples; the seed is for what a data set draws on the way."""
+        """Yield a batch for each of `parts`; `seed` is for the random numbers that a data set draws."""
         raise NotImplementedError
 
     def on(self, device: torch.device) -> IndexedBatches:
@@ -67,15 +67,15 @@ class IndexedBatches:
 
 
 def least(batch_size: int, epoch: int | None) -> int:
-    """Examples that a rank needs at least: two where batch statistics may be taken of them."""
+    """Return the fewest examples that a rank may get: 2 in training, where BatchNorm needs statistics, otherwise 1."""
     return 2 if epoch is not None and batch_size > 1 else 1
 
 
 def num_parts(batch: Batch, batch_size: int, parts: int) -> int:
-    """Return into how many parts a training batch is split, if those of `batch_size` examples are split into `parts`.
+    """Return the number of micro-batches of a training batch; whole batches of `batch_size` have `parts`.
 
-    A smaller batch, such as the last one or a rank's share, has fewer: no part is left with a single example, for
-    which BatchNorm has no statistics. They may be single examples where those of a whole batch are.
+    A smaller batch, such as the last one or a rank's share, may have fewer, so that no part has a single example, for
+    which BatchNorm has no statistics. Single examples are allowed if the parts of a whole batch have one each.
 
     >>> [num_parts(torch.zeros(examples), 8, 4) for examples in (8, 7, 5, 1)]
     [4, 3, 2, 1]
@@ -86,9 +86,10 @@ def num_parts(batch: Batch, batch_size: int, parts: int) -> int:
 
 
 def _chunks(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Split an epoch into batches; what remains is a smaller last batch, a single example joins the batch before it.
+    """Split an epoch into batches.
 
-    (Batch statistics of one example do not exist: BatchNorm would refuse it.)
+    The last batch may be smaller. A single remaining example joins the batch before it, because BatchNorm refuses a
+    batch of one example.
 
     >>> [len(c) for c in _chunks(torch.arange(7), 3)], [len(c) for c in _chunks(torch.arange(8), 3)]
     ([3, 4], [3, 3, 2])
@@ -100,17 +101,17 @@ def _chunks(order: Tensor, batch_size: int) -> list[Tensor]:
 
 
 def num_chunks(length: int, batch_size: int) -> int:
-    """Return how many batches an epoch of so many examples has."""
+    """Return the number of batches in an epoch of `length` examples."""
     full, rest = divmod(length, batch_size)
     return full + (rest > 1 or (rest == 1 and full == 0))
 
 
 MOST_EXAMPLES = 10**9
-"""Shuffled in memory, an epoch of these takes 8 GB."""
+"""Most examples of a data set: the shuffled indices of an epoch take 8 GB."""
 
 
 def length_of(data: Any, argument: str) -> int:
-    """The number of examples of data that have a length; ValueError if `len()` gives none, or too many."""
+    """Return the number of examples; raise ValueError if `len()` fails, or returns 0 or too many."""
     try:
         length = len(data)
     except Exception as error:
@@ -121,7 +122,7 @@ def length_of(data: Any, argument: str) -> int:
 
 
 def check_length(length: int, argument: str) -> None:
-    """Refuse data without examples, or with more than can be shuffled."""
+    """Raise ValueError for data without examples, or with more than `MOST_EXAMPLES`."""
     if length == 0:
         raise ValueError(f"`{argument}` is empty, but must have at least one example")
     require(length <= MOST_EXAMPLES, f"len({argument})", length, f"at most {MOST_EXAMPLES} examples")

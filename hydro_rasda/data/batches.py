@@ -1,4 +1,4 @@
-"""A batch, the parts of it that several ranks take, and data that are ready to be read in batches."""
+"""Batches, the parts of a batch that several ranks take, and the interface of data that are read in batches."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Part(NamedTuple):
     """The part of a global batch that one rank takes.
 
     Attributes:
-        examples: Number of rows that count: 0 for a filler, if nothing is left for the rank.
-        weight: Factor of the mean loss over the rows, so that the ranks' average is the mean over the batch.
+        examples: Number of rows that count; 0 for a filler, if no example is left for the rank.
+        weight: Factor of the mean loss over the rows, such that the average over the ranks is the mean of the batch.
     """
 
     rows: slice
@@ -29,19 +29,20 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's place among the `world` ranks that train one model together; by default it is alone."""
+    """The number of a rank among the `world` ranks that train one model together; by default, the only one."""
 
     rank: int = 0
     world: int = 1
 
     def part(self, examples: int, least: int = 1) -> Part:
-        """This rank's part of a global batch.
+        """Return this rank's part of a global batch.
 
-        If there is too little for all, the first ranks take it, and the others a filler of the same examples.
+        If there are too few examples for all ranks, the first ranks take all of them. The other ranks get a filler:
+        examples that do not count.
 
         Args:
             examples: Size of the global batch, >= 1.
-            least: No rank takes fewer, unless the batch has fewer: batch statistics need 2.
+            least: Fewest examples of a rank, unless the batch has fewer. BatchNorm needs 2.
 
         >>> [Shard(rank, 4).part(5, least=2).examples for rank in range(4)]
         [3, 2, 0, 0]
@@ -59,12 +60,14 @@ class Shard:
 ALONE = Shard()
 
 EVAL_BATCH_FACTOR = 4
-"""Evaluation keeps no activations for a backward pass, so its batches are this many times larger."""
+"""Batches in evaluation are larger by this factor, because no activations are kept for a backward pass."""
 
 
 Batch = Any
-"""A tensor, or any nesting of tuples, lists, dicts and objects of tensors, such as a dataclass; for supervised learning
-`(inputs, target)`."""
+"""A tensor, or any nesting of tensors in tuples, lists, dicts and objects such as dataclasses.
+
+For supervised learning, a batch is `(inputs, target)`.
+"""
 
 
 Data = Sequence[Tensor] | Dataset[Any] | Callable[[int], Iterable[Batch]]
@@ -82,48 +85,49 @@ class Share(NamedTuple):
 class Batches(Protocol):
     """Data, ready to be read epoch by epoch.
 
-    It can be pickled; a copy from a pickle holds tensors in the CPU's memory until `on` moves them.
+    The object can be pickled. A copy from a pickle holds tensors in CPU memory until `on` moves them.
     """
 
     def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        """The batches of one shuffled epoch, on the device."""
+        """Yield the batches of one shuffled epoch, on the device."""
         ...
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
-        """All examples once, for evaluation."""
+        """Yield batches with each example once, for evaluation."""
         ...
 
     def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
-        """One rank's part of each batch that one process would read.
+        """Yield one rank's part of each batch that a single process would read.
 
-        All ranks see the same number of shares. In training, no rank gets a single example where `batch_size` is above
-        1 and the batch has more: BatchNorm would refuse it. If too few examples are left, the last ranks get fillers.
+        All ranks get the same number of shares. In training, no rank gets a single example, which BatchNorm would
+        refuse, unless `batch_size` is 1 or the batch has only one. If there are too few examples for all ranks, the
+        last ranks get fillers.
 
         Args:
             batch_size: Examples of a batch, over all ranks.
-            epoch: Number of the shuffled epoch, to train on; None for all examples once, for evaluation.
+            epoch: Number of the shuffled epoch for training; None for each example once, for evaluation.
         """
         ...
 
     def last(self, batch_size: int) -> Iterator[Batch]:
-        """The last batch of `in_order`, where it can be read without those before."""
+        """Yield the last batch of `in_order`; nothing if it cannot be read without the batches before it."""
         ...
 
     def steps(self, batch_size: int) -> int | None:
-        """Batches per epoch; None where only reading them tells."""
+        """Return the number of batches per epoch; None if only reading an epoch can tell."""
         ...
 
     def on(self, device: torch.device) -> Batches:
-        """A copy whose batches come on another device."""
+        """Return a copy whose batches are on another device."""
         ...
 
     def describe(self) -> str:
-        """One line, equal for data of equal form: kept with a run to recognise it."""
+        """Return one line that is equal for data of equal form; a run keeps it to recognize its data."""
         ...
 
 
 class OwnData:
-    """The place of `Batches` where only the user's own training loop reads data, in a form of its own."""
+    """Placeholder for `Batches` if only the user's own training loop reads the data."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ValueError("`train_data` and `val_data` are read by `train` alone")
@@ -131,7 +135,7 @@ class OwnData:
     epoch = in_order = shares = last = _refuse
 
     def steps(self, batch_size: int) -> None:
-        """Return None: it is not known."""
+        """Return None, because the number of steps is unknown."""
 
     def on(self, device: torch.device) -> OwnData:
         return self
@@ -141,7 +145,7 @@ class OwnData:
 
 
 def batch_length(batch: Batch) -> int:
-    """Number of examples in a batch: the first dimension of its first tensor."""
+    """Return the number of examples in a batch: the first dimension of its first tensor that has dimensions."""
     leaves = tree_leaves(look_into(batch))
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.ndim:
@@ -153,11 +157,11 @@ def batch_length(batch: Batch) -> int:
 
 
 def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool = False) -> Batch:
-    """A batch, or any nesting of tensors, with all of them on a device.
+    """Move all tensors of a batch, or of any nesting, to a device.
 
     Args:
-        wait: True to return when the copies are done, so that copies on the CPU can be read at once.
-        always: True to copy also tensors that are on the device already.
+        wait: True to return only when the copies are done, so that copies on the CPU can be read at once.
+        always: True to also copy tensors that are on the device already.
     """
 
     def moved(leaf: Any) -> Any:
@@ -167,14 +171,14 @@ def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool
 
 
 def fresh(batch: Batch) -> Batch:
-    """The same tensors in containers of their own: code may take something out of its batch, which is used again."""
+    """Return the same tensors in new containers, because user code may remove entries of a batch that is used again."""
     return tree_map(lambda leaf: leaf, batch)
 
 
 def cut_off(batch: Batch) -> Batch:
-    """Cut a batch's tensors off the graph that computed them; those that need a gradient still do.
+    """Detach a batch's tensors from the autograd graph that computed them; they still need gradients if they did.
 
-    Features of another model may come with its graph, through which only the first step could go back.
+    Features may come from another model, with its graph. Only the first training step could backpropagate through it.
     """
 
     def cut(leaf: Any) -> Any:
@@ -184,7 +188,7 @@ def cut_off(batch: Batch) -> Batch:
 
 
 def outline(value: Any) -> str:
-    """Shapes and types of the tensors in a value: "[(64, 3) float32, (64,) int64]"."""
+    """Return shapes and types of the tensors in a value: "[(64, 3) float32, (64,) int64]"."""
     leaves = [
         f"{tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}" for v in tree_leaves(value) if isinstance(v, Tensor)
     ]

@@ -1,4 +1,4 @@
-"""A check that finds what two processes cannot share, such as an open file."""
+"""Check whether an object can be shared by several processes; an open file, for example, cannot."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 
 def can_be_pickled(thing: Any, *, tensors_of_gpus: bool = True) -> bool:
-    """Return whether a thing can be sent to another process; nothing of it is copied to find out.
+    """Return whether an object can be sent to another process; the check copies no tensors.
 
     Args:
-        tensors_of_gpus: False if tensors on a GPU cannot be sent: a forked process cannot use them.
+        tensors_of_gpus: True if GPU tensors can be sent; False for a forked process, which cannot use them.
     """
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
@@ -29,7 +29,7 @@ def can_be_pickled(thing: Any, *, tensors_of_gpus: bool = True) -> bool:
 
     try:
         Pickler(_Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(thing)
-    except Exception:  # whatever a `__reduce__` raises
+    except Exception:  # a user's `__reduce__` may raise anything
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""One pass over data before anything trains on them, bounded in time: hours later, what breaks costs the hours."""
+"""One pass over the data before training, bounded in time, so that bad data do not stop a run after hours."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hydro_rasda.common.argument_checks import require
 from hydro_rasda.data.batches import Batch, Batches, batch_length
 
 SECONDS = 5.0
-"""For each of the two data sets: all of what lies in memory is read, and the begin and the end of what does not."""
+"""Time to read each of the two data sets. It suffices for data in memory; of other data, the start and end are read."""
 
 
 def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[str, Batch]]:
-    """Read data once, the last batch first, and give those batches on which a model may fail that took the others.
+    """Read data once, the last batch first, and yield unusual batches, on which a model may fail.
 
-    Those are batches of another structure, with an infinite or NaN number, or with a size or an integer outside the
-    range of those before.
+    A batch is unusual if it has a new structure, an infinite or NaN number, or a size or an integer outside the range
+    of the batches before it.
 
     Yields:
         The name of the batch in words, and the batch.
 
     Raises:
-        ValueError: if a batch cannot be read or has no examples, the data can be read but once, or there is neither
-            an end nor a length.
+        ValueError: If a batch cannot be read or has no examples, if the data can be read only once, or if loaders have
+            neither an end nor a length.
     """
     ends = monotonic() + SECONDS
     ranges: Ranges = {}
@@ -59,7 +59,7 @@ def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[s
 
 @contextmanager
 def naming_batch(argument: str, name: str, batch_size: int) -> Iterator[None]:
-    """Turn whatever is raised inside into a ValueError that tells which data could not be read."""
+    """Turn any error within the context into a ValueError that tells which data could not be read."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -68,7 +68,7 @@ def naming_batch(argument: str, name: str, batch_size: int) -> Iterator[None]:
 
 
 def non_finite(batch: Batch) -> str:
-    """Say in words at which place a batch has an infinite or NaN number; "" if it has none."""
+    """Return in words where a batch has an infinite or NaN number; "" if it has none."""
     for leaf in tree_leaves(batch):
         if _is_dense(leaf) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             at = (~leaf.isfinite()).nonzero()[0].tolist()
@@ -77,16 +77,16 @@ def non_finite(batch: Batch) -> str:
 
 
 def _is_dense(leaf: Any) -> TypeGuard[Tensor]:
-    """Return whether a part of a batch is a tensor of numbers one after another; a sparse one is not looked into."""
+    """Return whether a leaf of a batch is a dense tensor; sparse tensors are not checked."""
     return isinstance(leaf, Tensor) and leaf.layout == torch.strided
 
 
 Ranges = dict[tuple[object, ...], tuple[int, int]]
-"""By what is measured of a leaf of a batch: the least and the most so far."""
+"""Map each measure of a batch's leaf (such as the size of an axis) to its smallest and largest value so far."""
 
 
 def _stands_out(batch: Batch, ranges: Ranges) -> bool:
-    """Return whether it has another structure, or sizes or numbers beyond those before; takes its own in."""
+    """Return whether a batch is unusual, see `unlike`; extend `ranges` by its sizes and integers."""
     beyond = bool(non_finite(batch))
     for key, low, high in _measures(batch):
         lowest, highest = ranges.get(key, (low, high))
@@ -96,7 +96,7 @@ def _stands_out(batch: Batch, ranges: Ranges) -> bool:
 
 
 def _measures(batch: Batch) -> Iterator[tuple[tuple[object, ...], int, int]]:
-    """Sizes and integers of a batch, by where they are in a batch of this structure."""
+    """Yield the ranges of sizes and integers in a batch, with their places in batches of this structure as keys."""
     leaves, structure = tree_flatten(batch)
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):

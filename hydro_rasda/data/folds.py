@@ -1,4 +1,4 @@
-"""Folds of one data set, as a splitter of scikit-learn's makes them, each read as data of its own."""
+"""Folds of one data set, made by a scikit-learn splitter; each fold is read as a data set."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hydro_rasda.data.batch_splits import IndexedBatches, Rows, num_chunks
 from hydro_rasda.data.batches import Batch, Batches, Data
 
 MOST_FOLDS = 100
-"""Each fold is a training of every configuration; more folds are a mistake, such as leaving out one example each."""
+"""Most folds. Every configuration trains once per fold; more folds are a mistake, such as leave-one-out."""
 
 SHORTEST = 0.5
-"""The shortest training set must have this share of the longest one: epochs are cut to the shortest."""
+"""The shortest training set must have at least this share of the longest, because epochs are cut to the shortest."""
 
 
 @runtime_checkable
 class Splitter(Protocol):
-    """A splitter of scikit-learn's, such as `KFold(5)`, or an object with the same two methods."""
+    """A scikit-learn splitter, such as `KFold(5)`, or an object with the same two methods."""
 
     def split(self, X: Any, y: Any = None) -> Any:
-        """Return pairs of indices: of the examples to train on, and of those to validate on."""
+        """Return pairs of index arrays: the training examples and the validation examples of each fold."""
         ...
 
     def get_n_splits(self) -> int:
@@ -38,19 +38,19 @@ class Splitter(Protocol):
 
 
 class Fold(NamedTuple):
-    """Indices of the examples that a fold trains on, and of those that it validates on."""
+    """Indices of a fold's training examples and of its validation examples."""
 
     train: Tensor
     val: Tensor
 
 
 class RowsOf(IndexedBatches):
-    """Some examples of a data set, as data of their own.
+    """Some examples of a data set, as a data set.
 
     Args:
-        rows: Indices of the examples there.
-        common: Examples that each fold has. A training epoch has that many, drawn anew each time; in order, they come
-            first, so that the batches of all folds are equally large up to there.
+        rows: Indices of the examples in `base`.
+        common: Number of examples that every fold has. A training epoch draws that many, others in each epoch. In
+            evaluation, the first `common` examples form batches of their own, which are equally large in all folds.
     """
 
     def __init__(self, base: IndexedBatches, rows: Tensor, seed: int, common: int) -> None:
@@ -97,7 +97,7 @@ class Folds:
         return len(self.rows)
 
     def data(self, at: int, seed: int) -> tuple[RowsOf, RowsOf]:
-        """Return the training and validation data of a fold, shuffled by this seed."""
+        """Return the training and validation data of fold `at`, shuffled by `seed`."""
         train, val = self.rows[at]
         common = Fold(*(min(map(len, of_each)) for of_each in zip(*self.rows, strict=True)))  # type: ignore[arg-type]
         return RowsOf(self.base, train, seed, common[0]), RowsOf(self.base, val, seed, common[1])  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ class Folds:
         return replace(self, base=self.base.on(device))
 
     def indices(self) -> tuple[Tensor, ...]:
-        """Return all indices, by which a later call recognizes the folds."""
+        """Return the indices of all folds, by which a later call recognizes them."""
         return tuple(part for fold in self.rows for part in fold)
 
 
@@ -117,21 +117,21 @@ Some = TypeVar("Some", bound=Batches)
 
 
 def reseeded(batches: Some, seed: int) -> Some:
-    """Return the same data, shuffled by another seed."""
+    """Return a copy of the data that is shuffled by another seed."""
     other = copy.copy(batches)
     other._seed = seed  # type: ignore[attr-defined]
     return other
 
 
 def is_splitter(data: object) -> bool:
-    """Tell whether an argument is a splitter, or the class of one."""
+    """Tell whether an argument is a splitter, or a splitter's class."""
     return all(callable(getattr(data, name, None)) for name in ("split", "get_n_splits"))
 
 
 def make_folds(splitter: Any, data: Data, batches: Batches, seed: int) -> Folds:
-    """Have a splitter make its folds of the training data.
+    """Let a splitter make its folds of the training data.
 
-    A splitter that draws random numbers without a `random_state` draws them from a stream of the run's seed.
+    If a splitter draws random numbers without a `random_state`, they depend on the run's seed.
     """
     if isinstance(splitter, type):
         raise ValueError(
@@ -156,7 +156,10 @@ def make_folds(splitter: Any, data: Data, batches: Batches, seed: int) -> Folds:
 
 
 def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
-    """Call the splitter with as much of the data as it needs; ValueError if it fails."""
+    """Return the splitter's pairs of indices; raise ValueError if the splitter fails.
+
+    Examples are only read if the splitter needs targets that are not available otherwise.
+    """
     try:
         inputs, targets = _inputs_and_targets(data, length)
         try:
@@ -164,7 +167,7 @@ def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
         except Exception:
             if targets is not None or _tensors(data):
                 raise
-        # It needs targets, which only the examples themselves have.
+        # The splitter may need targets, which only the examples have.
         return [tuple(pair) for pair in splitter.split(inputs, np.array([_target(data[i]) for i in range(length)]))]
     except Exception as error:
         told = f"`val_data` is {splitter!r}, which fails on the {length} examples of `train_data`"
@@ -172,7 +175,10 @@ def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
 
 
 def _inputs_and_targets(data: Any, length: int) -> tuple[Any, Any]:
-    """Return arrays of the inputs and of the targets, as far as they are there without reading examples."""
+    """Return arrays of inputs and targets, without reading examples.
+
+    Inputs are zeros if the data are not tensors. Targets are None if they are unknown.
+    """
     inputs, targets = np.zeros((length, 1)), _targets(data, length)
     if tensors := _tensors(data):
         first, last = (_array(torch.as_tensor(of).detach().cpu()) for of in (tensors[0], tensors[-1]))
@@ -181,10 +187,10 @@ def _inputs_and_targets(data: Any, length: int) -> tuple[Any, Any]:
 
 
 def _targets(data: Any, length: int) -> Any:
-    """Return the attribute `targets` of a data set as an array; None if it does not hold one target an example."""
+    """Return the attribute `targets` of a data set as an array; None if it does not have one target per example."""
     try:
         found = np.asarray(getattr(data, "targets", None))
-    except (TypeError, ValueError):  # of several lengths, as boxes have, or on a GPU
+    except (TypeError, ValueError):  # targets of different lengths, such as boxes, or on a GPU
         return None
     return found if found.ndim and len(found) == length else None
 
@@ -194,7 +200,7 @@ def _array(tensor: Tensor) -> Any:
 
 
 def _tensors(data: Any) -> tuple[Any, ...]:
-    """Return the tensors that data consist of; none if they are a sequence of examples."""
+    """Return the tensors that data consist of; () if data are a sequence of examples."""
     parts = data if isinstance(data, (tuple, list)) else getattr(data, "tensors", ())
     return tuple(parts) if all(isinstance(of, (Tensor, np.ndarray)) for of in parts) else ()
 

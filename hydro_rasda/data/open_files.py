@@ -1,7 +1,7 @@
-"""Open files of a forked process: each is opened again, so that no two processes read at one shared position.
+"""Reopen the open files of a forked process, so that no two processes share a file position.
 
-A fork copies the numbers of open files, but not their positions in the files. If a data set keeps a file open after its
-first read, a process that seeks moves the position of all others, and they read wrong rows without an error.
+A fork copies file descriptors, but all processes share one position in each open file. If a data set keeps a file open,
+a process that seeks moves the position for all others. They then read wrong rows without an error.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_OPENED = Path("/proc/self/fd")  # of Linux, the only system on which the library forks
+_OPENED = Path("/proc/self/fd")  # exists on Linux, the only system on which the library forks
 _KERNELS = ("/proc/", "/sys/")
-"""Folders of the kernel's own files. They hold no data, and one may be gone while it is open, as its process is."""
+"""Folders of the kernel's files. They hold no data, and may vanish while they are open, when their process ends."""
 
 _STANDARD = 3
-"""Standard input, output and error come first. No data set reads from them."""
+"""Lower descriptors are standard input, output and error, from which no data set reads."""
 
 
 def open_files_again() -> None:
-    """Give each file that this forked process inherited a position of its own, at the same number.
+    """Reopen each file that this forked process inherited, under the same descriptor, so that it has its own position.
 
-    It does not matter what holds the number: an attribute, a global, or a library in C. Files that are only written, or
-    written at their end, stay shared, because each process adds to what the others wrote. So do files that are locked
-    to be written, since the lock belongs to the file as it was opened.
+    It does not matter what holds the descriptor: an attribute, a global, or a library in C. Files that are open only to
+    write or append stay shared, because each process adds to what the others wrote. So do files with a write lock,
+    because the lock belongs to the file as it was opened.
 
-    Files that are open to be both read and written ("r+", "w+") get their own positions, too. Nothing tells a data set
-    from a log among them, and wrong rows are worse than lost lines. If several processes write to such a log, their
-    lines overwrite each other. Open a log with "a".
+    Files that are open to both read and write ("r+", "w+") get their own positions, too. Such a file may be a data set
+    or a log, and wrong rows are worse than lost lines. If several processes write to such a log, their lines overwrite
+    each other. Open a log with "a".
 
     Raises:
-        OSError: if a file cannot be opened again; it says what to do.
+        OSError: If a file cannot be opened again; the message says what to do.
     """
     numbers = [int(name) for name in os.listdir(_OPENED)] if _OPENED.exists() else []
     for number in [number for number in numbers if number >= _STANDARD]:
         try:
             kind, info = os.fstat(number).st_mode, Path(f"/proc/self/fdinfo/{number}").read_text()
-        except OSError:  # the list of numbers, which was open while it was read
+        except OSError:  # the descriptor of the folder listing above, which is closed by now
             continue
         flags = int(info.partition("flags:")[2].split()[0], 8)
         written = flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_APPEND | os.O_PATH)
@@ -63,10 +63,10 @@ def _open_again(number: int, flags: int) -> None:
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """The `worker_init_fn` of a DataLoader whose processes read files at positions of their own.
+    """A `worker_init_fn` of a DataLoader, with which each worker process has its own file positions.
 
     Attributes:
-        then: The `worker_init_fn` that the loader had.
+        then: The loader's previous `worker_init_fn`, which is called afterwards.
     """
 
     then: Callable[[int], None] | None = None

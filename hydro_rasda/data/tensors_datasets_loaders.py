@@ -1,7 +1,7 @@
 """The three forms of data that `tune` takes: tensors in memory, a map-style dataset, or a user's own loaders.
 
-Tensors lie on the device, and batches are picked there. Of a dataset, each batch is loaded when it is needed, by this
-process, or ahead by others. Loaders, one for each batch size, shuffle and load as they like, on a seed.
+Tensors stay on the device, and batches are indexed there. Batches of a dataset are loaded when they are needed, by this
+process, or ahead by worker processes. Loaders, one for each batch size, shuffle and load in their own way, but seeded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hydro_rasda.data.open_files import OwnFiles
 
 
 class TensorBatches(IndexedBatches):
-    """Tensors of as many examples each; a batch is a tuple of as many, be it of one."""
+    """Tensors with the same number of examples; a batch is a tuple with one tensor for each of them."""
 
     def __init__(self, tensors: tuple[Tensor, ...], argument: str, device: torch.device, seed: int) -> None:
         lengths = [len(t) if t.ndim else 0 for t in tensors]
@@ -48,12 +48,12 @@ class TensorBatches(IndexedBatches):
         return super()._order(epoch).to(self._tensors[0].device)
 
     def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
-        device = self._tensors[0].device  # rows of folds come from the host, and all at once wait for it once
+        device = self._tensors[0].device  # indices of folds come from the CPU; all are moved at once, to wait only once
         return map(self._take, [part.to(device) if isinstance(part, Tensor) else part for part in parts])
 
     def _take(self, rows: Rows) -> Batch:
         at = rows if isinstance(rows, Tensor) else slice(rows.start, rows.stop, rows.step)
-        # A slice shares memory with the whole: with the user's tensor, or with what Ray has mapped read-only.
+        # A slice is cloned, because it shares memory with the user's tensor, or with read-only memory of Ray.
         taken = [t[at] if isinstance(rows, Tensor) else t[at].clone() for t in self._tensors]
         return tuple(t.requires_grad_(asked) for t, asked in zip(taken, self._differentiable, strict=True))
 
@@ -64,7 +64,7 @@ class TensorBatches(IndexedBatches):
         return moved
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tensors as bytes in arrays, which pickle's protocol 5, and so Ray, shares instead of copying them."""
+        """Return the state with tensors as arrays of bytes, which pickle's protocol 5 (and so Ray) does not copy."""
         return {**self.__dict__, "_tensors": [to_bytes(t) for t in self._tensors]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class TensorBatches(IndexedBatches):
 
 
 class Bytes(NamedTuple):
-    """A tensor as pickle's protocol 5 shares it; see `to_bytes`."""
+    """A tensor in a form that pickle's protocol 5 shares without a copy; see `to_bytes`."""
 
     content: np.ndarray[Any, np.dtype[np.uint8]]
     dtype: torch.dtype
@@ -84,25 +84,25 @@ class Bytes(NamedTuple):
 
 
 def to_bytes(tensor: Tensor) -> Bytes:
-    """A tensor's values, as bytes in an array; on the CPU, in the tensor's own memory where this is contiguous."""
+    """Pack a tensor as an array of bytes; a contiguous CPU tensor shares its memory with the array."""
     plain = tensor.detach().cpu().contiguous()
     return Bytes(plain.reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
 
 
 def from_bytes(packed: Bytes) -> Tensor:
-    """The tensor that `to_bytes` packed, in the memory of those bytes."""
+    """Return the tensor that `to_bytes` packed; it shares the memory of the bytes."""
     with warnings.catch_warnings():
-        # Torch warns of memory that must not be written to; nothing here does.
+        # Torch warns of read-only memory, but nothing here writes to it.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(packed.content).view(packed.dtype).reshape(packed.shape)
 
 
 MOST_WORKERS = 4
-"""Processes that load for one model on a GPU where nobody says how many."""
+"""Most worker processes that load data for one model on a GPU, by default."""
 
 
 class DatasetBatches(IndexedBatches):
-    """Batches of a map-style dataset, put together by torch's `default_collate`."""
+    """Batches of a map-style dataset, collated as by torch's `default_collate`."""
 
     def __init__(
         self, dataset: Dataset[Any], argument: str, device: torch.device, seed: int, workers: int | None = None
@@ -123,13 +123,13 @@ class DatasetBatches(IndexedBatches):
             num_workers=workers if len(rows) > 1 else 0,
             pin_memory=workers > 0 and self._device.type == "cuda",
             worker_init_fn=OwnFiles(),
-            # It draws a number that nothing uses, which must not come from what models draw from.
+            # The loader draws a seed that nothing uses. It must not come from the generator of the models.
             generator=torch.Generator(),
         )
         return (move(batch, self._device) for batch in loader)
 
     def _default_workers(self) -> int:
-        """Return 0 for what processes cannot share: data that cannot be pickled, or tensors on a GPU."""
+        """Return the default number of worker processes; 0 if the data cannot be pickled or are on a GPU."""
         most = default_workers(self._device)
         if most and self._can_be_sent is None:
             self._can_be_sent = can_be_pickled(self._dataset, tensors_of_gpus=False)
@@ -145,9 +145,9 @@ class DatasetBatches(IndexedBatches):
 
 
 def default_workers(device: torch.device) -> int:
-    """Processes that load ahead: a few for a GPU; none for a CPU, whose cores have models to train.
+    """Return the number of worker processes for a device: a few for a GPU; 0 for a CPU, whose cores train models.
 
-    Torch warns of more of them than cores that this process may use.
+    It is at most the number of cores that this process may use, because torch warns of more.
     """
     if device.type != "cuda":
         return 0
@@ -156,7 +156,7 @@ def default_workers(device: torch.device) -> int:
 
 
 class _InBatches(Dataset[Batch]):
-    """A dataset of batches, each with random numbers of its own: whichever process loads it draws the same."""
+    """A dataset of batches. Each batch has its own seed, so that any process draws the same random numbers for it."""
 
     def __init__(self, examples: Dataset[Any], rows: Sequence[Sequence[int]], seed: int) -> None:
         self._examples, self._rows, self._seed = examples, rows, seed
@@ -172,7 +172,7 @@ class _InBatches(Dataset[Batch]):
 
 
 def _collated(examples: Sequence[Any]) -> Batch:
-    """Put examples together as `default_collate` does, and objects of tensors field by field."""
+    """Collate examples as `default_collate` does, and objects of tensors field by field."""
     look_into(examples[0])
     ways: dict[Any, Any] = {**default_collate_fn_map}
     ways |= {kind: _collated_objects for kind in LOOKED_INTO if not issubclass(kind, Mapping)}
@@ -184,7 +184,7 @@ def _collated_objects(examples: Sequence[Any], *, collate_fn_map: dict[Any, Any]
     joined = {}
     for name in each[0]:
         values = [found[name] for found in each]
-        missing = all(value is None for value in values)  # torch refuses those of which only some are None
+        missing = all(value is None for value in values)  # if only some are None, torch's `collate` raises
         joined[name] = None if missing else collate(values, collate_fn_map=collate_fn_map)
     return with_fields(type(examples[0]), joined)
 
@@ -198,9 +198,10 @@ class LoaderBatches:
         self._make_loader, self._argument, self._device, self._seed = make_loader, argument, device, seed
 
     def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        """At most as many batches as the loader says that it has: it may go on for ever.
+        """Yield the batches of a loader, at most as many as its length, because a loader may never end.
 
-        Seeded, so that a loader that shuffles does so alike for every trial; copied, for it may keep its batches.
+        The loader is seeded, so that it shuffles alike for every trial. Batches are copied, because a loader may keep
+        its batches.
         """
         made: list[Iterable[Batch]] = []
 
@@ -210,7 +211,7 @@ class LoaderBatches:
 
         batches, length = 0, None
         for batch in _apart(make, derive_seed(self._seed, "shuffle", epoch)):
-            if batches == 0:  # once: a sampler may have to go through its batches to count them
+            if batches == 0:  # only once, because a sampler may have to iterate to find its length
                 length = _length(made[0])
             if batches == length:
                 break
@@ -223,11 +224,11 @@ class LoaderBatches:
         return self.epoch(batch_size, 0)
 
     def last(self, batch_size: int) -> Iterator[Batch]:
-        """Only reading all tells which it is."""
+        """Yield nothing: the last batch of a loader cannot be read without the others."""
         return iter(())
 
     def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
-        """Each rank loads whole batches: how a loader makes them, only the loader knows."""
+        """Yield this rank's rows of each batch; every rank loads whole batches, because loaders have no indices."""
         for batch in self.epoch(batch_size, epoch or 0):
             length = batch_length(batch)
             part = shard.part(length, least(batch_size, epoch))
@@ -270,12 +271,12 @@ class LoaderBatches:
 def _length(loader: Iterable[Batch]) -> int | None:
     try:
         return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # a DataLoader of a stream has a length in name only
+    except (TypeError, NotImplementedError):  # the `__len__` of an iterable dataset's DataLoader raises
         return None
 
 
 def _apart(make: Callable[[], Iterable[Batch]], seed: int) -> Iterator[Batch]:
-    """Make and read an iterable with random numbers of its own: models draw theirs in between."""
+    """Make and read an iterable with its own random numbers, apart from those that models draw in between."""
     stream = Stream(seed)
     with stream.drawn_from():
         batches = iter(make())
@@ -288,7 +289,7 @@ def _apart(make: Callable[[], Iterable[Batch]], seed: int) -> Iterator[Batch]:
 
 
 def _rows_of(batch: Batch, rows: slice, length: int) -> Batch:
-    """Some examples of a batch; tensors that have no row for each example stay whole."""
+    """Return some examples of a batch; tensors that do not have a row for each example stay whole."""
 
     def take(leaf: Any) -> Any:
         return leaf[rows].contiguous() if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == length else leaf
@@ -303,11 +304,11 @@ def make_batches(
 
     Args:
         data: See `Data`. Tensors are moved to the device and stay there.
-        loader_workers: Processes that load batches of a Dataset ahead, as a DataLoader's `num_workers`; None: as
-            `default_workers` says. Batches do not depend on it.
+        loader_workers: Processes that load batches of a Dataset ahead, as `num_workers` of a DataLoader; None for
+            `default_workers`. Batches do not depend on it.
 
     Raises:
-        ValueError: if the data has none of the three forms, it is empty, or its tensors have different lengths.
+        ValueError: If the data have none of the three forms, are empty, or have tensors of different lengths.
     """
     if isinstance(data, (DataLoader, IterableDataset)):
         raise ValueError(
@@ -321,7 +322,7 @@ def make_batches(
         return DatasetBatches(data, argument, device, seed, loader_workers)  # type: ignore[arg-type]
     if callable(data) and not isinstance(data, type) and binds(inspect.signature(data), 1):
         return LoaderBatches(data, argument, device, seed)
-    # An index into a table of pandas finds a column, or a row by its label, not the n-th example.
+    # Tables are refused, because indexing a pandas table finds a column, or a row by its label, not the n-th example.
     hint = ". `.to_numpy()` makes arrays of tables" if tables else ""
     splitter = ", or a splitter such as `KFold(5)`" if argument == "val_data" else ""
     raise ValueError(
@@ -331,7 +332,7 @@ def make_batches(
 
 
 def _kind(data: object) -> str:
-    """Name the class of data, and the classes in a tuple or list of them."""
+    """Return the name of the data's class, with the classes of the items of a tuple or list."""
     name, parts = type(data).__name__, data if isinstance(data, (tuple, list)) else ()
     return f"{name} of {', '.join(dict.fromkeys(type(of).__name__ for of in parts))}" if parts else name
 
@@ -344,7 +345,7 @@ def _tensor(data: Any, argument: str) -> Tensor:
 
 
 def _is_sequence(data: object) -> bool:
-    """Return whether data that is no Dataset reads like one: a list of examples, or another library's data set."""
+    """Return whether data can be read like a map-style Dataset: a list of examples, or another library's data set."""
     if isinstance(data, (str, bytes, Mapping, type)) or (isinstance(data, tuple) and data):
         return False
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")

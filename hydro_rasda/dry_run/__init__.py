@@ -1,1 +1,1 @@
-"""Everything that `tune` finds out before anything trains: the request, and a dry run of it."""
+"""Everything that `tune` does before training: checks of its arguments, and a dry run."""

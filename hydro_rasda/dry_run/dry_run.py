@@ -1,4 +1,4 @@
-"""The dry run: before any training, what is tuned is tried with one batch, and the data are read once."""
+"""The dry run: before any training, run models on single batches, and read the data once."""
 
 from __future__ import annotations
 
@@ -54,21 +54,22 @@ class DryRun:
 
     Attributes:
         parameters: Name and "shape dtype" of each parameter of the first target that could be built.
-        example_input: Arguments with which the objective called it, of a few examples: positional ones, or a dict of
-            keyword arguments. None if it never called the model itself.
-        pretrained: True if initial weights are the same from every seed. A narrow surrogate would keep a random part of
-            what was learnt, so none was tried. With `sweep.surrogate=1` this is not looked for, and it is False.
+        example_input: Arguments with which the objective called the model, cut to a few examples: positional arguments,
+            or a dict of keyword arguments. None if the objective never called the model itself.
+        pretrained: True if initial weights do not depend on the seed. Then no surrogate was tried, because it would
+            keep only a random part of the pretrained weights. Always False with `sweep.surrogate=1`.
         objective_reads: Keys of the configuration that the objective read.
         whole_names: Names of the values of `metrics`.
-        shared: True if models of two calls of `model_fn` have tensors in common: it then keeps a module, and training
-            one trial would change it for all others.
-        peak: Bytes that training the full-size model takes, reckoned from a batch of it.
-        epoch_seconds: Seconds that an epoch of it takes, reckoned likewise; infinite where the data have no length.
-        steady_epoch_seconds: The same from a batch that was run before, on one thread of a CPU: as training goes, with
-            a model on each core.
-        narrowed: Line about the surrogate: how many of its parameters are narrower, and which sizes stayed; empty if
-            none was tried.
-        mostly_wide: True if less than half of its parameters are narrower.
+        shared: True if two calls of `model_fn` return models with common tensors. Training one trial would then change
+            the models of all others.
+        peak: Bytes that training the full-size model takes, estimated from one batch.
+        epoch_seconds: Seconds that an epoch of the full-size model takes, estimated from one batch; infinite if the
+            data have no length.
+        steady_epoch_seconds: The same, estimated from a repeated batch, on one thread of a CPU. Training runs like
+            this, with a model on each core.
+        narrowed: A line about the surrogate: how many of its parameters are narrower, and which sizes stayed; "" if
+            no surrogate was tried.
+        mostly_wide: True if less than half of the surrogate's parameters are narrower.
         metrics: Metrics of the first target on its first batches, by name.
     """
 
@@ -87,27 +88,27 @@ class DryRun:
 
 
 PRETRAINED_SHARE = 0.1
-"""So many of a model's elements come out the same from two seeds where they were trained before."""
+"""A model counts as pretrained if more than this share of its weights is the same for two seeds."""
 EXAMPLES = 4
 QUICK_S = 1.0
-"""Seconds below which a training step is measured twice."""
+"""A training step that takes less than this many seconds is measured twice."""
 MISFITS = 8
-"""So many configurations in a row whose model is built but cannot be trained mean that none can."""
+"""After this many configurations whose model can be built but not trained, the dry run gives up."""
 
 
 def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> DryRun:
     """Build one trial's models and run one batch of each data set through them, so that nothing fails hours later.
 
-    Trials are tried in turn until one can be trained: a configuration that the model refuses fails alone.
+    Trials are tried in turn until one can be trained, because a model may refuse single configurations.
 
     Args:
         survey: True to read the data once, too; see `survey_data`.
 
     Raises:
-        ValueError: if, for all of them, `model_fn` fails, the model cannot take a batch, the loss cannot take the
-            model's output and the target, or loss or metric are never finite. If the model cannot be made narrower,
-            `model_fn` returns no module, the objective no dict of tensors, or the metric is unknown. Each names the
-            argument.
+        ValueError: If, for all trials, `model_fn` fails, the model cannot take a batch, the loss cannot take the
+            model's output and the target, or the loss or metric is never finite. Also if the model cannot be made
+            narrower, `model_fn` returns no module, the objective returns no dict of tensors, or the metric is unknown.
+            The message names the argument.
     """
     unbuilt: list[Exception] = []
     misfits: list[Exception] = []
@@ -141,7 +142,7 @@ def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
     problem = replace(problem, copied=found.shared)
     try:
         target = problem.target(trial).eval()
-    except Exception as error:  # the model function did not raise before
+    except Exception as error:  # unexpected: `model_fn` did not raise in the dry run
         raise Misfit(error) from error
     _survey(problem, trial, target, found.metrics)
 
@@ -213,12 +214,12 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
 
 
 def _told_of(narrow: WidthPlan | None) -> dict[str, Any]:
-    """Return what `DryRun` has of a surrogate's widths."""
+    """Return the fields of `DryRun` about a surrogate's widths."""
     return {} if narrow is None else {"narrowed": narrow.summary, "mostly_wide": narrow.mostly_wide}
 
 
 def _check_names(problem: Problem, found: Collection[str]) -> None:
-    """Refuse a metric, or a bound of one, that training does not measure."""
+    """Raise ValueError if training does not measure a metric that is asked for or has a bound."""
     comparison = problem.settings.comparison
     named = {name: "metric" for name, _ in comparison.objectives}
     several = len(named) > 1 or comparison.bounds
@@ -228,9 +229,9 @@ def _check_names(problem: Problem, found: Collection[str]) -> None:
 
 
 def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
-    """Seconds of a training step's forward and backward pass, run again; on a CPU, on one thread.
+    """Return the seconds of another forward and backward pass; on a CPU, on one thread.
 
-    The first step on one thread sets up what later ones use. If it is quick, the next one counts, too.
+    The first step on one thread includes set-up work. If it is quick, a second step is measured, and the faster counts.
     """
 
     def step() -> float:
@@ -244,7 +245,7 @@ def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
 
 
 def _few(target: nn.Module, inputs: Any) -> Any:
-    """A few examples of a model's inputs; all of them if it is unknown which rows belong to which example."""
+    """Return a few examples of a model's inputs; all examples if rows cannot be assigned to examples."""
     if not can_be_split(inputs):
         return inputs
     few = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, inputs)
@@ -253,13 +254,13 @@ def _few(target: nn.Module, inputs: Any) -> Any:
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             call_model(target, few)
-    except Exception:  # rows may stand for others, as those of a graph's matrix do
+    except Exception:  # rows may refer to other rows, as in the adjacency matrix of a graph
         return inputs
     return few
 
 
 def _warn_of_other_sizes(trial: Trial, batch: Batch, is_last: Callable[[], bool]) -> None:
-    """Warn where a loader goes by another batch size than that of the configuration."""
+    """Warn if a loader uses another batch size than that of the configuration."""
     if "batch_size" not in trial.config or not can_be_split(batch):
         return
     length, asked = batch_length(batch), trial.batch_size
@@ -271,14 +272,17 @@ def _warn_of_other_sizes(trial: Trial, batch: Batch, is_last: Callable[[], bool]
 
 
 def _addresses(model: nn.Module) -> set[int]:
-    """Return the addresses of those of its tensors that training changes."""
-    # What is frozen can be shared: training writes to none of it.
+    """Return the addresses of the model's tensors that training changes."""
+    # Frozen parameters may be shared, because training does not write to them.
     tensors = (*(p for p in model.parameters() if p.requires_grad), *model.buffers())
     return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
 
 
 def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
-    """Return whether another seed gives the same weights, constants and identities (of at most two values) aside."""
+    """Return whether another seed gives the same weights.
+
+    Parameters with at most two different values, such as constants and identities, are ignored.
+    """
     other = dict(from_another_seed.named_parameters())
     same = total = 0
     for name, parameter in target.named_parameters():
@@ -291,7 +295,7 @@ def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
 
 
 def _try_optimizer(problem: Problem, trial: Trial, target: nn.Module) -> None:
-    """Make the optimizer: learning rates and optimizers of parts of the model, and functions that make one."""
+    """Make the trial's optimizer once, to find errors (Misfit) in keys of model parts and in optimizer functions."""
     try:
         problem.note_roles(target, trial)
         optimizer(target, by_parameter(trial.config, roles_of(target)))
@@ -303,7 +307,7 @@ def _try_optimizer(problem: Problem, trial: Trial, target: nn.Module) -> None:
 
 
 def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
-    """Build a surrogate; its plan, or None where the sweep trains the full-size model."""
+    """Build a surrogate and return its plan; None if the sweep trains the full-size model."""
     try:
         narrow = problem.surrogate(trial, checked=True)
     except (Exception, SystemExit) as error:
@@ -319,7 +323,7 @@ def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
 
 
 def _try_copy(problem: Problem, trial: Trial, batch: Batch) -> None:
-    """Fuse one trial's surrogate, and see that the copy computes what the surrogate does (else Misfit)."""
+    """Fuse one trial's surrogate, and raise Misfit if the fused copy computes something else."""
 
     def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:
         return scalars(problem.objective(model, part))

@@ -27,7 +27,7 @@ from hydro_rasda.training.lr_and_decay_by_parameter import check_rule
 from surrogate import doubtful_hyperparameters
 
 ASKED_STEPS = 64
-"""So many steps of a training, from the first to the last, are asked of a schedule."""
+"""A user's schedule function is called for this many steps, spread from the first to the last."""
 
 _PRETRAINED = (
     "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
@@ -45,7 +45,7 @@ _LOWER = re.compile(
     r"deviance|regret"
 )
 _TURNED = re.compile(r"neg|negative|minus|inverse|inv")
-"""Words in the names of metrics of which more is better, of those of which less is, and of those turned around."""
+"""Words in metrics' names: higher is better (`_HIGHER`), lower is better (`_LOWER`), or reversed (`_TURNED`)."""
 
 _NO_DECAY = (
     'hint: the learning rate never decays. A decay usually gains more than any other key. Add `"schedule": "cosine"` '
@@ -82,12 +82,12 @@ def get_ready(
 
     Args:
         doing: The run's crash log, if there is a run.
-        named_rule: True if a rule of the library decides the sweep, not one of the user: then its end is known.
+        named_rule: True if a rule of the library decides the sweep, so that the sweep's last epoch is known; False for
+            a rule of the user.
 
     Raises:
-        ValueError: If no trial can be trained; see `dry_run`. Also if a `schedule` gives no factors, if the largest
-            batches exceed the data, or if no rule is known by which learning rates transfer from surrogates for an
-            optimizer.
+        ValueError: If no trial can be trained; see `dry_run`. Also if a `schedule` fails or returns no factors, if the
+            largest batches exceed the data, or if no rule is known for how an optimizer's learning rates transfer.
     """
     settings = problem.settings
     messages: list[str] = []
@@ -110,7 +110,7 @@ def get_ready(
     if later != settings:
         rungs = f"at epoch {later.sweep.grace_period} of the sweep and {later.first_look} at full size"
         messages.insert(0, f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
-    count = max(settings.num_samples, len(trials))  # a grid has more, a searcher gives the first ones alone
+    count = max(settings.num_samples, len(trials))  # a grid has more trials; with a searcher, `trials` has the first
     if settings.sweep.surrogate < 1 and count <= settings.race.top_k:
         few = f"all {count} configurations can become finalists, whatever their surrogates say"
         messages.append(f"{few}: `sweep=SweepConfig(surrogate=1)` trains them at full size from the start")
@@ -161,13 +161,13 @@ def _check_largest_batches(problem: Problem, configs: Sequence[Mapping[str, Any]
 
 
 def _of_surrogates(problem: Problem, found: DryRun, ratio: float) -> list[str]:
-    """Return a line if the surrogates' width may be another than is meant, and warn if they are hardly narrower."""
+    """Return a line if surrogates may be wider than the user expects, and warn if they are hardly narrower."""
     if not found.narrowed:
         return []
     told = about_width_argument(problem.model_fn)
     if found.mostly_wide:
         warn(f"only {found.narrowed}: surrogates save little. Give `model_fn` an argument `width_ratio`")
-    elif "(" in found.narrowed:  # which sizes stay as they are
+    elif "(" in found.narrowed:  # lists sizes that did not become narrower
         told = "; ".join(filter(None, [f"surrogates have {ratio:g} of the width: {found.narrowed}", told]))
     return [told] if told else []
 
@@ -195,7 +195,7 @@ def _warn_of_modes(settings: TuneConfig) -> None:
 
 
 def _has_word(name: str, words: re.Pattern[str]) -> bool:
-    """Return whether one of these words is in a metric's name, such as "val_f1_macro", "val_top5" or "val_macroF1"."""
+    """Return whether a metric's name, such as "val_f1_macro", "val_top5" or "val_macroF1", has one of these words."""
     parts = re.split(r"[^0-9A-Za-z]+", name)
     parts += [piece for part in parts for piece in re.findall(r"[A-Z]+[a-z0-9]*|[a-z0-9]+", part)]
     return any(words.fullmatch(text) for part in parts for text in (part.lower(), part.lower().rstrip("0123456789")))
@@ -210,7 +210,7 @@ def _warn_of_endless(warmup: float, max_t: int) -> None:
 
 
 def _has_decay(problem: Problem, space: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether a learning rate falls in some training, need not fall, or the user's own code may see to it."""
+    """Tell whether learning rates decay in some training, need no decay, or may decay by the user's own code."""
     of_objective = getattr(as_given(problem.objective), "optimizer_settings", None)
     if problem.own_loop is not None or of_objective is not None:
         return True

@@ -1,4 +1,4 @@
-"""The dry run, where what it tries may end the process that tries it."""
+"""The dry run, protected against trials that end their process, as by a crash or a lack of memory."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ from hydro_rasda.training.retry_policy import DEATHS
 
 
 def survived_dry_run(problem: Problem, trials: Sequence[Trial], doing: CrashLog) -> DryRun:
-    """Do a dry run that passes over trials which end their process.
+    """Do a dry run that skips trials which end their process.
 
-    If the process can be forked, a forked one tries the trials, and this one only reads the data. If the forked one
-    refuses all trials, or its findings cannot be sent, this one does the dry run again. If the process cannot be
-    forked, the run's crash log names the trial that is being tried. A later call tries trials last of which processes
-    died, and drops those of which one more died then.
+    If this process can be forked, a fork tries the trials, and this process only reads the data. If the fork refuses
+    all trials, or cannot send its findings, this process repeats the dry run.
+
+    If this process cannot be forked, the run's crash log names the trial that is being tried. After a crash, a later
+    call tries that trial last. If another process dies of it, later calls drop the trial.
 
     Raises:
-        ValueError: as `dry_run`; also if no trial is left to try.
+        ValueError: For the reasons of `dry_run`; also if no trial is left to try.
     """
     if usable_children(problem):
         safe, scouted = _scouted(problem, trials)
         if scouted.found is not None:
             for _, warning in scouted.warned:
                 warnings.warn_explicit(**warning)
-            # The data are read here: a Dataset may keep what it has read, and forked processes then share it.
+            # The data are read in this process: if a Dataset caches its examples, later forks share the cache.
             with contextlib.suppress(Misfit), warnings.catch_warnings():
-                for text, warning in scouted.warned:  # it would be given twice
+                for text, warning in scouted.warned:  # these were given above
                     warnings.filterwarnings("ignore", re.escape(text), lineno=warning["lineno"])
                 survey_data(problem, scouted.trial, scouted.found)
                 return scouted.found
@@ -67,12 +68,13 @@ def _noting(trials: Iterable[Trial], doing: CrashLog) -> Generator[Trial, None, 
 
 @dataclass(frozen=True)
 class _Scouted:
-    """The end of a dry run in a forked process.
+    """The result of a dry run in a forked process.
 
     Attributes:
-        how: Why the process ended, in words; empty if it survived.
-        found: Findings of the dry run; None if it refused all trials, or if they cannot be sent.
-        warned: The text of each warning that was given there, and the warning as plain values.
+        trial: The trial that was tried last.
+        how: Why the process ended, in words; "" if it survived.
+        found: Findings of the dry run; None if it refused all trials, or if the findings cannot be sent.
+        warned: Each warning of the process: its text, and the warning as plain values.
     """
 
     trial: Trial
@@ -82,17 +84,20 @@ class _Scouted:
 
 
 def _scouted(problem: Problem, trials: Sequence[Trial]) -> tuple[list[Trial], _Scouted]:
-    """Return the trials for which a forked process survived all checks of a dry run, and the end of that dry run.
+    """Do a dry run in forked processes, without the trials that end their process.
+
+    Returns:
+        The trials that may be tried in this process, and the result of the last dry run.
 
     Raises:
-        ValueError: If there is none, or if too many in a row ended their process.
+        ValueError: If no trial is left, or if `MISFITS` trials ended their process.
     """
     safe, left, first = list[Trial](), list(trials), None
     for _ in range(MISFITS):
         scouted = _scout(problem, left)
         if not scouted.how:
             return safe + left, scouted
-        scouted = _scout(problem, [scouted.trial])  # it may have run out of memory by what ran beside it
+        scouted = _scout(problem, [scouted.trial])  # another process may have used up the memory; so try once more
         if not scouted.how:
             return [*safe, scouted.trial], scouted
         first = first or _deadly(scouted.trial, f"{DEATHS} times, {scouted.how}")
@@ -105,7 +110,7 @@ def _scouted(problem: Problem, trials: Sequence[Trial]) -> tuple[list[Trial], _S
 
 
 def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
-    """Have a forked process do a dry run, but for reading all of the data."""
+    """Let a forked process do a dry run without the survey of the data."""
     tried = [trials[0]]
 
     def piece(notify: Notify) -> tuple[Plans, DryRun | None, list[tuple[str, dict[str, Any]]]]:
@@ -115,7 +120,7 @@ def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
                 yield trial
 
         found = None
-        # The tuner's process does a dry run of its own if this one finds nothing, and raises what it raises.
+        # Errors are ignored here: if this dry run finds nothing, the tuner's process repeats it and raises the error.
         with contextlib.suppress(Exception), warnings.catch_warnings(record=True) as caught:
             found = _as_sent(dry_run(problem, each(), survey=False))
         warned = {(str(one.message), one.filename, one.lineno): plain_warning(one) for one in caught}
@@ -130,7 +135,7 @@ def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
 
 
 def _as_sent(found: DryRun) -> DryRun:
-    """Return findings as another process gets them; raise if they cannot be sent, as model inputs may hold anything."""
+    """Return findings as another process receives them; raise if they cannot be sent (model inputs may be anything)."""
     sent = io.BytesIO()
     torch.save(found, sent)
     sent.seek(0)

@@ -1,4 +1,4 @@
-"""The request to `tune`: its functions, space and data, checked together before any work."""
+"""The arguments of `tune`: functions, space and data, checked together before any work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `tune` that say what is tuned, by their names there."""
+    """The arguments of `tune` that say what is tuned, under the same names."""
 
     model_fn: Callable[..., nn.Module]
     space: Mapping[str, Any]
@@ -55,9 +55,9 @@ class Request:
     settings: TuneConfig
 
     def check(self) -> None:
-        """Refuse what no later step would refuse before work starts."""
+        """Raise ValueError for wrong arguments that later steps would notice only after work has started."""
         rule = "a function of (config) or (config, width_ratio)"
-        if isinstance(self.model_fn, nn.Module):  # it could be called, but with inputs
+        if isinstance(self.model_fn, nn.Module):  # a module is callable, too, but takes inputs
             kind = type(self.model_fn).__name__
             raise ValueError(f"`model_fn` is a model, a {kind}, but must be {rule} that builds one")
         check_function("model_fn", self.model_fn, 1, 2, rule=rule, or_class=True)
@@ -90,10 +90,10 @@ class Request:
             check_searcher(sweep.searcher)
         check_first(sweep.first, self.space)
         if self.folds is not None:
-            replace(self.settings, folds=len(self.folds))  # refuses what does not go together with folds
+            replace(self.settings, folds=len(self.folds))  # raises if settings do not go together with folds
 
     def _check_train(self) -> None:
-        """Refuse what does not go together with `train`, or with its absence."""
+        """Raise ValueError if arguments do not go together with `train`, or are missing without it."""
         given = {"train_data": self.train_data, "val_data": self.val_data}
         for name, data in given.items() if not self.sweeps else ():
             require(data is not None, name, None, "given, unless `train` alone trains the models")
@@ -119,17 +119,17 @@ class Request:
 
     @property
     def sweeps(self) -> bool:
-        """True if `train` trains the models of every heat: no loss is given by which the library could."""
+        """True if `train` trains the models of every heat, because neither `loss_fn` nor `objective` is given."""
         return self.train is not None and self.loss_fn is None and self.objective is None
 
     @property
     def strategy(self) -> str | None:
-        """`race.strategy`, which restricts what keys may hold; None if the library reads no keys."""
+        """`race.strategy`, which restricts the values of some keys; None if the library reads no keys."""
         return None if self.sweeps else self.settings.race.strategy
 
     @property
     def data(self) -> dict[str, Any]:
-        """The data, by argument; folds are recognized by the indices of their examples."""
+        """The data by argument, for the run's identity. Folds are represented by the indices of their examples."""
         folds = self.folds
         val_data: Any = self.val_data if folds is None else folds.indices()
         given = {"train_data": self.train_data, "val_data": val_data}
@@ -148,7 +148,7 @@ class Request:
         return make_batches(data, name, where, self.settings.seed, self.settings.loader_workers)
 
     def identity(self) -> Identity:
-        """The identity of the run, noted before any code of the user is called."""
+        """Return the identity of the run. Call it before any code of the user runs, which may change objects."""
         functions: dict[str, Any] = {
             "model_fn": self.model_fn,
             "loss_fn" if self.objective is None else "objective": self.objective or self.loss_fn or F.cross_entropy,
@@ -162,7 +162,7 @@ class Request:
         return Identity(self.space, sweep.searcher, sweep.rule, given, sweep.first, functions_of(sweep.constraints))
 
     def searcher(self) -> Searcher | None:
-        """A copy that knows the space and will learn: the user's own can begin the same run again, or another."""
+        """Return a copy of the searcher that knows the space. The user's own stays unchanged, for further runs."""
         asked = self.settings.sweep.searcher
         if isinstance(asked, str):
             return named_searcher(asked, self.space, self.settings)
@@ -202,7 +202,7 @@ class Request:
 
 
 def _check_nothing_to_train(name: str, function: object) -> None:
-    """Refuse a module with parameters that need gradients in the place of a function: nothing would train them."""
+    """Raise ValueError if a function is a module with parameters that need gradients: nothing would train them."""
     for part, own in function.items() if isinstance(function, Mapping) else [("", function)]:
         trained = [n for n, p in own.named_parameters() if p.requires_grad] if isinstance(own, nn.Module) else []
         where = f"{name}[{part!r}]" if part else name

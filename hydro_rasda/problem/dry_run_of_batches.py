@@ -1,4 +1,4 @@
-"""One model on single batches, before any training: what it cannot take, and what is never finite."""
+"""Run one model on single batches before any training, to find batches that it cannot take and losses never finite."""
 
 from __future__ import annotations
 
@@ -30,25 +30,28 @@ from hydro_rasda.problem.precision import as_given, in_precision, turns
 from hydro_rasda.problem.problem import Problem
 
 SURVEYED = 32
-"""So many batches of a data set are tried that stand out."""
+"""Largest number of unusual batches of a data set that are tried."""
 
 ASKED, RANDOM = 64, 3
-"""So many batches, and so many models of random weights, are tried where a loss or a metric is not finite."""
+"""If a loss or a metric is not finite, at most `ASKED` batches and `RANDOM` models of random weights are tried."""
 
 
 SUMMED = 4
-"""So many more batches are doubled, to find sums over the batch, while a metric is 0."""
+"""While a metric is 0, at most this many further batches are doubled to find sums over the batch."""
 
 GROWTH, EXACT = 0.2, 0.02
-"""A sum over a doubled batch is larger by more than this share, and fits what is expected of a sum but for that one."""
+"""A value is taken for a sum if it grows by more than the share `GROWTH` when the batch is doubled.
+
+It must also match the expected growth of a sum within the share `EXACT`.
+"""
 
 
 class Misfit(Exception):
-    """One trial cannot be trained; its cause says why, for the user if it is the same for all trials."""
+    """One trial cannot be trained. The argument is the error that the user sees if no trial can be trained."""
 
 
 def misfit(told: str, cause: BaseException) -> Misfit:
-    """Say why a trial cannot be trained, and what that comes from."""
+    """Return the error that a trial cannot be trained, with the message `told` and the error that caused it."""
     refusal = ValueError(told)
     refusal.__cause__ = cause
     return Misfit(refusal)
@@ -56,7 +59,7 @@ def misfit(told: str, cause: BaseException) -> Misfit:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Have torch compute on one thread of a CPU."""
+    """Within the context, let torch compute on one thread of the CPU."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -66,7 +69,7 @@ def one_thread() -> Iterator[None]:
 
 
 def parts_of(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
-    """A batch in the parts that training takes it in, for which alone there may be memory."""
+    """Split a batch into the micro-batches of training, because memory may not suffice for the whole batch."""
     parts = read(trial.config, "accumulate")
     try:
         return split(batch, num_parts(batch, trial.batch_size, parts))
@@ -77,7 +80,7 @@ def parts_of(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
 
 
 def run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) -> Mapping[str, Tensor]:
-    """Metrics of one batch; where gradients are enabled, the loss is differentiated, too, or that of each part."""
+    """Return the metrics of one batch; if gradients are enabled, also differentiate the loss (of each model part)."""
     objective = in_precision(checked(as_given(problem.objective)), problem.settings.precision)
     each, found = turns(objective) if torch.is_grad_enabled() else {"": objective}, {}
     for part, own in each.items():
@@ -93,7 +96,7 @@ def _run_turn(
     handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     try:
         with warnings.catch_warnings():
-            # Torch broadcasts one against the other, and only warns of it.
+            # Torch only warns when it broadcasts an output against a target of another size.
             warnings.filterwarnings("error", "Using a target size")
             metrics = objective(model, batch)
     except (Exception, SystemExit) as error:
@@ -126,9 +129,10 @@ def _run_turn(
 
 
 def _check_trained(model: nn.Module, objective: Objective, batch: Batch, loss: Tensor) -> None:
-    """Refuse a loss that could move tensors which nothing trains, as they are no parameters of the model.
+    """Raise ValueError if the loss depends on a tensor that needs a gradient but is not a parameter of the model.
 
-    Tensors of the batch, and those that the objective makes anew in each call, need gradients for other reasons.
+    No optimizer would train such a tensor. Tensors of the batch are allowed, and so are tensors that the objective
+    makes anew in each call.
     """
     known = {id(tensor) for tensor in (*model.parameters(), *tree_leaves(batch))}
     others = [leaf for leaf in _leaves(loss) if id(leaf) not in known]
@@ -146,7 +150,7 @@ def _check_trained(model: nn.Module, objective: Objective, batch: Batch, loss: T
 
 
 def _leaves(loss: Tensor) -> list[Tensor]:
-    """Return the tensors to which the loss's gradient flows at last."""
+    """Return the leaf tensors for which the loss has gradients."""
     found, seen, left = list[Tensor](), set[Any](), [loss.grad_fn]
     while left:
         node = left.pop()
@@ -160,18 +164,18 @@ def _leaves(loss: Tensor) -> list[Tensor]:
 
 
 def _is_of_one_tensor(batch: Batch, run: Callable[[Batch], Any], error: BaseException) -> bool:
-    """Return whether code fails because it takes a batch of one tensor for the tensor."""
+    """Return whether `run` fails because the batch is a list or tuple of one tensor, not the tensor itself."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 1 or not isinstance(error, (TypeError, AttributeError)):
         return False
     try:
         run(batch[0])
-    except (Exception, SystemExit):  # the cause is another one
+    except (Exception, SystemExit):  # so the error has another cause
         return False
     return True
 
 
 def _about_dtypes(model: nn.Module, batch: Batch) -> str:
-    """Say how data become float32 if they are float64 and the model is not."""
+    """Return a hint on how to make data float32 if they are float64 and the model is not; otherwise ""."""
     weights = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     wide = any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(batch))
     if not wide or torch.float64 in weights:
@@ -180,8 +184,9 @@ def _about_dtypes(model: nn.Module, batch: Batch) -> str:
 
 
 def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
-    """Read the data once, as far as a few seconds go, and run the model on the batches that it may fail on."""
-    # A loader may end with one example, which BatchNorm refuses in training. Other data are trained on without such.
+    """Read the data once, for a few seconds at most, and run the model on batches on which it may fail."""
+    # A user's loader may end with a batch of one example, which BatchNorm refuses in training mode. Indexed data never
+    # train on such a batch.
     model.train(argument == "train_data" and not isinstance(data, IndexedBatches))
     with torch.no_grad():
         for name, batch in islice(unlike(data, trial.batch_size, argument), SURVEYED):
@@ -196,10 +201,10 @@ def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batch
 
 
 def warn_of_sums(problem: Problem, trial: Trial, model: nn.Module) -> None:
-    """Warn of a loss, or a metric by which trials are compared, that grows with the batch, as a sum over it does.
+    """Warn if the loss, or a metric that compares trials, grows with the batch as a sum over the batch does.
 
-    It is evaluated for a few examples, for the same twice, and for the same four times. A mean stays the same. A value
-    that compares each example with all others may change, too, but not in this way.
+    The objective is evaluated for a few examples, for two copies of them, and for four copies. A mean stays the same. A
+    value that compares each example with all others may change, too, but grows differently.
     """
     objective, batches = as_given(problem.objective), problem.val_data.in_order(trial.batch_size)
     first = next(batches)
@@ -208,7 +213,7 @@ def warn_of_sums(problem: Problem, trial: Trial, model: nn.Module) -> None:
     names = {"loss", *(name.partition("_")[2] for name in problem.settings.comparison.trained)}
     names |= {f"{part}_loss" for part in objective.parts} if isinstance(objective, ByPart) else set()
     few = split(first, -(-batch_length(first) // FEW))[0]
-    # A count may be 0 for a few examples, which doubles unseen.
+    # A sum may be 0 for some examples, and doubling 0 shows nothing; so further batches are tried.
     for once in chain([few, first], islice(batches, SUMMED)):
         if not names:
             return
@@ -216,7 +221,7 @@ def warn_of_sums(problem: Problem, trial: Trial, model: nn.Module) -> None:
         try:
             with torch.no_grad():
                 found = [problem.objective(model.eval(), part) for part in (once, twice, _doubled(twice))]
-        except Exception:  # one that takes batches of one size alone
+        except Exception:  # the objective accepts batches of one size only
             return
         names &= found[0].keys()
         for name in sorted(names):
@@ -235,7 +240,7 @@ def _doubled(batch: Batch) -> Batch:
 
 
 def _grows(one: float, two: float, four: float) -> bool:
-    """Return whether a value grows as a sum (and a constant) does, or by one factor with each doubling, as a norm."""
+    """Return whether a value grows as a sum plus a constant, or, as a norm, by the same factor with each doubling."""
     added, then, factor = two - one, four - two, two / one
     if abs(added) < GROWTH * abs(one):
         return False
@@ -243,9 +248,10 @@ def _grows(one: float, two: float, four: float) -> bool:
 
 
 def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:
-    """Return `metrics` of the whole validation set for one untrained model, which has to go through all of it.
+    """Return the values of `metrics` on the whole validation set for one untrained model.
 
-    With folds, it goes through each, as one may lack a class that `metrics` needs, and those of the first are returned.
+    With folds, all folds are evaluated, because one may lack a class that `metrics` needs. The values of the first fold
+    are returned.
     """
     if problem.metrics is None:
         return {}
@@ -275,10 +281,10 @@ def _measured_whole(
 
 
 def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mapping[str, float]) -> None:
-    """Refuse a training loss or a metric that is not finite, whatever the batch and, for a metric, the model.
+    """Raise Misfit if the training loss is finite on no batch, or the metric on no batch and for no model.
 
-    A loss may be NaN for a batch whose targets are all ignored; a metric, such as a correlation, also for a model that
-    predicts the same for all examples.
+    A loss may rightly be NaN for a batch whose targets are all ignored. A metric such as a correlation may be NaN for
+    an untrained model that predicts the same for all examples; so models of random weights are tried, too.
     """
     metric, loss = problem.settings.metric, found["train_loss"]
     if not (math.isfinite(loss) or _is_finite(problem, trial, model, "train_loss")):
@@ -291,7 +297,7 @@ def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mappin
 
 
 def _is_finite(problem: Problem, trial: Trial, model: nn.Module, metric: str) -> bool:
-    """Return whether a metric of a model is finite, for any batch, or for the whole validation set."""
+    """Return whether a model's metric is finite on some batch, or on the whole validation set if it needs all of it."""
     part, name = metric.split("_", 1)
     data, argument = (problem.train_data if part == "train" else problem.val_data), f"{part}_data"
     model.train(part == "train")
@@ -307,7 +313,7 @@ def _is_finite(problem: Problem, trial: Trial, model: nn.Module, metric: str) ->
 
 
 def _random(problem: Problem, trial: Trial, seed: int) -> nn.Module:
-    """A model whose weights are random also where those of an untrained one are constant."""
+    """Build a model and add noise to all of its weights, those with constant initial values included."""
     model = problem.with_settings(seed=derive_seed(problem.settings.seed, "random", seed)).target(trial)
     drawn = torch.Generator().manual_seed(seed)
     for parameter in (p for p in model.parameters() if p.is_floating_point()):

@@ -1,4 +1,4 @@
-"""The weight of a loss that is a mean, from the calls of torch's losses that it makes."""
+"""Find the weight of a mean loss, such as the number of its targets, from its calls of torch's losses."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from fusion.evaluate.microbatch import WEIGHT
 from fusion.warn import warn
 
 IGNORED = -100
-"""Torch's own `ignore_index`: cross-entropy leaves out targets of this value."""
+"""The default of torch's `ignore_index`: cross-entropy ignores targets of this value."""
 
 LOSS_WEIGHT = f"{WEIGHT}/loss"
 
 
 def whole(target: Tensor) -> Tensor:
-    """Return a target in which -100 is no class, and which indexes: in uint8, it would be class 156, or a mask."""
+    """Convert a target of uint8 to int64. In uint8, -100 would be class 156, and indexing would take it as a mask."""
     return target.long() if target.dtype == torch.uint8 else target
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """One of cross-entropy or `nll_loss`; `weight` is what its mean is divided by, None where it returns no mean."""
+    """A call of cross-entropy or `nll_loss`.
+
+    Attributes:
+        ignored: The `ignore_index` of the call.
+        weight: The divisor of the mean loss; None if the call does not return a mean.
+    """
 
     target: Tensor
     class_weight: Tensor | None
@@ -43,9 +48,9 @@ class _Call:
 
 
 class LossCalls(TorchFunctionMode):
-    """Inside, notes each call of `F.cross_entropy` and `F.nll_loss`, by modules and under `vmap`, too.
+    """Within this mode, note each call of `F.cross_entropy` and `F.nll_loss`, also by modules and under `vmap`.
 
-    Their mean over no target, NaN as torch has it, is 0 with a gradient of 0.
+    A mean over no target, which is NaN in torch, becomes 0 with a gradient of 0.
     """
 
     def __init__(self) -> None:
@@ -76,31 +81,31 @@ class LossCalls(TorchFunctionMode):
         loss: Tensor
         if not is_mean or target.is_floating_point():
             loss = func(input, target, weight, reduction=reduction, **more)
-            if is_mean:  # of probabilities of classes, which are the second dimension
+            if is_mean:  # targets are probabilities, with classes in the second dimension
                 total = torch.full((), target.numel() // target.shape[min(1, target.ndim - 1)], device=target.device)
         else:
-            # The largest number of float16 is 65504, less than the sum over many tokens.
+            # The sum over many tokens may exceed 65504, the largest number of float16.
             wide = torch.float32 if input.dtype == torch.float16 else input.dtype
             of_class = None if weight is None else weight.to(wide)
             summed = func(input.to(wide), target, of_class, reduction="sum", **more)
             counted = (index := whole(target)) != ignore_index
             of_each = counted if of_class is None else of_class.detach()[index.where(counted, 0)] * counted
             total = of_each.sum()
-            # Divided by 0, it would be NaN, and so would 0 times its gradient.
+            # Dividing by 0 would give NaN, and its gradient would stay NaN even if multiplied by 0.
             loss = (summed / total.where(total > 0, 1)).where(total > 0, 0.0)
         self._calls.append(_Call(target, weight, ignore_index, total))
         return loss
 
     @property
     def ignored(self) -> int:
-        """The target that is left out."""
+        """The target value that the last noted call ignores."""
         return self._calls[-1].ignored if self._calls else IGNORED
 
     def weigh(self, metrics: dict[str, Tensor], target: Tensor | None, told: bool) -> None:
-        """Put the loss's weight beside it, where it has none: that of the means noted, if all are over the same.
+        """Add the loss's weight to `metrics` if it is missing and all noted means are over the same targets.
 
         Args:
-            told: True to warn where targets are left out, and nobody knows by which weight.
+            told: True to warn if targets are ignored or weighted, but the loss's weight is unknown.
         """
         if WEIGHT in metrics or LOSS_WEIGHT in metrics:
             return

@@ -13,15 +13,17 @@ from surrogate import parameter_roles
 from surrogate.widths import PLAN_ATTRIBUTE
 
 Roles = Mapping[str, str | None]
-"""Parameter name -> role, or None, of all parameters that learn."""
+"""Map the name of each trained parameter to its role, or to None."""
 
 _KEYS = {f"lr.{role}": role for role in ("embedding", "hidden", "head")}
 _ATTRIBUTE = "lr_roles"
-"""Attribute of a full-size model; a surrogate has its width plan."""
+"""Attribute of a full-size model that holds its roles; a surrogate's roles follow from its width plan."""
 
 
 def asked_roles(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """Return the keys of learning rates by role, and the roles; a key that names a part of the model is that part's.
+    """Return the configuration's keys that set learning rates by role, with their roles.
+
+    If a part of the model has the name of the role, the key belongs to that part and is left out.
 
     >>> asked_roles({"lr.head": 0.1, "lr.hidden": 0.3}, ["head.weight", "body.weight"])
     {'lr.hidden': 'hidden'}
@@ -32,22 +34,22 @@ def asked_roles(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, st
 
 
 def note_roles(model: nn.Module, roles: Mapping[str, str]) -> None:
-    """Note on a full-size model the roles of its parameters."""
+    """Store the roles of a full-size model's parameters on the model."""
     setattr(model, _ATTRIBUTE, dict(roles))
 
 
 def roles_of(model: nn.Module) -> Roles:
-    """Return the roles of a surrogate's parameters, or those that `note_roles` noted."""
+    """Return the roles of a surrogate's parameters, or those that `note_roles` stored on a full-size model."""
     plan, noted = getattr(model, PLAN_ATTRIBUTE, None), vars(model).get(_ATTRIBUTE, {})
     roles = noted if plan is None else parameter_roles(model)
     return {name: roles.get(name) for name, p in model.named_parameters() if p.requires_grad}
 
 
 def by_parameter(config: Mapping[str, Any], roles: Roles) -> Mapping[str, Any]:
-    """Write learning rates by role as those of single parameters, `lr.PARAMETER`.
+    """Replace learning rates by role with learning rates of single parameters, `lr.PARAMETER`.
 
-    A key that is also the name of a part of the model stays that part's. Parameters of a part with a learning rate of
-    its own, or with a key of their own, keep that one.
+    A key that is also the name of a part of the model stays as it is. A parameter keeps the learning rate of its own
+    key, or of its part's key, if there is one.
 
     >>> by_parameter({"lr": 0.1, "lr.head": 0.3}, {"0.weight": "embedding", "2.weight": "head", "2.bias": None})
     {'lr': 0.1, 'lr.2.weight': 0.3}

@@ -1,4 +1,4 @@
-"""Metrics of an epoch: means of an objective's by their weights, and the user's own of whole validation sets."""
+"""Metrics of an epoch: weighted means of an objective's metrics, and the user's metrics of whole validation sets."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hydro_rasda.problem.objective import OUTPUTS, TARGETS, scalars
 
 
 def mean_metrics(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> dict[str, Tensor]:
-    """Mean over a data set, in double precision, without waiting for the device at each step.
+    """Average metrics over a data set, in double precision, without waiting for the device at each batch.
 
     Args:
-        measured: For each batch, its mean metrics, with their weights where they have any, and its number of examples.
+        measured: For each batch, its mean metrics (with their weights, if any) and its number of examples.
     """
     return summed(measured).means()
 
 
 def summed(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> Sums:
-    """Metrics summed over batches; takes what `mean_metrics` takes."""
+    """Sum metrics over batches; `measured` is as in `mean_metrics`."""
     sums = Sums()
     for metrics, examples in measured:
         sums.add(metrics, examples)
@@ -35,7 +35,7 @@ def summed(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> Sums:
 
 
 def add_over_ranks(sums: Sums) -> None:
-    """Replace sums over a rank's examples by those over all ranks', in one exchange."""
+    """Replace this rank's sums by the sums over all ranks, in one exchange."""
     names = sorted(sums.totals)
     of_loss = sums.totals.get("loss", next(iter(sums.totals.values())))
     totals = [sums.totals[name].to(of_loss.device) for name in names]
@@ -48,20 +48,28 @@ def add_over_ranks(sums: Sums) -> None:
 
 
 WholeMetrics = Callable[[Tensor, Tensor], Mapping[str, Any]]
-"""`metrics(outputs [N, ...], targets [N, ...]) -> {name: number}`, of one model; tensors on the CPU.
+"""`metrics(outputs [N, ...], targets [N, ...]) -> {name: number}` for one model, with tensors on the CPU.
 
-Sequences that are shorter than the longest are filled up with -100, which cross-entropy ignores in targets.
+Shorter sequences are padded to the longest with -100, which cross-entropy ignores in targets.
 """
 
 
 @dataclass
 class Collected:
-    """Outputs and targets of models for a data set: by batch, [K, n, ...] on the CPU; None for a filler."""
+    """Outputs and targets of K models for a data set.
+
+    Attributes:
+        batches: Outputs and targets of each batch, [K, n, ...] on the CPU; None for a filler batch.
+    """
 
     batches: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)
 
     def take(self, metrics: Mapping[str, Tensor], examples: int) -> dict[str, Tensor]:
-        """Keep outputs and targets of a batch, of which so many examples count; returns the other metrics."""
+        """Keep the outputs and targets of a batch, and return its scalar metrics.
+
+        Args:
+            examples: Number of examples that count. If it is 0, the batch is a filler, and None is kept.
+        """
         if OUTPUTS not in metrics or TARGETS not in metrics:
             told = f"an objective must return {OUTPUTS!r} and {TARGETS!r}, too, where `metrics` is given"
             raise ValueError(f"{told}; it returned {sorted(metrics)}")
@@ -70,12 +78,15 @@ class Collected:
         return scalars(metrics)
 
     def whole(self) -> tuple[Tensor, Tensor]:
-        """Outputs and targets of all batches: [K, N, ...] each."""
+        """Return the outputs [K, N, ...] and the targets [K, N, ...] of all batches."""
         outputs, targets = zip(*(batch for batch in self.batches if batch is not None))
         return _joined(outputs), _joined(targets)
 
     def over_ranks(self, world: int) -> Collected:
-        """Those of all ranks, each of which has a part of every batch, in the order of the examples."""
+        """Return the outputs and targets of all ranks, in the order of the examples.
+
+        Each rank has a part of each batch.
+        """
         if world == 1:
             return self
         each: list[list[tuple[Tensor, Tensor] | None]] = [[] for _ in range(world)]
@@ -86,10 +97,10 @@ class Collected:
 def of_members(
     metrics: WholeMetrics, collected: Collected, losses: Sequence[float], names: Iterable[str]
 ) -> dict[str, list[float]]:
-    """The metrics of a whole data set, by name, for each of K members.
+    """Return the metrics of a whole data set: name -> values of the K members.
 
     Args:
-        losses: Mean loss of each member; the metrics of one that is not finite are NaN.
+        losses: The mean loss of each member. If a member's loss is not finite, its metrics are NaN.
     """
     outputs_K, targets_K = collected.whole()
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -103,7 +114,11 @@ def of_members(
 
 
 def measured(metrics: WholeMetrics, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return the values of the user's function for one model, as plain numbers; ValueError if these are none."""
+    """Return the values of the user's function for one model as floats.
+
+    Raises:
+        ValueError: If the function does not return a dict of numbers by name.
+    """
     values = metrics(outputs, targets)
     plain = {n: v.item() if hasattr(v, "item") else v for n, v in values.items()} if isinstance(values, Mapping) else {}
     if not plain or not all(isinstance(name, str) and is_metric(value) for name, value in plain.items()):
@@ -112,7 +127,7 @@ def measured(metrics: WholeMetrics, outputs: Tensor, targets: Tensor) -> dict[st
 
 
 def _joined(batches: Sequence[Tensor]) -> Tensor:
-    """Batches as one; where sequences in some are longer, the others are filled up with `IGNORED`."""
+    """Join batches along the samples; pad shorter sequences with `IGNORED`."""
     sizes = {batch.shape[2:] for batch in batches}
     if len(sizes) > 1 and len({len(size) for size in sizes}) == 1:
         longest = [max(of_axis) for of_axis in zip(*sizes)]
@@ -130,7 +145,7 @@ def _filled(batch: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _interleaved(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """A batch of which rank r has the examples r, r + R, r + 2R, ..."""
+    """Join the parts of a batch from R ranks, where rank r has the examples r, r + R, r + 2R, ..."""
     outputs, targets = zip(*parts)
     return _in_turn(outputs), _in_turn(targets)
 

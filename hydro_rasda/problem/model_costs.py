@@ -1,4 +1,4 @@
-"""The cost of the full-size model, which is known before it trains: parameters, operations, time and memory."""
+"""Costs of the full-size model that are known before it trains: parameters, operations, time and memory."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from hydro_rasda.problem.dry_run_of_batches import parts_of, run_batch
 from hydro_rasda.problem.problem import Problem
 
 BESIDE_A_STEP = 4
-"""Further memory of a training, in sizes of the model: its weights, their average, and two moments of Adam's."""
+"""Memory of a training beside that of a step, in multiples of the model's size: weights, average, Adam's moments."""
 
 REPEATS = 5
-"""Times that a batch is evaluated; the median counts."""
+"""A batch is evaluated this many times, and the median time counts."""
 
 
 def model_costs(problem: Problem, trial: Trial, names: Collection[str], width: float = 1.0) -> dict[str, float]:
-    """Measure costs of a trial's full-size model, untrained, with one batch; or those of its surrogate of a width.
+    """Measure the costs `names` of a trial's untrained model with one batch: full-size, or the surrogate of a width.
 
-    `params`: number of parameters, frozen ones included. `macs`: multiply-accumulate operations of an example's
-    evaluation, those of matrix products, convolutions, recurrent layers and attention (half of what torch's
-    `FlopCounterMode` counts). `seconds_per_example`: wall time of an evaluation with `batch_size` examples, per
-    example. `peak_memory`: bytes that its training takes, as the dry run reckons.
+    `params` is the number of parameters, frozen ones included. `macs` is the number of multiply-accumulate operations
+    to evaluate an example: those of matrix products, convolutions, recurrent layers and attention (half of the count of
+    torch's `FlopCounterMode`). `seconds_per_example` is the wall time per example of evaluating a batch of
+    `batch_size`. `peak_memory` is the number of bytes that training takes, by the dry run's estimate.
+
+    Args:
+        width: The width ratio; 1 for the full-size model.
     """
     model = problem.target(trial) if width == 1 else problem.at_width(width).surrogate(trial)
     found: dict[str, float] = {"params": float(sum(parameter.numel() for parameter in model.parameters()))}
@@ -58,9 +61,9 @@ def model_costs(problem: Problem, trial: Trial, names: Collection[str], width: f
 
 @contextmanager
 def _counted_kernels() -> Iterator[None]:
-    """Compute by operations that can be counted; the recurrent layers of oneDNN and cuDNN, among others, cannot."""
+    """Within the context, compute by operations that torch can count, unlike oneDNN's and cuDNN's recurrent layers."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # oneDNN's switch asks for what not every torch has
+        warnings.simplefilter("ignore")  # oneDNN's switch warns in some builds of torch
         recurrent = cudnn.flags(enabled=False)
         with mkldnn.flags(enabled=False), recurrent, without_fast_attention(), sdpa_kernel(SDPBackend.MATH):
             yield
@@ -72,7 +75,7 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def _seconds(problem: Problem, model: nn.Module, batch: Batch) -> float:
-    """Wall seconds of an evaluation of a batch."""
+    """Return the wall seconds to evaluate a batch once."""
     began = time.perf_counter()
     metrics = run_batch(problem, model, batch, "val_data")
     metrics["loss"].item()  # waits for a GPU

@@ -1,4 +1,4 @@
-"""Objectives: a loss and metrics of a batch, written for ONE model, run for many."""
+"""Objectives: functions that return the loss and metrics of a batch, written for ONE model and run for many."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from hydro_rasda.problem.loss_weight import IGNORED, LossCalls, whole
 from hydro_rasda.problem.objective_parts import ByPart, GivenObjective, check_dict
 
 Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
-"""`objective(model, batch) -> {"loss": scalar, ...}`. `model` is a real module, `batch` whatever the data yields.
+"""`objective(model, batch) -> {"loss": scalar, ...}`. `model` is a real module, `batch` is whatever the data yield.
 
-`loss` is the mean over the batch; it is differentiated. Any further scalars are metrics. All are averaged over the
-examples, unless there is a scalar "weight", such as the number of targets that are not ignored. Then they are averaged
-by it. "weight/NAME" is the weight of the metric NAME alone. Of a loss that makes one mean of `F.cross_entropy` or
-`F.nll_loss`, the weight is known without. Under fusion it runs once for K models (`torch.func.vmap`): no `.item()`, no
-branch on a tensor's values.
+"loss" is the mean over the batch, and is differentiated. Further scalars are metrics. All are averaged over the
+examples. If there is a scalar "weight", such as the number of targets that are not ignored, they are averaged with this
+weight per batch. "weight/NAME" is the weight of the metric NAME only. If the loss is one mean of `F.cross_entropy` or
+`F.nll_loss`, the library finds the weight itself.
 
-An object may also have a method `optimizer_settings(model, config) -> OptimizerSettings`, and, as `reads`, the keys of
-its own that this reads of a configuration.
+Under fusion, the objective runs once for K models (`torch.func.vmap`): it must not call `.item()`, nor branch on a
+tensor's values.
+
+An objective may also have a method `optimizer_settings(model, config) -> OptimizerSettings`. The attribute `reads` then
+lists the keys that this method reads from the configuration.
 """
 
 
@@ -38,9 +40,10 @@ class OptimizerSettings:
     """How the parameters of one model are updated.
 
     Attributes:
-        config: Keys for optimizer, schedule and clipping (`fusion.keys`); the batch size stays the
-            configuration's.
-        lr_factors: By name of a parameter, what its learning rate is multiplied by; 1 where absent.
+        config: Keys for optimizer, schedule and clipping (`fusion.keys`). The batch size is still that of the trial's
+            configuration.
+        lr_factors: Map a parameter's name to a factor of its learning rate. Other parameters have the factor 1.
+        weight_decay_factors: The same for weight decays.
     """
 
     config: Mapping[str, Any]
@@ -52,7 +55,7 @@ LossFn = Callable[..., Tensor]
 """`loss_fn(output [N, ...], target [N, ...]) -> scalar`, such as those of `torch.nn.functional`."""
 
 OUTPUTS, TARGETS = "outputs", "targets"
-"""Further keys of an objective's result, for `tune(metrics=...)`, which looks at a whole data set: examples first."""
+"""Further keys of an objective's result, which `tune(metrics=...)` needs; the first dimension is that of examples."""
 
 
 def scalars(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -61,35 +64,35 @@ def scalars(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 _CONFIG = "_hydro_rasda_config"
-FEW = 8  # examples on which a loss is tried again: more would count as memory that training takes
+FEW = 8  # Number of examples on which a loss is tried again; more would distort the measurement of training memory.
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
     """Return whether a function has an argument called `config`."""
     try:
         return "config" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # what is written in C need not have a signature
+    except (TypeError, ValueError):  # functions written in C may have no signature
         return False
 
 
 def give_config(model: nn.Module, config: Mapping[str, Any]) -> None:
-    """Have a model carry what an objective may read of its configuration: under fusion, each member its own.
+    """Store on a model the part of its configuration that an objective may read.
 
-    Fused, one objective runs for all members. The attributes of a module are shared by the members of a group, but for
-    floats, of which each has its own (`fusion.evaluate.per_member_floats`). So the values that the objective reads
-    must be there.
+    Under fusion, one objective runs for all members of a group. Members share the attributes of their module, except
+    floats: each member has its own (`fusion.evaluate.per_member_floats`). So floats of a configuration that is stored
+    on the model differ between members.
     """
     setattr(model, _CONFIG, config)
 
 
 def steering(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a configuration, what an objective may read: all but what the library reads itself."""
+    """Return the part of a configuration that an objective may read: all keys that the library does not read itself."""
     ours = {key for key in config if is_of_part(key) or (key in KEYS and is_read(key, config))}
     return {key: copy.deepcopy(value) for key, value in config.items() if key not in ours}
 
 
 class OwnConfig(Mapping[str, Any]):
-    """The argument `config` of an objective: it can be read, not written."""
+    """The argument `config` of an objective; it is read-only."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
@@ -109,17 +112,17 @@ class OwnConfig(Mapping[str, Any]):
 
 
 def config_of(model: nn.Module) -> OwnConfig:
-    """Return the configuration that `give_config` gave a model."""
+    """Return the configuration that `give_config` stored on a model."""
     return OwnConfig(getattr(model, _CONFIG))
 
 
 @dataclass(frozen=True)
 class Written:
-    """An objective of (model, batch), made of a user's, with the weight of its loss.
+    """An objective of (model, batch) that calls the user's objective and adds the weight of its loss.
 
     Attributes:
-        configured: True if it also takes the configuration.
-        checked: True to warn where the weight cannot be known.
+        configured: True if the user's objective also takes the configuration.
+        checked: True to warn if the weight cannot be found.
     """
 
     objective: Callable[..., Mapping[str, Tensor]]
@@ -131,26 +134,27 @@ class Written:
         with LossCalls() as calls:
             metrics = self.objective(model, fresh(batch), **config)
         if not isinstance(metrics, Mapping):
-            return metrics  # refused by whoever checks it
+            return metrics  # `check_metrics` refuses it
         metrics = dict(metrics)
         calls.weigh(metrics, None, self.checked)
         return metrics
 
     @property
     def optimizer_settings(self) -> Any:
-        """The user's own method, or None."""
+        """The method of the user's objective; None if it has none."""
         return getattr(self.objective, "optimizer_settings", None)
 
     @property
     def reads(self) -> frozenset[str]:
-        """The keys that the user's says it reads."""
+        """The keys that the user's objective says it reads."""
         return getattr(self.objective, "reads", frozenset())
 
 
 def as_objective(objective: GivenObjective | None, loss_fn: LossFn, collected: bool = False) -> Objective:
-    """An objective of (model, batch), made of what a user gave: one that may take the configuration, too, or a loss.
+    """Make an objective of (model, batch) from the user's `objective` or, if that is None, from `loss_fn`.
 
-    With a loss, `collected` asks for outputs and targets, too.
+    The user's objective may also take the configuration. With `collected`, an objective made from `loss_fn` also
+    returns outputs and targets.
     """
     if objective is None:
         return replace(supervised(loss_fn), collected=collected)
@@ -160,12 +164,12 @@ def as_objective(objective: GivenObjective | None, loss_fn: LossFn, collected: b
 
 
 def unmeasured(model: nn.Module, batch: Batch) -> NoReturn:
-    """Stand for the objective of a run whose models the user's own function trains and measures."""
+    """Placeholder for the objective of a run in which the user's own function trains and evaluates models."""
     raise ValueError("no loss is known of a run that `train` alone trains: measure `best_model()` as `train` does")
 
 
 def reads_config(objective: Objective) -> bool:
-    """Return whether an objective, as it was given, reads the configuration."""
+    """Return whether the user's objective or loss takes the configuration."""
     return isinstance(objective, (Written, Supervised, ByPart)) and objective.configured
 
 
@@ -174,7 +178,7 @@ class Supervised:
     """The objective for batches `(inputs, target)`; see `supervised`.
 
     Attributes:
-        checked: True to look at the targets' values first, which takes a model and a batch at a time.
+        checked: True to check the targets' values first, which works only for a single model (not under vmap).
         configured: True if the loss has an argument `config`.
         collected: True to return outputs and targets, too.
     """
@@ -224,27 +228,29 @@ class Supervised:
 
 
 def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
-    """The objective for batches `(inputs, target)`.
+    """Make the objective for batches `(inputs, target)`.
 
-    Classification also reports `accuracy`. The integer target [N, ...] then has the shape of the output without its
-    classes. These are the second dimension [N, C, ...], as for torch's losses, or the last [N, ..., C], as in language
-    models. Ignored targets do not count. Regression (a floating-point target of the output's shape, but for dimensions
-    of size 1) reports `mae`, the mean absolute error.
+    For classification, it also reports `accuracy`. The integer target [N, ...] then has the shape of the output without
+    the dimension of classes. Classes are the second dimension of the output [N, C, ...], as for torch's losses, or the
+    last [N, ..., C], as in language models. Ignored targets do not count.
+
+    For regression, it reports `mae`, the mean absolute error. The floating-point target then has the output's shape,
+    except for dimensions of size 1.
 
     Args:
-        loss_fn: Mean loss of a batch; one with an argument `config` is given the configuration, see `tune`. If classes
-            could be either dimension, they are the second for a loss of torch's, and the last for any other.
+        loss_fn: Mean loss of a batch. If it has an argument `config`, it gets the configuration, see `tune`. If both
+            dimensions could hold classes, a torch loss takes the second and any other loss the last.
 
     Returns:
-        The objective. It raises ValueError where a floating-point target [N, ...] has another shape than the output,
-        and the loss is one of torch's: broadcasting one against the other would train on nonsense. In a dry run
-        (`checked`) any other loss that broadcasts them is found, too.
+        The objective. It raises ValueError if a floating-point target has another shape than the output and the loss
+        is one of torch's, because torch would broadcast them and train on nonsense. A dry run (`checked`) also finds
+        other losses that broadcast.
     """
     return Supervised(loss_fn, configured=takes_config(loss_fn))
 
 
 def checked(objective: Objective) -> Objective:
-    """The objective for a dry run: one that also looks at the values of targets."""
+    """Return the objective for a dry run, which also checks the values of targets."""
     if isinstance(objective, ByPart):
         return ByPart({part: replace(own, checked=True) for part, own in objective.parts.items()})
     return replace(objective, checked=True) if isinstance(objective, (Supervised, Written)) else objective
@@ -256,9 +262,9 @@ def _of_torch(loss_fn: LossFn) -> bool:
 
 
 def _mixes(loss_fn: Callable[..., Tensor], output: Tensor, target: Tensor) -> bool:
-    """Return whether a loss compares each output with all targets: their values count in it, but not their order.
+    """Return whether a loss compares each output with all targets: it depends on their values, but not on their order.
 
-    It is given values of its own, since outputs of a readout that begins at zero are all alike.
+    The loss is called with random values, because the outputs of a zero-initialized readout are all equal.
     """
     if target.ndim == 0 or len(target) < 2:
         return False
@@ -268,22 +274,22 @@ def _mixes(loss_fn: Callable[..., Tensor], output: Tensor, target: Tensor) -> bo
     outputs, targets, others = (torch.rand(of.shape, generator=drawn).to(of.device) for of in (output, target, target))
     try:
         loss, turned, other = (loss_fn(outputs, given).detach() for given in (targets, targets.roll(1, 0), others))
-    except Exception:  # not for such values; for the user's own it may be
+    except Exception:  # the loss may accept the user's values, but not random ones
         return False
     return torch.allclose(loss, turned, rtol=1e-4) and not torch.allclose(loss, other, rtol=1e-4)
 
 
 def _class_dim(output: Tensor, target: Tensor, loss_fn: LossFn) -> int | None:
-    """The dimension of the output that holds the classes of an integer target; None where there is none."""
+    """Return the dimension of the output that holds the classes of an integer target; None if none does."""
     for dim in (1, -1) if _of_torch(loss_fn) else (-1, 1):
-        # Under vmap, too, these are the shapes of one model's.
+        # Under vmap, too, these are the shapes for one model.
         if output.ndim > 1 and output.movedim(dim, -1).shape[:-1] == target.shape and output.shape[dim] > 1:
             return dim
     return None
 
 
 def _check_classes(output: Tensor, target: Tensor, loss_fn: LossFn) -> None:
-    """Check that cross-entropy measures something: of one class it is always 0, and torch says nothing."""
+    """Check the classes of outputs and targets of cross-entropy. With one class it is always 0, and torch is silent."""
     told = f"`loss_fn` is cross_entropy{' (the default)' * (loss_fn is F.cross_entropy)}, but "
     regression = "give loss_fn=F.mse_loss for regression"
     if output.ndim < 2 or output.shape[1] == 1:
@@ -303,7 +309,7 @@ def _check_classes(output: Tensor, target: Tensor, loss_fn: LossFn) -> None:
 
 
 def _check_rows(output: Tensor, target: Tensor) -> None:
-    """Check that a model does not answer for a whole batch at once, which a loss may compare with each target."""
+    """Check that a model returns a row for each example. A loss may broadcast a single row against all targets."""
     examples = len(target) if target.ndim else 1
     if output.ndim > 1 and len(output) == 1 and examples not in output.shape:
         shapes = f"an output of shape {tuple(output.shape)} for {examples} targets {tuple(target.shape)}"
@@ -311,16 +317,16 @@ def _check_rows(output: Tensor, target: Tensor) -> None:
 
 
 def _check_loss(loss: object, loss_fn: LossFn, output: Tensor, target: Tensor) -> None:
-    """Check that it is a scalar, and no sum over the batch: that would grow with the batch size of a trial."""
+    """Check that a loss is a scalar and not a sum over the batch, which would grow with the batch size."""
     if not isinstance(loss, Tensor) or loss.ndim:
         returned = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise ValueError(f"`loss_fn` returned {returned}, but must return a scalar tensor, the mean loss of the batch")
-    if not torch.is_grad_enabled():  # one batch, which the dry run differentiates, tells enough
+    if not torch.is_grad_enabled():  # the one batch that the dry run differentiates is enough
         return
     output, target = output.detach()[:FEW], target[:FEW] if target.ndim else target
     try:
         once, twice = loss_fn(output, target), loss_fn(torch.cat([output, output]), torch.cat([target, target]))
-    except Exception:  # one that takes batches of one size alone
+    except Exception:  # the loss accepts batches of one size only
         return
     if not torch.allclose(twice, once, rtol=1e-2) and torch.allclose(twice, 2 * once, rtol=1e-4):
         rule = "must return the mean loss of the batch, such as by reduction='mean'"
@@ -341,7 +347,7 @@ def check_metrics(metrics: object) -> None:
     check_dict("`objective`", metrics)
     assert isinstance(metrics, Mapping)
     if "loss" not in metrics:
-        named = sorted(name for name in metrics if not is_weight(name))  # weights may be the library's
+        named = sorted(name for name in metrics if not is_weight(name))  # the library may have added weights
         raise ValueError(f'`objective` returned {named}, but must return a "loss"')
     for name, value in metrics.items():
         if value.ndim:

@@ -1,4 +1,4 @@
-"""Objectives by part: a model of several parts, each of which learns by a loss of its own."""
+"""Objectives by part, for a model of several parts that each have their own loss."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fusion.evaluate.microbatch import WEIGHT, is_weight
 from hydro_rasda.common.argument_checks import require
 
 GivenObjective = Callable[..., Mapping[str, Tensor]] | Mapping[str, Callable[..., Mapping[str, Tensor]]]
-"""An objective as users give it: of (model, batch) or (model, batch, config), or one for each part of the model."""
+"""An objective as users pass it: a function of (model, batch) or (model, batch, config), or one for each model part."""
 
 
 @dataclass(frozen=True)
 class ByPart:
     """One objective for each part of a model, such as the generator and the discriminator of a GAN.
 
-    In a training step they take turns: each computes its loss, which moves the parameters of its own part. Called, this
-    evaluates all of them.
+    In a training step the objectives take turns, and the loss of each updates only the parameters of its part. Calling
+    this object evaluates all of them.
     """
 
     parts: Mapping[str, Any]
@@ -31,17 +31,17 @@ class ByPart:
 
     @property
     def configured(self) -> bool:
-        """True if one of them takes the configuration."""
+        """True if one of the objectives takes the configuration."""
         return any(getattr(objective, "configured", False) for objective in self.parts.values())
 
     @property
     def reads(self) -> frozenset[str]:
-        """The keys that they say they read."""
+        """The keys that the objectives say they read."""
         return frozenset[str]().union(*(getattr(objective, "reads", ()) for objective in self.parts.values()))
 
 
 def check_dict(whose: str, returned: object) -> None:
-    """Check that an objective returned a dict of tensors."""
+    """Raise ValueError unless an objective returned a dict of tensors; `whose` names the objective."""
     listed = [*returned.items()] if isinstance(returned, Mapping) else [("", returned)]
     for name, value in listed:
         if not name or not isinstance(value, Tensor):
@@ -50,9 +50,9 @@ def check_dict(whose: str, returned: object) -> None:
 
 
 def joined(metrics: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the metrics of all parts as those of one objective: `PART_NAME`, and the sum of the losses as "loss".
+    """Merge the metrics of all parts: metric NAME of a part becomes `PART_NAME`, and "loss" is the sum of the losses.
 
-    Those of the whole model, whose name as a part is "", stay as they are.
+    If the only part is "", which stands for the whole model, its metrics stay as they are.
 
     >>> one, two = Tensor([1.0]).sum(), Tensor([2.0]).sum()
     >>> joined({"actor": {"loss": one, "weight": two}, "critic": {"loss": two}})
@@ -79,9 +79,11 @@ def joined(metrics: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 @contextmanager
 def moving(part: str, module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Have only the parameters of one part of a model need gradients.
+    """Within the context, only the parameters of one part of a model need gradients; the part "" stands for all.
 
-    `parameters` are the model's by name; they may be others than those of `module`.
+    Args:
+        module: The module whose structure tells which parameters belong to the part.
+        parameters: The model's parameters by name. They may be other tensors than those of `module`, as under fusion.
     """
     frozen = list[nn.Parameter]()
     if part:
@@ -97,7 +99,7 @@ def moving(part: str, module: nn.Module, parameters: Mapping[str, nn.Parameter])
 
 
 def check_parts(objective: object, model: nn.Module) -> None:
-    """Refuse an objective for a part that the model does not have, or that has nothing to learn."""
+    """Raise ValueError if an objective is for a part that the model lacks, or that has no parameters to train."""
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     known = sorted({name.partition(".")[0] for name in learning})
     for part in objective.parts if isinstance(objective, ByPart) else ():
@@ -106,7 +108,7 @@ def check_parts(objective: object, model: nn.Module) -> None:
 
 
 def _names(part: str, module: nn.Module) -> set[str]:
-    """Return the names of a part's parameters; one that has several names has its first."""
+    """Return the names of a part's parameters; a parameter with several names appears under its first one."""
     every = module.named_parameters(remove_duplicate=False)
     own = {id(parameter) for name, parameter in every if name.startswith(f"{part}.")}
     return {name for name, parameter in module.named_parameters() if id(parameter) in own}

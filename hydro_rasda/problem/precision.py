@@ -1,4 +1,7 @@
-"""In which floating-point format models compute; weights, gradients, optimizer state and statistics stay in theirs."""
+"""Set the floating-point format in which models compute.
+
+Weights, gradients, optimizer state and statistics keep their own formats.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Autocast:
     """An objective whose matrix products and convolutions compute in bfloat16 or float16 (`torch.autocast`).
 
-    Its results are in float32, so that means and losses are summed there. bfloat16 has float32's range. In float16, the
-    training has to scale the losses (`fusion.LossScale`).
+    Results are converted to float32, in which means and losses are summed. bfloat16 has the range of float32. In
+    float16, training must scale the losses (`fusion.LossScale`).
     """
 
     objective: Objective
@@ -35,7 +38,7 @@ class Autocast:
         with torch.autocast("cpu" if tensor is None else tensor.device.type, self.dtype):
             metrics = self.objective(model, batch)
         if not isinstance(metrics, Mapping):
-            return metrics  # refused by whoever checks what the user's objective returns
+            return metrics  # `check_metrics` refuses it
         return {
             name: value.float() if isinstance(value, Tensor) and value.dtype in _HALF.values() else value
             for name, value in metrics.items()
@@ -43,24 +46,24 @@ class Autocast:
 
 
 def in_precision(objective: Objective, precision: Precision) -> Objective:
-    """The objective as it is to be computed."""
+    """Return the objective that computes in a precision."""
     return Autocast(objective, _HALF[precision]) if precision in _HALF else objective
 
 
 def loss_scale(precision: Precision, K: int, device: torch.device) -> LossScale | None:
-    """A scale for the losses of each of K models, where gradients would else vanish."""
+    """Return scales for the losses of K models in float16, whose gradients could vanish; None in other precisions."""
     return LossScale(K, device) if precision == "fp16" else None
 
 
 def as_given(objective: Objective) -> Objective:
-    """The user's own objective, whatever it is computed in."""
+    """Return the user's objective without the wrapper that sets its precision."""
     return objective.objective if isinstance(objective, Autocast) else objective
 
 
 def turns(objective: Objective) -> dict[str, Objective]:
-    """Return the objectives that take turns in a step, as they are computed, by the part of the model that each moves.
+    """Map each part of the model to the objective that trains it, in the precision of `objective`.
 
-    The part of an objective that moves the whole model is "".
+    The objectives take turns in a step. If a single objective trains the whole model, its part is "".
     """
     given = as_given(objective)
     if not isinstance(given, ByPart):
@@ -72,7 +75,7 @@ def turns(objective: Objective) -> dict[str, Objective]:
 
 @contextmanager
 def matrix_products(precision: Precision) -> Iterator[None]:
-    """Have CUDA's matrix products and convolutions use TF32 where that is asked for; elsewhere leave torch as it is."""
+    """If the precision is "tf32", let CUDA's matrix products and convolutions use TF32 within the context."""
     if precision != "tf32":
         yield
         return

@@ -35,20 +35,20 @@ from surrogate.widths import compare_widths, shapes_of
 
 
 class NoModule(ValueError):
-    """A model function returned something else than a module that can be trained."""
+    """A model function did not return a module that can be trained."""
 
 
 class NoRoles(ValueError):
-    """A model whose configuration has learning rates by role cannot be made narrower, by which they are found."""
+    """A configuration has learning rates by role, but the model cannot be made narrower, which would find its roles."""
 
 
 @dataclass(frozen=True)
 class OwnLoop:
-    """The user's `train(worker)`, which trains models in the library's place.
+    """The user's `train(worker)`, which replaces the library's training loop.
 
     Attributes:
-        data: `worker.data`.
-        sweeps: True if it trains in every heat, False if it trains the full-size models alone.
+        data: The value of `worker.data`.
+        sweeps: True if it trains in every heat; False if it trains only the full-size models.
     """
 
     train: Callable[[Any], None]
@@ -61,27 +61,27 @@ class Problem:
     """All that every heat and every worker needs to train a trial.
 
     Attributes:
-        objective: Loss and metrics of one model and one batch.
-        val_data: Batches to compare trials on; with folds, those of the first fold, as `train_data` is.
-        folds: All data and their folds, where `val_data` is a splitter; see `each`.
+        objective: Function that returns the loss and metrics of one model on one batch.
+        val_data: Batches that compare trials. With folds, `val_data` and `train_data` are those of the first fold.
+        folds: All data and their folds, if `val_data` is a splitter; see `each`.
         settings: Arguments of `tune` that are numbers and words: the surrogates' width, the metric, the seed, ...
-        example_input: Arguments of the model for a few examples (`dry_run` finds them): positional ones, or a dict of
-            keyword arguments. A model that takes no width is narrowed by following it through the model.
-        metrics: Of the whole validation set, beside the objective's; None for none.
-        whole_names: Names of these (`dry_run` finds them).
-        objective_reads: Keys of the configuration that the objective was seen to read (`dry_run`).
+        example_input: Arguments of the model for a few examples, which the dry run finds: positional arguments, or a
+            dict of keyword arguments. They are passed through a model that takes no width, to make it narrower.
+        metrics: Function for further metrics on the whole validation set; None for none.
+        whole_names: Names of the metrics that `metrics` returns, which the dry run finds.
+        objective_reads: Keys of the configuration that the objective read in the dry run.
         own_loop: The user's function that trains models; None for the library's own loop.
-        copied: True if each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
-        peak: Bytes that training the full-size model takes, as the dry run reckons.
-        epoch_seconds: Seconds that an epoch of it takes, as the dry run reckons; infinite where that is not known.
-        steady_epoch_seconds: The same, once nothing is done for the first time.
-        horizon: The epoch at which schedules end; None: `max_t`. If the space has shares of the training, that is the
-            sweep's last rung, see `heats.dry_run_and_hints`.
-        unhurried: Until this epoch schedules run as in a full training; then all that is left of them passes before
-            `horizon`.
-        plans: How its models are made narrower, as far as that was found; shared by this problem's copies. For
-            models of other shapes they are not used; a copy with a `model_fn` that draws initial weights of the same
-            shapes by other rules needs its own.
+        copied: True if `model_fn` returns the same tensors in each call, so that models must be copies.
+        peak: Bytes that training the full-size model takes, by the dry run's estimate.
+        epoch_seconds: Seconds of a first epoch of the full-size model, by the dry run's estimate; infinite if unknown.
+        steady_epoch_seconds: Seconds of a later epoch, after warm-up.
+        horizon: The epoch at which schedules end; None for `max_t`. If the space has shares of the training, `horizon`
+            is the sweep's last rung, see `heats.dry_run_and_hints`.
+        unhurried: Up to this epoch, schedules run as in a full training. Their remaining part is compressed into the
+            epochs from here to `horizon`.
+        plans: The plans found so far for making models narrower; copies of this problem share them. A plan is not used
+            for models of other shapes. A copy needs its own plans if its `model_fn` draws initial weights of the same
+            shapes by other rules.
     """
 
     model_fn: Callable[..., nn.Module]
@@ -129,15 +129,15 @@ class Problem:
         return self.settings.sweep.surrogate == 1 and self.is_own("sweep") == self.is_own("race")
 
     def with_settings(self, **changes: Any) -> Problem:
-        """The same problem, some of its settings changed: `problem.with_settings(seed=1)`."""
+        """Return this problem with changed settings: `problem.with_settings(seed=1)`."""
         return replace(self, settings=replace(self.settings, **changes))
 
     def at_full_size(self, seed: int, horizon: int | None) -> Problem:
-        """The same problem for a full-size training with this seed, schedules over so many epochs (None: `max_t`)."""
+        """Return this problem for a full-size training with a seed; schedules end at `horizon` (None for `max_t`)."""
         return replace(self.with_settings(seed=seed), horizon=horizon, unhurried=0)
 
     def at_width(self, width: float | None) -> Problem:
-        """The same problem for a heat to the end of a training on surrogates of this width; None: for the sweep."""
+        """Return this problem for a heat that trains surrogates of a width up to `max_t`; None for the sweep itself."""
         if width is None:
             return self
         sweep = replace(self.settings.sweep, surrogate=width, grace_period=self.settings.max_t)
@@ -165,20 +165,20 @@ class Problem:
         return replace(self.with_settings(seed=seed, sweep=sweep, folds=0), folds=None)
 
     def on_all_examples(self) -> Problem:
-        """Return the problem of one model that trains on the examples of all folds, and validates on none."""
+        """Return the problem of one model that trains on the examples of all folds, without validation."""
         assert self.folds is not None
         alone = self._alone(self.settings.seed)
         return replace(alone, train_data=self.folds.base, val_data=self.folds.nothing(), metrics=None)
 
     def schedule_time(self, epoch: float) -> float:
-        """Return the point of a full training, in epochs, whose learning rate a training has at an epoch of its own."""
+        """Return the epoch of a full training whose learning rate applies at `epoch` of this training."""
         if self.horizon is None or epoch <= self.unhurried:
             return epoch
         passed = (epoch - self.unhurried) / (self.horizon - self.unhurried)
         return self.unhurried + passed * (self.settings.max_t - self.unhurried)
 
     def on(self, device: torch.device) -> Problem:
-        """The same problem, its models and batches on another device."""
+        """Return this problem with models and batches on another device."""
         if device == self.device:
             return self
         if self.folds is not None:
@@ -188,7 +188,7 @@ class Problem:
         return replace(self, device=device, train_data=self.train_data.on(device), val_data=self.val_data.on(device))
 
     def target(self, trial: Trial) -> nn.Module:
-        """The full-size model, its initial weights drawn from the trial's own seed."""
+        """Build the full-size model, with initial weights drawn from the trial's own seed."""
         model = self._target(trial)
         self.note_roles(model, trial)
         return model
@@ -208,9 +208,12 @@ class Problem:
         return self._configured(model, trial).to(self.device)
 
     def note_roles(self, model: nn.Module, trial: Trial) -> None:
-        """Note the roles of a full-size model's parameters, if its configuration has learning rates by role.
+        """Store the roles of a full-size model's parameters on it, if its configuration has learning rates by role.
 
-        They are found by making the model narrower (else NoRoles). If it takes no width, that needs the example input.
+        Roles are found by making the model narrower. If `model_fn` takes no width, this needs `example_input`.
+
+        Raises:
+            NoRoles: If the model cannot be made narrower.
         """
         asked = asked_roles(
             self.library_keys(trial.config), [name for name, p in model.named_parameters() if p.requires_grad]
@@ -241,7 +244,7 @@ class Problem:
         return model
 
     def surrogate(self, trial: Trial, *, checked: bool = False) -> nn.Module:
-        """The model that stands in for it in the sweep; if `checked`, its output is seen to have the target's shape."""
+        """Build the trial's surrogate; if `checked`, check that its output has the shape of the full-size model's."""
         width = self.settings.sweep.surrogate
         if width == 1:
             return self.target(trial)
@@ -258,19 +261,22 @@ class Problem:
         try:
             model = make_surrogate(self._build_shallow, config, width, example_input=example, plan=plan)
         except PlanMismatch:
-            # The model depends on more than its configuration. It is built again for random numbers as they were.
+            # The model depends on more than its configuration. It is built again with the same random numbers.
             seed_generators(seed)
             model = make_surrogate(self._build_shallow, config, width, example_input=example)
         return model.to(self.device)
 
     def builds_alike(self, config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        """Return whether two configurations are known to build surrogates that differ in nothing but their tensors."""
+        """Return whether two configurations are known to build surrogates that differ only in their tensors."""
         known, theirs = (self.plans.known_for(self.settings.sweep.surrogate, of) for of in (config, other))
         read = reads_config(as_given(self.objective)) and steering(config) != steering(other)
         return known is not None and known == theirs and not read
 
     def _planned(self, config: Mapping[str, Any]) -> SurrogatePlan | None:
-        """Return the plan for configurations that agree in the keys that `model_fn` reads; None if there is none."""
+        """Return the plan for all configurations that agree with `config` in the keys that `model_fn` reads.
+
+        Return None if there is no plan.
+        """
         width = self.settings.sweep.surrogate
         if (known := self.plans.known_for(width, config)) is not None:
             return self.plans.by_reads[known]
@@ -278,7 +284,7 @@ class Problem:
         noted = replace(self, model_fn=notes.taken_by(self.model_fn))
         try:
             plan = plan_surrogate(noted._build_shallow, config, width)
-        except Exception:  # of the model's own, which building it tells; or as it takes no stand-in for a dict
+        except Exception:  # `model_fn` fails, and building the model will raise again; or it needs a real dict
             return None
         reads = notes.of(config)
         if reads is not None:
@@ -286,7 +292,7 @@ class Problem:
         return plan
 
     def _shrunk(self, trial: Trial) -> nn.Module:
-        """The target made narrower, as planned for its structure."""
+        """Build the target and make it narrower by the plan for its structure."""
         if self.example_input is None:
             raise ValueError(
                 "`objective` calls parts of it, but never the model itself, whose forward pass is followed"
@@ -296,36 +302,36 @@ class Problem:
         plan = self.plans.by_structure.get(structure)
         if plan is None:
             plan = plan_shrink(target, self.settings.sweep.surrogate, self.example_input)
-            # What cannot be looked into is like nothing else, not even itself: its plan would serve nobody.
+            # An object that cannot be inspected has a new structure each time, so that its plan could never be reused.
             if self._structure(target) == structure:
                 self.plans.keep_for_structure(structure, plan)
         try:
             return shrink(target, self.settings.sweep.surrogate, self.example_input, plan=plan)
         except PlanMismatch:
-            # It branches on a float, or at random. The target is built again for random numbers as they were.
+            # The model branches on a float, or at random. The target is built again with the same random numbers.
             return shrink(self._target(trial), self.settings.sweep.surrogate, self.example_input)
 
     def _structure(self, target: nn.Module) -> str:
-        """Equal for targets that one plan narrows, but for floats on which they may branch."""
+        """Return a key that is equal for targets that one plan narrows; it ignores floats on which they may branch."""
         modes = tuple(module.training for module in target.modules())
         example = tree_map(lambda leaf: outline(leaf) if isinstance(leaf, Tensor) else leaf, self.example_input)
         key = fusion_key(target, modes, self.settings.sweep.surrogate, repr(example))
         return hashlib.sha256(repr(key).encode()).hexdigest()
 
-    # Kept: to read a signature takes a third of the time in which a small model is built.
+    # Cached, because reading a signature takes a third of the time to build a small model.
     @cached_property
     def _width_form(self) -> WidthForm | None:
         return width_form(self.model_fn)
 
     def _build_shallow(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
-        """Build the model at the surrogates' depth: widths are those of a wide model that is as shallow."""
+        """Build the model at the surrogates' depth; its full width is that of a full-width model of the same depth."""
         depth = self.settings.sweep.depth
         if depth == 1:
             return self._build(config, width_ratio)
         return replace(self, model_fn=partial(self.model_fn, **{DEPTH: depth}))._build(config, width_ratio)
 
     def _build(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
-        """Call the model function, with a copy of the configuration that is its own to change."""
+        """Call the model function with its own copy of the configuration, which it may change."""
         own = copy.deepcopy(dict(config))
         try:
             model: nn.Module = call_model_fn(self.model_fn, self._width_form, own, width_ratio)

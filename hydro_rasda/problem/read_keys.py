@@ -1,4 +1,7 @@
-"""Keys that a model function reads of its configuration: it does the same for all configurations that agree in them."""
+"""Record the keys that a model function reads from its configuration.
+
+The model function does the same for all configurations that agree in these keys.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch import nn
 from hydro_rasda.common.secret_masking import Secret
 
 Reads = frozenset[tuple[str, str]]
-"""Key and value of what was read of a configuration, and, under "", which keys it has."""
+"""Pairs (key, value as text) that were read from a configuration; the key "" lists all keys of the configuration."""
 
 _PLAIN = (bool, int, float, str, Secret, type(None))
 
@@ -22,14 +25,14 @@ class ConfigKept(Exception):
 
 
 class Notes:
-    """Record of the keys that a model function read of its configurations.
+    """Record of the keys that a model function read from its configurations.
 
     Args:
-        may_be_kept: True if a model may keep its configuration, and read more of it later.
+        may_be_kept: True if a model may keep its configuration and read more keys later.
 
     Attributes:
-        read: Keys, with those around them: `net.depth`.
-        asked: Keys that were looked for in vain.
+        read: The keys that were read; nested keys as `net.depth`.
+        asked: The keys that were looked up but are missing.
     """
 
     def __init__(self, *, may_be_kept: bool = True) -> None:
@@ -54,17 +57,20 @@ class Notes:
         return noting
 
     def noting(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """A stand-in for a configuration that notes what is read of it."""
+        """Return a stand-in for a configuration that records its reads here."""
         return _Noted(config, self, "", [])
 
     def of(self, config: Mapping[str, Any]) -> Reads | None:
-        """Return the keys that were read, with their values; None if a value cannot be compared by its text."""
+        """Return the keys that were read, with their values in `config`; None if a value cannot be compared as text."""
         read = {(path, text) for path, text in _texts(config) if path in self.read or not path}
         return None if any(text is None for _, text in read) else frozenset(read)  # type: ignore[arg-type]
 
 
 def all_of(config: Mapping[str, Any]) -> frozenset[tuple[str, str | None]]:
-    """All keys and values of a configuration. The result of `Notes.of` for another is a subset of it if they agree."""
+    """Return all keys and values of a configuration.
+
+    Another configuration agrees with it in the keys read if the other's `Notes.of` is a subset of this result.
+    """
     return frozenset(_texts(config))
 
 
@@ -75,14 +81,14 @@ def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a value is a number, a text, None, or a list of such."""
+    """Tell whether a value is a number, a string, None, an empty dict, or a list or tuple of such values."""
     if type(value) in (list, tuple):
         return all(map(is_plain, value))
     return type(value) in _PLAIN or (type(value) is dict and not value)
 
 
 def leaves(config: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """The keys of a configuration, of nested ones as `net.depth`, with their values."""
+    """Yield the keys of a configuration with their values; nested keys as `net.depth`."""
     for key, value in config.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{within}{key}.")
@@ -91,19 +97,19 @@ def leaves(config: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, A
 
 
 def paths(config: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """The keys of a configuration, of nested ones as `net.depth`."""
+    """Yield the keys of a configuration; nested keys as `net.depth`."""
     return (path for path, _ in leaves(config, within))
 
 
 class _Noted(dict[str, Any]):
-    """A configuration that notes which of its keys are read; whoever goes through all reads all."""
+    """A configuration that records which of its keys are read; iterating over it counts as reading all keys."""
 
     def __init__(self, config: Mapping[str, Any], notes: Notes, within: str, given: list[weakref.ref[_Noted]]) -> None:
         plain = dict(dict.items(config)) if isinstance(config, dict) else dict(config)
         nested = {key: value for key, value in plain.items() if type(value) in (dict, _Noted)}
         inner = {key: _Noted(value, notes, f"{within}{key}.", given) for key, value in nested.items()}
         super().__init__({**plain, **inner})
-        # Who was told of what is read of the configuration that this one stands for, goes on being told.
+        # If `config` records its reads itself, its notes also get the reads of this stand-in.
         self._notes: tuple[Notes, ...] = (notes, *getattr(config, "_notes", ()))
         self._within = within
         given.append(weakref.ref(self))
@@ -114,7 +120,7 @@ class _Noted(dict[str, Any]):
             (notes.read if there else notes.asked).add(f"{self._within}{key}")
 
     def plain(self) -> dict[str, Any]:
-        """The configuration as an ordinary dict, all of which counts as read."""
+        """Return the configuration as an ordinary dict; all of its keys count as read."""
         plain = {key: value.plain() if isinstance(value, _Noted) else value for key, value in dict.items(self)}
         for notes in self._notes:
             notes.read |= set(paths(plain, self._within))

@@ -1,4 +1,4 @@
-"""How a model function makes narrower models: the form in which it takes a width ratio, and plans for models alike."""
+"""How a model function makes narrower models: the argument for the width ratio, and plans that similar models share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DEPTH = "depth_ratio"
 """Name of the argument by which a model function builds shallower models."""
 
 WidthForm = Literal["named", "second"]
-"""How a model function takes the width ratio: as the argument of that name, or as its second one."""
+"""How a model function takes the width ratio: as the argument `width_ratio`, or as the second argument."""
 
 
 def width_form(model_fn: Callable[..., nn.Module]) -> WidthForm | None:
-    """In which form a model function takes the width ratio; None where it takes none.
+    """Return the form in which a model function takes the width ratio; None if it takes none.
 
-    A second argument of another name counts if it has no default. It also counts if it is called as a ratio is, its
-    default is 1.0, and no other argument looks like a ratio, too.
+    A second argument of another name counts as the width ratio if it has no default. It also counts if its name is that
+    of a ratio, its default is 1.0, and no other argument looks like a ratio.
 
     >>> width_form(lambda config, width_ratio=1.0: None), width_form(lambda config, depth=2: None)
     ('named', None)
@@ -47,12 +47,12 @@ _RATIO_NAMES = frozenset({"mult", "multiplier", "r", "ratio", "scale"})
 
 
 def _is_ratio(p: inspect.Parameter) -> bool:
-    """Return whether an argument is called as a width ratio may be, and has its default."""
+    """Return whether an argument has the name and the default (1.0) of a width ratio."""
     return type(p.default) is float and p.default == 1.0 and ("width" in p.name or p.name in _RATIO_NAMES)
 
 
 def about_width_argument(model_fn: Callable[..., nn.Module]) -> str | None:
-    """A line for users about an argument that was taken as the width ratio by its place, or might have been."""
+    """Return a line for users if an argument was, or might have been, taken as the width ratio; otherwise None."""
     form, parameters = width_form(model_fn), list(inspect.signature(model_fn).parameters.values())
     if form == "named":
         return None
@@ -64,7 +64,7 @@ def about_width_argument(model_fn: Callable[..., nn.Module]) -> str | None:
 
 
 def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None:
-    """Refuse an optional width ratio of another name, which would always be 1, where `surrogate` narrows the model."""
+    """Raise ValueError if an optional width ratio has another name, so that surrogates would never be narrower."""
     if surrogate == 1 or width_form(model_fn) is not None:
         return
     parameters = inspect.signature(model_fn).parameters.values()
@@ -73,7 +73,7 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
         shown = ", ".join(f"`{p.name}={p.default!r}`" for p in ratios)
         raise ValueError(f"`{argument}` has {shown}, each of which may be the width ratio: call that one `width_ratio`")
     for p in parameters:
-        # A default of 64, say, is the width itself, which a surrogate may well be narrowed from.
+        # A default such as 64 is the width itself, not a ratio; the library can narrow such a model.
         if "width" in p.name and isinstance(p.default, int | float) and p.default == 1:
             raise ValueError(
                 f"`{argument}` has an argument `{p.name}={p.default!r}` that is not used: call it `width_ratio`"
@@ -81,7 +81,10 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
 
 
 def check_second_argument(model_fn: Any, keys: Container[str]) -> None:
-    """Refuse a model function of hyperparameters, one by one, whose second would be taken as the width ratio."""
+    """Raise ValueError if a model function takes hyperparameters one by one.
+
+    Its second argument would be taken as the width ratio.
+    """
     if width_form(model_fn) != "second":
         return
     name = list(inspect.signature(model_fn).parameters)[1]
@@ -93,7 +96,7 @@ def check_second_argument(model_fn: Any, keys: Container[str]) -> None:
 
 
 def check_depth_argument(model_fn: Any, depth: float, surrogate: float) -> None:
-    """Refuse shallow surrogates of a model function that does not say how it builds them."""
+    """Raise ValueError if surrogates should be shallower, but the model function has no argument for the depth."""
     if depth == 1:
         return
     p = inspect.signature(model_fn).parameters.get(DEPTH)
@@ -105,14 +108,14 @@ def check_depth_argument(model_fn: Any, depth: float, surrogate: float) -> None:
 
 
 def call_model_fn(model_fn: Callable[..., Any], form: WidthForm | None, config: dict[str, Any], ratio: float) -> Any:
-    """Build the model of a model function of this form at a width ratio."""
+    """Call a model function with a configuration and, in the form that it takes, a width ratio."""
     if form is None:
         return model_fn(config)
     return model_fn(config, width_ratio=ratio) if form == "named" else model_fn(config, ratio)
 
 
 MOST = 256
-"""So many of either kind are kept: where more are found, few models are alike."""
+"""Most plans that are kept of each kind. If there are more, plans are rarely shared."""
 
 
 @dataclass
@@ -120,10 +123,10 @@ class Plans:
     """Plans for the models of one model function, as plain values.
 
     Attributes:
-        by_structure: Of models that take no width, by a digest of the full-size model's structure.
-        by_reads: Of models that take one, by width ratio and what was read of the configuration; None where there can
-            be no plan.
-        roles: Of the parameters of full-size models, by the parameters' names and shapes; see `lr_roles`.
+        by_structure: Plans for models that take no width, by a digest of the full-size model's structure.
+        by_reads: Plans for models that take a width, by width ratio and the keys and values that were read from the
+            configuration; None if no plan is possible.
+        roles: Roles of the parameters of full-size models, by the parameters' names and shapes; see `lr_roles`.
     """
 
     by_structure: dict[str, ShrinkPlan] = field(default_factory=dict)
@@ -131,7 +134,7 @@ class Plans:
     roles: dict[tuple[tuple[str, tuple[int, ...]], ...], Mapping[str, str]] = field(default_factory=dict)
 
     def update(self, other: Plans) -> None:
-        """Take over what another process found."""
+        """Add the plans and roles that another process found."""
         for structure, shrink_plan in other.by_structure.items():
             self.keep_for_structure(structure, shrink_plan)
         for (width_ratio, reads), plan in other.by_reads.items():
@@ -139,7 +142,7 @@ class Plans:
         self.roles.update(other.roles)
 
     def keep_for_structure(self, structure: str, plan: ShrinkPlan) -> None:
-        """Keep a plan, unless there are too many."""
+        """Keep a plan, unless `MOST` plans are kept already."""
         if len(self.by_structure) < MOST:
             self.by_structure[structure] = plan
 
@@ -148,6 +151,6 @@ class Plans:
             self.by_reads[width_ratio, reads] = plan
 
     def known_for(self, width_ratio: float, config: Mapping[str, Any]) -> tuple[float, Reads] | None:
-        """The key of the plan that holds for a configuration, if one was found."""
+        """Return the key of the plan for a configuration; None if there is none."""
         own = all_of(config)
         return next((key for key in self.by_reads if key[0] == width_ratio and key[1] <= own), None)

@@ -1,1 +1,1 @@
-"""Child processes: how they start, how a hang or a death of one is noticed, and what follows."""
+"""Child processes: how they start, how their hangs and deaths are noticed, and what follows."""

@@ -1,4 +1,4 @@
-"""How many child processes a device trains in at the same time, and which problems keep to one process."""
+"""The number of child processes in which a device trains at the same time, and problems that need a single process."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from hydro_rasda.data.can_be_pickled import can_be_pickled
 from hydro_rasda.problem.problem import Problem
 
 ONE_PROCESS = "HYDRO_RASDA_ONE_PROCESS"
-"""Set to anything in the environment, it keeps a CPU's work in one process: for a debugger."""
+"""Environment variable that keeps all work of a CPU in one process, for a debugger; any value but "" counts."""
 
 
 def most_children(device: torch.device) -> int:
-    """How many pieces can train at the same time in processes of their own; 0 where only this one can.
+    """Return the most child processes that can train at the same time; 0 if only this process can train.
 
-    As many as torch has threads, which `torch.set_num_threads` and OMP_NUM_THREADS say. Other systems than Linux cannot
-    be relied on to fork a process that has computed, nor can autograd where it keeps a thread for each GPU.
+    It is the number of torch's threads, which `torch.set_num_threads` and OMP_NUM_THREADS set. Forking a process after
+    computations is only reliable on Linux, and not if autograd has a thread for each GPU.
     """
     can_fork = device.type == "cpu" and sys.platform == "linux" and not torch.accelerator.is_available()
     return torch.get_num_threads() if can_fork and not os.environ.get(ONE_PROCESS) else 0
 
 
 def usable_children(problem: Problem) -> int:
-    """How many processes are forked to train a problem's models at the same time; 0 where this one trains.
+    """Return the number of processes that are forked to train a problem's models; 0 if this process trains.
 
-    As many as its device allows, if they can share its data.
+    It is `most_children` of the device, if processes can share the data.
 
-    Processes cannot share a connection, such as that to a database. Data that hold one are recognised because they
-    cannot be pickled. A connection that they drop when they are pickled goes unseen: `docs/guides/memory.md` says what
-    such data have to do. Open files are opened again in each process, see `open_files_again`.
+    Processes cannot share a connection, such as that to a database. Data with a connection are recognized because they
+    cannot be pickled. If data drop their connection when they are pickled, it goes unnoticed; `docs/guides/memory.md`
+    says what such data must do. Open files are reopened in each process, see `open_files_again`.
     """
     most = most_children(problem.device)
     return most if most and can_be_shared(problem) else 0
 
 
 def can_be_shared(problem: Problem) -> bool:
-    """Return whether several processes can train a problem's models: see `usable_children`."""
+    """Return whether several processes can share a problem's functions and data; see `usable_children`."""
     return can_be_pickled(
         (problem.model_fn, problem.objective, problem.train_data, problem.val_data, problem.own_loop, problem.metrics)
     )

@@ -1,7 +1,7 @@
-"""Pieces of work at the same time on the cores of this machine, each in a process forked for it.
+"""Run pieces of work at the same time on the cores of this machine, each in its own forked process.
 
-Threads do little for small models: a step is over before a second thread has begun its part. Processes scale, and
-forked ones start in milliseconds, share the data's memory pages and need nothing pickled on their way in.
+Threads do little for small models: a step is over before a second thread has begun its part. Processes scale. Forked
+processes start in milliseconds, share the memory pages of the data, and need no pickled arguments.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 
 Notify = Callable[..., None]
-"""Takes whatever a piece of work reports while it runs."""
+"""A function that is called with the reports of a piece of work while it runs."""
 
 ForkedWork = Callable[[Notify], Any]
 """Work that reports how far it is by calling its argument, and returns its result."""
@@ -46,10 +46,13 @@ ForkedWork = Callable[[Notify], Any]
 
 @dataclass(frozen=True)
 class Crowd:
-    """Choose the pieces that run beside each other: those that fit memory and cores together, the others after them.
+    """Choose the pieces of work that run at the same time, by memory and cores.
 
-    A piece that is `expected` to take more bytes at its peak than all may runs alone. `took` is told which piece took
-    how many, once it has ended by itself.
+    Attributes:
+        memory: Bytes for all pieces together. A piece that is expected to take more runs alone.
+        cores: Number of cores for all pieces together.
+        expected: The expected peak memory of each piece, in bytes.
+        took: Called with a piece's position and its measured peak, once it has ended by itself.
     """
 
     memory: float
@@ -58,7 +61,7 @@ class Crowd:
     took: Callable[[int, int], None]
 
     def next(self, waiting: Sequence[int], running: Sequence[int], threads: int) -> list[int]:
-        """Those that start now, on so many threads each."""
+        """Return the pieces of `waiting` that start now, each on `threads` threads."""
         jobs = {i: Job(str(i), self.expected[i], threads, 0.0) for i in (*waiting, *running)}
         there = tuple(jobs[i] for i in running)
         memory = self.memory - sum(job.memory for job in there)
@@ -68,7 +71,7 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Died:
-    """A piece of work whose process ended without an answer."""
+    """A piece of work whose process ended without an answer; `how` says why, in words."""
 
     how: str
 
@@ -84,12 +87,16 @@ def imap_forked(
     crowd: Crowd | None = None,
     relayed: RelayedWarnings | None = None,
 ) -> Iterator[tuple[int, Any]]:
-    """Do all pieces of work at the same time, or as many of them as have room beside each other, in any order.
+    """Do each piece of work in a forked process; yield its position, and its result or `Died`, when it is done.
 
-    Each has so many threads of torch. Yield, as they are done, a piece's position and what it returned, or that it
-    `Died`. `pace` ends those that are silent for too long; None waits for ever. `crowd` says which have room beside
-    each other; None: all. `relayed` has the warnings that earlier calls gave. Pieces that still run when the caller
-    takes no more are ended. DamagedCheckpoint if a piece raised it, which is no fault of what it trains.
+    Pieces that still run when the caller stops the iteration are ended. If a piece raises DamagedCheckpoint, so does
+    this function, because the trials that the piece trains are not at fault.
+
+    Args:
+        threads: Number of torch threads of each piece.
+        pace: Decides after how long a silent piece is ended; None for never.
+        crowd: Decides which pieces run at the same time; None for all of them.
+        relayed: Holds the warnings that earlier calls gave.
     """
     pace, waiting = pace or HangDetector("nothing was said"), list(range(len(pieces)))
     running: dict[Connection, tuple[int, int]] = {}
@@ -133,7 +140,7 @@ def imap_forked(
 
 
 def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:
-    """Return the result in a child's last message, once the child has ended."""
+    """Wait until a child process has ended, and return the result in its last message."""
     connection.close()
     _, status = os.waitpid(pid, 0)
     if kind == "damage":
@@ -150,10 +157,15 @@ def _end(connection: Connection, pid: int) -> None:
 def map_forked(
     pieces: Sequence[Callable[[], Any]], children: int, pace: HangDetector | None = None, until: float = math.inf
 ) -> list[Any]:
-    """Do pieces of work on one thread each, so many at the same time; with 0, in this process.
+    """Do pieces of work on one thread each, and return their results.
 
-    Those that die give `Died`, also those that are not done at `until`, by the monotonic clock. In this process, one
-    that has begun goes on.
+    Args:
+        children: Number of processes at the same time; with 0, this process does all pieces.
+        until: Time of the monotonic clock at which child processes are ended. This process finishes the piece that it
+            has begun.
+
+    Returns:
+        The result of each piece; `Died` for a piece whose process died, or that was not done in time.
     """
     if not children:
         return [piece() if time.monotonic() < until else LATE for piece in pieces]
@@ -176,7 +188,7 @@ def _ignore(*reported: Any) -> None: ...
 
 
 def send(connection: Connection, kind: str, content: Any) -> None:
-    """Send another process a message; tensors and plain values, or of "warned" what was caught."""
+    """Send another process a message of tensors and plain values; for the kind "warned", of caught warnings."""
     connection.send_bytes(_message(kind, content))
 
 
@@ -184,29 +196,32 @@ def _message(kind: str, content: Any) -> memoryview:
     if kind == "warned":
         content = [plain_warning(warning) for warning in content]
     buffer = io.BytesIO()
-    # Only results are large. An archive of torch's takes as long as some steps of a small model.
+    # Only results are large. Other messages are pickled, because `torch.save` takes as long as some training steps.
     (torch.save if kind == "done" else pickle.dump)((kind, content), buffer)
     return buffer.getbuffer()
 
 
 def plain_warning(warning: warnings.WarningMessage) -> dict[str, Any]:
-    """A warning as text, of a class that is here: one of the user's own may not come out of a pickle as it went in."""
+    """Return a warning as plain values, with a builtin or `fusion` category.
+
+    A user's own warning class may not survive pickling.
+    """
     known = next(kind for kind in warning.category.__mro__ if kind.__module__.split(".")[0] in ("builtins", "fusion"))
     text = str(warning.message) if known is warning.category else f"{warning.category.__name__}: {warning.message}"
     return {"message": text, "category": known, "filename": warning.filename, "lineno": warning.lineno}
 
 
 class RelayedWarnings:
-    """Warnings of other processes, given again here: the same one once, also where filters ask for repetitions.
+    """Give warnings of other processes in this one. Equal warnings are given only once, whatever the filters are.
 
-    Each process warns of what all of them meet.
+    Otherwise, a warning that concerns all processes would appear once for each.
     """
 
     def __init__(self) -> None:
         self._given: set[tuple[Any, ...]] = set()
 
     def give(self, warned: Iterable[Mapping[str, Any]]) -> None:
-        """Give those that are new, as `plain_warning` describes them."""
+        """Give the warnings that are new, in the form of `plain_warning`."""
         for warning in warned:
             if (content := tuple(warning.values())) not in self._given:
                 self._given.add(content)
@@ -214,11 +229,11 @@ class RelayedWarnings:
 
 
 _ARCHIVE = b"PK"
-"""Archives of torch's begin with it; pickles do not."""
+"""Torch's archives begin with these bytes; pickles do not."""
 
 
 def receive(connection: Connection) -> tuple[str, Any]:
-    """The next message of another process, ("died", "") where it has ended; waits for it."""
+    """Wait for another process's next message and return it; ("died", "") if the process has ended."""
     try:
         received = connection.recv_bytes()
     except (EOFError, OSError):
@@ -232,7 +247,7 @@ def receive(connection: Connection) -> tuple[str, Any]:
 
 
 def ending(status: int) -> str:
-    """Say in words why a process ended, by the status that `os.waitpid` gave."""
+    """Return in words why a process ended, from the status that `os.waitpid` returned."""
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGKILL:
         return "SIGKILL, as where memory runs out"
@@ -241,7 +256,7 @@ def ending(status: int) -> str:
 
 @contextlib.contextmanager
 def _interrupts_put_off() -> Iterator[None]:
-    """Ctrl-C takes effect afterwards: Python ignores what is raised by the functions that it calls around a fork."""
+    """Delay Ctrl-C until the end of the context, because Python ignores errors in functions that it calls at a fork."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -258,14 +273,14 @@ def _interrupts_put_off() -> Iterator[None]:
 def _forked(piece: ForkedWork, threads: int) -> tuple[Connection, int]:
     receiver, sender = Pipe(duplex=False)
     parent = os.getpid()
-    # What is buffered would be written twice.
-    with contextlib.suppress(BrokenPipeError):  # nobody reads it
+    # Otherwise both processes would write the buffered text.
+    with contextlib.suppress(BrokenPipeError):  # nobody reads the output
         sys.stdout.flush()
         sys.stderr.flush()
     if threads > 1:
         _end_idle_threads()
     with warnings.catch_warnings():
-        # The process has threads, of which Python warns: torch's, which the child replaces, and the progress bar's.
+        # Python warns that a forked process has threads. Torch's are replaced in the child, the progress bar's unused.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -276,14 +291,14 @@ def _forked(piece: ForkedWork, threads: int) -> tuple[Connection, int]:
 
 
 def _end_idle_threads() -> None:
-    """End the threads that OpenMP keeps for this one's next operation; that one starts them again.
+    """End the threads that OpenMP keeps for the next operation of this thread, which starts them again.
 
-    GNU's runtime goes on counting them in a forked child, where they do not exist. With the child's own, it counts more
-    threads than cores. It then lets them sleep rather than spin from one operation to the next. On two cores and two
-    threads, a small CNN trained half as fast, and an LSTM slower than on one thread.
+    GNU's OpenMP still counts these threads in a forked child, where they do not exist. Together with the child's own
+    threads, it counts more threads than cores, and lets them sleep between operations instead of spinning. On two cores
+    and two threads, a small CNN trained half as fast, and an LSTM slower than on one thread.
     """
     soft = 1  # OpenMP 5.0, section 3.2.44
-    with contextlib.suppress(AttributeError):  # another runtime, older than that
+    with contextlib.suppress(AttributeError):  # an older OpenMP runtime lacks the function
         ctypes.CDLL(None).omp_pause_resource_all(soft)
 
 
@@ -309,17 +324,18 @@ def _run_child(piece: ForkedWork, threads: int, connection: Connection, parent: 
 
     try:
         depend_on(parent)
-        # What was there before is left alone by the collector here, so that its pages stay shared.
+        # The garbage collector must not touch inherited objects, so that their memory pages stay shared.
         gc.freeze()
         if threads == 1:
             work()
         else:
-            # OpenMP takes the threads that this one had before the fork for living; another one gets its own.
+            # OpenMP takes this thread's former worker threads for alive, although the fork lost them. So the work runs
+            # in a new thread, which gets its own.
             worker = threading.Thread(target=work)
             worker.start()
             worker.join()
     finally:
-        with contextlib.suppress(Exception):  # the user's code may have put anything in their place
+        with contextlib.suppress(Exception):  # the user's code may have replaced the streams by anything
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(0)

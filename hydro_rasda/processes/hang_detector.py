@@ -1,6 +1,6 @@
-"""How long work may be silent before it is taken to hang: judged by how long its like took. Needs no torch.
+"""Decide how long work may be silent before it is taken to hang, by the times of similar work. Needs no torch.
 
-On Ray it is pickled by value, see `hydro_rasda.backends.ray.elastic_trainable`.
+On Ray this module is pickled by value, see `hydro_rasda.backends.ray.elastic_trainable`.
 """
 
 from __future__ import annotations
@@ -9,30 +9,33 @@ import math
 
 
 def waited_in_vain(error: str) -> bool:
-    """Return whether an error of one of several ranks only says that another rank did not come."""
+    """Return whether a rank's error only says that another rank did not respond, so that the cause lies elsewhere."""
     return any(mark in error for mark in ("gloo/", "ProcessGroupNCCL", "DistBackendError", "DistStoreError"))
 
 
 class HangDetector:
-    """How long pieces of one kind took from one report to the next (`longest`); so how long one may be silent.
+    """Decide how long pieces of work of one kind may be silent, by the longest time between two reports so far.
 
-    `silence` is told in words, such as "no epoch was over". Of a first report, the dry run's times foresee the seconds.
+    Args:
+        silence: The event that did not happen, in words, such as "no epoch was over".
+        least: Fewest seconds of silence before a piece is taken to hang; None for `LEAST_S`.
+        foreseen: Expected seconds until a first report, from the dry run's times; infinite if unknown.
     """
 
     TIMES, LEAST_S = 100, 600.0
     """A piece hangs if it reports nothing for `TIMES` the longest time so far, and for at least `LEAST_S` seconds."""
 
     FIRST_LEAST_S = 3600.0
-    """Before any has reported, `TIMES` as long as is foreseen, and so long, are waited for: compiling takes time."""
+    """Before the first report, the wait is `TIMES` the foreseen time, but at least this long: compiling takes time."""
 
     def __init__(self, silence: str, least: float | None = None, foreseen: float = math.inf) -> None:
         self.silence, self.foreseen = silence, foreseen
         self.least = self.LEAST_S if least is None else least
         self.longest: float | None = None
-        self.most = math.inf  # seconds of silence, whatever is known
+        self.most = math.inf  # upper limit of the seconds of silence, in any case
 
     def took(self, seconds: float) -> None:
-        """One has reported, so long after its last report or its start."""
+        """Note that a piece has reported, `seconds` after its last report or its start."""
         self.longest = max(self.longest or 0.0, seconds)
 
     @property
@@ -44,7 +47,7 @@ class HangDetector:
 
     @property
     def told(self) -> str:
-        """Of a piece that was ended, in words."""
+        """The message about a piece of work that was ended because it hung."""
         if self.longest is None:
             known, least = f"by the dry run's times it takes {self.foreseen:.3g} s", self.FIRST_LEAST_S
         else:

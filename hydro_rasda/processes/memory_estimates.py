@@ -1,7 +1,7 @@
-"""Peak memory of trainings, which decides which of them a device trains beside each other.
+"""Peak memory of trainings, which decides which of them a device runs at the same time.
 
-Forked processes share what was there before the fork: libraries, data, the interpreter. Counted here is what one takes
-for itself: weights, gradients, optimizer state, activations.
+Forked processes share libraries, data and the interpreter. So only memory that a training takes for itself counts:
+weights, gradients, optimizer state, activations.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.schedulers.packing_policy import GUESS
 
 Bytes = dict[int, float]
-"""Of a kind, by how many train as one."""
+"""Peak bytes of trainings of one kind, by the number of models that train as one."""
 
 _CHANGED = 0.05
-"""By so large a share, a peak has to be another than was kept, to be written down again."""
+"""A peak is kept anew only if it differs from the kept one by more than this share."""
 
 
 class Peaks:
     """Peaks of one heat, by kind and by how many train as one: measured, kept for later runs, and corrected.
 
-    If all trainings at the same time fit memory by far, nothing is kept, as nothing depends on it.
+    They are measured, kept for later runs, and corrected. If memory is ample for all trainings at the same time, peaks
+    are not kept, because nothing depends on them.
     """
 
     def __init__(self, problem: Problem, heat: HeatName) -> None:
@@ -38,10 +39,11 @@ class Peaks:
         self._new = False
 
     def expected(self, kind: str, members: int = 1) -> float:
-        """Bytes that it takes; of a kind that is not known, more than the largest so far had for each member.
+        """Return the expected peak bytes of a training with `members` models as one.
 
-        If nothing is known, it is the dry run's estimate of a full-size model. Without a dry run it is 0, so that such
-        a training does not wait.
+        For an unknown kind, each member is expected to take `GUESS` times the largest peak per member of other kinds.
+        If no kind is known, a full-size model is expected to take the dry run's estimate. Without any estimate, 0 is
+        returned, so that the training does not wait.
         """
         known = self._read()
         for found in (known["measured"].get(kind), known["estimated"].get(kind)):
@@ -53,19 +55,19 @@ class Peaks:
         return GUESS * members * largest if largest or self._heat == "sweep" else self._problem.peak
 
     def learn(self, kind: str, members: int, peak: float) -> None:
-        """A training has taken so much; the most that was ever measured counts."""
+        """Note the measured peak bytes of a training; the largest peak ever measured counts."""
         found = self._read()["measured"][kind]
         if peak > found.get(members, 0.0) * (1 + _CHANGED):
             found[members], self._new = peak, True
 
     def estimate(self, kind: str, peaks: Mapping[int, float]) -> None:
-        """Note the estimated peaks of a kind, until measured ones replace them."""
+        """Note the estimated peaks of a kind by the number of members; measured peaks take precedence."""
         found = self._read()["estimated"][kind]
         self._new |= any(abs(found.get(members, 0.0) - peak) > _CHANGED * peak for members, peak in peaks.items())
         found.update(peaks)
 
     def keep(self, room: float) -> None:
-        """Keep what is new for later runs, if some training may take more than `room` bytes, a core's part."""
+        """Keep new peaks for later runs, if some training may take more than `room` bytes, the share of one core."""
         known = self._read()
         largest = max((max(of.values()) for kinds in known.values() for of in kinds.values() if of), default=0.0)
         if self._new and GUESS * largest > room:
@@ -86,7 +88,9 @@ class Peaks:
 
 
 def at_most(known: Mapping[int, float], members: int) -> float:
-    """Bytes that so many members take, by what fewer or more of them took; `known` must not be empty.
+    """Return an upper bound of the bytes for `members` models, from the peaks `known` for other numbers of models.
+
+    `known` must not be empty.
 
     >>> at_most({2: 50.0, 8: 110.0}, 2), at_most({2: 50.0, 8: 110.0}, 3), at_most({2: 50.0, 8: 110.0}, 16)
     (50.0, 75.0, 220.0)
@@ -95,13 +99,13 @@ def at_most(known: Mapping[int, float], members: int) -> float:
 
 
 def kind_of_group(kind: str, trials: Sequence[Trial]) -> str:
-    """Equal for groups of as many members that take as much: their models', and their optimizers'."""
+    """Return a key of fused groups; groups of equal key and size take equal memory for models and optimizers."""
     kinds = {name for trial in trials for name in optimizer_names(trial.config)}
     return "+".join([kind, *(name for name in KINDS if name in kinds)])
 
 
 def kind_of_target(trial: Trial) -> str:
-    """Equal for full-size models that take as much, as far as can be told without building them."""
+    """Return a key that is equal for full-size models of equal memory, as far as their configurations tell."""
     config = trial.config
     shapes = {name: value for name, value in config.items() if name not in KEYS and not is_of_part(name)}
     optimizers = [(part, read(own, "optimizer")) for part, own in configs_of_parts(config).items()]
@@ -109,7 +113,7 @@ def kind_of_target(trial: Trial) -> str:
 
 
 def kind_of_own(trial: Trial) -> str:
-    """Equal for trials of the user's own loop that differ in floats alone: their models may be equally large."""
+    """Return a key that is equal for trials of the user's own loop whose configurations differ only in floats."""
     return digest(content({name: value for name, value in trial.config.items() if not isinstance(value, float)}))[:12]
 
 

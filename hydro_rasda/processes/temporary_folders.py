@@ -1,7 +1,7 @@
-"""Temporary folders for checkpoints on their way and for ranks that meet, each named for the process that removes it.
+"""Temporary folders for checkpoints in transfer and for meeting points of ranks, named after their owning process.
 
-A process that is killed removes nothing: the next process that uses such folders on the machine does so in its place.
-On Ray it is pickled by value, see `hydro_rasda.backends.ray.rank_actors`.
+A killed process does not remove its folders. The next process that uses such folders on the machine removes them. On
+Ray this module is pickled by value, see `hydro_rasda.backends.ray.rank_actors`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ _PREFIX = "hydro_rasda-of-"
 
 
 def owner(pid: int) -> str:
-    """A process by where it runs, its number and when it started: numbers are given again."""
+    """Return a unique name of a process: its place, number and start time, because numbers are reused."""
     return f"{_place()}-{pid}-{_started(pid)}"
 
 
 def lives(process: str) -> bool:
-    """Return whether a process lives that `owner` named: a zombie does not, and a later one of its number is not it."""
+    """Return whether the process that `owner` named is alive. Zombies, and later processes of its number, are not."""
     return owner(int(process.split("-")[1])) == process
 
 
 def make_folder(owned_by: str) -> str:
-    """A new folder, of this user's alone, which the process `owned_by` removes (see `owner`)."""
+    """Make a folder that only this user can access, and that the process `owned_by` (see `owner`) removes."""
     return tempfile.mkdtemp(prefix=f"{_PREFIX}{owned_by}-")
 
 
 def remove_left() -> None:
-    """Remove this user's folders whose processes lived here and live no more."""
+    """Remove this user's folders whose owners ran on this machine and have ended."""
     root = tempfile.gettempdir()
     for name in os.listdir(root):
         parts = name.removeprefix(_PREFIX).split("-")
@@ -47,7 +47,10 @@ def _is_mine(path: str) -> bool:
 
 
 def _place() -> str:
-    """Name the scope of process numbers: a start of a machine, in a container; others may share its folder."""
+    """Return a name for the scope in which process numbers are unique: this boot of the machine, and this container.
+
+    Other containers and machines may share the folder of temporary files.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read()[:8]}{os.stat('/proc/self/ns/pid').st_ino:x}"
@@ -56,7 +59,7 @@ def _place() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in the kernel's ticks; "" where there is none, or it is a zombie."""
+    """Return when a process started, in the kernel's ticks; "" if it does not exist or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rsplit(")", 1)[1].split()

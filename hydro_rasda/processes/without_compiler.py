@@ -1,7 +1,7 @@
-"""Torch's optimizers without torch's compiler, in a process that was made to train.
+"""Use torch's optimizers without importing torch's compiler, in a process that was started to train.
 
-Torch imports its compiler with a process's first optimizer, to mark what is not to be compiled. That takes longer than
-a small training. Nothing is compiled here as long as nothing else has imported the compiler.
+Torch imports its compiler with a process's first optimizer, to mark methods that are not to be compiled. The import
+takes longer than a small training. Without the import, nothing can be compiled, so that the marks are not needed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ COMPILER = "torch._dynamo"
 
 
 def leave_out_compiler() -> None:
-    """Let torch's optimizers work without the compiler, in all of this process; once it is there, as torch has them.
+    """Let torch's optimizers work without importing the compiler, in this whole process.
 
-    Methods that are not marked in the way that is known here stay as they are.
+    Once something else has imported the compiler, optimizers work as torch made them. Methods that torch marks in an
+    unknown way stay as they are.
     """
     if COMPILER in sys.modules:
         return

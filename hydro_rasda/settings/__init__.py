@@ -1,1 +1,1 @@
-"""The settings of `tune`, checked: `SweepConfig`, `RaceConfig`, `TuneConfig`, objectives. They need no torch."""
+"""The settings of `tune` and their checks: `SweepConfig`, `RaceConfig`, `TuneConfig`, objectives. Needs no torch."""

@@ -1,4 +1,4 @@
-"""Settings of a run, as frozen values that are checked when they are made."""
+"""Settings of a run, as frozen dataclasses that are checked when they are made."""
 
 from __future__ import annotations
 
@@ -46,38 +46,38 @@ STRATEGIES: tuple[str, ...] = ("ddp", "fsdp")
 SEARCHERS: tuple[str, ...] = get_args(SearcherName)
 MOST_REPEATS = 100
 MOST_TRIALS = 1_000_000
-"""More configurations than that are a mistake: they would not fit memory."""
+"""Most configurations of a run. More are a mistake, and would not fit memory."""
 MOST_EPOCHS = 1_000_000
-"""More epochs of a trial than that are one, too, such as steps: a run's journal could not hold their lines."""
+"""Most epochs of a trial. More are a mistake, such as steps, and a run's journal could not hold their lines."""
 MOST_WORKERS = 1024
-"""More processes than that are a mistake."""
+"""Most worker processes that load data. More are a mistake."""
 GLOBAL_BATCH = "global_batch_size"
-"""In a report and in a trial's history, the examples of a step over all workers."""
+"""Key of reports and of a trial's history: the number of examples in a step over all workers."""
 LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
 WITH_LAST = (MedianStopping, NoStopping, PopulationBasedTraining)
 """Rules whose `last` is the epoch at which the sweep ends."""
 FULL_TRAININGS = 3.0
 """The budget of the race by default; each further seed of the finalists needs as much."""
 UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    # Ranks whose shares have unequally many parts would wait for each other for ever.
+    # Ranks whose shares have different numbers of micro-batches would wait for each other forever.
     "accumulate": (lambda parts: parts == 1, "1 with race.strategy 'fsdp', more workers in its place"),
     "optimizer": (
         lambda name: name != "adafactor",
         "another one with race.strategy 'fsdp': torch's Adafactor cannot update parameters that ranks split",
     ),
 }
-"""Keys that are restricted there: which values hold, and the rule."""
+"""Keys that are restricted with `race.strategy="fsdp"`: a check of the value, and the rule in words."""
 
 
 def check_unsplit(name: str, key: str, value: object, shown: object = None) -> None:
-    """Refuse a plain value of a key with `race.strategy="fsdp"`; the error shows `shown` in its place, if given."""
+    """Raise ValueError if `race.strategy="fsdp"` forbids this value of a key; the error shows `shown` if given."""
     if key in UNSPLIT:
         holds, rule = UNSPLIT[key]
         require(holds(value), name, value if shown is None else shown, rule)
 
 
 class Part:
-    """A part of the settings. It shows only the fields that differ from their defaults: a signature stays short."""
+    """Base of `SweepConfig` and `RaceConfig`. `repr` shows only fields that differ from their defaults."""
 
     def __repr__(self) -> str:
         own: Any = fields(self)  # type: ignore[arg-type]
@@ -91,42 +91,43 @@ class SweepConfig(Part):
     """How the sweep tries many configurations on narrow surrogates.
 
     Attributes:
-        surrogate: Width of the surrogates over that of the model, in (0, 1]. With 1, the sweep trains the model itself,
-            and full-size training goes on from there.
-        depth: Depth of the surrogates over that of the model, in (0, 1]. Below 1, `model_fn` gets it as its argument
-            `depth_ratio=1.0`. It builds that fraction of its residual blocks, and divides their branches by the ratio
-            (CompleteP: Dey et al. 2025, arXiv:2505.01618).
-        grace_period: Epochs of the first rung. Rungs before the space's longest warm-up is over are left out.
-        reduction_factor: One in this many goes on from each rung. Rungs lie at
-            `grace_period * reduction_factor**k` epochs, the last one at `max_t / reduction_factor` at most, unless it
-            is the first: from there on, full-size models tell more for their price than surrogates do.
-        rule: Decides who goes on, and ends the sweep at its last rung. "halving": successive halving. "hyperband":
-            brackets of it, the later of which give a trial more epochs before its first decision (Li et al. 2018).
-            "median": after each epoch, a trial stops whose best score is worse than the median of the others' averages
-            (Golovin et al. 2017). "pbt": population based training (Jaderberg et al. 2017). After each `grace_period`
-            epochs, the worst quarter of the trials goes on as copies of the best quarter. Floats that the space draws
-            change by a factor of 0.8 or 1.2 with each copy, or are drawn anew. "none": no trial stops. "epsilon-net":
-            "halving" for several metrics, but of a front the trials that cover it go on first (Schmucker et al. 2021).
-            Or an object of your own subclass of `hydro_rasda.schedulers.SweepRule`,
-            which does not look at `grace_period` and `reduction_factor`.
-        searcher: The source of configurations. "random" samples all of them at once. Optuna's samplers are asked for a
-            batch at a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process), "cma" (CMA-ES), and "qmc"
-            (scrambled Sobol points, which learn nothing). They need `hydro-rasda[searchers]`. Or one of Ray Tune's
-            searchers, such as `OptunaSearch(seed=0)`.
-        constraints: A dict of bounds, such as `{"macs": (None, 1e9)}`, or a function `fits(config)`, or functions among
-            the values of the dict. Configurations that break a bound of the full-size model's cost (see `metric` of
-            `tune`), or that do not fit, are drawn anew and never trained. A trial that breaks a bound of a metric loses
-            against any that keeps it.
-        first: Configurations that are known to be good. They are tried first, and count as samples; keys that one
-            leaves out are sampled.
-        fusion: Most trials in one fused model. "auto" measures what is fastest, once on a machine; the measurements
-            are kept below HYDRO_RASDA_CACHE, or in the user's cache folder. In short sweeps on a CPU it is 20. Random
-            numbers do not depend on it. The last digits do, since groups of another width add up in another order.
+        surrogate: Width of the surrogates as a ratio of the full width, in (0, 1]. With 1, the sweep trains the model
+            itself, and full-size training continues from its weights.
+        depth: Depth of the surrogates as a ratio of the full depth, in (0, 1]. Below 1, `model_fn` gets the ratio as
+            its argument `depth_ratio=1.0`. It must build that fraction of its residual blocks, and divide the output of
+            their branches by the ratio (CompleteP: Dey et al. 2025, arXiv:2505.01618).
+        grace_period: Epochs of the first rung. Rungs that lie before the end of the space's longest warm-up are left
+            out.
+        reduction_factor: One in this many trials continues from each rung. Rungs lie at
+            `grace_period * reduction_factor**k` epochs. Rungs after the first lie at `max_t / reduction_factor` at
+            most, because from there on full-size models tell more for their cost than surrogates do.
+        rule: Decides which trials continue, and ends the sweep at its last rung. "halving": successive halving.
+            "hyperband": brackets of successive halving; later brackets train longer before their first decision (Li et
+            al. 2018). "median": after each epoch, a trial stops if its best score is worse than the median of the
+            others' averages (Golovin et al. 2017). "pbt": population based training (Jaderberg et al. 2017). After each
+            `grace_period` epochs, the worst quarter of the trials continues as copies of the best quarter. With each
+            copy, floats that the space draws change by a factor of 0.8 or 1.2, or are drawn anew. "none": no trial
+            stops. "epsilon-net": "halving" for several metrics; of a front, the trials that cover it best continue
+            first (Schmucker et al. 2021). Or an object of your own subclass of `hydro_rasda.schedulers.SweepRule`, for
+            which `grace_period` and `reduction_factor` do not count.
+        searcher: The source of configurations. "random" samples all of them at once. Optuna's samplers propose a batch
+            at a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process), "cma" (CMA-ES), and "qmc"
+            (scrambled Sobol points, which learn nothing). They need `hydro-rasda[searchers]`. Or a Ray Tune searcher,
+            such as `OptunaSearch(seed=0)`.
+        constraints: A dict of bounds, such as `{"macs": (None, 1e9)}`, or a function `fits(config)`. The values of the
+            dict may also be such functions. A configuration is drawn anew and never trained if it does not fit, or if
+            it breaks a bound of the full-size model's cost (see `metric` of `tune`). A trial that breaks a bound of a
+            metric loses against any trial that keeps it.
+        first: Configurations that are known to be good. They are tried first and count as samples. Keys that they leave
+            out are sampled.
+        fusion: Most trials in one fused model. "auto" measures the fastest number, once on a machine. Measurements are
+            kept below HYDRO_RASDA_CACHE, or in the user's cache folder. In short sweeps on a CPU it is 20. Random
+            numbers do not depend on `fusion`, but the last digits of results do, because sums have another order.
         check_transfer: True to train 6 configurations at full size to the first milestone, and compare their ranking
-            with the surrogates' (`TuneResult.transfer`).
-        repeats: Models that each configuration trains in the sweep, at the same time: each has its own seed, which
-            determines its initial weights, the order of its examples and its dropout. The mean of their scores decides.
-            At full size, a finalist trains one model for each 3 of `full_trainings`, such as 2 with
+            with that of their surrogates (`TuneResult.transfer`).
+        repeats: Number of models that each configuration trains in the sweep, at the same time. Each has its own seed,
+            which determines its initial weights, the order of its examples and its dropout. The mean of their scores
+            decides. At full size, a finalist trains one model for each 3 of `full_trainings`, such as 2 with
             `full_trainings=6`: at least one, and at most `repeats`.
     """
 
@@ -171,54 +172,59 @@ class RaceConfig(Part):
     """How the finalists train at full size, and how they are halved (RASDA, Aach et al. 2024, Sec. 3).
 
     Attributes:
-        top_k: Configurations that move to the full-size model; with `full_trainings` below 3, fewer may.
-        keep: Weights that a full-size training hands back. "best": those after the last epoch that is as good as the
-            best one, but for 1 % of what training has gained. The first epoch may be far off, so that gains count up
-            to ten times the best score. "last": those after its last epoch. Under either, trials are compared by their
-            last epochs. The winner's configuration then holds when you train it again, longer, elsewhere or on more
-            data. There are two exceptions. With `patience`, the best epochs are compared. If no trial came to its end
-            (time ran out, all diverged, or `stop_at` was reached), the best that was kept wins.
-        patience: A full-size training ends after this many epochs that were not better. None trains on. The sweep,
-            where rungs decide, has none. `tune(train=...)` has none either: the function returns when it chooses.
-        ema: Share of a full training's steps over which weights and running statistics are averaged, exponentially,
-            beside training. With `keep="best"`, the averaged weights are validated and kept, at the cost of another
-            copy of them. At milestones the weights that training left are validated, too, as `METRIC_unaveraged`.
-            Trials are compared by these, but the one with the best averages goes on, too. In the end, a trial's score
-            is worse than its averages' by at most 15 % of what its training gained. If the weights that training left
-            are better there, they alone count, and are handed back; the averages' score is then `METRIC_averaged`.
-            With several metrics, averages do not count, but are handed back. With `keep="last"`, or 0, nothing is
-            averaged.
+        top_k: Number of configurations that move to the full-size model; with `full_trainings` below 3, it may be
+            fewer.
+        keep: Weights that a full-size training hands back. "last": the weights after the last epoch. "best": the
+            weights after the latest epoch that is as good as the best one, or worse by at most 1 % of what the training
+            has gained. The gain counts up to ten times the best score, because the first epoch may be far off. In both
+            cases, trials are compared by their last epochs. The winner's configuration then also holds when you train
+            it again, longer, elsewhere or on more data. There are two exceptions. With `patience`, the best epochs are
+            compared. If no trial reached its end (time ran out, all diverged, or `stop_at` was reached), the best kept
+            weights win.
+        patience: A full-size training ends after this many epochs without improvement. None never ends it early. The
+            sweep has no patience, because its rungs decide. `tune(train=...)` has none either: the function returns
+            when it chooses.
+        ema: Horizon of an exponential average of weights and running statistics, as a share of a full training's steps.
+            With `keep="best"`, the averaged weights are validated and kept, which takes memory for another copy. At
+            milestones, the last step's weights are validated, too, as `METRIC_unaveraged`. These scores compare trials,
+            but the trial with the best averages continues, too. At the end, the unaveraged score counts, but is at most
+            15 % of the training's gain worse than the averages' score. If the last step's weights are better at the
+            end, only they count and are handed back; the averages' score is then `METRIC_averaged`. With several
+            metrics, averages do not count, but are handed back. With `keep="last"`, or 0, nothing is averaged.
         checkpoint_every: Epochs between checkpoints; None checkpoints at milestones only.
-        grace_period: Epochs that every finalist gets before any is stopped; None: half of `max_t`, rounded up. From
-            there to the end, two go on by default, and the one with the best averages (`ema`). Midway, those behind the
-            leader stop if what they may still gain is not worth the epochs that are left. This last look is left out if
-            it leaves fewer than two epochs, if `full_trainings` is enough for all finalists, or with several metrics.
-        reduction_factor: The paper's rf: one in this many goes on at each milestone, in any case.
-        scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
+        grace_period: Epochs that every finalist gets before any is stopped; None for half of `max_t`, rounded up. From
+            there, two finalists continue by default, and the one with the best averages (`ema`). Midway to the end, at
+            the last look, a finalist behind the leader stops if its possible gain is not worth the remaining epochs.
+            There is no last look if fewer than two epochs would be left, if `full_trainings` is enough for all
+            finalists, or with several metrics.
+        reduction_factor: The paper's rf: at least one in this many finalists continues at each milestone.
+        scaling_factor: The paper's sf. Milestones lie at `grace_period * sf**k`. On several workers, each survivor
             gets sf times the workers.
-        workers: Workers of a full-size trial before its first milestone; they share the configuration's batch. On this
-            machine, its devices; where there are fewer, these share it.
-        max_workers: No trial gets more. With 1, each device trains whole trials, which are then the same on any number
-            of devices. None: as many as the cluster, or this machine, holds; but on this machine, with `workers=1`, it
-            is 1.
+        workers: Number of workers of a full-size trial before its first milestone. They share the configuration's
+            batch. On this machine, workers are devices; if it has fewer devices than workers, these share the batch.
+        max_workers: Most workers of a trial. With 1, each device trains whole trials, so that results do not depend on
+            the number of devices. None: as many as the cluster, or this machine, holds; but 1 on this machine with
+            `workers=1`.
         lr_rule: Factor of the learning rate when the workers, and so the global batch, grow by f (section 3.2):
-            "linear" f, "sqrt" its root, "none" 1, or a function. "auto" is linear for SGD, Adam and AdamW, as measured
-            (benchmarks/results/large_batch.md), and the root for other adaptive optimizers. "paper" is linear for SGD,
-            and the root for all adaptive ones.
-            Each change is reached over the configuration's `rescale_warmup_epochs`, 1 by default.
-        grow: Workers with which a survivor goes on. "due": all that it is due, as in the paper. "efficient": the
-            smaller of that and an even share of the free ones, while more workers pay by the next two.
+            "linear" is f, "sqrt" its square root, "none" 1. It may also be a function of f. "auto" is linear for SGD,
+            Adam and AdamW, as measured (benchmarks/results/large_batch.md), and sqrt for other adaptive optimizers.
+            "paper" is linear for SGD, and sqrt for all adaptive optimizers. Each change is reached over a warm-up of
+            `rescale_warmup_epochs` of the configuration, 1 by default.
+        grow: Number of workers with which a survivor continues. "due": all workers that it is due, as in the paper.
+            "efficient": the smaller of this number and an even share of the free workers. More workers must then pay by
+            `least_efficiency` and `batch_over_noise`.
         least_efficiency: With "efficient", a survivor gets more workers only if its parallel efficiency is above this;
             0 for any. The efficiency is `scaling_efficiency` in its history, measured by step times.
-        batch_over_noise: With "efficient", a survivor's largest batch, as a multiple of its gradient noise scale; inf
-            for any. The scale is `gradient_noise_scale` in its history, measured on two or more workers.
-        strategy: Division of a model between several workers. "ddp": each holds all of it. "fsdp": each holds a part of
-            every parameter, gradient and optimizer state, for models that fit no single worker (FSDP2). Entries of an
-            `nn.ModuleList` are gathered one at a time, when their `forward` is called: call no other method of them.
-            Checkpoints are the same. With float16, or `accumulate` in a configuration, "ddp" alone.
-        refit: The model that is handed back where finalists train several. True: with folds, the winner is trained once
-            more, on all examples of `train_data`, to the epoch that was best over the folds. With `sweep.repeats`
-            alone, it is the model of the first seed. False: all models as one, whose output is the mean of theirs.
+        batch_over_noise: With "efficient", the largest global batch of a survivor, as a multiple of its gradient noise
+            scale; inf for any. The scale is `gradient_noise_scale` in its history, measured on two or more workers.
+        strategy: Division of a model between several workers. "ddp": each worker holds the whole model. "fsdp": each
+            worker holds a shard of every parameter, gradient and optimizer state, for models that do not fit one worker
+            (FSDP2). Entries of an `nn.ModuleList` are gathered one at a time, when their `forward` is called: call no
+            other method of them. Checkpoints are the same. Float16, and `accumulate` in a configuration, need "ddp".
+        refit: The model that is handed back if finalists train several models. True: with folds, the winner is trained
+            once more, on all examples of `train_data`, to the epoch that was best over the folds. With
+            `sweep.repeats` but no folds, the model of the first seed is handed back. False: all models as one, whose
+            output is the mean of their outputs.
     """
 
     top_k: int = 4
@@ -273,9 +279,10 @@ class RaceConfig(Part):
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """The arguments of `tune` that are numbers or words, documented there.
+    """The arguments of `tune` that are numbers or words; see `tune`.
 
-    Two say how the backend's steps are run, and `folds` is the number of folds of `val_data`, 0 without.
+    Four fields are not arguments of `tune`. `objectives` holds all metrics and modes, if `metric` is a list. `graph`
+    and `loader_workers` come from the backend. `folds` is the number of folds of `val_data`, 0 without folds.
     """
 
     metric: str = "val_loss"
@@ -311,7 +318,7 @@ class TuneConfig:
         self._check_parts()
 
     def _check_parts(self) -> None:
-        """Refuse parts that are none, or do not go together with the rest."""
+        """Raise ValueError if `sweep` or `race` has a wrong type, or does not go together with other settings."""
         sweep, race, at_most = self.sweep, self.race, f"<= max_t ({self.max_t})"
         require(isinstance(sweep, SweepConfig), "sweep", sweep, "a `SweepConfig`")
         require(isinstance(race, RaceConfig), "race", race, "a `RaceConfig`")
@@ -331,7 +338,10 @@ class TuneConfig:
         require(one or race.workers == 1, "race.workers", race.workers, f"1 {several}: a device trains all of them")
 
     def plain(self) -> TuneConfig:
-        """Leave out the user's objects, which other processes need not have: rule, searcher, `first`, functions."""
+        """Return settings without the user's objects (rule, searcher, `first`, functions).
+
+        Other processes do not need these objects, and may be unable to load them.
+        """
         rule = self.sweep.rule if isinstance(self.sweep.rule, str) else SweepConfig.rule
         bounds = bounds_of(self.sweep.constraints)
         return replace(
@@ -348,59 +358,59 @@ class TuneConfig:
 
     @property
     def spread(self) -> str:
-        """Name of the standard deviation of the metric over the models of a trial, where it trains several."""
+        """Name of the metric's standard deviation over the models of a trial, if a trial trains several."""
         return f"{self.metric}_std"
 
     @property
     def comparison(self) -> Comparison:
-        """The comparison of trials: by `metric` alone, or by all metrics and bounds that were asked for."""
+        """The comparison of trials: by `metric`, or by all of several metrics, within the bounds."""
         spread: Spread = "epsilon-net" if self.sweep.rule == "epsilon-net" else "crowding"
         objectives = self.objectives or ((self.metric, self.mode),)
         return Comparison(objectives, bounds_of(self.sweep.constraints), spread)
 
     @property
     def first_look(self) -> int:
-        """Epochs before the race of the finalists stops any: `race.grace_period`, or half of `max_t`, rounded up."""
+        """Epoch at which the race first stops finalists: `race.grace_period`, or half of `max_t`, rounded up."""
         return self.race.grace_period or math.ceil(self.max_t / 2)
 
     @property
     def sweep_milestones(self) -> tuple[int, ...]:
-        """Epochs after which successive halving compares surrogates; it ends at the last one."""
+        """Epochs after which successive halving compares surrogates; the sweep ends at the last of them."""
         return sweep_milestones(self.sweep.grace_period, self.max_t, self.sweep.reduction_factor)
 
     @property
     def race_milestones(self) -> tuple[int, ...]:
-        """Epochs after which finalists are compared; the last one is the end of a training."""
+        """Epochs after which finalists are compared; the last of them is the end of a training."""
         return race_milestones(self.first_look, self.max_t, self.race.scaling_factor)
 
     @property
     def last_look(self) -> int | None:
-        """The epoch after which finalists go on only if they are worth it; None in short trainings."""
+        """The epoch after which finalists continue only if their remaining epochs pay; None in short trainings."""
         return last_look(milestones(self.first_look, self.max_t, self.race.scaling_factor))
 
     def good_enough(self, score: float) -> bool:
-        """Return whether a full-size model's score is as good as `stop_at`, so that nothing more has to be trained."""
+        """Return whether a full-size model's score is as good as `stop_at`, so that training may end."""
         if self.stop_at is None or not math.isfinite(score):
             return False
         return score <= self.stop_at if self.mode == "min" else score >= self.stop_at
 
     def out_of_patience(self, epochs: int) -> bool:
-        """Return whether a full-size training ends that has not become better for so many epochs."""
+        """Return whether a full-size training ends after `epochs` epochs without improvement."""
         return self.race.patience is not None and epochs >= self.race.patience
 
 
 def unaveraged(metric: str) -> str:
-    """Name a metric of the weights that training left, where averaged ones count."""
+    """Return the name of a metric for the last step's weights, if averaged weights count."""
     return f"{metric}_unaveraged"
 
 
 def averaged(metric: str) -> str:
-    """Name a metric of averaged weights, where those that training left are better and count."""
+    """Return the name of a metric for averaged weights, if the last step's weights are better and count."""
     return f"{metric}_averaged"
 
 
 def check_steps(graph: object, loader_workers: object) -> None:
-    """Refuse what does not say how a backend's steps are run."""
+    """Raise ValueError for wrong arguments `graph` or `loader_workers` of a backend."""
     known = isinstance(graph, bool) or (isinstance(graph, str) and graph == "auto")
     require(known, "graph", graph, "'auto', True or False")
     check_int("loader_workers", loader_workers, at_least=0, optional=True, at_most=MOST_WORKERS)

@@ -1,4 +1,4 @@
-"""The comparison of trials: by one metric or several, costs of the full-size model among them, and constraints."""
+"""The comparison of trials: by one or several metrics, which may be costs of the full-size model, and by bounds."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hydro_rasda.schedulers.pareto import Bounds, Spread, front_of, places, viol
 from hydro_rasda.schedulers.ranking import Mode
 
 COSTS = ("params", "macs", "seconds_per_example", "peak_memory")
-"""Objectives known of the full-size model before it trains; `hydro_rasda.problem.model_costs` measures them."""
+"""Costs of the full-size model, known before it trains; `hydro_rasda.problem.model_costs` measures them."""
 
 Objectives = tuple[tuple[str, Mode], ...]
-"""Metrics, each with its mode, in the order in which they were given."""
+"""Pairs of a metric and its mode, in the order of the argument `metric`."""
 
 Fits = Callable[[Mapping[str, Any]], bool]
-"""A constraint on configurations: whether one may be trained."""
+"""A constraint on configurations: a function that returns whether a configuration may be trained."""
 
 Constraints = Mapping[str, Bounds | Fits] | Fits
-"""Bounds by metric, functions of a configuration by any other name, or one function."""
+"""A dict of bounds by metric and of functions of a configuration by any name; or one such function."""
 
 
 def split_metrics(metric: object, mode: object) -> tuple[str, Mode, Objectives]:
-    """Split a list of metrics into the first that training measures, with its mode, and all of them.
+    """Return the first metric that training measures, its mode, and all metrics with their modes.
 
-    A single metric stays as it is, without objectives.
+    For a single metric, the third value is ().
 
     >>> split_metrics(["macs", "val_accuracy"], ["min", "max"])
     ('val_accuracy', 'max', (('macs', 'min'), ('val_accuracy', 'max')))
@@ -52,7 +52,7 @@ def split_metrics(metric: object, mode: object) -> tuple[str, Mode, Objectives]:
 
 
 def check_constraints(constraints: object) -> None:
-    """Refuse what neither bounds a metric nor tells of a configuration whether it fits."""
+    """Raise ValueError unless constraints are None, a function of a configuration, or a dict of bounds or functions."""
     if constraints is None:
         return
     if not isinstance(constraints, Mapping):
@@ -92,7 +92,7 @@ def functions_of(constraints: Constraints | None) -> dict[str, Fits]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of a run's trials by at least one objective, within the bounds that a trial has to keep."""
+    """The comparison of a run's trials by one or more objectives, within bounds that trials should keep."""
 
     objectives: Objectives
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
@@ -100,12 +100,12 @@ class Comparison:
 
     @property
     def costs(self) -> tuple[str, ...]:
-        """Costs of the full-size model that are asked for, by which trials are compared or left out."""
+        """Costs of the full-size model that compare trials, or that have a bound."""
         return tuple(name for name in COSTS if name in self._names)
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """Metrics that training has to measure."""
+        """Metrics that training must measure: all objectives and bounded metrics other than costs."""
         return tuple(name for name in self._names if name not in COSTS)
 
     @property
@@ -114,21 +114,21 @@ class Comparison:
 
     @property
     def of_training(self) -> dict[str, Bounds]:
-        """The bounds that only training can break."""
+        """Bounds of metrics that training measures; bounds of costs are left out."""
         return {name: bounds for name, bounds in self.bounds.items() if name not in COSTS}
 
     @property
     def several(self) -> bool:
-        """True if trials are compared by several metrics: then a front of them is looked for."""
+        """True if several metrics compare trials, so that the result is a Pareto front."""
         return len(self.objectives) > 1
 
     @property
     def by_place(self) -> bool:
-        """True if one score does not order trials, so that their places among each other do."""
+        """True if `places` orders trials, not a single score: with several metrics, or with bounds of metrics."""
         return self.several or bool(self.of_training)
 
     def places(self, values: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
-        """Return the place of each trial among these, 0 for the first; NaN where a value is missing.
+        """Return the place of each trial in the order of the trials, from 0; NaN if one of its values is missing.
 
         >>> Comparison((("val_loss", "min"),), {"val_gap": (None, 0.1)}).places(
         ...     {0: {"val_loss": 0.1, "val_gap": 0.3}, 1: {"val_loss": 0.9, "val_gap": 0.0}})
@@ -138,19 +138,19 @@ class Comparison:
         return places(points, [mode for _, mode in self.objectives], self.violations(values), self.spread)
 
     def violations(self, values: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
-        """Return by how much each trial breaks the bounds; 0 for one that keeps them."""
+        """Return by how much each trial breaks the bounds; 0 if it keeps them."""
         return {n: violation(of, self.bounds) for n, of in values.items()}
 
     def best(self, values: Mapping[int, Mapping[str, float]]) -> list[int]:
-        """Return the trials that break the bounds least: all that keep them, if any does."""
+        """Return the trials that keep the bounds; if none does, those that break them least."""
         broken = self.violations(values)
         least = min(broken.values(), default=0.0)
         return [n for n in values if broken[n] == least]
 
     def front(self, values: Mapping[int, Mapping[str, float]]) -> list[int]:
-        """Return the trials that no other one dominates, of those that break the bounds least.
+        """Return the Pareto front of the trials that keep the bounds, or that break them least if none does.
 
-        A trial with a value that is not finite is none of them, even if it alone keeps the bounds.
+        Trials with a value that is not finite are left out first, even if only they keep the bounds.
         """
         points = {n: [of.get(name, math.nan) for name, _ in self.objectives] for n, of in values.items()}
         able = {n: values[n] for n, point in points.items() if all(map(math.isfinite, point))}
@@ -158,18 +158,18 @@ class Comparison:
 
 
 def few_fit(found: int, wanted: int) -> str:
-    """Say that fewer configurations than wanted meet the constraints, and what to change."""
+    """Return the message that fewer configurations than wanted meet the constraints, and what to change."""
     told = f"{found} of {wanted} configurations are tried: no more of those drawn meet `sweep.constraints`"
     return f"{told}. Loosen these, or narrow `space` to what they allow"
 
 
 def few_in_time(found: int, wanted: int) -> str:
-    """Say that fewer configurations than wanted are tried, as time was up before more were drawn."""
+    """Return the message that time was up before all wanted configurations were drawn."""
     told = f"{found} of {wanted} configurations are tried: the sweep's time was up before more were drawn"
     return f"{told}. The same call with a larger `time_budget_s` draws the others"
 
 
 def refuse_if_none(any_fits: bool, drawn: int) -> None:
-    """Refuse constraints that none of so many configurations meets."""
+    """Raise ValueError if none of `drawn` configurations meets the constraints."""
     if drawn and not any_fits:
         raise ValueError(f"`sweep.constraints` leaves nothing to try: none of {drawn} configurations of `space` fits")

@@ -1,1 +1,1 @@
-"""The space that is searched: distributions, branches, samples, and the checks of all three."""
+"""Search spaces: distributions, branches, sampling, and checks."""

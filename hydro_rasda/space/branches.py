@@ -1,9 +1,9 @@
-"""Branches of a search space, and its configurations, drawn one after another as Ray Tune's `generate_variants` does.
+"""Branches of a search space, and sampling of configurations as by Ray Tune's `generate_variants`.
 
-A branch is a `choice` between mappings, of which the chosen one joins the configuration.
+A `choice` between mappings is a branching: the items of the chosen mapping, a branch, join the configuration.
 `{"model": choice([{"optimizer": "sgd", "momentum": uniform(0.5, 0.99)}, {"optimizer": "adamw"}])}` gives configurations
-with the keys `optimizer` and, under SGD alone, `momentum`. The key `model` names the choice and is in none of them.
-Branches may hold branches.
+with the key `optimizer` and, only for SGD, `momentum`. The key `model` names the choice, and no configuration has it.
+Branches may contain branches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_branching(value: object) -> bool:
 
 
 def reachable(space: Space) -> dict[str, list[Any]]:
-    """Return the values under each key that a configuration can have, in one branch or another."""
+    """Map each key that a configuration can have, in any branch, to its values in the space."""
     found: dict[str, list[Any]] = {}
     for key, value in space.items():
         inner = [reachable(each) for each in value.categories] if is_branching(value) else [{key: [value]}]
@@ -44,7 +44,7 @@ def reachable(space: Space) -> dict[str, list[Any]]:
 
 
 def check_branches(space: Space, where: str = "space") -> None:
-    """Refuse a space that could give one key of a configuration two values (ValueError)."""
+    """Raise ValueError if a configuration could get two values for one key, or if a list or choice has a secret."""
     own = {key for key, value in space.items() if not is_branching(value)}
     for key, value in space.items():
         if holds_secret(value) and not (isinstance(value, Secret) or is_nested(value)):
@@ -61,7 +61,7 @@ def check_branches(space: Space, where: str = "space") -> None:
 
 
 def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A space with the values of a configuration, or a part of one, and no branches that contradict it."""
+    """Return a space with the values of a full or partial configuration, without branches that contradict it."""
     found: dict[str, Any] = {}
     for key, value in space.items():
         if not is_branching(value):
@@ -71,7 +71,7 @@ def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
         own = {name: config[name] for name in names}
         fitting = [each for each in value.categories if names <= reachable(each).keys() and _agrees(each, own)]
         require(bool(fitting), key, own, "values of one branch of `space`")
-        # A value that no branch draws may be of any.
+        # If no branch can draw the values, any of these branches may be meant.
         fitting = [each for each in fitting if _draws(each, own)] or fitting
         found[key] = Categorical([restricted(each, own) for each in fitting])
     return found
@@ -84,7 +84,7 @@ def _restricted_value(value: Any, given: Any) -> Any:
 
 
 def _is_of_floats(value: Any) -> bool:
-    """Return whether all that a value of a space can become are floats, so that an integer stands for one."""
+    """Return whether a value of a space can only become a float, so that an integer is meant as a float."""
     if is_a(value, "Categorical"):
         return all(isinstance(each, float) for each in value.categories)
     return is_a(value, "Float")
@@ -96,7 +96,7 @@ def is_nested(value: object) -> bool:
 
 
 def unknown_keys(config: Mapping[str, Any], space: Space) -> list[str]:
-    """Names in a configuration, or a part of one, that a space does not have; `a/b` is the name `b` in `a`."""
+    """Return the names in a full or partial configuration that a space lacks; `a/b` is the name `b` in `a`."""
     known, found = reachable(space), list[str]()
     for name, value in config.items():
         if name not in known:
@@ -130,7 +130,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _agrees(alternative: Space, config: Mapping[str, Any]) -> bool:
-    """Return whether the constants of a branch are those of a configuration."""
+    """Return whether a configuration does not contradict the constants of a branch."""
     for name, value in alternative.items():
         if is_branching(value):
             if not any(_agrees(each, config) for each in value.categories):
@@ -143,7 +143,7 @@ def _agrees(alternative: Space, config: Mapping[str, Any]) -> bool:
 
 
 def with_defaults(space: Space, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A space with constants for keys that it, or one of its branches, leaves out."""
+    """Return a space with default constants for keys that it, or one of its branches, leaves out."""
     found = {key: value for key, value in defaults.items() if key not in reachable(space)}
     for key, value in space.items():
         if is_branching(value):
@@ -154,9 +154,9 @@ def with_defaults(space: Space, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def indexed(space: Space) -> dict[str, Any]:
-    """A space for searchers, which know no branches: the index of a branch, and the domains of all branches.
+    """Return a space without branches, for searchers: the index of the chosen branch, and the domains of all branches.
 
-    A searcher is told values for all branches, also for those that were not chosen (see `chosen`).
+    A searcher also gets values for branches that were not chosen (see `chosen`).
     """
     found: dict[str, Any] = {}
     for key, value in space.items():
@@ -169,7 +169,7 @@ def indexed(space: Space) -> dict[str, Any]:
 
 
 def chosen(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration that a point of an `indexed` space stands for."""
+    """Return the configuration that a point of an `indexed` space represents."""
     found: dict[str, Any] = {}
     for key, value in space.items():
         if is_branching(value):
@@ -182,7 +182,7 @@ def chosen(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(container: dict[str, Any], key: str) -> None:
-    """Put the items of the branch that was drawn under a key in the key's place."""
+    """Replace a key by the items of the branch that was drawn for it."""
     items = list(container.items())
     container.clear()
     for name, value in items:
@@ -190,7 +190,7 @@ def merge(container: dict[str, Any], key: str) -> None:
 
 
 def leaves(space: Space) -> Iterator[tuple[str, Any]]:
-    """Every value that is no mapping, of branches and lists, too, with its name."""
+    """Yield the name and value of each leaf of a space, also in branches, nested mappings and lists."""
     for key, value in space.items():
         if is_branching(value):
             for each in value.categories:
@@ -204,20 +204,20 @@ def leaves(space: Space) -> Iterator[tuple[str, Any]]:
 
 
 Path = tuple[str | int, ...]
-"""Keys that lead to a value of a space, indices of lists among them."""
+"""Keys, and indices of lists, that lead to a value of a space."""
 
 _PASSES = 20
-"""Times that functions which wait for other values are tried again."""
+"""Number of times that functions which need values not yet drawn are tried."""
 
 
 class Unresolved(Exception):
-    """A function asks for a value that is not drawn yet."""
+    """A function needs a value that is not drawn yet."""
 
 
 def variants(space: dict[str, Any], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
-    """Yield a configuration for each point of the grid, one where there is no grid.
+    """Yield a configuration for each point of the grid; a single one if there is no grid.
 
-    A value that is drawn may hold domains: they are drawn next. Branches are drawn first.
+    Branches are drawn first. If a drawn value contains domains, they are drawn next.
     """
     space = copy.deepcopy(space)
     found = [*_open(space)]
@@ -236,7 +236,7 @@ def variants(space: dict[str, Any], rng: np.random.Generator) -> Iterator[dict[s
         return
     grids = sorted(((path, _points(value)) for path, value in found if _points(value) is not None), key=lambda g: g[0])
     domains = [(path, value) for path, value in found if _points(value) is None]
-    # The first in the order of names varies fastest.
+    # The grid whose name comes first varies fastest.
     for point in itertools.product(*(values for _, values in reversed(grids))):
         config = copy.deepcopy(space)
         for (path, _), value in zip(grids, reversed(point), strict=True):
@@ -246,7 +246,7 @@ def variants(space: dict[str, Any], rng: np.random.Generator) -> Iterator[dict[s
 
 
 def _open(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The domains that are still to be drawn, with their places."""
+    """Yield the paths and domains that are still to be drawn."""
     if is_a(value, "Domain") or (isinstance(value, dict) and is_grid(value)):
         yield path, value
     elif isinstance(value, (dict, list, tuple)):
@@ -255,7 +255,7 @@ def _open(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _points(value: Any) -> Sequence[Any] | None:
-    """The points of a grid; None of what is none."""
+    """Return the points of a grid; None if the value is not a grid."""
     if is_grid(value):
         return list(value["grid_search"])
     # Ray Tune's `Categorical(...).grid()`.
@@ -264,7 +264,7 @@ def _points(value: Any) -> Sequence[Any] | None:
 
 
 def _put(container: Any, path: Path, value: Any) -> Any:
-    """Put a value where a path leads, and return what holds it: anew where it is a tuple."""
+    """Put a value at a path, and return the container. Tuples on the path are replaced by new ones."""
     if not path:
         return value
     key: Any = path[0]
@@ -276,7 +276,7 @@ def _put(container: Any, path: Path, value: Any) -> Any:
 
 
 def _draw(config: dict[str, Any], domains: Sequence[tuple[Path, Any]], rng: np.random.Generator) -> None:
-    """Draw from domains and put the values in their places; functions may wait for values of others."""
+    """Draw from domains and put the values at their paths; functions are tried again until their inputs are drawn."""
     error: Unresolved | None = None
     for _ in range(_PASSES):
         waiting, error = list[tuple[Path, Any]](), None
@@ -303,7 +303,7 @@ def _value(domain: Any, config: dict[str, Any], rng: np.random.Generator) -> Any
     try:
         return domain.func(_Config(config))
     except (AttributeError, KeyError) as error:
-        try:  # as functions were written for Ray Tune before: `spec.config.lr`
+        try:  # the older form of Ray Tune's functions: `spec.config.lr`
             return domain.func(_Config(config=config))
         except Unresolved:
             raise
@@ -312,7 +312,7 @@ def _value(domain: Any, config: dict[str, Any], rng: np.random.Generator) -> Any
 
 
 class _Config(dict[str, Any]):
-    """A configuration whose values are attributes, too: of one that is still to be drawn, an error."""
+    """A configuration whose values are also attributes; reading a value that is not drawn yet raises Unresolved."""
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)

@@ -1,8 +1,8 @@
-"""Domains of a search space, by Ray Tune's names and with Ray Tune's laws.
+"""Domains of a search space, with Ray Tune's names and distributions.
 
-Ray takes longer to import than a small search takes. So the functions here make domains of this module, unless the
-process has loaded Ray Tune: then they make Ray Tune's own, which its `Tuner` takes, too. Both give the same values for
-the same seed, and a space may mix them.
+Importing Ray takes longer than a small search. So the functions here return domains of this module. If the process has
+loaded Ray Tune, they return Ray Tune's own domains, which its `Tuner` accepts, too. Both draw the same values from the
+same seed, and a space may mix them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RAYS = "ray.tune.search.sample"
 
 
 class Domain:
-    """The values that a hyperparameter can take, and the law by which they are drawn."""
+    """The values that a hyperparameter can take, and their distribution."""
 
     def sample(self, config: Mapping[str, Any] | None = None, *, random_state: np.random.Generator) -> Any:
         """Draw a value."""
@@ -46,7 +46,7 @@ class Float(Domain):
         lower, upper, q = self.lower, self.upper, self.q
         if q is not None:
             lower, upper = _multiple(lower, q, math.ceil), _multiple(upper, q, math.floor)
-        # Ray Tune draws arrays of one value. NumPy may round those otherwise than single values.
+        # Arrays of one value are drawn, as in Ray Tune, because NumPy may round single values differently.
         if self.law == "loguniform":
             (value,) = np.exp(random_state.uniform(np.log(lower), np.log(upper), size=1))
         else:
@@ -81,7 +81,7 @@ class Categorical(Domain):
 
 
 class Function(Domain):
-    """Draw the value of a function of the configuration, or of nothing."""
+    """The value of a function, which is called with the configuration or without arguments."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
         check_function("func", func, 0, 1, rule="a function of the configuration, or of nothing", or_class=True)
@@ -92,54 +92,54 @@ class Function(Domain):
 
 
 def _multiple(bound: float, q: float, rounded: Callable[[float], int]) -> float:
-    """The last multiple of `q` within a bound."""
+    """Round a bound to a multiple of `q` by `rounded`; a bound that is a multiple stays, despite rounding errors."""
     nearest = round(bound / q)
     return q * (nearest if math.isclose(bound / q, nearest) else rounded(bound / q))
 
 
 def uniform(lower: float, upper: float) -> Domain:
-    """Floats from `lower` to below `upper`, all equally likely.
+    """Make a domain of floats from `lower` to below `upper`, all equally likely.
 
     Raises:
-        ValueError: if a bound is no finite number.
+        ValueError: If a bound is not a finite number.
     """
     return _float("uniform", lower, upper)
 
 
 def quniform(lower: float, upper: float, q: float) -> Domain:
-    """Floats from `lower` to `upper`, rounded to multiples of `q`.
+    """Make a domain of floats from `lower` to `upper`, rounded to multiples of `q`.
 
     Raises:
-        ValueError: if `q` is no finite number above 0, or a bound is no multiple of it.
+        ValueError: If `q` is not a finite number above 0, or a bound is not a multiple of `q`.
     """
     check_quantum("q", q)
     return _float("uniform", lower, upper, q)
 
 
 def loguniform(lower: float, upper: float) -> Domain:
-    """Floats from `lower` to below `upper`, whose logarithms are all equally likely.
+    """Make a domain of floats from `lower` to below `upper`, whose logarithms are all equally likely.
 
     Raises:
-        ValueError: if a bound is no finite number above 0.
+        ValueError: If a bound is not a finite number above 0.
     """
     return _float("loguniform", lower, upper)
 
 
 def qloguniform(lower: float, upper: float, q: float) -> Domain:
-    """As `loguniform`, rounded to multiples of `q`.
+    """Make a domain of floats as `loguniform` does, rounded to multiples of `q`.
 
     Raises:
-        ValueError: if `q` or a bound is no finite number above 0, or a bound is no multiple of `q`.
+        ValueError: If `q` or a bound is not a finite number above 0, or a bound is not a multiple of `q`.
     """
     check_quantum("q", q)
     return _float("loguniform", lower, upper, q)
 
 
 def randint(lower: int, upper: int) -> Domain:
-    """Integers from `lower` to below `upper`, all equally likely.
+    """Make a domain of integers from `lower` to below `upper`, all equally likely.
 
     Raises:
-        ValueError: if a bound is no whole number.
+        ValueError: If a bound is not a whole number.
     """
     bounds = {"lower": plain(lower), "upper": plain(upper)}
     for name, bound in bounds.items():
@@ -148,10 +148,10 @@ def randint(lower: int, upper: int) -> Domain:
 
 
 def choice(categories: Sequence[Any]) -> Domain:
-    """One of some values, all equally likely. A value may hold domains, which are drawn, too.
+    """Make a domain of listed values, all equally likely. A value may contain domains, which are drawn, too.
 
     Raises:
-        ValueError: if it is no list, or a text, a mapping or a set, whose order is another in each process.
+        ValueError: If `categories` is not a list. Sets are refused because their order differs between processes.
     """
     listed = isinstance(categories, Iterable) and not isinstance(categories, str | bytes | Mapping | set | frozenset)
     require(listed, "categories", categories, "a list of values")
@@ -159,23 +159,24 @@ def choice(categories: Sequence[Any]) -> Domain:
 
 
 def sample_from(func: Callable[..., Any]) -> Domain:
-    """Value of a function. It is given the configuration so far, as `config["lr"]` or `config.lr`.
+    """Make a domain whose value is computed by a function of the configuration.
 
-    A value that is drawn later is waited for where the function asks for it.
+    The function reads other values as `config["lr"]` or `config.lr`. If it reads a value that is not drawn yet, it is
+    called again later.
 
     Raises:
-        ValueError: if `func` cannot be called with one argument, nor without any.
+        ValueError: If `func` can be called neither with one argument nor without arguments.
     """
     return _made(Function(func))
 
 
 def grid_search(values: Iterable[Any]) -> dict[str, Iterable[Any]]:
-    """Each of some values in turn, with each sample of the other hyperparameters."""
+    """Try each of `values` with each sample of the other hyperparameters."""
     return {"grid_search": values}
 
 
 def check_quantum(name: str, value: object) -> None:
-    """Refuse what values cannot be multiples of."""
+    """Raise ValueError unless `value` is a finite number above 0, of which values can be multiples."""
     quantum = plain(value)
     holds = is_number(quantum) and quantum > 0
     require(holds, name, value, "a finite number above 0, of which values are multiples")
@@ -191,7 +192,7 @@ def _float(law: str, lower: float, upper: float, q: float | None = None) -> Doma
 
 
 def _made(domain: Domain) -> Domain:
-    """A domain, or where Ray Tune is loaded its own in the domain's place."""
+    """Return a domain; if Ray Tune is loaded, return Ray Tune's equal domain."""
     rays: Any = sys.modules.get(_RAYS)
     return domain if rays is None else _rays_own(domain, rays)
 
@@ -208,20 +209,20 @@ def _rays_own(domain: Any, rays: Any) -> Any:
 
 
 def to_ray(space: Any) -> Any:
-    """A space, or a value of one, with all domains Ray Tune's own, as its searchers and schedulers want them."""
+    """Convert all domains in a space, or in a value of it, to Ray Tune's, for its searchers and schedulers."""
     return _each(space, lambda value: _rays_own(value, importlib.import_module(_RAYS)))
 
 
 def to_own(space: Any) -> Any:
-    """A space, or a value of one, with this module's domains in place of Ray Tune's, except for laws that it lacks.
+    """Convert Ray Tune's domains in a space, or in a value of it, to this module's, except distributions that it lacks.
 
-    The result does not tell whether Ray Tune was loaded when the space was made.
+    The result does not depend on whether Ray Tune was loaded when the space was made.
     """
     return _each(space, _own)
 
 
 def _each(space: Any, convert: Callable[[Any], Any]) -> Any:
-    """A space, or a value of one, with all values in it converted, those of a choice before the choice."""
+    """Apply `convert` to each value in a space; the values of a choice are converted before the choice."""
     if is_a(space, "Categorical"):
         space = copy.copy(space)
         space.categories = [_each(category, convert) for category in space.categories]
@@ -233,7 +234,7 @@ def _each(space: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def _own(value: Any) -> Any:
-    if type(value).__module__ != _RAYS:  # such as a class that is derived of a domain's
+    if type(value).__module__ != _RAYS:  # no domain of Ray Tune, or a subclass of one
         return value
     if is_a(value, "Categorical"):
         return Categorical(value.categories)
@@ -251,19 +252,19 @@ def _own(value: Any) -> Any:
 def is_a(value: object, *kinds: str) -> bool:
     """Return whether a value is a domain of a kind: "Float", "Integer", "Categorical", "Function", or any "Domain".
 
-    A user with a domain of Ray Tune's has loaded Ray Tune, so that it need not be loaded to find out.
+    It does not import Ray Tune: a value can be a Ray Tune domain only if Ray Tune is already loaded.
     """
     homes = [sys.modules[name] for name in (__name__, _RAYS) if name in sys.modules]
     return isinstance(value, tuple(getattr(home, kind) for home in homes for kind in kinds))
 
 
 def is_grid(value: object) -> bool:
-    """Return whether a value is what `grid_search` returns."""
+    """Return whether a value is a grid, as `grid_search` returns it."""
     return isinstance(value, Mapping) and set(value) == {"grid_search"}
 
 
 def rounded(domain: Any, value: Any) -> Any:
-    """A value of a domain as its law rounds it; without rounding, one below its upper bound."""
+    """Round a value as its domain does; if the domain does not round, keep the value below its upper bound."""
     if not is_a(domain, "Float", "Integer"):
         return value
     if (q := law_of(domain).q) is None:
@@ -276,12 +277,12 @@ def rounded(domain: Any, value: Any) -> Any:
 
 
 class Law(NamedTuple):
-    """How a domain of numbers draws them.
+    """The distribution of a domain of numbers.
 
     Attributes:
         name: "uniform", "loguniform" or "normal".
-        q: Values are rounded to multiples of it; None if they are not rounded.
-        spread: Mean and standard deviation of a normal law; None of others.
+        q: Values are rounded to multiples of `q`; None if they are not rounded.
+        spread: Mean and standard deviation of a normal distribution; None for other distributions.
     """
 
     name: str
@@ -290,7 +291,7 @@ class Law(NamedTuple):
 
 
 def law_of(domain: Any) -> Law:
-    """The law of a "Float" or an "Integer"."""
+    """Return the distribution of a "Float" or "Integer" domain."""
     if isinstance(domain, Domain):
         return Law(domain.law, domain.q) if isinstance(domain, Float) else Law("uniform")
     sampler, q = domain.get_sampler(), None
@@ -300,7 +301,7 @@ def law_of(domain: Any) -> Law:
 
 
 def plain(value: Any) -> Any:
-    """A value with Python's own numbers and strings in place of NumPy's."""
+    """Return a value with Python numbers and strings in place of NumPy's."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):

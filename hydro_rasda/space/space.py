@@ -1,4 +1,4 @@
-"""Search spaces: checked before anything trains, sampled from one seed, described in words."""
+"""Check, sample and describe search spaces."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ ALIASES: Mapping[str, str] = {
     "scheduler": "schedule",
     "warmup_ratio": "warmup",
 }
-"""Names that other libraries and scripts have for keys of the table."""
+"""Map names of other libraries and scripts to the keys that this library reads."""
 
 
 def check_value(name: str, value: object) -> None:
-    """Refuse a value of which no trial could have a copy, such as a lock, or that contains itself or a wrong grid."""
+    """Raise ValueError for a value that cannot be copied (such as a lock), contains itself, or has a wrong grid."""
     grids: list[Any] = []
     try:
         grids += [leaf["grid_search"] for _, leaf in leaves({name: value}) if is_grid(leaf)]
-        if all(map(_is_listed, grids)):  # another may have no end
+        if all(map(_is_listed, grids)):  # other grids may be endless
             _show(value)
             copy.deepcopy(value)
     except RecursionError:
@@ -61,15 +61,15 @@ def check_space(space: object, num_samples: int = 1, strategy: str | None = "ddp
     """Check a search space before anything is sampled from it.
 
     Args:
-        space: Maps names to domains, of `hydro_rasda` or Ray Tune, to `grid_search`, constants, or nested mappings.
-        num_samples: How often each point of its grid is to be tried.
-        strategy: `RaceConfig.strategy`: with "fsdp", batches cannot be taken in parts. None if the user's own function
-            trains all models: then the library reads no key.
+        space: Maps names to domains (of `hydro_rasda` or Ray Tune), `grid_search`, constants, or nested mappings.
+        num_samples: Number of times that each point of the grid is tried.
+        strategy: `RaceConfig.strategy`; "fsdp" restricts some keys. None if the user's own function trains all models,
+            so that the library reads no key.
 
     Raises:
-        ValueError: if it is no mapping with string keys, or a value cannot be copied. If it has no domain, one of
-            reversed bounds, or a quantum that is not above 0. If a grid or a choice is no list, or has more points than
-            can be tried. If a key that the library reads can take a value that breaks its rule.
+        ValueError: If `space` is not a mapping with string keys, has no domain, or a value that cannot be copied. If a
+            domain has reversed bounds, or a quantum that is not above 0. If a grid or a choice is not a list, or has
+            too many points. If a key that the library reads can take a value that breaks its rule.
     """
     named = isinstance(space, Mapping) and all(isinstance(key, str) for key in space)
     require(named, "space", space, "a mapping of names to domains")
@@ -106,7 +106,10 @@ def check_space(space: object, num_samples: int = 1, strategy: str | None = "ddp
 
 
 def check_config(config: Mapping[str, Any], strategy: str | None = "ddp", argument: str = "space") -> None:
-    """Check one configuration that an argument gave (what `sample_from` or a searcher returns is known only now)."""
+    """Check one configuration of the argument `argument`.
+
+    Values that `sample_from` or a searcher returns can only be checked in configurations.
+    """
     if strategy is None:
         return
     alias = next((key for key in config if ALIASES.get(key) == "lr"), None)
@@ -130,7 +133,7 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
         seed: Seeds the domains and, for `sample_from`, the global generators of Python, NumPy and torch.
 
     Returns:
-        The configurations, in the order of sampling; plain Python numbers, not NumPy's.
+        The configurations, in the order of sampling, with Python numbers in place of NumPy's.
     """
     rng = np.random.default_rng(seed)
     with preserved_generators():
@@ -142,7 +145,7 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
 
 
 def describe(space: Mapping[str, Any]) -> dict[str, Any]:
-    """The space as JSON values, equal for equal spaces: kept with a run to recognise it."""
+    """Return the space as JSON values that are equal for equal spaces; a run keeps them to recognize its space."""
     found: dict[str, Any] = {}
     for key, value in space.items():
         if is_branching(value):
@@ -153,12 +156,12 @@ def describe(space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tuned(space: Mapping[str, Any]) -> list[str]:
-    """Names of what is searched: of the domains in the space, not of its constants."""
+    """Return the names of the domains in a space, without its constants."""
     return [*dict.fromkeys(key for key, value in leaves(space) if _is_domain(value))]
 
 
 def derived(value: Any) -> bool:
-    """Return whether something in a space can be computed from other values: by `sample_from`."""
+    """Return whether `sample_from` occurs in a value of a space."""
     if isinstance(value, Mapping):
         return any(map(derived, value.values()))
     if isinstance(value, (list, tuple)):
@@ -167,13 +170,17 @@ def derived(value: Any) -> bool:
 
 
 def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], epochs: int) -> float:
-    """The longest warm-up, in epochs of so many, that a space can reach, or that these configurations of it have."""
+    """Return the longest warm-up, in epochs, that a space allows or that one of its configurations `configs` has.
+
+    Args:
+        epochs: Epochs of a training, of which `warmup` is a share.
+    """
     bounds = [*reached("warmup_epochs", space), *(epochs * share for share in reached("warmup", space))]
     return max([0.0, *map(float, bounds), *(warmup_epochs(config, epochs) for config in configs)])
 
 
 def has_shares(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> bool:
-    """Tell whether shares of a training decide a schedule somewhere in a space, or in these configurations of it."""
+    """Tell whether a schedule depends on shares of the training (such as `warmup`), in the space or in `configs`."""
     found, names = reachable(space), ("decay_start", "floor", "warmup")
     if any(name in found and _can_be_read(name, space) for name in names) or "wsd" in reached("schedule", space):
         return True
@@ -181,15 +188,16 @@ def has_shares(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -
 
 
 def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Return the values that `schedule` can have in a space, or has in these configurations of it."""
+    """Return the values that `schedule` can have in a space, and those that it has in its configurations `configs`."""
     return [*reached("schedule", space), *(config["schedule"] for config in configs if "schedule" in config)]
 
 
 def explored(space: Mapping[str, Any], reads: bool = True) -> dict[str, Range | tuple[float, ...]]:
-    """Find what population based training changes: ranges and lists of floats at the top level of a space.
+    """Return the hyperparameters that population based training changes: floats at the top level of a space.
 
-    If the library reads keys, those of schedules are left out; and, where a function makes an optimizer, its keys but
-    for `lr`.
+    Args:
+        reads: True if the library reads keys. Then keys of schedules are left out. If a function makes an optimizer,
+            the optimizer's keys except `lr` are left out, too.
     """
     found: dict[str, Range | tuple[float, ...]] = {}
     for name, values in reachable(space).items():
@@ -207,14 +215,14 @@ def explored(space: Mapping[str, Any], reads: bool = True) -> dict[str, Range | 
 
 
 def _has_named_optimizer(space: Mapping[str, Any], part: str) -> bool:
-    """Return whether no function can make the optimizer of a part of the model; "" is the whole."""
+    """Return whether the optimizer of a model part is always a name, never a function; "" is the whole model."""
     names = [name for name in keys_of("optimizer", part) if name in reachable(space)]
     optimizers = reached(names[0], space) if names else []
     return not names or (bool(optimizers) and all(isinstance(of, str) for of in optimizers))
 
 
 def _range(domain: Any) -> Range | tuple[float, ...] | None:
-    """Return the values of a domain of floats; None for any other, and for floats that are rounded."""
+    """Return the range or the list of a domain of floats; None for other domains, and for floats that are rounded."""
     if is_a(domain, "Categorical"):
         floats = [plain(value) for value in domain.categories]
         return tuple(sorted(floats)) if all(isinstance(value, float) for value in floats) else None
@@ -235,7 +243,7 @@ def _is_domain(value: object) -> bool:
 
 
 def _can_be_read(name: str, space: Mapping[str, Any], part: str = "") -> bool:
-    """Return whether the library reads a key in some configuration of the space; without sampling, it may not."""
+    """Return whether the library may read a key in some configuration; without sampling, this is an upper bound."""
     key = KEYS[name]
     if key.under is None:
         return True
@@ -244,15 +252,15 @@ def _can_be_read(name: str, space: Mapping[str, Any], part: str = "") -> bool:
 
 
 def reached(name: str, space: Mapping[str, Any]) -> list[Any]:
-    """Return the values that bound what a key can become.
+    """Return the extreme values of a key.
 
-    There are none if no configuration has the key, or if only sampling can tell.
+    The list is empty if no configuration has the key, or if only sampling can tell its values.
     """
     return [extreme for value in reachable(space).get(name, ()) for extreme in _extremes(value)]
 
 
 def _extremes(value: Any) -> Sequence[Any]:
-    """Values that bound what a leaf of the space can become; empty where only sampling can tell."""
+    """Return the extreme values of a leaf of the space; an empty list if only sampling can tell."""
     if is_a(value, "Function"):
         return ()
     if is_a(value, "Categorical"):
@@ -270,7 +278,7 @@ def _extremes(value: Any) -> Sequence[Any]:
 
 
 class _Shown:
-    """Any value of a space, in a message."""
+    """A value of a space that a message shows by `_show`."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -280,7 +288,7 @@ class _Shown:
 
 
 def _show(value: Any) -> str:
-    """One line for a domain or constant: `float loguniform(0.0001, 1)`, without memory addresses."""
+    """Return one line for a domain or constant, such as `float loguniform(0.0001, 1)`, without memory addresses."""
     if is_a(value, "Function"):
         return f"sample_from({_show(value.func)})"
     if is_a(value, "Categorical"):
@@ -308,12 +316,15 @@ def _show(value: Any) -> str:
 
 
 def _digest(code: CodeType) -> str:
-    """A few characters that tell two functions of one name apart, the same in every process."""
+    """Return a short digest that distinguishes functions of the same name; it is equal in every process."""
     return hashlib.sha256(repr(_outline(code)).encode()).hexdigest()[:8]
 
 
 def _outline(constant: Any) -> Any:
-    """A constant of a function, byte code of inner functions included; sets hash their strings anew in each process."""
+    """Return a function's constant in a form that is equal in every process, with the byte code of inner functions.
+
+    Sets are sorted, because their order differs between processes.
+    """
     if isinstance(constant, CodeType):
         return (constant.co_code, constant.co_names, tuple(map(_outline, constant.co_consts)))
     return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant

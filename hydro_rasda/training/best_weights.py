@@ -1,6 +1,6 @@
-"""The weights that a full-size training hands back: averages over its last steps, of the epoch that is kept.
+"""Choose the weights that a full-size training hands back: which epoch is kept, and averages over its last steps.
 
-Averaged weights are a better model than those of the last step where steps are noisy.
+If steps are noisy, averaged weights make a better model than the weights of the last step.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from torch import Tensor, nn
 from hydro_rasda.settings.config import Mode
 
 TOLERANCE = 0.01
-"""Share of what a training has gained since its first epoch, by which the kept epoch may be worse than the best one.
+"""The kept epoch may be worse than the best one by this share of the gain since the first epoch.
 
 The best of many noisy scores is partly luck, and later weights are better trained. On recorded trainings
 (`benchmarks/results/replay_notes.md`) the models handed back test better with anything from 0.5 to 2 % than with none.
 """
 FAR_OFF = 10.0
-"""A training has gained at most so many times its best score: the first may be far off, as of targets not scaled."""
+"""The gain counts at most as this many times the best score.
+
+The first score may be far off, for example if the labels of a regression are not scaled.
+"""
 
 
 def bettered(
@@ -31,8 +34,8 @@ def bettered(
     """Return the entry to keep after an epoch: this epoch if it is as good as the best within `TOLERANCE`, else `best`.
 
     Args:
-        best: The entry so far; None if there is none. It has "epoch", "score" and the weights, "model", of the kept
-            epoch; also the first score, "first", the best score, "top", and its epoch, "top_epoch".
+        best: The entry so far; None if there is none. "epoch", "score" and "model" (weights) are those of the kept
+            epoch. "first" is the first score, "top" the best score, and "top_epoch" the epoch of the best score.
         score: The metric after the epoch; an epoch whose score is not finite is never kept.
         weights: Returns a copy of the weights after this epoch; called only if they are to be kept.
     """
@@ -50,7 +53,7 @@ def bettered(
 
 
 def kept_epoch(curve: Mapping[int, float], mode: Mode) -> int:
-    """Return the epoch that is kept of a training; 0 if none has a finite score.
+    """Return the epoch of a training that is kept; 0 if no epoch has a finite score.
 
     >>> kept_epoch({1: 1.0, 2: 0.2, 3: 0.205, 4: 0.3}, "min"), kept_epoch({1: 1e6, 2: 0.2, 3: 0.205, 4: 0.3}, "min")
     (3, 3)
@@ -69,11 +72,11 @@ def epochs_since(best: Mapping[str, Any] | None, epoch: int) -> int:
 class Average:
     """An exponential average of tensors that training changes in place (Polyak and Juditsky 1992; EMA).
 
-    A step is forgotten after `horizon` steps, in the mean. The first steps are averaged evenly, so that initial weights
-    count for nothing. Of 16-bit tensors averages are kept in 32 bits: a small share of a difference would be lost.
+    The average forgets a step after about `horizon` steps. The first steps are averaged evenly, so that initial weights
+    do not count. Averages of 16-bit tensors are kept in 32 bits, because 16 bits would round small updates away.
 
     Args:
-        tensors: Gives what is averaged, by name: the same names and shapes in every call.
+        tensors: Returns the tensors to average, by name. Each call returns the same names and shapes.
     """
 
     def __init__(self, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
@@ -86,7 +89,7 @@ class Average:
         return self._weight < 1
 
     def update(self, horizon: float) -> None:
-        """Take in the tensors after a step, with a horizon in steps; up to 1, the last step is all that counts."""
+        """Add the tensors after a step to the average. `horizon` counts steps; up to 1, only the last step counts."""
         self._steps += 1
         self._weight = max(1 / self._steps, 1 / max(1.0, horizon))
         values = [_widened(tensor.detach()) for tensor in self._tensors().values()]
@@ -94,7 +97,7 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Have the tensors hold their averages for a while."""
+        """Let the tensors hold their averages within the context; afterwards, restore their values."""
         current = self._tensors()
         kept = {name: tensor.detach().clone() for name, tensor in current.items()}
         _write(current, self._means)
@@ -104,7 +107,7 @@ class Average:
             _write(current, kept)
 
     def state(self) -> dict[str, Any]:
-        """Plain values and tensors, which `load` takes."""
+        """Return plain values and tensors, which `load` accepts."""
         return {"steps": self._steps, "weight": self._weight, "means": self._means}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -113,9 +116,10 @@ class Average:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that training changes and whose average is one of them: weights and running statistics.
+    """Return the tensors that training changes and that can be averaged: weights and running statistics.
 
-    Other buffers keep their last value: the mean of spectral normalization's unit vectors is no unit vector.
+    Other buffers keep their last value. For example, the mean of spectral normalization's unit vectors is not a unit
+    vector.
     """
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
     running = {

@@ -1,4 +1,4 @@
-"""Learners' steps as CUDA graphs, or compiled."""
+"""Run the training steps of learners as CUDA graphs, or compiled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def records(problem: Problem) -> bool:
 
 
 def with_graphs(train: Callable[[Problem], Result], problem: Problem) -> Result:
-    """Train with recorded steps where they fit: a recording holds memory beside the steps that run as written."""
+    """Train with recorded steps; if memory runs out, train again without recording, which takes less memory."""
     (result,) = back_off(train, problem, records, lambda asked: [asked.with_settings(graph=False)])
     return result
 
@@ -35,9 +35,9 @@ def recorded(
     *,
     compiled: bool = False,
 ) -> GraphedStep:
-    """A learner's method as a step that is recorded, see `GraphedStep`.
+    """Return a learner's method as a step that is recorded, see `GraphedStep`.
 
-    The learner is not kept by it: what it has of a GPU's memory is free as soon as nobody trains it any more.
+    The step holds the learner by a weak reference only, so that the learner's GPU memory is freed after training.
     """
     weak = WeakMethod(method)
 

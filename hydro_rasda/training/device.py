@@ -1,8 +1,8 @@
-"""One device, as the sweep counts them: a GPU, or a CPU, whose cores train at the same time.
+"""Train tasks on one device: a GPU, or a CPU whose cores train at the same time.
 
-Of several cores, each trains its own fused group of surrogates. Full-size trials share the cores: with every halving,
-the trials that are left get more threads (RASDA's doubling in space, on one machine). If measurements show that models
-do not fit memory together, they train one after the other.
+Each core trains its own fused group of surrogates. Full-size trials share the cores. With every halving, the remaining
+trials get more threads (RASDA's doubling in space, on one machine). If measurements show that models do not fit memory
+together, they train one after the other.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Work:
     Attributes:
         load: Returns an earlier task's checkpoint by its key, on the device.
         should_stop: Asked after each epoch.
-        notify: Called with the number of epochs, summed over all models that train as one, the metrics after them,
-            and the epoch of a full-size model (`told_of`).
-        doing: The crash log of this process: it names the task that trains in the process itself.
+        notify: Called with the number of epochs (summed over the models that train as one), the metrics after them,
+            and the journal's entry for an epoch of a full-size model (`told_of`).
+        doing: The crash log of this process. It names the task that trains in this process, not in a fork.
     """
 
     trials: Mapping[int, Trial]
@@ -59,8 +59,8 @@ class DeviceShare:
 
     Attributes:
         processes: Number of processes that share the device equally.
-        memory: Bytes for all models that train there at the same time; None for all that the system, or a cgroup, has
-            left.
+        memory: Bytes for all models that train on the device at the same time, over all `processes`; None for all free
+            memory of the system or the cgroup.
     """
 
     processes: int = 1
@@ -75,8 +75,8 @@ class DeviceTrainer:
     """Train tasks on a device; each call returns when its tasks are done.
 
     Args:
-        may_die: True if this process is the device's own, which is replaced if it dies. A single core then trains in
-            this process, not in a fork of it.
+        may_die: True if this process serves only this device and is replaced if it dies. A single core then trains in
+            this process, not in a fork.
 
     Attributes:
         children: Number of processes that are forked to train at the same time; 0 if this process trains.
@@ -93,7 +93,7 @@ class DeviceTrainer:
         if may_die and self.cores == 1:
             self.children = 0
         if problem.device.type == "cpu":
-            # Page faults on blocks that were freed a step before can take half of a fused step.
+            # Otherwise each step gets new pages from the system; these page faults can take half of a fused step.
             keep_freed_memory()
 
     @property
@@ -103,10 +103,10 @@ class DeviceTrainer:
     def plan(
         self, kinds: Mapping[str, Sequence[Trial]], seconds: float = math.inf, width: float | None = None
     ) -> dict[str, Widths]:
-        """Choose the width of each core's groups of a kind, in so many seconds; see `planned_widths`.
+        """Choose for each kind how many trials a core's group has, within `seconds`; see `planned_widths`.
 
         Args:
-            width: That of the trials' surrogates, as in `Task`.
+            width: The width ratio of the trials' surrogates, as in `Task`.
         """
         self.forget_group()
         peaks, free, tight = self._peaks_of("sweep", width), self.free, self._is_tight()
@@ -114,14 +114,14 @@ class DeviceTrainer:
         with one_thread() if self.cores > 1 else nullcontext():
             found = planned_widths(problem, kinds, self.cores, self.children > 0, free, peaks, tight, seconds)
         peaks.keep(free / self.cores)
-        # In steps, so that what hardly matters is the same each time.
+        # Shares are rounded down to 1 % of a core's memory, so that measurements that differ little give equal shares.
         steps = 100 * self.cores
         taken = {kind: peaks.expected(kind_of_group(kind, kinds[kind]), widths.most) for kind, widths in found.items()}
         shares = {kind: math.floor(size / max(1.0, free) * steps) / steps for kind, size in taken.items()}
         return {kind: replace(widths, share=shares[kind]) for kind, widths in found.items()}
 
     def forget_group(self) -> None:
-        """Free the memory of the group that trained last: something else begins."""
+        """Free the memory of the group that trained last, before other work begins."""
         self._live.drop()
 
     def _is_tight(self) -> bool:
@@ -141,13 +141,13 @@ class DeviceTrainer:
         return self._paces[heat, width]
 
     def train(self, tasks: Sequence[Task], work: Work, devices: int = 1) -> Generator[Finished, None, None]:
-        """Train a task of groups, or at most `cores` full-size models at the same time.
+        """Train one task of fused groups, or at most `cores` full-size models at the same time.
 
         Args:
             devices: Number of devices, this one included, that share the trials of the tasks' milestone.
 
         Yields:
-            Each task, as it is done. If full-size models share wall time, each counts its part.
+            Each task when it is done. Full-size models that train at the same time divide the wall time among them.
         """
         if tasks[0].heat == "race":
             yield from self._train_models(tasks, work, devices)
@@ -160,18 +160,19 @@ class DeviceTrainer:
     def _train_groups(self, task: Task, work: Work) -> Outcome:
         """Train groups to their milestone, each in its own process."""
         tasks = task.parts()
-        # With as many threads, what is trained again comes out the same to the last digit.
+        # A retry uses the same number of threads, so that its results are equal to the last digit.
         forked = partial(self._forked, work=work, threads=self.cores // self._at_once(tasks, work))
         outcomes, deaths = dict(forked(tasks)), Deaths()
         return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
 
     def _train_models(self, tasks: Sequence[Task], work: Work, devices: int) -> Iterator[Finished]:
-        """Train full-size models at the same time; the fewer they are, the more threads each has."""
+        """Train full-size models at the same time; with fewer models, each has more threads."""
         self.forget_group()
         if not self.children:
             yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)
             return
-        # Not by how many tasks are left: what is trained after an interruption comes out the same to the last digit.
+        # `lanes` does not depend on the number of tasks left. So a resumed run uses the same number of threads, and its
+        # results are equal to the last digit.
         lanes, fit = -(-tasks[0].beside // devices), self._at_once(tasks, work)
         if fit < min(len(tasks), self.cores):
             lanes = min(lanes, fit)
@@ -189,8 +190,8 @@ class DeviceTrainer:
     def _train_part(self, task: Task, work: Work, notify: Notify) -> Outcome:
         """Train a group, or a full-size model, in this process.
 
-        A group at which processes died before is split, and a trial is dropped if one more process died. In a fork, the
-        crash log is empty, and stays so.
+        If a process died before while it trained this group, the group is split. A single trial fails if another
+        process died with it. In a fork, the crash log is empty and stays empty.
         """
         what = task.key if task.heat == "race" else training_of(task.members, task.span.stop)
         if len(task.members) > 1 and work.doing.suspected(what):
@@ -251,14 +252,14 @@ class DeviceTrainer:
 
     @property
     def free(self) -> float:
-        """The bytes for all models that train at the same time; infinite if this is unknown."""
+        """The bytes that this process may use for all of its models together; infinite if they are unknown."""
         share, found = self._share, usable_memory(self._problem.device)
         left = math.inf if found is None else found
         return (left if share.memory is None else min(left, share.memory)) / share.processes
 
 
 _Forked = Callable[[Sequence[Task]], Iterator[tuple[int, Any]]]
-"""A function that trains tasks at the same time, each in its own process: if one dies, this one does not."""
+"""A function that trains tasks at the same time, each in its own process, so that a crash does not end this one."""
 
 
 def _alone(forked: _Forked, task: Task) -> Any:

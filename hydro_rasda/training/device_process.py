@@ -1,4 +1,4 @@
-"""Train tasks in the process of a device, if that is not the tuner's own process.
+"""Train tasks in a device's own process, apart from the tuner's process.
 
 This module imports only the modules that training needs.
 """
@@ -28,7 +28,7 @@ from hydro_rasda.training.group_training import Load
 
 @dataclass(frozen=True)
 class Given:
-    """The data that a device gets with a task.
+    """The data that a device's process gets with a task.
 
     Attributes:
         load: Returns an earlier task's checkpoint by its key, on the CPU.
@@ -46,7 +46,7 @@ class Trainer:
     """Train on one device, in its own process.
 
     Args:
-        should_leave: Tells whether to end after the current epoch, even if there is time left.
+        should_leave: Returns whether to end after the current epoch, even if there is time left.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Trainer:
         return self._device.plan(kinds, seconds, width)
 
     def train(self, tasks: Sequence[Task], given: Given) -> list[Finished]:
-        """Train tasks at the same time; what they leave is on the CPU."""
+        """Train tasks at the same time; their checkpoints are moved to the CPU."""
         found = self._device.train(tasks, self._work(given), given.devices)
         return [replace(finished, outcome=_on_cpu(finished.outcome)) for finished in found]
 
@@ -86,13 +86,13 @@ class Trainer:
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
             self._notify(1, metrics, told_of(task, epoch, metrics))
 
-        # On the CPU: a rank of several may hold a part alone.
+        # The state stays on the CPU: under FSDP, a rank's device may have memory for its part only.
         trial, state = work.trials[task.number], given.load(task.source) if task.source is not None else None
         told = work.should_stop, on_epoch
         return _on_cpu(train_target_on_ranks(self._problem, trial, task, state, place, open_store, *told))
 
     def _store(self, shard: Shard, meeting: Any) -> Store:
-        """Return the store by which a rank finds the others."""
+        """Return the store through which the ranks find each other."""
         return file_store(meeting, shard.world)
 
     def _work(self, given: Given) -> Work:

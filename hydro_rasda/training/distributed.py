@@ -1,9 +1,8 @@
 """One full-size model on several ranks: how they find each other, split its parameters, and share BatchNorm statistics.
 
-Ranks meet by a file of their machine, or by a store on the network. A split model (FSDP2,
-`torch.distributed.fsdp.fully_shard`) holds a part of every parameter, its gradient and its optimizer state on each
-rank. It gathers the parameters of a part while that part computes. A saved state is whole, so that it can be split over
-any number of ranks, or none.
+Ranks meet through a file on their machine, or through a store on the network. If a model is split (FSDP2,
+`torch.distributed.fsdp.fully_shard`), each rank holds a shard of every parameter, gradient and optimizer state. While a
+layer computes, its parameters are gathered. A saved state is whole, so that it loads on any number of ranks.
 """
 
 from __future__ import annotations
@@ -28,35 +27,38 @@ from hydro_rasda.problem.objective import Objective, scalars
 from hydro_rasda.problem.precision import turns
 
 Store = Any
-"""One of torch.distributed's, which shows them to no type checker."""
+"""A store of torch.distributed; torch exports no type for it."""
 
 ARRIVAL = timedelta(minutes=5)
-"""A rank that starts late is no dead one: so long the others wait until all are there."""
+"""How long the first ranks wait for the last one to start."""
 
 
 def file_store(path: Path, world: int) -> Store:
-    """A file as a store, for ranks of one machine alone, in a folder that only their user can enter."""
-    # Else gloo listens where anyone who reaches the machine could write into it.
+    """Return a store in a file, for ranks of one machine; only their user must be able to enter the file's folder."""
+    # Otherwise gloo listens on all interfaces, and anyone who reaches the machine could write into the training.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     return dist.FileStore(str(path), world)  # type: ignore[attr-defined]  # not exported
 
 
 def listening_store(host: str) -> Store:
-    """The store of rank 0, which listens at this address of its machine."""
+    """Return the store of rank 0, which listens at the address `host` of its machine."""
     listener = _listener(host)
     if listener is None:
         return _tcp_store(host, 0, is_master=True)
-    # By itself it would listen on all interfaces: anyone who reaches the machine could write into it.
+    # Without this socket the store listens on all interfaces, and anyone who reaches the machine could write to it.
     return _tcp_store(host, listener.getsockname()[1], is_master=True, master_listen_fd=listener.detach())
 
 
 def reached_store(host: str, port: int) -> Store:
-    """The store of another rank, where rank 0's listens at this address."""
+    """Return the store of another rank, which connects to rank 0's store at this address."""
     return _tcp_store(host, port, is_master=False)
 
 
 def await_ranks(store: Store, rank: int, world: int) -> None:
-    """Say that a rank is there, and wait for the others: the limit of the process group is for those that are."""
+    """Announce this rank, and wait up to `ARRIVAL` for the other ranks.
+
+    The timeout of the process group is longer, and is meant for ranks that have started.
+    """
     store.set(f"here{rank}", "")
     store.wait([f"here{other}" for other in range(world)], ARRIVAL)
 
@@ -68,24 +70,24 @@ def _tcp_store(host: str, port: int, is_master: bool, master_listen_fd: int | No
 
 
 def _listener(host: str) -> socket.socket | None:
-    """A socket that listens at this address alone; None where it is none of this machine's own, as behind a NAT."""
+    """Return a socket that listens at this address only; None if this machine lacks the address, as behind a NAT."""
     try:
         return socket.create_server((host, 0), backlog=1024)
     except OSError:
         return None
 
 
-# FSDP takes longer to import than the rest of this package, so that only those who split a model import it.
+# The functions below import FSDP only when they run, because its import takes longer than this whole package's.
 
 
 def split(module: nn.Module, world: int, device: torch.device) -> None:
-    """Split a module over the ranks of the default process group, in place; each calls it.
+    """Split a module over the ranks of the default process group, in place; each rank calls it.
 
-    The entries of its `nn.ModuleList`s, such as a transformer's layers, are put together one at a time, all else for as
-    long as the module computes.
+    Entries of an `nn.ModuleList`, such as a transformer's layers, are gathered one at a time. All other parameters stay
+    gathered while the module computes.
 
     Args:
-        module: On its device, with the same weights on all ranks; what computes with them is its `forward`.
+        module: On its device, with the same weights on all ranks. Only its `forward` may use its parameters.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -100,7 +102,7 @@ def split(module: nn.Module, world: int, device: torch.device) -> None:
 
 @contextmanager
 def apart(module: nn.Module) -> Iterator[None]:
-    """Within it, gradients of a split module add up on each rank, and are averaged later, as in DDP's `no_sync`."""
+    """Within this context, gradients of a split module add up on each rank without averaging, as in DDP's `no_sync`."""
     from torch.distributed.fsdp import FSDPModule
 
     assert isinstance(module, FSDPModule)
@@ -112,9 +114,9 @@ def apart(module: nn.Module) -> Iterator[None]:
 
 
 def whole(state: Any, keep: bool) -> Any:
-    """Return a state with its split tensors whole, on the CPU; each rank calls it.
+    """Return a state on the CPU, with split tensors gathered; each rank calls it.
 
-    Tensors are gathered one at a time. A rank that does not `keep` them gets None for each.
+    Tensors are gathered one at a time. Without `keep`, a rank gets None for each tensor.
     """
     from torch.distributed.tensor import DTensor
 
@@ -128,7 +130,10 @@ def whole(state: Any, keep: bool) -> Any:
 
 
 def split_like(values: Mapping[Any, Any], tensors: Mapping[Any, Tensor]) -> dict[Any, Any]:
-    """Whole tensors, split as those of the same names are; what has no such namesake, or another shape, stays whole."""
+    """Split each whole tensor as the one of the same name in `tensors` is split.
+
+    A value stays whole if `tensors` has no split tensor of its name and shape.
+    """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     def of(name: Any, value: Any) -> Any:
@@ -143,15 +148,15 @@ def split_like(values: Mapping[Any, Any], tensors: Mapping[Any, Tensor]) -> dict
 def average_statistics(joint: nn.Module, weight: Callable[[], float] = lambda: 1.0) -> None:
     """Make the running statistics of BatchNorm the mean over the ranks, after each forward pass in training.
 
-    DDP alone keeps those of rank 0, which has seen one batch in `world_size`. Each rank still normalizes by its own
-    batch, as the learning rate was tuned for a batch of that size; `nn.SyncBatchNorm` normalizes by the global one. The
-    mean that results is that of one process with the global batch. The variance leaves out how far the ranks' means lie
-    apart, which for shuffled examples is made up for by Bessel's correction.
+    DDP alone keeps the statistics of rank 0, which has seen one batch in `world_size`. Each rank still normalizes by
+    its own batch, because the learning rate was tuned for a batch of that size. (`nn.SyncBatchNorm` normalizes by the
+    global batch.) The resulting mean equals that of one process with the global batch. The variance omits the variance
+    between the ranks' means; for shuffled examples, Bessel's correction makes up for this.
 
     Args:
         joint: The module that every rank calls, under DDP or FSDP. Within DDP's `no_sync`, nothing is averaged until
-            the first pass after it.
-        weight: Gives this rank's share in the mean of the pass; over all ranks, shares average to 1 (`data.Part`).
+            the first forward pass afterwards.
+        weight: Returns this rank's weight in the mean. Over all ranks, weights average to 1 (`data.Part`).
     """
     layers = [
         layer
@@ -171,24 +176,24 @@ def average_statistics(joint: nn.Module, weight: Callable[[], float] = lambda: 1
         means = torch.cat(wide) * (weight() / dist.get_world_size())
         dist.all_reduce(means)
         for tensor, mean in zip(tensors, means.split([t.numel() for t in tensors])):
-            # Through `.data`: the backward pass of a training step has no use for them, but counts changes.
+            # `.data` hides the change from autograd's version counter. The backward pass does not need these values.
             tensor.data.copy_(mean.view_as(tensor))
 
     joint.register_forward_hook(average)
 
 
 class Joint(nn.Module):
-    """Model and objective as one module: DDP follows what happens in a forward pass, objectives included."""
+    """Model and objective as one module, because DDP only prepares gradients for its module's forward pass."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.model = model
         self._objective, self._turns = objective, turns(objective)
         some = next(p for p in model.parameters() if p.requires_grad)
-        # DDP looks for unused parameters, and prints that it looked in vain where it finds none.
+        # DDP warns if it looks for unused parameters and finds none; this parameter is never used.
         self.unused = nn.Parameter(torch.zeros(1, dtype=some.dtype, device=some.device))
 
     def forward(self, batch: Batch, whole: bool = False, part: str | None = None) -> dict[str, Tensor]:
-        """Return the metrics of the objective, or of one part, by default without outputs and targets."""
+        """Return the metrics of the objective, or of its part `part`; outputs and targets only if `whole`."""
         metrics = (self._objective if part is None else self._turns[part])(self.model, batch)
         return dict(metrics) if whole else scalars(metrics)  # in other mappings, DDP sees no tensors

@@ -1,4 +1,4 @@
-"""The several models of a trial: one for each fold, and one for each seed. Its scores are means over them.
+"""Train several models of a trial, one for each fold or seed. A trial's scores are means over its models.
 
 Shapes: R models of a trial, T trials of a group. In a fused group, a trial's models lie side by side: K = T * R.
 """
@@ -22,7 +22,7 @@ from hydro_rasda.settings.config import TuneConfig, unaveraged
 
 
 def shares_of(each: Sequence[Problem], batch_size: int, epoch: int, shard: Shard) -> Iterator[Share]:
-    """Return the training batches of an epoch; of several models, a list of one batch for each of them."""
+    """Return the training batches of an epoch. With several models in `each`, a batch is a list of one per model."""
     found = [problem.train_data.shares(batch_size, epoch, shard) for problem in each]
     if len(found) == 1:
         return found[0]
@@ -30,11 +30,11 @@ def shares_of(each: Sequence[Problem], batch_size: int, epoch: int, shard: Shard
 
 
 def stacked(batches: Sequence[Batch], copies: int) -> Batch | None:
-    """Put the batches of R models side by side, so many times: K = copies * R.
+    """Put the batches of R models side by side and repeat them `copies` times: K = copies * R.
 
     Returns:
-        A batch of tensors [N, K, ...]: samples come first, so that it can be split. None if the batches differ in more
-        than their numbers.
+        A batch of tensors [N, K, ...]. Samples come first, so that the batch can be split. None if the batches differ
+        in structure, shapes, dtypes or values that are not tensors.
     """
     flat = [tree_flatten(batch) for batch in batches]
     leaves, spec = flat[0]
@@ -60,12 +60,12 @@ def members_first(batch: Batch) -> Batch:
 
 
 def named(part: str, sums: Sums) -> EpochMetrics:
-    """Return means by name: those of training as "train_...", those of validation as "val_..."."""
+    """Return the means with `part` ("train" or "val") as a prefix of their names."""
     return {f"{part}_{name}": mean.tolist() for name, mean in sums.means().items()}
 
 
 def over_models(values: EpochMetrics, models: int, settings: TuneConfig) -> EpochMetrics:
-    """Return each trial's means over its models, and the standard deviation of the metric over them.
+    """Return each trial's mean metrics over its models, and the standard deviation of the tuned metric.
 
     >>> over_models({"val_loss": [1.0, 3.0, 5.0, 5.0]}, 2, TuneConfig())
     {'val_loss': [2.0, 5.0], 'val_loss_std': [1.41..., 0.0]}

@@ -1,4 +1,4 @@
-"""One trial at full size: what a device does with it between two milestones."""
+"""Train one trial at full size on a device, from one milestone to the next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hydro_rasda.training.user_loop import train_own
 
 
 def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> SingleLearner:
-    """A trial's full-size model, to be trained on one rank or several."""
+    """Return the learner of a trial's full-size model, for one rank or for one of several."""
     settings, model = problem.settings, problem.target(trial)
     ema = settings.race.ema if settings.race.keep == "best" else 0.0
     scale = loss_scale(settings.precision, 1, problem.device)
@@ -59,7 +59,7 @@ def _epochs(
     trial: Trial,
     should_stop: Callable[[], bool],
 ) -> Iterator[tuple[int, EpochMetrics]]:
-    """Train a trial's models to each epoch, one after another; yields what `train_epochs` yields: means over them."""
+    """Train each of a trial's models by one epoch, in turn; yield the epoch and the mean metrics over the models."""
     stops = should_stop if len(learners) == 1 else lambda: False
     apart = [
         train_epochs(learner, of_model, span, trial.batch_size, [trial.number], stops)
@@ -85,7 +85,7 @@ def train_full_size_trial(
     should_stop: Callable[[], bool] = lambda: False,
     on_epoch: Callable[[int, EpochMetrics], None] = lambda epoch, metrics: None,
 ) -> Outcome:
-    """Train a trial's full-size model for a span of epochs; if it has several, epoch by epoch one after another."""
+    """Train a trial's full-size model for a span of epochs; several models of a trial take turns, epoch by epoch."""
     started = time.perf_counter()
 
     def train(problem: Problem) -> Outcome:
@@ -94,7 +94,7 @@ def train_full_size_trial(
         learners = [full_size_learner(of_model, trial) for of_model in each]
         for learner, own in zip(learners, states_apart(state, len(each)) if state is not None else ()):
             learner.load(own)
-        # One whose process ended before that was told is over already.
+        # Patience may have run out in a process that ended before it could report this. Then nothing is left to train.
         ended = state is not None and out_of_patience(learners[0], problem, task.span.start)
         span = Span(task.span.start, task.span.start) if ended else task.span
         for epoch, metrics in _epochs(learners, each, span, trial, should_stop):

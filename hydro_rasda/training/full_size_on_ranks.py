@@ -29,19 +29,23 @@ from hydro_rasda.training.worker_reports import EPOCH_SECONDS, HISTORY
 
 
 def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
-    """Train a trial's full-size model from its last checkpoint to `max_t`, or until its loss is not finite.
+    """Train a trial's full-size model from its last checkpoint to `max_t`.
 
-    `elastic(train_full_size, scheduler, data=problem)` makes it a trainable whose configurations are
-    `{"trial": number, "config": {hyperparameters}}`. For another rule, pass `functools.partial(train_full_size,
-    rule=...)`. After each epoch it reports `train_*` and `val_*`: means over all examples, the same on every rank. It
-    also reports `epoch` (epochs trained), `epoch_seconds` (of this one), `workers`, `global_batch_size` (examples per
-    step over all ranks), `lr_multiplier` and `scaling_efficiency`. On several ranks, `gradient_noise_scale` (in
-    examples) is added. A checkpoint's state is `SingleLearner.state`'s; one is also saved at the end.
+    Training ends earlier if the loss is not finite, if patience runs out, or if `stop_at` is reached.
 
-    The configuration's batch is that of the trial's first workers together, so that they train as one process would.
-    A rank keeps its batch when workers are added, so that the global batch grows with them (to the nearest whole
-    example). The learning rate then follows by the rule, over a warm-up of the configuration's
-    `rescale_warmup_epochs`. If the number of steps per epoch is unknown, there is no warm-up.
+    `elastic(train_full_size, scheduler, data=problem)` returns a trainable whose configurations are
+    `{"trial": number, "config": {hyperparameters}}`. For another learning rate rule, pass
+    `functools.partial(train_full_size, rule=...)`.
+
+    After each epoch, the worker reports `train_*` and `val_*`: means over all examples, the same on every rank. It also
+    reports `epoch` (epochs trained), `epoch_seconds` (of the last epoch), `workers`, `global_batch_size` (examples per
+    step over all ranks), `lr_multiplier` and `scaling_efficiency`. Several ranks also report `gradient_noise_scale` (in
+    examples). A checkpoint holds `SingleLearner.state`; the last epoch saves one, too.
+
+    `batch_size` of the configuration is the global batch of the trial's first workers, so that they train as one
+    process would. When workers are added, each rank keeps its batch, so that the global batch grows (to the nearest
+    whole example). The learning rate is then rescaled by `rule`, over a warm-up of `rescale_warmup_epochs`. If the
+    number of steps per epoch is unknown, there is no warm-up.
     """
     if worker.device.type == "cpu":
         keep_freed_memory()
@@ -76,7 +80,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
 
 
 TIMEOUT = timedelta(minutes=30)
-"""A rank that the others wait for longer is taken for dead."""
+"""If the others wait longer than this for a rank, it is taken for dead."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ class RankPlace:
     """The place of a process among those that train one full-size model.
 
     Attributes:
-        growth: Ranks over the workers of a new trial.
-        through: The backend of their messages: NCCL needs a GPU for each rank.
+        growth: Number of ranks, divided by the number of workers of a new trial.
+        through: The backend of torch.distributed. NCCL needs a GPU for each rank.
         carried: The values of `Worker.saved` besides the training state: "rescaled" and "measured".
     """
 
@@ -98,8 +102,8 @@ class RankPlace:
     def joined(self, open_store: Callable[[], Store]) -> Iterator[None]:
         """Join all ranks to the default process group, for the time of the context.
 
-        An error within leaves the group as it is, because closing it could wait for the other ranks for ever. The
-        process cannot be used any more then.
+        After an error the group stays open, because closing it could wait forever for the other ranks. The process must
+        not be used again.
         """
         if self.shard.world == 1:
             yield

@@ -1,4 +1,4 @@
-"""The learner of K models that train as one; `single_learner.SingleLearner` is the other learner."""
+"""The learner of K models that train as one; `single_learner.SingleLearner` trains one model."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ class FusedLearner:
     """K fused models, each with its own hyperparameters.
 
     Args:
-        models: Models of each trial, side by side. Each trains on a batch of its own where there are several.
+        models: Number of models of each trial; a trial's models stand next to each other in `modules`. If a trial has
+            several, each of them trains on its own batch.
 
     Attributes:
-        micro_batches: Parts that each batch is split into, one after the other, to take less memory.
+        micro_batches: Number of parts of each batch. Parts are computed one after the other, to take less memory.
     """
 
     shard = ALONE
@@ -68,14 +69,14 @@ class FusedLearner:
         self._graph = recorded(self._update, self.fused, self.optimizer) if graph else None
 
     def compile(self) -> None:
-        """Have steps compiled, see `fusion.GraphedStep`; where that cannot be done, they run as they are written."""
+        """Compile training steps, see `fusion.GraphedStep`; steps that cannot be compiled run as they are written."""
         if self._recordable:
             self._graph = recorded(self._update, self.fused, self.optimizer, compiled=True)
 
     def seed(self, seeds: Sequence[int]) -> None:
         if self.fused.K == 1:
-            # It draws from the global generators as any model does, without the time that it takes to exchange them.
-            if self.fused.streams.seeded:  # others were with it before
+            # A single member draws from the global generators, as any model does. This saves the time to swap them.
+            if self.fused.streams.seeded:  # the member was one of several before
                 self.fused.streams = Streams(1)
             seed_generators(seeds[0])
         else:
@@ -98,7 +99,7 @@ class FusedLearner:
         self._schedule(epoch, steps)
         batch = share.batch if self._models == 1 else self.side_by_side(share.batch)
         if batch is None:
-            # Update on batches of other shapes for each model of a trial: members train one after another.
+            # The models' batches differ in shape, so that members train one after another, each on its own batch.
             before, given = self.fused.one_by_one, cycle(share.batch)
             self.fused.one_by_one = True
             try:
@@ -108,11 +109,11 @@ class FusedLearner:
         return self._update(batch) if self._graph is None else self._graph(batch)
 
     def side_by_side(self, batches: Sequence[Batch]) -> Batch | None:
-        """Return one batch of all members, [N, K, ...], from one for each model of a trial; see `stacked`."""
+        """Return one batch [N, K, ...] for all K members, from a batch for each model of a trial; see `stacked`."""
         return stacked(batches, self.fused.K // self._models)
 
     def _update(self, batch: Batch, given: Iterator[Batch] | None = None) -> Mapping[str, Tensor]:
-        """Update on one batch, or on the next of those given for each member: each part of the objective in turn."""
+        """Update by each part of the objective in turn: on `batch`, or each member on the next batch of `given`."""
         metrics = dict[str, Mapping[str, Tensor]]()
         scale, norms = self._scale, [read(config, "grad_clip") for config in self._configs]
         for part, objective in self._turns.items():
@@ -139,7 +140,7 @@ class FusedLearner:
         return (parameter.grad for parameter in self.fused.stacked.values())
 
     def _schedule(self, epoch: float, steps: float) -> None:
-        """At an epoch's first step, say what the learning rates of all of its steps are multiplied with."""
+        """At an epoch's first step, give the optimizer the learning rate factors of all steps of the epoch."""
         whole = math.floor(epoch)
         if self._scheduled == (whole, steps):
             return
@@ -158,7 +159,14 @@ class FusedLearner:
         return evaluate_parts(partial(self.fused.map, self._objective), batch, self.micro_batches, 1)
 
     def evaluate_apart(self, batches: Sequence[Batch | None]) -> list[Mapping[str, Tensor] | None]:
-        """Evaluate each of a trial's models on a batch of its own, if one is left: metrics [T] of T trials each."""
+        """Evaluate each model of the trials on its own batch.
+
+        Args:
+            batches: One for each model of a trial; None for a model that has no batch left.
+
+        Returns:
+            For each model of a trial, the metrics [T] of T trials; None if the model had no batch.
+        """
         found: list[Mapping[str, Tensor] | None] = []
         given = [batch for batch in batches if batch is not None]
         alike = self.side_by_side(given) if len(given) == len(batches) else None
@@ -179,12 +187,12 @@ class FusedLearner:
         return found
 
     def _on_own(self, objective: Objective, batch: Batch) -> Mapping[str, Tensor]:
-        """Return the metrics of members on their own rows of a batch [N, K, ...]."""
+        """Return the metrics of K members on a batch [N, K, ...], each on its own samples."""
         found: Mapping[str, Tensor] = self.fused.map(objective, members_first(batch), own_data=True)
         return found
 
     def state(self) -> State:
-        """Weights, buffers and optimizer state of all members; in float16, their loss scales."""
+        """Return weights, buffers and optimizer state of all members; in float16, also their loss scales."""
         scale = {} if self._scale is None else {"loss_scale": self._scale.state_dict()}
         written = sorted(self.fused.written)
         also = {"written": written, **scale}
@@ -193,9 +201,11 @@ class FusedLearner:
     def load(
         self, state: Mapping[str, Any], positions: Sequence[int] | None = None, hyperparameters: bool = True
     ) -> None:
-        """Go on from what `state` gave: from its members at these positions, by default from all of them.
+        """Load a state that `state` returned.
 
-        Without `hyperparameters`, members go on with those that this learner was made with.
+        Args:
+            positions: The members of `state` to load; None for all.
+            hyperparameters: If False, members keep the hyperparameters with which this learner was made.
         """
         self.fused.load_state_dict(state["model"], members=positions)
         self.fused.written |= frozenset(state["written"])
@@ -205,7 +215,7 @@ class FusedLearner:
         self._scheduled = None
 
     def member_state(self, position: int) -> State:
-        """One member's weights, buffers and optimizer state, as `SingleLearner` loads them."""
+        """Return one member's weights, buffers and optimizer state, in the form that `SingleLearner` loads."""
         module = self.fused.unfuse(position)
         optimizer = self.optimizer.unfuse(position, module)
         state: State = {**weights_of(module, optimizer), "optimizer": optimizer.state_dict()}
@@ -222,16 +232,16 @@ class FusedLearner:
             self._configs = [self._configs[p] for p in positions]
 
     def copy(self, sources: Mapping[int, int]) -> None:
-        """Make members copies of others, in place: weights, buffers, optimizer state and loss scale."""
+        """Overwrite members (keys) by copies of others (values): weights, buffers, optimizer state and loss scale."""
         for part in (self.fused, self.optimizer, self._scale):
             if part is not None:
                 part.copy(sources)
 
     def go_on(self, configs: Sequence[Mapping[str, Any]], modules: Mapping[int, nn.Module]) -> None:
-        """Train on with these configurations, as a learner that was made with them and has loaded this one's state.
+        """Continue with new configurations, as if a learner made with `configs` had loaded this learner's state.
 
         Args:
-            modules: Of the members whose surrogates have other floats now, a module that has them.
+            modules: A newly built module for each member whose floats (such as a dropout rate) change, by position.
         """
         if modules:
             self.fused.set_floats(modules)
@@ -244,7 +254,7 @@ class FusedLearner:
             self._graph.reset()
 
     def concat(self, other: FusedLearner) -> None:
-        """Take in another learner's members, after its own."""
+        """Append the members of another learner."""
         self.fused.concat(other.fused)
         self.optimizer.concat(other.optimizer)
         if self._scale is not None and other._scale is not None:
@@ -254,5 +264,5 @@ class FusedLearner:
 
 
 def _of_next(objective: Objective, given: Iterator[Batch], model: nn.Module, _: Batch) -> Mapping[str, Tensor]:
-    """Return the metrics of a model on the next of the batches that are given."""
+    """Return a model's metrics on the next batch of `given`."""
     return objective(model, copied(next(given)))

@@ -1,4 +1,4 @@
-"""The gradient noise scale: up to which batch a larger one teaches about as much per example.
+"""The gradient noise scale: the batch size beyond which each example teaches clearly less.
 
 McCandlish et al., "An empirical model of large-batch training" (2018), section 2.2 and appendix A.1.
 """
@@ -16,14 +16,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 HORIZON = 100
-"""Steps after which one is forgotten, in the mean."""
+"""The average forgets a step after about this many steps."""
 
 _AT_ONCE = 64
-"""Steps whose norms are read together: on a GPU, each reading would wait for all that was begun."""
+"""Norms of this many steps are read from the device at a time, because each reading waits for all work on a GPU."""
 
 
 class _Step:
-    """The squared norms of a step, bucket by bucket, while they are still on the device."""
+    """The squared gradient norms of a step, one for each DDP bucket, still on the device."""
 
     def __init__(self, small: float, big: float, weight: float) -> None:
         self.small, self.big, self.weight = small, big, weight
@@ -34,21 +34,21 @@ class _Step:
 class GradientNoise:
     """Measure the simple noise scale B = tr(Sigma) / |G|^2 of a training, in examples, while it runs.
 
-    G is the expected gradient and Sigma the covariance of one example's. With the gradients g of b examples and h of B,
-    unbiased estimates are (eqs. A.2 and A.3)
+    G is the expected gradient, and Sigma the covariance of one example's gradient. From the mean gradient g of b
+    examples and the mean gradient h of B examples, unbiased estimates are (eqs. A.2 and A.3)
 
         |G|^2 ~ (B |h|^2 - b |g|^2) / (B - b),    tr(Sigma) ~ (|g|^2 - |h|^2) / (1 / b - 1 / B).
 
-    Both are averaged over the steps (exponentially, see `HORIZON`) before they are divided: the quotient of a step is
-    biased. Under DDP, h is the average over the ranks, and g is a rank's own gradient. The estimates are linear in the
-    squared norms, so that their mean over the ranks can be taken once an epoch, see `settle`. One rank may train in
-    micro-batches, see `after_backward`.
+    Both estimates are averaged over the steps (exponentially, see `HORIZON`) before they are divided, because the
+    quotient of a single step is biased. Under DDP, h is the average over the ranks, and g is a rank's own gradient. The
+    estimates are linear in the squared norms, so that they can be averaged over the ranks once an epoch, see `settle`.
+    On a single rank, g is the gradient of a micro-batch, see `after_backward`.
 
     Args:
         model: A model wrapped by DDP, without a communication hook; or a model on one rank.
 
     Attributes:
-        unsized: True if several ranks took a step before `expect` told its number of examples.
+        unsized: True if DDP averaged gradients before `expect` told their number of examples.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -65,14 +65,14 @@ class GradientNoise:
         self._first: tuple[Tensor, float] | None = None
         if isinstance(model, DistributedDataParallel):
             self._world = dist.get_world_size()
-            # DDP wants no annotation, or the very class.
+            # DDP refuses an annotation of the hook's arguments other than the exact class; a lambda has none.
             model.register_comm_hook(self, lambda noise, bucket: noise._average(bucket))
 
     @property
     def scale(self) -> float:
-        """B, in examples; inf where no gradient stands out of the noise, NaN before the first step.
+        """The noise scale B, in examples; inf if the gradient is lost in the noise, NaN before the first step.
 
-        On several ranks, this rank's own view until `settle`.
+        On several ranks, it is this rank's estimate until `settle` is called.
         """
         self._read()
         if not self._measured:
@@ -82,36 +82,41 @@ class GradientNoise:
     def expect(
         self, examples: int, weight: float = 1.0, scale: Tensor | None = None, multiplier: Tensor | None = None
     ) -> None:
-        """Describe the loss of this rank's next gradients; under DDP, before each backward pass in which it changes.
+        """Describe the loss of this rank's next backward pass. Under DDP, call it whenever an argument changes.
 
         Args:
             examples: Number of examples whose mean loss is differentiated.
-            weight: Factor of that loss: the rank's share of all examples, times the ranks. 0 for a filler.
-            scale: A further factor, common to all ranks, as a number on the device; None for 1.
-            multiplier: Factor of the loss in place of `weight`, as a number on the device, if examples have unequal
-                weights. `weight` is still this rank's share.
+            weight: Factor of the loss: this rank's share of all examples, times the number of ranks. 0 for a filler.
+            scale: A further factor, the same on all ranks, as a tensor on the device; None for 1.
+            multiplier: If examples have unequal weights: the factor that the loss has in place of `weight`, as a tensor
+                on the device. `weight` is still this rank's share.
         """
         self._share, self._scale, self._multiplier = (float(examples), weight), scale, multiplier
 
     def add(self, small: float, of: float, big: float, out_of: float) -> None:
-        """Take in a step: the squared norms of the mean gradients of `of` examples, and of `out_of`, these included."""
+        """Add a step to the averages.
+
+        Args:
+            small: Squared norm of the mean gradient of `of` examples.
+            big: Squared norm of the mean gradient of `out_of` examples, which include the `of` examples.
+        """
         if not of < out_of or not math.isfinite(small + big):
             return
         signal = (out_of * big - of * small) / (out_of - of)
         noise = (small - big) / (1 / of - 1 / out_of)
-        # Both begin at 0: the quotient is that of means in which every step has its weight.
+        # Both averages begin at 0. Their quotient needs no correction for this, as both are too small by one factor.
         self._signal += (signal - self._signal) / HORIZON
         self._noise += (noise - self._noise) / HORIZON
         self._measured = True
 
     def after_backward(self, examples: int, out_of: int) -> None:
-        """On one rank that sums up gradients of micro-batches: what was just differentiated. Nothing on several.
+        """Tell that a single rank has differentiated a micro-batch; on several ranks, do nothing.
 
-        A step costs two norms more. Its g is that of the first micro-batch.
+        A step with several micro-batches computes two norms more. Its g is the gradient of the first micro-batch.
 
         Args:
-            examples: Of this micro-batch.
-            out_of: Of the step; the loss of each micro-batch is its sum over these.
+            examples: Number of examples in the micro-batch.
+            out_of: Number of examples in the step. A micro-batch's loss is the sum over its examples, divided by this.
         """
         if self._world > 1:
             return
@@ -126,7 +131,7 @@ class GradientNoise:
             self._seen, self._first = 0.0, None
 
     def settle(self, device: torch.device) -> None:
-        """Share the measurements of all ranks; each rank calls it, on its device."""
+        """Average the measurements over all ranks; each rank calls it, on its device."""
         self._read()
         if self._world > 1:
             found = torch.tensor([self._signal, self._noise, self._measured], dtype=torch.float64, device=device)
@@ -135,7 +140,7 @@ class GradientNoise:
             self._signal, self._noise, self._measured = signal / self._world, noise / self._world, measured > 0
 
     def state(self) -> dict[str, float]:
-        """Plain values, which `load` takes, on as many ranks as there will be; after `settle`."""
+        """Return plain values, which `load` accepts on any number of ranks. Call `settle` first."""
         return {"signal": self._signal, "noise": self._noise} if self._measured else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -143,7 +148,7 @@ class GradientNoise:
             self._signal, self._noise, self._measured = state["signal"], state["noise"], True
 
     def _average(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """DDP's hook: all-reduces a bucket as DDP would."""
+        """Average a bucket over the ranks as DDP would, and note its norms; DDP calls this as its hook."""
         own = bucket.buffer()
         if self._share is None:
             self.unsized = True
@@ -166,7 +171,7 @@ class GradientNoise:
         return result
 
     def _own_scale(self, weight: float) -> Tensor | None:
-        """Return the factor of this rank's gradient, without its weight."""
+        """Return the factor of this rank's gradient apart from `weight`; None for 1."""
         if self._multiplier is None or not weight:
             return self._scale
         own = self._multiplier / weight

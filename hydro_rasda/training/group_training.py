@@ -1,4 +1,4 @@
-"""K surrogates trained as one: what a device does with a group of trials between two milestones."""
+"""Train a group of K surrogates as one on a device, from one milestone to the next."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ OnEpoch = Callable[[int, EpochMetrics], None]
 
 
 class LiveGroup:
-    """The group that this process trained last, on its device: members that stay in it go on without a rebuild."""
+    """The group that this process trained last, still on its device: survivors continue without a rebuild."""
 
     def __init__(self) -> None:
         self._key, self._group, self._trials = "", Group("", (), False), dict[int, Trial]()
         self._learner: FusedLearner | None = None
 
     def put(self, key: str, group: Group, trials: Mapping[int, Trial], learner: FusedLearner) -> None:
-        """Keep a group that has come to the end of the task of this key."""
+        """Keep the group that the task `key` trained to its end."""
         learner.optimizer.zero_grad()
         self._key, self._group, self._learner = key, group, learner
         self._trials = {number: trials[number] for number in group.members}
@@ -57,11 +57,11 @@ class LiveGroup:
         self._learner = None
 
     def take(self, problem: Problem, trials: Mapping[int, Trial], task: Task) -> FusedLearner | None:
-        """Return the learner of a task's group, copies made; None if it is to be rebuilt from checkpoints.
+        """Return the kept learner, prepared for a task; None if the task's group must be rebuilt from checkpoints.
 
-        Either way, the group is kept no longer. It goes on here only where a rebuild would give the same, to the last
-        bit: modules that change attributes of theirs while they run are built anew. So are those of which a copy has
-        another structure now, such as another float in a tuple.
+        Either way, the group is no longer kept. The learner is reused only if a rebuild would give the same result to
+        the last bit. So modules that change their own attributes while they run are rebuilt. So are members whose new
+        configuration changes the structure, such as a float in a tuple.
         """
         learner, before = self._learner, self._group
         self.drop()
@@ -93,7 +93,7 @@ class LiveGroup:
 
 
 def _of_models(positions: Sequence[int], models: int) -> list[int]:
-    """Return the places of trials' models in a fused model, by the trials' places in the group."""
+    """Return the positions of the trials' models in a fused model, from the trials' positions in the group."""
     return [models * position + at for position in positions for at in range(models)]
 
 
@@ -110,37 +110,37 @@ def train_group(
     on_epoch: OnEpoch = lambda epoch, metrics: None,
     live: LiveGroup | None = None,
 ) -> Outcome:
-    """Train a group to its milestone, fused; one member after another if vmap cannot follow the model.
+    """Train a group to its milestone, fused. If vmap cannot run the model, members train one after another.
 
     If members have not trained together before, one batch first compares the group with each member alone.
 
-    If memory runs out, the group starts again from its checkpoint, without recorded steps. If it runs out again, the
-    group's halves train one after the other, and at last a single member with its batches in parts. If the group raises
-    any other error, its members start again one by one, so that only those that raise by themselves fail.
+    If memory runs out, the group starts again from its checkpoint without recorded steps. If it runs out again, the
+    group's halves train one after the other. A single member at last trains with each batch in micro-batches. After any
+    other error, members start again one by one, so that only members that raise by themselves fail.
 
     Args:
-        live: The group that this process trained last; the new one takes its place.
+        live: The group that this process trained last; the new group replaces it.
     """
 
     members, (group,) = task.members, task.groups
     if problem.is_own("sweep"):
         return train_own_surrogate(problem, trials[task.number], task, load, should_stop, on_epoch)
     halves = False
-    # A recording holds memory beside the steps that run as written.
+    # The second try takes less memory, because recorded steps hold memory of their own.
     tries = [problem, problem.with_settings(graph=False)] if records(problem) else [problem]
     for asked in tries:
         try:
             return _train(asked, trials, task, load, should_stop, on_epoch, live or LiveGroup())
         except DamagedCheckpoint:
-            raise  # whoever goes on from it is not to blame
-        except (Exception, SystemExit) as error:  # the latter would end a script, and look like success
+            raise  # not the fault of the trials that load the checkpoint
+        except (Exception, SystemExit) as error:  # SystemExit would end the script as if it had succeeded
             goes_on = is_out_of_memory(error) and asked is not tries[-1]
             halves = is_out_of_memory(error) and not goes_on and _can_be_smaller(problem, trials, task)
             if len(members) == 1 and not goes_on and not halves:
                 return Outcome.failed(members[0], traceback.format_exc())
             if isinstance(error, FusionMismatch):
                 warn(f"{len(members)} trials train each by itself: {error}", FusionWarning)
-        # Only here are the failed attempt's tensors gone: until then the error's traceback holds them.
+        # The failed attempt's tensors can only be freed here: within `except`, the error's traceback holds them.
         free_memory()
         if not goes_on:
             break
@@ -149,7 +149,7 @@ def train_group(
 
 
 def _can_be_smaller(problem: Problem, trials: Mapping[int, Trial], task: Task) -> bool:
-    """Tell whether a group has several members, or a batch that can be taken in more parts than now."""
+    """Tell whether a group can be split: it has several members, or a batch that allows more micro-batches."""
     (group,) = task.groups
     batch_size = trials[group.members[0]].batch_size
     if len(group.members) > 1 or group.micro_batches >= batch_size:
@@ -182,7 +182,7 @@ def _train(
 
 
 def _built(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load) -> FusedLearner:
-    """The learner of a group, from its members' checkpoints or anew; one batch tries whether it can train as one."""
+    """Build a group's learner, new or from its members' checkpoints, and check on one batch that it trains as one."""
     members, (group,) = task.members, task.groups
     known = False
     if task.sources:
@@ -195,7 +195,7 @@ def _built(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load
         learner.compile()
     each = problem.each("sweep")
     (share,) = islice(shares_of(each, trials[members[0]].batch_size, task.span.start, ALONE), 1)
-    # Models whose batches cannot be put side by side train one after another.
+    # `together` is None if the models' batches cannot be put side by side; the models then train one after another.
     together = None if len(each) == 1 else learner.side_by_side(share.batch)
     batch = share.batch if len(each) == 1 else share.batch[0] if together is None else together
 
@@ -210,7 +210,7 @@ def _built(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load
 
 
 def joined(outcomes: Iterable[Outcome]) -> Outcome:
-    """The outcomes of a task's parts as that of the task."""
+    """Join the outcomes of a task's parts to the outcome of the task."""
     whole, *others = outcomes
     for outcome in others:
         whole.checkpoint += outcome.checkpoint
@@ -227,16 +227,16 @@ def _start(problem: Problem, trials: Mapping[int, Trial], members: Sequence[int]
 
 
 def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source: str, load: Load) -> list[State]:
-    """Return the states from which `SingleLearner` continues a trial's models, if surrogates are as wide as these.
+    """Return the states from which `SingleLearner` continues a trial's models, if surrogates have full width.
 
-    They are as many as the trial trains at full size, the first ones.
+    If the trial has fewer models at full size than in the sweep, only the first ones continue.
     """
     learner, _ = _resume(problem, trials, [number], [source], load)
     return [learner.member_state(at) for at in range(problem.settings.models("race"))]
 
 
 def cut_down(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load) -> dict[str, Any]:
-    """Return what a task goes on from as a part of a checkpoint that holds its members alone."""
+    """Load the checkpoints from which a task continues, and return the part that holds only the task's members."""
     members = task.members
     learner, _ = _resume(problem, trials, members, task.sources, load, task.copies)
     return {"members": list(members), "state": learner.state()}
@@ -250,9 +250,11 @@ def _resume(
     load: Load,
     copies: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[FusedLearner, bool]:
-    """The fused model of a group whose members were trained in other groups, in the group's order.
+    """Build the learner of a group from the checkpoints of the groups in which its members trained before.
 
-    And whether any of them were tried and trained as one: those that were refused as one have trained by themselves.
+    Returns:
+        The learner, with members in the order of `members`; and whether any of them trained in a group of several
+        models. Groups that failed the check of fused training have trained one by one.
     """
     going_on: dict[int, list[int]] = {}
     for number in members:

@@ -1,7 +1,7 @@
 """Measure how many trials of a kind should train as one, and whether compiled; remember the result for a while.
 
-A measurement differs from run to run, and the width of a group changes the last digits of its results. Measurements are
-therefore kept for later runs of this machine (`hydro_rasda.run.cache`), so that the same call gives the same result.
+Measurements vary from run to run, and the width of a group changes the last digits of its results. Measurements are
+therefore kept for later runs on this machine (`hydro_rasda.run.cache`), so that the same call gives the same result.
 """
 
 from __future__ import annotations
@@ -49,36 +49,36 @@ from hydro_rasda.training.measure_widths import (
 )
 
 COMPILED_FROM = 300.0
-"""Least seconds of training, from one milestone to the next, for which compiled steps are tried.
+"""Compiled steps are tried if training from one milestone to the next takes at least this many seconds.
 
-To compile a small model's step takes 10 to 30 seconds: little in comparison, even if compiled steps are no faster.
+Compiling a small model's step takes 10 to 30 seconds. Little is lost if compiled steps are no faster.
 """
 
 MEASURED_FROM = 2000
-"""Least steps of the sweep's longest trials for which widths are measured on a CPU.
+"""Widths are measured on a CPU if the sweep's longest trials have at least this many steps.
 
-A measurement takes as long as some 30 steps of each trial: about 5 % of such a sweep, as halving stops most trials
-early.
+A measurement takes as long as about 30 steps of each trial: 5 % of such a sweep, as halving stops most trials early.
 """
 MEASURED_FROM_S = 10.0
-"""Least seconds of such a trial, foreseen at full size, for which widths are measured all the same.
+"""Widths are also measured if such a trial would take at least this many seconds with the full-size model.
 
 A few models train slower as a group than one after another. With long steps, a wrong guess would cost minutes.
 """
 UNMEASURED = 20
-"""Members of the largest groups that were not measured.
+"""Most members of a group if widths are not measured.
 
 In `benchmarks/results/fusion_throughput.md`, groups of 16 have at least 74 % of the best group's speed.
 """
 FEW_STEPS, UNMEASURED_OF_FEW = 100, 160
-"""Steps of the sweep's longest trials below which groups may have so many members: to fuse and to check a group then
-takes longer than to train it.
+"""Below `FEW_STEPS` steps of the sweep's longest trials, unmeasured groups have up to `UNMEASURED_OF_FEW` members.
+
+For such short trials, fusing and checking a group takes longer than training it.
 """
 GAIN = 2.0
-"""How many times as fast as single trials such groups are taken to train."""
+"""Groups that are not measured are assumed to train this many times as fast as single trials."""
 
 MEASURING = 1 / 4
-"""Largest share of the sweep's time left that measuring takes, or building models: the rest is for training."""
+"""Measuring, building of models included, takes at most this share of the sweep's remaining time."""
 
 
 def planned_widths(
@@ -96,13 +96,13 @@ def planned_widths(
     Nothing is measured for a sweep that is hardly longer than the measurement; see `MEASURED_FROM`.
 
     Args:
-        kinds: By digest, the trials of the kind, in the order in which groups take them.
-        cores: Cores of the device; each trains a part of a group on one thread, and they share the memory.
+        kinds: Map the digest of a kind to its trials, in the order in which groups take them.
+        cores: Cores of the device. Each core trains a part of a group on one thread; all cores share the memory.
         forked: True if forked processes measure, not this one.
-        memory: Bytes for all cores together; None for all that the system has left.
+        memory: Bytes for all cores together; None for all free memory of the system.
         singles: If true, kinds with a single trial for each core are measured, too.
-        seconds: Time left for the sweep. Kinds that are not measured within `MEASURING` of it have the widths of single
-            trials, and those are `assumed`.
+        seconds: Time left for the sweep. Measuring takes at most the share `MEASURING` of it. Kinds that are not
+            measured in time get the widths of single trials, marked as `assumed`.
     """
     began = time.monotonic()
     until, end = began + MEASURING * seconds, began + seconds
@@ -144,9 +144,9 @@ def planned_widths(
 
 
 def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
-    """Return the widths of a kind for a short sweep on a CPU; None if they should be measured.
+    """Return the widths of a kind for a short sweep on a CPU; None if widths should be measured.
 
-    They are measured if trials have more steps, or an unknown number, or if groups may exceed `room` bytes.
+    Widths should be measured if trials have many steps or an unknown number, or if a group may exceed `room` bytes.
     """
     models, stop = problem.settings.models("sweep"), problem.settings.sweep_milestones[-1]
     steps, seconds = problem.train_data.steps(trial.batch_size), problem.steady_epoch_seconds
@@ -172,9 +172,11 @@ def _with_compiled(
     until: float,
     end: float,
 ) -> dict[str, Widths]:
-    """The widths, with what compiling a step would change, where groups train for long enough that it may pay.
+    """Add the speedup of compiled steps to the widths of kinds that train long enough for compiling to pay.
 
-    By the monotonic clock, nothing is measured after `until`, and nothing trains after `end`.
+    Args:
+        until: No measurement starts after this time of the monotonic clock.
+        end: Time of the monotonic clock at which training ends.
     """
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     for kind, of in widths.items():
@@ -200,7 +202,7 @@ def _with_compiled(
 
 
 def _longest_training(problem: Problem, batch_size: int) -> float:
-    """Steps of the longest way from one milestone of the sweep to the next; 0 where steps are never compiled."""
+    """Return the most steps between two milestones of the sweep; 0 if steps are never compiled."""
     settings = problem.settings
     if settings.graph is False or problem.device.type != "cpu":
         return 0.0
@@ -209,12 +211,12 @@ def _longest_training(problem: Problem, batch_size: int) -> float:
 
 
 def _peak(measured: Measured, width: int) -> float:
-    """Bytes of a group."""
+    """Return the bytes that a group of `width` members takes."""
     return float(measured["fixed"] + measured["each"] * width)
 
 
 def _updates(trials: Sequence[Trial]) -> str:
-    """Name the work of a step of these trials besides the model's: optimizers and clipping."""
+    """Name the work of a step besides the model's forward and backward pass: optimizers and clipping."""
     named = [(optimizer_name(own), own) for trial in trials for own in configs_of_parts(trial.config).values()]
     kinds = {name for name, _ in named}
     own = {digest(content(read(config, "optimizer"))) for name, config in named if name == OWN}
@@ -223,9 +225,10 @@ def _updates(trials: Sequence[Trial]) -> str:
 
 
 def _widths(measured: Measured | None, room: float) -> Widths:
-    """Return the widths of a kind; those of single trials if nothing was measured, or a process died of measuring.
+    """Return the widths of a kind; the width of single trials if `measured` is None.
 
-    The best width may not fit `room`, the bytes of a core's part, if there was more memory when it was measured.
+    The measured best width may not fit `room` (bytes for one core) if there was more memory when it was measured. Then
+    the best width that fits is chosen.
     """
     if measured is None:
         return Widths(1, assumed=True)
@@ -238,7 +241,9 @@ def _widths(measured: Measured | None, room: float) -> Widths:
 
 
 def widths_from(throughput: Mapping[int, float], most: int) -> Widths:
-    """Read widths off measured throughputs (steps of a trial per second by width; at 1: one after another).
+    """Derive widths from measured throughputs.
+
+    `throughput` maps a width to the steps per second, summed over trials. Width 1 means one after another.
 
     >>> widths_from({1: 100.0, 2: 70.0, 4: 120.0, 8: 240.0}, most=8).least
     4
@@ -248,7 +253,7 @@ def widths_from(throughput: Mapping[int, float], most: int) -> Widths:
 
 
 def of_trials(widths: Widths, models: int) -> Widths:
-    """Return the widths in trials of so many models each.
+    """Convert widths that count models to widths that count trials of `models` models each.
 
     >>> of_trials(Widths(10, 2, {1: 100.0, 5: 250.0, 10: 400.0}), 5)
     Widths(most=2, least=1, throughput={1: 50.0, 2: 80.0}, share=0.0, compiled=1.0, compile_seconds=0.0)
@@ -270,7 +275,7 @@ def _is_sound_speedup(measured: Measured | None) -> bool:
 
 
 def recall(key: str) -> Measured | None:
-    """Return the measurement of the last weeks under a key; None if it is missing or malformed."""
+    """Return the recent measurement that is kept under a key; None if it is missing or malformed."""
     measured = cache.recall(key)
     return measured if measured is not None and _is_sound(measured) else None
 
@@ -286,7 +291,7 @@ def _is_sound(measured: Measured) -> bool:
 
 
 def machine(device: torch.device) -> str:
-    """Equal for devices on which the same widths are fastest."""
+    """Return a name of a device; devices of the same name have the same fastest widths."""
     name = f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     return f"{torch.cuda.get_device_name(device) if device.type == 'cuda' else name}, torch {torch.__version__}"
 
@@ -303,7 +308,7 @@ def _processor() -> str:
 
 @functools.cache
 def _code() -> str:
-    """A digest of the code that is measured."""
+    """Return a digest of the code that is measured; "" if its files cannot be read."""
     files = [
         Path(__file__),
         Path(__file__).with_name("measure_widths.py"),

@@ -1,5 +1,6 @@
-"""Training by epochs: one loop for one model, for one on several ranks and for K fused ones; a learner says what a
-step is.
+"""The training loop by epochs, for one model, for a model on several ranks and for K fused models.
+
+A learner defines what a step does.
 
 Shapes: K members of a learner (1 for an ordinary module). Metrics are tensors [K].
 """
@@ -35,23 +36,23 @@ def train_epochs(
 ) -> Iterator[tuple[int, EpochMetrics]]:
     """Train and validate epoch by epoch.
 
-    It stops before `span.stop` if no member has a finite loss any more, or if `should_stop()` holds after an epoch.
+    Training ends before `span.stop` if no member has a finite loss, or if `should_stop()` is true after an epoch.
 
-    On several ranks, each rank trains and validates on its share. Every rank calls it. All ranks yield the same
-    metrics, exact means over all examples that count, and stop together. The model learns as in one process with the
-    same batch size. Two things depend on a rank's share, though: the model's random numbers, and BatchNorm. BatchNorm
-    normalizes by the share and keeps the mean of all ranks' statistics.
+    On several ranks, every rank calls this function, and trains and validates on its share of the data. All ranks yield
+    the same metrics, which are exact means over all examples that count, and stop together. The model learns as in one
+    process with the same batch size, with two exceptions. Each rank draws its own random numbers, and BatchNorm
+    normalizes by the rank's share of a batch. BatchNorm's running statistics are means over the ranks.
 
     Args:
-        learner: K models, or one rank of a single model. If a trial trains several in the sweep, they lie side by
-            side.
+        learner: K models, or one rank of a single model. If a trial trains several models in the sweep, they lie side
+            by side.
         batch_size: Examples per step, over all ranks.
-        numbers: Of the K trials. In each epoch, a trial draws the same random numbers (dropout) as any model of that
-            trial, whatever the other members are. Rank 0 draws them as one process does, the others their own.
-        should_stop: Asked after each epoch; on several ranks, all are told the same.
+        numbers: The numbers of the K trials. They seed the random numbers (dropout) of an epoch, which therefore do not
+            depend on the other members of a group. Rank 0 draws the same numbers as a single process.
+        should_stop: Called after each epoch; on several ranks, it must return the same on all ranks.
 
     Yields:
-        The number of epochs trained, 1 and up, and the metrics of the last: of each trial, means over its models.
+        The number of epochs trained, from 1, and the metrics of the last epoch: for each trial, means over its models.
     """
     steps, shard, each = problem.train_data.steps(batch_size), learner.shard, problem.each("sweep")
     own_seed = ("rank", shard.rank) if shard.rank else ()
@@ -75,14 +76,15 @@ def train_epochs(
 
 
 def keep_best(learners: Sequence[SingleLearner], problem: Problem, epoch: int, metrics: EpochMetrics) -> EpochMetrics:
-    """Keep the weights of this epoch of a full-size training if the best epoch counts and none before was better.
+    """Remember the weights of this epoch of a full-size training if they are the best so far and `race.keep` is "best".
 
     Args:
-        learners: Of a trial's models.
-        metrics: Those that `train_epochs` yields, of a trial's models together.
+        learners: The learners of a trial's models.
+        metrics: The metrics that `train_epochs` yields: means over the trial's models.
 
     Returns:
-        The metrics of the weights that count, with what the others are compared by beside them.
+        The metrics of the weights that count: the averaged weights or the last step's. The compared metrics of the
+        other weights are added under other names.
     """
     settings = problem.settings
     metrics = _of_better_weights(metrics, settings, epoch == settings.max_t)
@@ -94,10 +96,10 @@ def keep_best(learners: Sequence[SingleLearner], problem: Problem, epoch: int, m
 
 
 def _of_better_weights(metrics: EpochMetrics, settings: TuneConfig, at_end: bool) -> EpochMetrics:
-    """Have metrics be those of the weights that training left, if in the end averaged ones are worse.
+    """At the end, return the metrics of the last step's weights if averaged weights are worse.
 
-    Averages lag where a model still improves. At earlier epochs they count in any case: with those weights in the
-    choice as well, it would be more a matter of luck.
+    Averaged weights lag behind while a model still improves. At earlier epochs they count in any case, because a choice
+    among more candidates would depend more on luck.
     """
     own = {name: metrics[unaveraged(name)] for name in metrics if unaveraged(name) in metrics}
     known = {name: value for name, value in metrics.items() if name not in map(unaveraged, own)}
@@ -105,7 +107,7 @@ def _of_better_weights(metrics: EpochMetrics, settings: TuneConfig, at_end: bool
     if at_end and settings.metric in own and not settings.comparison.by_place:
         sign = 1.0 if settings.mode == "max" else -1.0
         ours, theirs = (sign * of[settings.metric][0] for of in (own, known))
-        if math.isfinite(ours) and not theirs >= ours:  # of equal ones, the averages count; NaN is worse than any
+        if math.isfinite(ours) and not theirs >= ours:  # equal scores: the averages count; NaN is worst
             return known | own | {averaged(name): known[name] for name in compared}
     return known | {unaveraged(name): own[name] for name in compared}
 
@@ -116,12 +118,12 @@ def good_enough(problem: Problem, metrics: EpochMetrics) -> bool:
 
 
 def out_of_patience(learner: SingleLearner, problem: Problem, epoch: int) -> bool:
-    """Tell whether a full-size training ends, as its last `race.patience` epochs were no better than one before."""
+    """Tell whether a full-size training ends because its last `race.patience` epochs brought no improvement."""
     return problem.settings.out_of_patience(learner.epochs_since_best(epoch))
 
 
 def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bool = True) -> EpochMetrics:
-    """Metrics of the validation examples, over all ranks: of averaged weights, or of those that training left."""
+    """Return the validation metrics over all ranks, of averaged weights or of the last step's weights."""
     if problem.folds is not None:
         assert isinstance(learner, FusedLearner)
         return _validated_apart(learner, problem.each("sweep"), batch_size)
@@ -145,7 +147,7 @@ def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bo
 
 
 def _validated_apart(learner: FusedLearner, each: Sequence[Problem], batch_size: int) -> EpochMetrics:
-    """Return the metrics [K] after an epoch, of each model on its own validation examples."""
+    """Return the metrics [K] of K models, each on its own validation examples."""
     first, sums, collected = each[0], [Sums() for _ in each], [Collected() for _ in each]
     metrics_of_all = first.metrics
     data = [problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, ALONE) for problem in each]

@@ -21,9 +21,9 @@ Multipliers = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def optimizer_settings(objective: Objective, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
-    """Return the settings by the objective's own method of this name; without one, those of the configuration.
+    """Return the settings that the objective's method `optimizer_settings` returns; without one, the configuration's.
 
-    Learning rates by role are written as those of the model's parameters.
+    Learning rates by role (such as `lr.head`) are expanded to learning rates by parameter.
     """
     own = getattr(as_given(objective), "optimizer_settings", None)
     settings: OptimizerSettings = OptimizerSettings(config) if own is None else own(model, config)
@@ -35,7 +35,11 @@ def optimizer_settings(objective: Objective, model: nn.Module, config: Mapping[s
 def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float) -> Multipliers:
     """Return factors of learning rates and weight decays for each optimizer: muP's, times those of the objective.
 
-    `surrogate` is the module's width over the model's. Raise ValueError if muP has no rule for an optimizer there.
+    Args:
+        surrogate: The width of `module` as a ratio of the full width.
+
+    Raises:
+        ValueError: If `surrogate` is not 1 and muP has no rule for an optimizer.
     """
     own = {"lr_multipliers": settings.lr_factors, "weight_decay_multipliers": settings.weight_decay_factors}
     if surrogate == 1:
@@ -47,7 +51,7 @@ def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float
 
 
 def check_rule(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for an optimizer that no rule is known for by which learning rates change with the width."""
+    """Raise ValueError if no rule is known for how an optimizer's learning rates change with the width."""
     for part, own in configs_of_parts(config).items():
         if optimizer_name(own) == OWN and Hyperparameters.from_config(own).kind == OWN:
             rule = "of a class of torch.optim that has a name here: for others nobody knows how learning rates of "

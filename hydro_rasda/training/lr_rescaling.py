@@ -1,8 +1,9 @@
 """Learning rates for a global batch that grows with the workers (RASDA, section 3.2).
 
-The local batch stays, so that `f` times the workers make a global batch `f` times as large. The learning rate follows
-by `f`, reached by a linear warm-up after each change. The paper takes `sqrt(f)` for Adam, which lost more at equal
-examples seen (`benchmarks/results/large_batch.md`); adaptive optimizers that were not measured there keep it.
+Each worker keeps its batch size, so that `f` times the workers make a global batch `f` times as large. The learning
+rate is multiplied by `f`, which a linear warm-up reaches after each change. The paper uses `sqrt(f)` for Adam, which
+trained worse for the same number of examples (`benchmarks/results/large_batch.md`). Adaptive optimizers that were not
+measured there use `sqrt(f)`.
 """
 
 from __future__ import annotations
@@ -42,18 +43,19 @@ _BY_OPTIMIZER = {"auto": _AUTO, "paper": {name: "linear" if name.endswith("SGD")
 
 
 def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
-    """Return the factor of a learning rate when the workers grew by `growth` since the trial's start.
+    """Return the factor of a learning rate after the number of workers grew by the factor `growth`.
 
     Args:
-        growth: Workers now over workers at the start.
-        rule: "linear", "sqrt", "none", a function of `growth`, or "auto": linear for SGD, ASGD, Schedule-Free SGD, Adam
-            and AdamW, sqrt for other adaptive optimizers. "paper" is linear for all kinds of SGD, sqrt for all adaptive
-            ones.
-        optimizer: Decides what "auto" and "paper" mean; of several for parts of a model, the most careful one.
+        growth: Number of workers now, divided by the number at the trial's start.
+        rule: "linear", "sqrt", "none", "auto", "paper", or a function of `growth`. "auto" is linear for SGD, ASGD,
+            Schedule-Free SGD, Adam and AdamW, and sqrt for other adaptive optimizers. "paper" is linear for all kinds
+            of SGD, and sqrt for all adaptive optimizers.
+        optimizer: Decides what "auto" and "paper" mean. If parts of a model have several optimizers, the factor
+            closest to 1 is used.
 
     Raises:
-        ValueError: If `growth` is no finite number >= 0, if `optimizer` is not torch's, if `rule` is unknown, or if
-            "auto" or "paper" knows no rule for this optimizer.
+        ValueError: If `growth` is not a finite number >= 0, if `optimizer` is not a torch optimizer, if `rule` is
+            unknown, or if "auto" or "paper" has no rule for this optimizer.
     """
     require(is_number(growth) and growth >= 0, "growth", growth, "a finite number >= 0")
     require(isinstance(optimizer, Optimizer), "optimizer", optimizer, "one of torch's optimizers")
@@ -76,17 +78,17 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
 class RescaledLR:
     """Multiply an optimizer's learning rates during its steps.
 
-    Schedules see no change: outside `optimizer.step`, the learning rates are the user's own.
+    Learning rate schedules do not see the change: outside `optimizer.step`, the learning rates are the user's own.
 
     Step `i` after a change, counted from 0, uses `start + (target - start) * min(1, (i + 1) / warmup_steps)`.
 
     Args:
-        growth: Workers now over workers at the trial's start.
-        warmup_steps: Optimizer steps from the multiplier before the change to the one after it; 0 for none.
-        state: An earlier `state_dict`. A warm-up that a failure interrupted continues; a new target starts a new one.
+        growth: Number of workers now, divided by the number at the trial's start.
+        warmup_steps: Number of optimizer steps in which the multiplier changes to its new value; 0 for no warm-up.
+        state: An earlier `state_dict`. An interrupted warm-up continues; a new multiplier starts a new warm-up.
 
     Raises:
-        ValueError: If `warmup_steps` is negative, or if `lr_factor` raises it.
+        ValueError: If `warmup_steps` is negative, or for the reasons of `lr_factor`.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class RescaledLR:
 
     @property
     def multiplier(self) -> float:
-        """The factor of the next step's learning rates."""
+        """The factor by which the next step multiplies learning rates."""
         if self._done >= self._steps:
             return self._target
         return self._start + (self._target - self._start) * (self._done + 1) / self._steps

@@ -1,4 +1,4 @@
-"""A kind's surrogates, trained for a moment: how fast, and in how many bytes, at each width, and compiled."""
+"""Measure the speed and memory of a kind's surrogates at each group width, and the speed of compiled steps."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from hydro_rasda.training.cuda_graphs import records
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
 
 SECONDS_PER_WIDTH = 0.03
-"""Time to measure each width, but at least a few steps: little in comparison with a sweep."""
+"""Time to measure each width, which is short compared with a sweep. A few steps are measured in any case."""
 
 ONE_BY_ONE, AS_WRITTEN = "trials train one after another", "steps are not compiled"
 """The consequences if groups, or their compiled steps, cannot be measured."""
 
 
 def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room: float, cores: int) -> Measured | None:
-    """Measure the trials' speed and memory at each width; None, with a warning, if that fails.
+    """Measure the trials' speed and memory at each width; if that fails, warn and return None.
 
-    If a single trial does not fit a core's part of the room, it is measured with all of the room.
+    If a single trial does not fit a core's part of the memory, a single trial is measured with all of the memory.
 
     Args:
         trials: Trials of one kind, for one core.
-        room: Bytes for all cores.
-        cores: Number of cores that share the room.
+        room: Bytes of memory for all cores.
+        cores: Number of cores that share the memory.
     """
     surrogates = _Surrogates(problem, trials)
 
@@ -79,8 +79,7 @@ def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room
 
 
 def measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | None:
-    """Measure how much faster a group's compiled step is, and the time to compile it; None, with a warning, if that
-    fails."""
+    """Measure the speedup of a group's compiled step and the time to compile; if that fails, warn and return None."""
     batch = next(problem.train_data.epoch(trials[0].batch_size, 0))
     try:
         with _measuring(problem):
@@ -95,7 +94,7 @@ def measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | No
 
 
 def warn_unmeasured(what: str, why: str) -> None:
-    """Say what follows if the speed of groups is unknown."""
+    """Warn that the speed of groups is unknown for the reason `why`, and of the consequence `what`."""
     warn(f"{what}, because measuring how fast groups train failed: {why}")
 
 
@@ -105,7 +104,10 @@ def _loss(problem: Problem, model: nn.Module, part: Batch) -> Tensor:
 
 @contextmanager
 def _measuring(problem: Problem) -> Iterator[None]:
-    """As models train; what is said of them is said by who asked, also where what was measured is only remembered."""
+    """Measure with the precision of training and without warnings.
+
+    The caller warns of obstacles, because the warnings are due even if the result comes from an earlier measurement.
+    """
     with warnings.catch_warnings(), matrix_products(problem.settings.precision):
         warnings.simplefilter("ignore", FusionWarning)
         warnings.simplefilter("ignore", GraphWarning)
@@ -118,7 +120,7 @@ def _multipliers(problem: Problem, trial: Trial, surrogate: nn.Module) -> Mappin
 
 
 class _Surrogates(Sequence[nn.Module]):
-    """The trials' surrogates, each built when it is first asked for."""
+    """The trials' surrogates; each is built at its first use."""
 
     def __init__(self, problem: Problem, trials: Sequence[Trial]) -> None:
         self._problem, self._trials = problem, trials

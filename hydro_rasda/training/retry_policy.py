@@ -1,4 +1,4 @@
-"""The rules for a training whose process died, wherever it ran."""
+"""Rules for what to retry after a training raised an error or its process died, on any backend."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ from hydro_rasda.contracts import Outcome, Task
 from hydro_rasda.run.crash_log import DEATHS as DEATHS
 
 RETRIES = 2
-"""So often a full-size trial is tried again, from its last checkpoint, that raised."""
+"""A full-size trial that raised an error is tried again at most this many times, from its last checkpoint."""
 
 
 class Deaths:
-    """Counts deaths by task, and says what to do next.
+    """Count the deaths of each task's process, and decide what to train next.
 
-    A training that died with its process is trained once more, whole: others beside it may have used up the memory.
-    Then a group is halved, so that only those trials fail whose own processes die; each half has as many chances.
+    After the first death, the whole task is tried once more, because other processes may have used up the memory. After
+    the second, a group is halved, so that only trials fail whose own process dies. Each half has as many tries.
     """
 
     def __init__(self) -> None:
         self._counts: Counter[object] = Counter()
 
     def of(self, task: Task, how: str) -> list[Task] | Outcome:
-        """The tasks to train in the place of one whose process died, maybe itself; or the outcome of a failed trial."""
+        """Return the tasks to train after the process of `task` died, or the outcome of a failed trial.
+
+        The tasks are `task` itself or its halves. `how` says how the process died.
+        """
         if self.again((task.key, task.span, task.members)):
             return [task]
         number, *others = task.members
         return task.smaller() if others else Outcome.failed(number, failure(how), died=True)
 
     def again(self, task: object) -> bool:
-        """After a death of the process that did anything: whether to do it once more, as it was."""
+        """Count a death of the process that did `task`, and tell whether to do `task` once more, unchanged."""
         self._counts[task] += 1
         return self._counts[task] < DEATHS
 
 
 def failure(how: str, did: str = "trained") -> str:
-    """Of what no process has survived, in words."""
+    """Return the error message of work whose process died each time."""
     return f"the process that {did} it died {DEATHS} times: {how}"

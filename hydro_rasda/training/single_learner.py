@@ -1,4 +1,4 @@
-"""Steps of an ordinary module, on one rank or several. `fused_learner.FusedLearner` is the other learner."""
+"""The learner of one ordinary module, on one rank or several; `fused_learner.FusedLearner` trains K models."""
 
 from __future__ import annotations
 
@@ -37,36 +37,45 @@ from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimize
 
 
 class Learner(Protocol):
-    """K models in training; `shard` is the learner's rank, and the model's number of ranks."""
+    """K models in training.
+
+    Attributes:
+        shard: The rank of this learner, and the number of ranks that train the model.
+    """
 
     shard: Shard
 
     def seed(self, seeds: Sequence[int]) -> None:
-        """Say which random numbers (dropout) each model draws from now on: K seeds."""
+        """Seed the random numbers (dropout) of the K models."""
         ...
 
     def train_mode(self, training: bool) -> None:
-        """Switch dropout, batch statistics and the like."""
+        """Switch the models between training and evaluation mode, as `nn.Module.train` does."""
         ...
 
     @property
     def averages(self) -> bool:
-        """Tell whether it also has averaged weights."""
+        """Tell whether the learner also has averaged weights."""
         ...
 
     def evaluating(self, averaged: bool = True) -> AbstractContextManager[None]:
-        """A while in which `evaluate` is asked: without dropout, and with averaged weights if asked and there."""
+        """Return a context for calls of `evaluate`: evaluation mode, with averaged weights if wanted and available."""
         ...
 
     def step(self, share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
-        """Forward, backward, update at a time given in epochs, fractions included; metrics [K] before the update.
+        """Take one training step: forward, backward, update.
 
-        `steps` is how many an epoch has, 1 where that is not known.
+        Args:
+            epoch: The time in epochs, fractions included.
+            steps: Number of steps in an epoch; 1 if it is unknown.
+
+        Returns:
+            The metrics [K] before the update.
         """
         ...
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Metrics [K], no gradient; where the objective gives them, "outputs" and "targets" [K, n, ...]."""
+        """Return metrics [K] without gradients, and "outputs" and "targets" [K, n, ...] if the objective has them."""
         ...
 
 
@@ -75,13 +84,15 @@ class SingleLearner:
 
     Args:
         model: On its device, with the same weights on all ranks.
-        max_t: Epochs of a full training, the horizon of schedules.
-        ema: Share of a full training's steps over which weights are averaged, to be evaluated and remembered; 0 for the
-            weights of the last step. Nothing is averaged if the optimizer has weights of its own to evaluate.
-        graph: If true, steps are recorded; the device must be able to. On several ranks they are not recorded, nor with
-            optimizers other than SGD, Adam and AdamW.
+        max_t: Epochs of a full training; the horizon of schedules.
+        ema: Horizon of the weights' average, as a share of a full training's steps. Averaged weights are evaluated and
+            remembered. 0 for the last step's weights. Nothing is averaged if the optimizer has its own weights for
+            evaluation.
+        graph: If true, steps are recorded, which the device must support. Steps on several ranks are never recorded,
+            nor are steps of optimizers other than SGD, Adam and AdamW.
         scale: Factor of the loss, if the objective computes in float16.
-        sharded: If true, several ranks split the model between them, see `sharding`; else each has all of it (DDP).
+        sharded: If true, several ranks split the model (FSDP, see `distributed.split`); otherwise each rank has the
+            whole model (DDP).
 
     Attributes:
         noise: The gradient noise of `joint`, if it is measured.
@@ -105,14 +116,14 @@ class SingleLearner:
         self.sharded = sharded and shard.world > 1
         self._joint: DistributedDataParallel | Joint | None = None
         if self.sharded:
-            # Again, as an objective's own `optimizer_settings` may say so, too.
+            # Checked again, because an objective's own `optimizer_settings` may set these keys, too.
             for own in configs_of_parts(settings.config).values():
                 for key in UNSPLIT:
                     check_unsplit(key, key, read(own, key))
             self._joint = Joint(model, objective)
             split(self._joint, shard.world, next(model.parameters()).device)
         elif shard.world > 1:
-            # Which parameters a step uses may differ from step to step, as with stochastic depth.
+            # Steps may use different parameters, as with stochastic depth.
             self._joint = DistributedDataParallel(Joint(model, objective), find_unused_parameters=True)
         self._weight = 1.0
         if self._joint is not None:
@@ -148,7 +159,7 @@ class SingleLearner:
     def train_mode(self, training: bool) -> None:
         self.model.train(training)
         if self._joint is not None and not training:
-            # Rank 0's are what is saved, so they are what is measured.
+            # Rank 0's buffers are saved, so all ranks evaluate with them.
             for buffer in self.model.buffers():
                 whole = buffer.contiguous()
                 dist.broadcast(whole, 0)
@@ -208,8 +219,12 @@ class SingleLearner:
         return (parameter.grad for parameter in self.joint.parameters())
 
     def _expect(self, examples: int, weight: float, own: Tensor | None = None, mean: Tensor | None = None) -> None:
-        """Tell the measure of noise what the next gradients are of: by examples, or by weights, this rank's and the
-        ranks' mean."""
+        """Describe the next gradients to the measurement of gradient noise.
+
+        Args:
+            own: This rank's sum of example weights, and `mean`, the mean of the sums over the ranks; None if all
+                examples have the same weight.
+        """
         if self.noise is not None:
             scale = None if self._scale is None else self._scale.scale_K
             share = None if own is None or mean is None else own / mean
@@ -221,7 +236,7 @@ class SingleLearner:
         return _as_vectors(evaluate_parts(objective, batch, self._parts, 0))
 
     def _apart(self) -> AbstractContextManager[None]:
-        """Within it, gradients of several ranks are not averaged yet."""
+        """Return a context in which gradients are not averaged over the ranks."""
         assert self._joint is not None
         return apart(self._joint) if isinstance(self._joint, Joint) else self._joint.no_sync()
 
@@ -234,7 +249,7 @@ class SingleLearner:
 
     @contextmanager
     def evaluating(self, averaged: bool = True) -> Iterator[None]:
-        """See `Learner`; on all ranks alike."""
+        """See `Learner`; all ranks must enter it."""
         self.train_mode(False)
         if averaged and self._average is not None and self._average.differs:
             with self._average.in_place():
@@ -249,10 +264,10 @@ class SingleLearner:
         return epochs_since(self._best, epoch)
 
     def remember(self, epoch: int, score: float, mode: Mode, *, averaged: bool = True) -> None:
-        """Keep a copy of the weights as "best" of `state`, if `bettered` chooses it; on all ranks alike.
+        """Keep a copy of the weights as "best" of `state`, if `bettered` chooses this epoch; all ranks must call it.
 
         Args:
-            averaged: False for the weights that training left, where there are averaged ones.
+            averaged: True to keep averaged weights if there are any; False for the last step's weights.
         """
 
         def evaluated() -> Mapping[str, Any]:
@@ -262,13 +277,14 @@ class SingleLearner:
         self._best = bettered(self._best, epoch, score, mode, evaluated)
 
     def state(self) -> dict[str, Any]:
-        """Return weights, buffers and optimizer state, the same on all ranks: after `evaluate`, buffers are rank 0's.
+        """Return weights, buffers and optimizer state.
 
-        "model" has the weights that training left, or that its optimizer has to evaluate; see `weights_of`.
-        If epochs are remembered, "best" is the best of them: "epoch", "score", "model". If weights are averaged,
-        "average" is the state from which averaging continues.
+        They are the same on all ranks; after an evaluation, all ranks have the buffers of rank 0. If the model is
+        split, all ranks must call this method together, and only rank 0 gets the tensors.
 
-        If the model is split, all ranks call it together, and rank 0 gets the whole state.
+        "model" has the last step's weights, or those that the optimizer evaluates with; see `weights_of`. If epochs are
+        remembered, "best" is the kept one; see `bettered`. If weights are averaged, "average" is the state of the
+        average.
         """
         more: dict[str, Any] = {} if self._best is None else {"best": self._best}
         if self._average is not None:
@@ -285,7 +301,7 @@ class SingleLearner:
         return split_like(values, tensors) if self.sharded else values
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave, under the hyperparameters that this learner was made with."""
+        """Load a state that `state` returned, but keep the hyperparameters with which this learner was made."""
         named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         self.model.load_state_dict(self._split_like({**state["model"], **state.get("trained", {})}, named))
         self._best = state.get("best")
@@ -308,7 +324,10 @@ class SingleLearner:
 
 
 def weights_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
-    """Return "model", a state dict of the weights to evaluate; if the optimizer trains others, these are "trained"."""
+    """Return the weights for evaluation as "model".
+
+    An optimizer such as Schedule-Free trains other weights than it evaluates. These are added as "trained".
+    """
     if not has_modes(optimizer):
         return {"model": model.state_dict()}
     trained = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
@@ -319,7 +338,7 @@ def weights_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 def evaluate_parts(
     objective: Callable[[Batch], Mapping[str, Tensor]], batch: Batch, parts: int, dim: int
 ) -> dict[str, Tensor]:
-    """The means over a batch, part by part, as `evaluate`, and their weights; outputs and targets are put together."""
+    """Evaluate a batch in `parts` parts, as `fusion`'s `evaluate` does; join outputs and targets along `dim`."""
     collected: dict[str, list[Tensor]] = {}
 
     def means(part: Batch) -> Mapping[str, Tensor]:
@@ -332,7 +351,10 @@ def evaluate_parts(
 
 
 def _continued(group: Mapping[str, Any], before: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an optimizer's group with what it had learned: some keep in their groups what later steps are taken by."""
+    """Return a parameter group with this learner's hyperparameters and the values that the optimizer has learned.
+
+    Some optimizers, such as Prodigy, keep learned values in their parameter groups.
+    """
     if (name := optimizer_name(config)) == OWN:
         given = {"params", "lr", "weight_decay", *own_arguments(config)}
         return {**before, **{key: value for key, value in group.items() if key in given}}
@@ -340,7 +362,7 @@ def _continued(group: Mapping[str, Any], before: Mapping[str, Any], config: Mapp
 
 
 def _is_dense(model: nn.Module) -> bool:
-    """Tell whether optimizers that can be recorded accept the model's parameters and their gradients."""
+    """Tell whether all parameters are real floats with dense gradients, which recorded optimizers require."""
     floats = all(parameter.is_floating_point() for parameter in model.parameters())
     return floats and not any(getattr(module, "sparse", False) for module in model.modules())
 

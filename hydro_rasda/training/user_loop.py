@@ -1,6 +1,6 @@
-"""Training by a function of the user's own, `train(worker)`: in any heat, on one device or on ranks of either backend.
+"""Train by the user's own function, `train(worker)`: in any heat, on one device or on ranks of any backend.
 
-A rank leaves the function when a unit of work ends.
+When a task ends, `worker.report` raises `Over`, so that the rank leaves the function.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hydro_rasda.training.width_scaled_rates import WidthScaledRates
 from hydro_rasda.training.worker import Saving, State, Worker
 
 METRICS = ("train_", "val_")
-"""Prefixes of the metrics that a run keeps, beside those that trials are compared by."""
+"""Prefixes of the metrics that a run keeps. The metrics that compare trials are kept under any name."""
 
 
 _FULL_WIDTH = (
@@ -48,24 +48,24 @@ _FULL_WIDTH = (
 
 
 class Over(BaseException):
-    """Raised to leave the training function when its part ends; `except Exception` does not catch it."""
+    """Raised to leave the user's training function when a task ends; `except Exception` does not catch it."""
 
 
 class SpanWorker(Worker):
-    """Train to an epoch, or until `should_stop`; all ranks leave the training function when rank 0 does.
+    """A worker that trains a task's span of epochs; when rank 0 leaves the training function, all ranks do.
 
-    Its configuration is the trial's number and configuration, its data the problem: `user_loop` gives a function of the
-    user's those that it knows.
+    `config` holds the trial's number and configuration, and `data` is the problem. `train_own_on_rank` replaces them by
+    the user's configuration and data.
 
     Args:
-        should_stop: Asked after each epoch; rank 0's answer counts.
+        should_stop: Called after each epoch; rank 0's answer counts.
         on_epoch: Called by rank 0 after each epoch.
-        kept: Names of values that the run keeps beside metrics.
+        kept: Names of further values that the run keeps besides metrics.
 
     Attributes:
-        history: The epochs, on rank 0.
-        saving: The state after the last epoch, or a function that returns it; None before the first.
-        left: True if the worker has left the function because training pauses here.
+        history: The epochs and their metrics, on rank 0.
+        saving: The state after the last epoch, or a function that returns it; None before the first report.
+        left: True if the worker ended the training function; False if the function returned by itself.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class SpanWorker(Worker):
         return self._settings.max_t
 
     def model(self) -> nn.Module:
-        # A model is drawn from a seed of its own: what the function draws does not depend on it.
+        # Building a model has its own seed, and must not change the random numbers that `train` draws afterwards.
         with preserved_generators():
             built = self._problem.target(self._trial) if self._is_full_size else self._problem.surrogate(self._trial)
         if self.width_ratio < 1:
@@ -108,7 +108,7 @@ class SpanWorker(Worker):
         return self.prepare(built)
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
-        if self.left:  # the function went on all the same
+        if self.left:  # the function caught `Over` and continued
             raise Over
         if os.getpid() != self._process:
             raise RuntimeError(
@@ -125,7 +125,11 @@ class SpanWorker(Worker):
             raise Over
 
     def reached(self, before: State | None) -> State | None:
-        """The state that training came to; where nothing was reported, that from which it went on."""
+        """Return the last reported state; `before` if nothing was reported.
+
+        Raises:
+            ValueError: If there is neither, on rank 0.
+        """
         if self.rank == 0 and self.saving is None and before is None:
             raise ValueError("`train` returned without a report, but must end each epoch with `worker.report(...)`")
         return self.saving() if callable(self.saving) else self.saving or before
@@ -149,7 +153,7 @@ class KeptReports:
     def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
         self._settings = settings
         self._best = None if state is None else state.get("best")
-        # A checkpoint that the library's own training left has none, where `train` came later.
+        # A checkpoint of the library's own loop has no "own": a user may pass `train` only in a later call.
         self.own: State | None = None if state is None else state.get("own", state)
 
     def taken(self, epoch: int, metrics: Mapping[str, Any], saving: Saving) -> tuple[dict[str, Any], Saving]:
@@ -175,7 +179,11 @@ class KeptReports:
 
 
 def _state_of(saving: Saving) -> dict[str, Any]:
-    """Return the state of a report; ValueError if it holds no model, or objects that only running code reads back."""
+    """Return the state of a report.
+
+    Raises:
+        ValueError: If the state has no "model", or holds objects that `torch.load(weights_only=True)` refuses.
+    """
     state = saving() if callable(saving) else saving
     rule = 'a dict whose "model" is the state dict of the model that `model_fn(worker.config)` builds'
     has_model = isinstance(state, Mapping) and isinstance(state.get("model"), Mapping)
@@ -210,7 +218,7 @@ def train_own(
 
 @contextlib.contextmanager
 def _in_one_process() -> Iterator[None]:
-    """End a process that the user's function has forked where it would leave that function, too."""
+    """End processes that the user's function forked before they leave that function and run the library's code."""
     here = os.getpid()
     try:
         yield
@@ -220,7 +228,7 @@ def _in_one_process() -> Iterator[None]:
 
 
 def train_own_on_rank(worker: SpanWorker) -> None:
-    """The same on a rank, from its last checkpoint to the trial's end, or to where the worker leaves it."""
+    """Call the user's function on one rank, from the worker's last checkpoint; it returns, or `Over` is raised."""
     problem: Problem = worker.data
     assert problem.own_loop is not None
     kept = KeptReports(problem.settings, worker.checkpoint)
@@ -244,8 +252,8 @@ def train_own_surrogate(
 ) -> Outcome:
     """Train a trial of the sweep to its next milestone by the user's function.
 
-    If the function returns before, its best epoch stands for those that are left: it is compared by them at each
-    milestone to come, and is not called again.
+    If the function returns early, the metrics of its best epoch count as those of all later epochs. They decide at each
+    later milestone, and the function is not called again.
     """
     started, own = time.perf_counter(), task.copies.get(trial.number, trial.number)
     try:
@@ -262,8 +270,8 @@ def train_own_surrogate(
         epochs = [*outcome.epochs, *((epoch, dict(over)) for epoch in range(trained + 1, task.span.stop + 1))]
         return Outcome.of_model(trial.number, {**outcome.state, "over": over}, epochs, outcome.seconds)
     except DamagedCheckpoint:
-        raise  # whoever goes on from it is not to blame
-    except (Exception, SystemExit):  # the latter would end a script, and look like success
+        raise  # not the fault of the trial that loads the checkpoint
+    except (Exception, SystemExit):  # SystemExit would end the script as if it had succeeded
         return Outcome.failed(trial.number, traceback.format_exc(), time.perf_counter() - started)
 
 

@@ -1,4 +1,4 @@
-"""Learning rates and weight decays of narrow models in the user's own loop, by the rules of muP.
+"""Scale learning rates and weight decays of narrow models in the user's own loop, by the rules of muP.
 
 The factors are those of `surrogate.lr_multipliers` (Tensor Programs V, table 8).
 """
@@ -22,16 +22,16 @@ from hydro_rasda.common.argument_checks import require
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 FACTOR = "lr_factor_of_width"
-"""Entry of a parameter group: the factor of its learning rate."""
+"""Key of a parameter group under which muP's factor of its learning rate is kept."""
 
 Factors = Mapping[str, float]
 
 
 class WidthScaledRates:
-    """Scale the optimizer settings of the surrogates that a worker has built; other parameters keep theirs.
+    """Scale the optimizer settings of a worker's surrogates; other parameters keep their settings.
 
     Args:
-        width_ratio: Width of these surrogates over that of the model, for messages.
+        width_ratio: Width of the surrogates as a ratio of the full width; used in messages only.
     """
 
     def __init__(self, width_ratio: float = 1.0) -> None:
@@ -40,23 +40,25 @@ class WidthScaledRates:
         self._seen: list[Optimizer] = []
 
     def note(self, surrogate: nn.Module) -> None:
-        """Scale the settings of this surrogate's parameters from now on."""
+        """Scale the settings of the parameters of `surrogate` from now on."""
         self._models.append(surrogate)
 
     def __bool__(self) -> bool:
-        """Tell whether any surrogate is noted."""
+        """Tell whether a surrogate was noted."""
         return bool(self._models)
 
     def groups(self, parameters: Any, kind: type[Optimizer], settings: Mapping[str, Any]) -> Any:
-        """Return parameter groups of an optimizer, each with one factor; at full width, the parameters as given.
+        """Return an optimizer's parameter groups, split so that each group has one factor.
+
+        If no surrogate was noted, return the parameters as given.
 
         Args:
-            parameters: A module, or parameters in any form that torch's optimizers take.
+            parameters: A module, or parameters in any form that torch's optimizers accept.
             kind: The optimizer's class.
-            settings: The arguments of the class. Groups may have their own.
+            settings: The arguments of the class. Parameter groups may override them.
 
         Raises:
-            ValueError: If no rule is known by which learning rates of this class change with the width.
+            ValueError: If no rule is known for how learning rates of this class change with the width.
         """
         given = [*(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)]
         if not self._models:
@@ -85,7 +87,7 @@ class WidthScaledRates:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Warn of optimizers that step a surrogate's parameters at the learning rates of the full width."""
+        """Within the context, warn of optimizers that update a surrogate with full-width learning rates."""
         hook = register_optimizer_step_pre_hook(self._look)
         try:
             yield
@@ -116,7 +118,7 @@ class WidthScaledRates:
         )
 
     def _factors(self, table: Callable[[nn.Module, str], Factors], rule: str) -> dict[int, tuple[str, float]]:
-        """Return name and factor of each noted parameter, by its id."""
+        """Return the name and factor of each parameter of the noted surrogates, by the parameter's `id`."""
         found: dict[int, tuple[str, float]] = {}
         for model in self._models:
             factors = table(model, rule)
@@ -125,14 +127,14 @@ class WidthScaledRates:
 
 
 def _rule_of(kind: type[Optimizer], settings: Mapping[str, Any]) -> str | None:
-    """Return the name of an optimizer in muP's table: its own, or that of a class that it is derived from."""
+    """Return the name under which muP's table has an optimizer class or its nearest base class; None without one."""
     if issubclass(kind, torch.optim.Muon):
         return "muon" if settings.get("adjust_lr_fn") == "match_rms_adamw" else MUON_ORIGINAL
     return next((name for cls in kind.__mro__ if (name := cls.__name__.lower()) in OPTIMIZERS), None)
 
 
 def _setting(kind: type[Optimizer], settings: Mapping[str, Any], group: Mapping[str, Any], name: str) -> Any:
-    """Return a setting of a group: its own, the optimizer's, or the default of its class (0 if it has none)."""
+    """Return a parameter group's setting: the group's own, the optimizer's, or the class's default (0 without one)."""
     parameter = inspect.signature(kind).parameters.get(name)
     default = 0.0 if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
     return group.get(name, settings.get(name, default))

@@ -22,7 +22,7 @@ from hydro_rasda.training.lr_rescaling import RescaledLR, Rule
 from hydro_rasda.training.width_scaled_rates import WidthScaledRates
 from hydro_rasda.training.worker_reports import NOISE_SCALE, SCALING_EFFICIENCY, StepTimes
 
-# The iteration is reckoned in, and torch's seeds have 64 bits.
+# `batches` multiplies the seed and adds the iteration; the result must fit the 64 bits of torch's seeds.
 _LARGEST_SEED = 2**40
 
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
@@ -39,18 +39,19 @@ class Worker:
     Attributes:
         data: The argument `data` of `elastic`, shared by the node's ranks. In `tune`, the arguments `(train_data,
             val_data)`, as they were given.
-        rank: From 0; rank 0 reports and saves.
-        world_size: Ranks of the trial.
-        growth: `world_size` over the workers of a new trial.
+        rank: This rank's number, from 0. Rank 0 reports and saves.
+        world_size: Number of ranks of the trial.
+        growth: `world_size` divided by the number of workers of a new trial.
         device: The device to train on: this rank's GPU, or the CPU.
-        iteration: Reports so far, over all restarts; 0 at first.
-        width_ratio: Width of `model()` over that of the full-size model: below 1 in the sweep of `tune`.
+        iteration: Number of reports so far, over all restarts; 0 at first.
+        width_ratio: Width of `model()` as a ratio of the full width: below 1 in the sweep of `tune`.
         checkpoint: The state last saved; None at first.
         trial: The trial's id.
 
     Args:
-        job: Any of `config`, `trial`, `rank`, `world_size`, and `workers`, the workers of a new trial.
-        saved: An earlier result of `saved`; None at first.
+        job: A mapping with `config`, `trial`, `rank`, `world_size`, and `workers` (the number of workers of a new
+            trial).
+        saved: An earlier result of the method `saved`; None at first.
     """
 
     def __init__(self, job: Mapping[str, Any], data: Any, device: torch.device, saved: State | None = None) -> None:
@@ -71,7 +72,7 @@ class Worker:
         self._measured: dict[str, Any] = dict(saved["measured"])
         self._noise: GradientNoise | None = None
         self.through: Callable[[int, Mapping[str, Any], Saving], tuple[dict[str, Any], Saving]] | None = None
-        """Turns a report into the part that `tune` keeps."""
+        """Function that turns a report into the metrics and the state that `tune` keeps; None outside `tune`."""
         self.gathers = False
         """True if all ranks must call the function that returns the state together."""
         self._times: StepTimes | None = None
@@ -80,53 +81,54 @@ class Worker:
         """The surrogates that the worker has built, and their learning rates."""
 
     def __getitem__(self, key: object) -> NoReturn:
-        # The training functions of Ray Tune take the configuration itself.
+        # Users may expect the configuration here, as in the training functions of Ray Tune.
         raise TypeError(f"the training function is given a Worker, no configuration: take worker.config[{key!r}]")
 
     @property
     def max_t(self) -> int:
-        """`max_t` of `tune`: the epochs of a full training."""
+        """The argument `max_t` of `tune`: the number of epochs of a full training."""
         raise RuntimeError("`worker.max_t` is that of `tune(max_t=...)`: `elastic` knows none")
 
     def model(self) -> nn.Module:
-        """Build the trial's model by `model_fn`, at the width of this heat of `tune`; see `prepare`.
+        """Build the trial's model by `model_fn` at the width of this heat of `tune`, and `prepare` it.
 
-        A narrow one is a surrogate (muP: `surrogate.make_surrogate`): its parameters have the names of the full-size
-        model's, and its optimizer needs other learning rates; see `optimizer`. Initial weights are drawn from the
-        trial's own seed.
+        A narrow model is a surrogate (muP: `surrogate.make_surrogate`). Its parameters have the same names as those of
+        the full-size model, and its optimizer needs other learning rates; see `optimizer`. Initial weights are drawn
+        from the trial's own seed.
         """
         raise RuntimeError("`worker.model()` builds the model of `tune(model_fn, ...)`: in `elastic`, build your own")
 
     def optimizer(self, parameters: Any, kind: type[OptimizerT], **settings: Any) -> OptimizerT:
-        """Make an optimizer with muP's learning rates for the width; at full width, it is as without this method.
+        """Make an optimizer with muP's learning rates for the model's width; full-width models keep their rates.
 
         Args:
-            parameters: A model of `model`, or a part of it, or parameters and groups as torch's optimizers take them.
-                Parameters of anything else keep their learning rate.
-            kind: The class: one of torch's that has a name in `fusion.keys`, one derived from it, or one of that name.
+            parameters: A model that `model` returned, a part of it, or parameters or groups as torch's optimizers
+                accept them. Parameters of other modules keep their learning rate.
+            kind: The optimizer's class: a class of torch that has a name in `fusion.keys`, a class derived from it, or
+                another class of the same name.
             settings: The other arguments of the class, such as `lr`.
 
         Raises:
-            ValueError: If no rule is known by which learning rates of this class change with the width.
+            ValueError: If no rule is known for how learning rates of this class change with the width.
 
         >>> optimizer = worker.optimizer(model, torch.optim.AdamW, lr=worker.config["lr"])  # doctest: +SKIP
         """
         return kind(self.param_groups(parameters, kind, **settings), **settings)
 
     def param_groups(self, parameters: Any, kind: type[Optimizer], **settings: Any) -> Any:
-        """Return the parameter groups of `optimizer`, for an optimizer that you make yourself; `settings` are as there.
+        """Return the parameter groups that `optimizer` uses, for an optimizer that you make yourself.
 
-        Each group has "params" and, if muP changes them, "lr" and "weight_decay". Learning rate times weight decay is
-        the same at every width.
+        The arguments are those of `optimizer`. Each group has "params" and, if muP changes them, "lr" and
+        "weight_decay". Learning rate times weight decay is the same at every width.
         """
         return self.scaled.groups(parameters, kind, settings)
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Move the model to this rank's device; if there are several ranks, its gradients are averaged over them.
+        """Move the model to this rank's device; if there are several ranks, wrap it in DDP to average gradients.
 
-        Load `checkpoint` into the model before, and save the state of the model itself: `worker.plain(model)`.
-        BatchNorm normalizes by each rank's own batch, and its running statistics are the mean over the ranks after each
-        step. To normalize by the global batch, convert the model to `nn.SyncBatchNorm` before (GPUs only).
+        Load `checkpoint` into the model before this call, and save the state of `worker.plain(model)`. BatchNorm
+        normalizes by each rank's own batch. After each step, its running statistics are averaged over the ranks. To
+        normalize by the global batch, first convert the model to `nn.SyncBatchNorm` (GPUs only).
         """
         require(isinstance(model, nn.Module), "model", model, "an nn.Module")
         model = model.to(self.device)
@@ -137,7 +139,7 @@ class Worker:
         return joint
 
     def plain(self, model: nn.Module) -> nn.Module:
-        """The user's own module inside what `prepare` gave."""
+        """Return the user's own module, without the wrapper that `prepare` may have added."""
         return model.module if isinstance(model, DistributedDataParallel) else model
 
     def batches(
@@ -145,15 +147,15 @@ class Worker:
     ) -> Iterator[tuple[Tensor, float]]:
         """Yield this rank's share of one shuffled epoch; each sample is in one batch of one rank.
 
-        All ranks see the same number of batches. Multiply a batch's mean loss by its weight: then the averaged gradient
+        All ranks see the same number of batches. Multiply a batch's mean loss by its weight. Then the averaged gradient
         is that of the whole global batch, even if the last batch does not divide evenly.
 
         Args:
             samples: Size of the data set.
             batch_size: Samples per rank and step; with `fixed_global`, samples per step over all ranks.
-            seed: Seed of the run. The order differs by iteration; it is the same on every rank, and for any number of
+            seed: Seed of the run. The order of samples differs by iteration, but does not depend on the number of
                 ranks.
-            fixed_global: True to keep the global batch as the workers grow.
+            fixed_global: True to keep the global batch when the number of workers grows.
 
         Yields:
             Indices `[n]` and the weight `n * world_size / (samples in the global batch)`. A rank without samples left
@@ -181,11 +183,12 @@ class Worker:
                 self._weight = 1.0
 
     def sampler(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0) -> DistributedSampler[Any]:
-        """Make a sampler for a `DataLoader`, if indices do not suit the data set; call its `set_epoch` each epoch.
+        """Make a sampler for a `DataLoader`, if the indices of `batches` do not suit the data set.
 
-        No example is drawn twice in an epoch. Shuffled, each rank draws the same number of examples. Up to
-        `world_size - 1` examples are left out, other ones in each epoch. In order (`shuffle=False`, for validation),
-        one rank draws each example, and the ranks' numbers may differ by one. `batches` has neither limit.
+        Call the sampler's `set_epoch` in each epoch. No example is drawn twice in an epoch. With `shuffle`, each rank
+        draws the same number of examples, and up to `world_size - 1` examples are left out, which differ by epoch.
+        Without `shuffle` (for validation), every example is drawn by one rank, and the numbers of examples per rank may
+        differ by one. `batches` has neither limit.
 
         Raises:
             ValueError: If the data set has fewer examples than there are ranks.
@@ -195,15 +198,15 @@ class Worker:
         drawn: DistributedSampler[Any] = DistributedSampler(
             dataset, self.world_size, self.rank, shuffle=shuffle, seed=seed, drop_last=shuffle
         )
-        if not shuffle:  # torch's own repeats examples to give each rank as many
+        if not shuffle:  # torch's sampler would repeat examples to give each rank the same number
             drawn.total_size, drawn.num_samples = count, len(range(self.rank, count, self.world_size))
         return drawn
 
     def rescale(self, optimizer: Optimizer, rule: Rule = "auto", warmup_steps: int = 0) -> RescaledLR:
-        """Let the learning rate follow the global batch, see `RescaledLR`; call it once per optimizer.
+        """Scale the learning rate with the global batch, see `RescaledLR`; call it once per optimizer.
 
-        Checkpoints carry its state automatically. `warmup_steps` is the paper's `rescale_warmup_epochs`, 1 or 2, times
-        the steps of an epoch; without it there is no warm-up. `rule="paper"` is the paper's factor.
+        Checkpoints carry the state automatically. By default, there is no warm-up. In the paper, `warmup_steps` is
+        `rescale_warmup_epochs` (1 or 2) times the steps of an epoch, and the factor is that of `rule="paper"`.
         """
         states = self._rescaled_states
         state = states[len(self._rescaled)] if len(self._rescaled) < len(states) else None
@@ -242,13 +245,13 @@ class Worker:
         measurements of `measure`. In `tune(train=...)`, a report is an epoch of the run.
 
         Args:
-            metrics: Plain numbers; rank 0's count. In `tune`, the run's metric must be among them, and metrics called
-                "train_..." or "val_..." are kept, too.
-            state: The state from which training can continue: state dicts and plain values (it is loaded with
-                `weights_only=True`), or a function that returns them. Rank 0 saves it, only when the trial may pause
-                and at its end. In `tune`, every report has one, with the model's state dict as "model".
-            final: True if the training function itself ends the trial here, so that the state is saved; `max_t` of a
-                `RASDAScheduler` ends it in any case.
+            metrics: Plain numbers; those of rank 0 count. In `tune`, the run's metric must be among them. Metrics with
+                names "train_..." or "val_..." are kept, too.
+            state: The state from which training can continue: a mapping of state dicts and plain values (it is loaded
+                with `weights_only=True`), or a function that returns it. Rank 0 saves it only when the trial may pause,
+                and at its end. In `tune`, every report needs a state, with the model's state dict as "model".
+            final: True if the training function itself ends the trial here, so that the state is saved. It is not
+                needed at the `max_t` of a `RASDAScheduler`, which ends the trial in any case.
         """
         require(isinstance(metrics, Mapping), "metrics", metrics, "a mapping of names to numbers")
         check_flag("final", final)
@@ -267,11 +270,11 @@ class Worker:
         self._deliver(results, state, final)
 
     def _attend(self, saving: Saving, final: bool) -> None:
-        """On the other ranks, where what rank 0 saves is gathered from all."""
+        """Take part in gathering the state that rank 0 saves; called on the other ranks if `gathers` is true."""
         raise NotImplementedError
 
     def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
-        """Hand over what rank 0 reports."""
+        """Hand over a report of rank 0 to the backend."""
         raise NotImplementedError
 
     def _with_history(self, metrics: Mapping[str, Any]) -> dict[str, Any]:

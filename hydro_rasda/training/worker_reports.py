@@ -1,4 +1,4 @@
-"""A worker's reports: their keys, and the time of a trial's steps at each size that it has had."""
+"""Keys of a worker's reports, and the step times of a trial for each number of workers that it has had."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 EPOCH_SECONDS = "epoch_seconds"
-"""In a report, its epoch's own time: without starts and waits, and without what follows the epoch."""
+"""Key of a report: the seconds of its epoch, without the start of the worker, waits, and work after the epoch."""
 
 NOISE_SCALE = "gradient_noise_scale"
-"""In a report, the trial's gradient noise scale, in examples; `GLOBAL_BATCH` must be beside it."""
+"""Key of a report: the trial's gradient noise scale, in examples. The report must also have `GLOBAL_BATCH`."""
 
 SCALING_EFFICIENCY = "scaling_efficiency"
-"""In a report, the trial's parallel efficiency, compared with the fewest workers that it has had."""
+"""Key of a report: the trial's parallel efficiency, compared with the fewest workers that it has had."""
 
 HISTORY = ("workers", GLOBAL_BATCH, "lr_multiplier", NOISE_SCALE, SCALING_EFFICIENCY)
 """Keys of a report that a trial's history keeps besides the metrics "train_*" and "val_*"."""
 
 
 def noise_in_workers(report: Mapping[str, Any], workers: int) -> float:
-    """The gradient noise scale of a report, in batches of one of its workers; inf where it does not tell."""
+    """Return the gradient noise scale of a report in units of one worker's batch; inf if the report lacks it."""
     examples, batch = report.get(NOISE_SCALE), report.get(GLOBAL_BATCH)
     return float(examples) * workers / batch if examples is not None and batch else math.inf
 
 
 _STEPS, _ITERATIONS = 1000, 32
-"""Of an iteration, so many steps count, and of a size so many iterations: the last."""
+"""Only the last `_STEPS` steps of an iteration count, and the last `_ITERATIONS` iterations of a number of workers."""
 
 
 class StepTimes:
-    """Measure the times between an optimizer's steps, and from them the efficiency of more workers.
+    """Measure the times between an optimizer's steps, and from them the parallel efficiency of more workers.
 
-    Time between iterations (validation, a checkpoint, a pause) does not count. Stalls count little: the time of an
-    iteration is the median of its steps, and that of a number of workers the median of its iterations.
+    Time between iterations (validation, a checkpoint, a pause) does not count. Stalls count little, because times are
+    medians over the steps of an iteration, and over the iterations with the same number of workers.
 
     Args:
-        device: The device that trains: steps on a GPU are timed there.
+        device: The device that trains. Steps on a GPU are timed by CUDA events.
     """
 
     def __init__(
@@ -62,14 +62,15 @@ class StepTimes:
     def efficiency(self) -> float | None:
         """Parallel efficiency, compared with the fewest workers so far; None before two steps of one iteration.
 
-        Seconds per example, times workers, there over here: 1 where twice the workers take half as long.
+        It is the ratio of seconds per example times workers: with the fewest workers, over now. It is 1 if twice the
+        workers take half as long.
         """
         if self._workers not in self._seconds:
             return None
         return parallel_efficiency({size: median(of) for size, of in self._seconds.items()}, self._workers)
 
     def settle(self, global_batch_size: float | None) -> None:
-        """End an iteration; `global_batch_size` is None if a worker's batch never changes."""
+        """End an iteration. `global_batch_size` may be None if the batch of each worker never changes."""
         times = self._between()
         self._marks.clear()
         if times:
@@ -77,12 +78,12 @@ class StepTimes:
             self._seconds[self._workers] = [*self._seconds.get(self._workers, []), per_example][-_ITERATIONS:]
 
     def state(self) -> dict[str, list[float]]:
-        """Plain values to go on from, at whatever size."""
+        """Return plain values, from which another `StepTimes` continues with any number of workers."""
         return {str(size): of for size, of in self._seconds.items()}
 
     def _mark(self, *_: Any) -> None:
         if self._on_gpu:
-            import torch  # the keys above are read without it
+            import torch  # imported here, because readers of the keys above do not need torch
 
             event = torch.cuda.Event(enable_timing=True)
             event.record()
