@@ -147,7 +147,7 @@ def test_another_runs_checkpoint_is_not_taken_for_the_winners(quick: Callable[..
     weights = whole.best_model().state_dict()
     checkpoint = whole.best_checkpoint
     assert checkpoint is not None
-    (other,) = (path for path in checkpoint.parent.glob("target.*") if path != checkpoint)
+    (other,) = (path for path in checkpoint.parent.glob("race.*") if path != checkpoint)
     own, same_run = checkpoint.read_bytes(), other.read_bytes()
     quick(**arguments, name="other")
     another_run = (tmp_path / "other" / "checkpoints" / checkpoint.name).read_bytes()

@@ -431,7 +431,7 @@ def test_what_cannot_be_fused_trains_beside_each_other_on_each_device(
         backend=RayBackend(resources_per_worker={"CPU": 8 // devices}),
     )
     assert [record.error for record in result.trials if record.error] == []
-    assert len({path.name.split("-")[1] for path in folder.glob("surrogate-*")}) == devices
+    assert len({path.name.split("-")[1] for path in folder.glob("sweep-*")}) == devices
     assert met(folder, "sweep") >= 4
     assert met(folder, "race") >= 2 if devices == 1 else met(folder, "race") == 0
 
