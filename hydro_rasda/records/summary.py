@@ -27,7 +27,7 @@ AVERAGED = {
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd"),
     *("lion", "muon", "nadam", "prodigy", "radam", "rmsprop", "sgd"),
 }
-"""Optimizers that do not average weights by themselves; a test holds them to those of `fusion`, which needs torch."""
+"""Optimizers that do not average weights by themselves. `fusion` knows them, but needs torch; a test compares both."""
 
 
 class AllTrialsFailed(RuntimeError):
@@ -85,14 +85,14 @@ def sum_up(
 
 
 def _within_bounds(history: History, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
-    """Give no end to trials that break bounds of metrics more than the winner does: they cannot win."""
+    """Set the expected end to NaN for trials that break bounds more than the winner: they cannot win."""
     values = {n: history.values_at("target", n, kept_of(history, n)[0]) for n in {*ends, winner}}
     broken = history.settings.comparison.violations(values)
     return {n: end if broken[n] <= broken[winner] else replace(end, end=math.nan) for n, end in ends.items()}
 
 
 def models_in_words(settings: TuneConfig, stage: Stage) -> str:
-    """Say how many models a trial trains in a stage, such as "5 folds" or "3 seeds"; empty if it is one."""
+    """Say how many models a trial trains in a stage, such as "5 folds" or "3 seeds"; empty for one model."""
     models, folds = settings.models(stage), settings.folds
     if models == 1:
         return ""
@@ -101,7 +101,7 @@ def models_in_words(settings: TuneConfig, stage: Stage) -> str:
 
 
 def _refit(history: History) -> dict[int, str]:
-    """Return the checkpoint of the model that was trained once more, if that is what the run hands back."""
+    """Map a refitted trial (`RaceConfig.refit`) to its checkpoint; empty if the run hands back no refit."""
     wanted = history.settings.race.refit
     return {n: name for n, name in history.refits.items() if wanted and name == refit_key(n, kept_of(history, n)[0])}
 
@@ -120,7 +120,10 @@ def _agreement(history: History, finalists: Sequence[int]) -> Agreement | None:
 
 
 def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
-    """Count the first epochs of a full-size training that the sweep trained, at full width and without averages."""
+    """Count the epochs of a full-size training that the sweep already trained; 0 if the sweep used a surrogate.
+
+    The sweep averages no weights.
+    """
     if surrogate != 1:
         return 0
     return min((line["epoch"] - 1 for line in trial.history if line["stage"] == "target"), default=trial.epochs)
@@ -129,7 +132,8 @@ def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
 def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
     """Tell whether full-size training averages weights over steps (`ema`).
 
-    None if the optimizer averages them by itself, or is a function of which a loaded run knows the name alone.
+    None if the optimizer averages weights by itself. None also if the optimizer is a function, and a loaded run knows
+    only its name.
     """
     names = [config.get("optimizer", "adamw"), *(config[key] for key in config if key.startswith("optimizer."))]
     if all(isinstance(name, str) for name in names):
@@ -142,20 +146,20 @@ def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
 
 
 def _averaged(history: History, trial: TrialRecord) -> bool | None:
-    """Tell whether the weights that count are averages over steps; None if no loop of the library trained them."""
+    """Tell whether the kept weights are averages over steps; None if the user's `train` function made them."""
     if not trial.epochs or history.own_loop:
         return None
     return averages(history.settings, trial.config) and averages_count(history.settings, trial)
 
 
 def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
-    """Tell whether averaged weights, where full-size training averages any, are those of the trial's kept epoch."""
+    """Tell whether the weights of the kept epoch are averaged, given that full-size training averages weights."""
     after = trial.kept_epoch > swept_epochs(trial, settings.sweep.surrogate)
     return after and not averages_lost(trial.history, trial.kept_epoch, settings.metric)
 
 
 def _told(line: JournalLine) -> dict[str, Any]:
-    """Return the stage, epoch and metrics of a line of the journal."""
+    """Return the stage, epoch and metrics of a journal line."""
     return {name: value for name, value in line.items() if name not in ("event", "trial")}
 
 
@@ -191,7 +195,7 @@ def _record(
 
 
 def _spread(history: History, number: int, kept_epoch: int) -> float | None:
-    """Return the standard deviation of a trial's score over its models; None if it trained one."""
+    """Return the standard deviation of a trial's score over its models; None if it trained one model."""
     full = history.epochs("target", number) > 0
     stage: Stage = "target" if full else "surrogate"
     at = kept_epoch if full else history.epochs("surrogate", number)
