@@ -1,4 +1,4 @@
-"""The screen of a run: its folder, each decision, and one bar on a terminal or else a line a minute."""
+"""The progress display of a run: its folder, its messages, and one bar on a terminal or else a line a minute."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Unread(PrintableConsole):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        # Else Python's flush when it ends would fail, too.
+        # Otherwise, Python's flush of stdout at exit would fail, too.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -63,8 +63,8 @@ class Progress:
 
     On a terminal there is one bar for the whole run. Elsewhere, as in the logs of batch systems, a line reports
     progress if none has been printed for a minute. Both say which share of the run's time has passed, or count epochs
-    while no time left is known. The leader is the trial of the stage that is best after its latest epoch, among those
-    that may still train. At full size, it is the one that came first at the last decision.
+    while the time left is unknown. Both name the leader of the stage: the trial with the best latest score among those
+    that may still train. At full size, the leader is the trial that ranked first at the last decision.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -149,7 +149,7 @@ class Progress:
             self._say(f"{self._stage.title}: {done} after {duration(event.seconds)}{left}{note}", event.seconds)
 
     def _compare(self, event: EpochEnded) -> None:
-        """Take in a trial's score after an epoch, if it has one."""
+        """Note a trial's score after an epoch; forget the trial if it has no finite score."""
         if self._asked is None:
             return
         value, scores = score_in(event.metrics, self._asked.metric), self._scores[event.stage]
@@ -182,7 +182,7 @@ class Progress:
         return f"trial {best} leads{what}{show(score, 4)} (epoch {epoch})"
 
     def _say(self, text: str, seconds: float) -> None:
-        """Print a line that stays, as it is: paths are not broken, and brackets are no markup."""
+        """Print a line above the bar, unchanged: long paths are not wrapped, and brackets are no markup."""
         self.console.print(text, markup=False, soft_wrap=True)
         self._said = seconds
 
