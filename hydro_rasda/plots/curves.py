@@ -1,4 +1,4 @@
-"""How scores went: the best over time, and the learning curves of all trials, narrow and full."""
+"""Figures of scores over time: the best score so far, and the learning curves of surrogates and full-size models."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from hydro_rasda.run.events import Stage
 from hydro_rasda.settings.config import Mode
 
 MANY = 60
-"""Curves of a stage that are drawn each for itself at most; of more, there are quantiles."""
+"""The most curves of a stage that are drawn one by one; a stage with more curves is drawn as quantiles."""
 
 BANDS = ((10, 90), (25, 75))
-"""Percentiles between which a band lies, the widest first."""
+"""The lower and upper percentile of each band, the widest band first."""
 
 STAGES: tuple[tuple[Stage, str], ...] = (
     ("surrogate", "surrogates"),
     ("middle", "middle heat"),
     ("target", "full size"),
 )
-"""The stages by the names that figures have for them."""
+"""The stages of the journal, each with its name in figures."""
 
 COLORS: Mapping[Stage, str] = {"surrogate": FINALISTS[0], "middle": FINALISTS[2], "target": BEST}
-"""Colours of the stages in figures of a whole run."""
+"""Colors of the stages in figures of a whole run."""
 
 
 def best_over_time(result: RunRecord) -> Figure:
     """Draw the best score so far against the wall time of the run, on surrogates and at full size.
 
-    The line of surrogates ends with their heat, that of full-size models with the run.
+    The line of a stage ends with its last epoch; the line of full-size models ends with the run.
     """
     go, values = graph_objects(), list[float]()
     figure = new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
@@ -72,7 +72,10 @@ def best_over_time(result: RunRecord) -> Figure:
 
 
 def best_lines(record: RunRecord) -> Iterator[tuple[Stage, str, dict[str, list[Any]]]]:
-    """Yield, by stage that has any, its name and its best scores so far, the last of them once more at its end."""
+    """Yield each stage that has a score, its name, and the steps of its best score so far.
+
+    The last step comes twice: when it was reached, and at the end of the stage.
+    """
     units = journal_of(record)
     found, last = bests(units, record), max((unit.at for unit in units.values()), default=0.0)
     trained = ((unit.at, line) for unit in units.values() for line in unit.lines if line["event"] == "metrics")
@@ -94,13 +97,13 @@ class _Curve:
 def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     """Draw the metric after each epoch: of surrogates above, of full-size models below.
 
-    A stage of up to 60 curves shows each, and surrogates by the rung where they fell. A stage of more shows the median
-    and the bands of 25-75 % and 10-90 % of all trials that trained so far, with the finalists' curves on top. Of more
-    than 60 finalists, the best 8 are drawn. Dotted lines are rungs, where trials were compared, and say how many went
-    on.
+    A stage with up to 60 curves shows all of them; surrogates are grouped by the rung at which they were stopped. A
+    stage with more curves shows the median and the bands of 25-75 % and 10-90 % of its trials, with the finalists'
+    curves on top. Of more than 60 finalists, the best 8 are drawn. Dotted lines are rungs, at which trials were
+    compared; each is marked with the number of trials that went on.
 
     Args:
-        metric: Another of its metrics, such as "train_loss".
+        metric: The metric to draw, such as "train_loss"; None for the metric of the run.
     """
     metric = metric or result.metric
     go, order = graph_objects(), best_first(result)
@@ -108,7 +111,7 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     panels = [(stage, title) for stage, title in STAGES if curves[stage]]
     if not panels:
         return nothing(f"no trial has a finite {metric} yet")
-    # By place among the finalists, alike in both panels.
+    # A finalist has the same color in all panels.
     finalists = [trial.trial for trial in order if trial.reached]
     colors = {number: FINALISTS[i % len(FINALISTS)] for i, number in enumerate(finalists)} | {result.best_trial: BEST}
     figure = new_figure(
@@ -135,7 +138,7 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
 
 
 def _mode(result: RunRecord, metric: str) -> Mode:
-    """Return the direction in which a metric is better; that of the run's own where nothing tells of another one."""
+    """Return the direction in which a metric is better; if it is unknown, return that of the run's own metric."""
     by_name: Mode = "min" if metric.endswith("loss") else "max" if metric.endswith("accuracy") else result.mode
     return dict(result.comparison.objectives).get(metric, by_name)
 
@@ -155,7 +158,7 @@ def _curves(trials: Iterable[TrialRecord], stage: Stage, metric: str) -> list[_C
 
 
 def _bands(curves: Sequence[_Curve], legend: bool) -> list[dict[str, Any]]:
-    """Make the traces of the quantiles after each epoch, over all trials with a finite value there."""
+    """Make the traces of the bands and the median, at each epoch over all trials with a finite value."""
     after: dict[int, list[float]] = {}
     for curve in curves:
         for epoch, value in zip(curve.epochs, curve.values):
@@ -193,7 +196,7 @@ _BAND = "92, 140, 196"
 
 
 def _fallen(curves: Sequence[_Curve], stage: Stage) -> list[dict[str, Any]]:
-    """A trace for all that fell at one rung, later ones stronger."""
+    """Make one trace for all trials that were stopped at the same epoch; later epochs have stronger colors."""
     bad = [curve for curve in curves if curve.trial.status in ("diverged", "failed")]
     fates: dict[int, list[_Curve]] = {}
     for curve in curves:
@@ -232,7 +235,7 @@ def _together(curves: Sequence[_Curve], name: str, color: str) -> dict[str, Any]
 
 
 def _alone(curve: _Curve, color: str, best: bool, stage: Stage) -> dict[str, Any]:
-    """A finalist's curve; the legend names it once."""
+    """Make the trace of a finalist's curve; only the trace at full size has an entry in the legend."""
     trial = curve.trial
     return {
         "x": curve.epochs,
@@ -248,7 +251,10 @@ def _alone(curve: _Curve, color: str, best: bool, stage: Stage) -> dict[str, Any
 
 
 def _mark_rungs(figure: Figure, reached: Sequence[int], row: int) -> None:
-    """A vertical line at each epoch where some trials stopped, which says how many went on; `reached` is of each."""
+    """Draw a vertical line at each epoch at which trials stopped, marked with the number that went on.
+
+    `reached` has the last epoch of each trial.
+    """
     stops = sorted(set(reached))
     if len(stops) > 12:  # asynchronous schedulers stop trials at any epoch
         return
