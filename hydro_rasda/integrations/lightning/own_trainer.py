@@ -98,7 +98,7 @@ class Reports(Checkpoint):
         self._worker = worker
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report the epoch. If the run pauses or stops the trial, the report raises and so leaves the trainer."""
+        """Report the epoch. If the run pauses or stops the trial, this call does not return to the trainer."""
         logged = {_name(name): float(value) for name, value in trainer.callback_metrics.items()}
         self._worker.report(logged, lambda: _packed(trainer, pl_module))
 
