@@ -99,7 +99,7 @@ class Daemon:
 class Daemons:
     """A daemon for each shared GPU, started when it is first asked for.
 
-    `who` is the subject of the warning that a daemon did not start.
+    The warning that a daemon did not start says that `who` take turns on GPUs.
     """
 
     def __init__(self, who: str, wanted: bool = True) -> None:

@@ -108,8 +108,8 @@ def undecided_line(result: TuneResult) -> list[str]:
 
     Both trained to the end. Their scores differ by less than the standard error of the difference, which is estimated
     from parts of the validation examples. If the estimate fails, the line says so. No line is returned if nothing is
-    estimated. This is so for folds, loaders, metrics of the whole validation set, models that the user's `train`
-    function trained, and validation sets with less than two examples a part or more than `MOST` examples.
+    estimated: for folds, loaders, metrics of the whole validation set, and models of the user's `train` function. The
+    same holds for validation sets with less than two examples a part, or with more than `MOST` examples.
     """
     problem, trials = result._problem, result.trials
     name = result.metric.removeprefix("val_")
