@@ -35,10 +35,10 @@ _SCALE_ATTRIBUTES = ("scaling", "scale", "softmax_scale")
 class ScaleKey:
     """Forward-pre-hook that multiplies an `nn.MultiheadAttention`'s key by sqrt(target head size / head size).
 
-    The product of a query and the key bias is not scaled. It is the same for all keys, so softmax ignores it. If the
-    query were scaled, the product of a key and the query bias would not be, which softmax does not ignore. The layer's
-    extra keys (`bias_k`, `add_zero_attn`) have no key bias and are not scaled with the key: with them, the query is
-    scaled.
+    The product of a query and the key bias is not scaled. That product is the same for all keys, so softmax ignores it.
+    If the query were scaled, the product of a key and the query bias would not be, which softmax does not ignore. The
+    layer's extra keys (`bias_k`, `add_zero_attn`) have no key bias and are not scaled with the key: with them, the
+    query is scaled.
     """
 
     factor: float

@@ -67,7 +67,7 @@ def initial_laws(build: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, L
             do not exist without memory.
 
     Returns:
-        The model, whose parameters may have no values, and parameter name -> law.
+        The model, whose parameters may have no values, and the law of each parameter by name.
     """
     # A constructor that has an error itself fails again in the last, plain call, whose error the user sees.
     with contextlib.suppress(Exception):

@@ -3,7 +3,7 @@
 Every dimension of every parameter and buffer, and every integer attribute that could be a size, becomes a symbol; the
 input's sizes stay numbers. One forward pass without data (fake tensors) then leaves the constraints behind,
 because torch's operators state them as equations. Examples are residual sums, concatenations, flattening before a
-linear layer, grouped convolutions and attention heads. Nothing here knows what the operators do.
+linear layer, grouped convolutions and attention heads. This module has no rules for single operators.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
 def _pinned(trace: SizeTrace, width_ratio: float, widths: Collection[sympy.Symbol]) -> set[sympy.Symbol]:
     """Find widths that an equation without other symbols keeps, such as channels that a pixel shuffle turns to pixels.
 
-    No other width needs to be a multiple of these.
+    Other widths need not be multiples of these.
     """
     found = set()
     for width in widths:

@@ -3,7 +3,7 @@
 Plain statistics, no tensors. A score is the number that the tuner minimizes or maximizes, one for each configuration. A
 diverged trial has a score that is NaN or infinite. All these scores are equal, and worse than any other.
 
-Tensor Programs V, table 1: hyperparameters of optimization transfer. Those of regularization depend on the
+Tensor Programs V, table 1: hyperparameters of optimization transfer. The best regularization depends on the
 model's size, too, because a narrow model overfits less.
 """
 

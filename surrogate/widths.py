@@ -52,7 +52,7 @@ class ParamWidth:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the initial weights over that of the target's."""
+        """Standard deviation of the initial weights over that of the target."""
         return self.width_mult**-0.5 if self.is_matrix else 1.0
 
 

@@ -41,7 +41,7 @@ def bubbles(
     Every rank of a host wraps its training loop in this context; nothing else of the host changes. The guest is a
     separate process, so that the host's results are the same to the last bit. The guest trains groups of the sweep that
     `tune(backend=BubbleBackend(source))` runs at the same time, on any machine; without a sweep, it waits for one.
-    A bubble stays empty if it is expected to be too short, by the waits of the last steps. One step in
+    A bubble stays empty if the waits of the last steps predict that it is too short. One step in
     `schedulers.bubble_policy.CONTROL` has no guest, for comparison. If guests cost the host more than 1 % of a step,
     only longer bubbles are used.
 

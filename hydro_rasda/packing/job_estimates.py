@@ -104,9 +104,9 @@ def _key(kind: str, name: str, alone: bool) -> str:
 class Slowdowns:
     """Factors by which jobs of one kind slow those of another, beyond the effect of shares; learnt from finished jobs.
 
-    The logarithm of a job's seconds is a sum. It has a term of its own kind, and one for each kind that ran beside it,
-    times the average number of such jobs. Each job corrects all terms by its deviation from the sum (normalized least
-    mean squares: Haykin, "Adaptive Filter Theory", 1996, section 9.11).
+    The logarithm of a job's seconds is modeled as a sum. One term belongs to the job's own kind. Each neighboring kind
+    has a term that is multiplied by the average number of its jobs. Each job corrects all terms by its deviation from
+    the sum (normalized least mean squares: Haykin, "Adaptive Filter Theory", 1996, section 9.11).
     """
 
     def __init__(self, before: Mapping[str, Mapping[str, tuple[float, float]]] | None = None) -> None:

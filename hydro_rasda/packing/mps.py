@@ -97,7 +97,7 @@ class Daemon:
 
 
 class Daemons:
-    """A daemon for each shared GPU, started when it is first asked for.
+    """A daemon for each shared GPU, started when the GPU's environment is first asked for.
 
     The warning that a daemon did not start says that `who` take turns on GPUs.
     """

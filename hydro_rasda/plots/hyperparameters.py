@@ -76,8 +76,8 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
     """Draw two hyperparameters against each other: a dot for each trial, over a map of average places.
 
     Args:
-        x: A hyperparameter; None takes the most important hyperparameter that is left.
-        y: Another one; None likewise.
+        x: A hyperparameter; None takes the most important one.
+        y: Another hyperparameter; None takes the most important one that is left.
     """
     found = [name for name in (x, y) if name is not None]
     if len(found) < 2:

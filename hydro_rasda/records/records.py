@@ -158,7 +158,7 @@ class Cost:
 
 @dataclass(frozen=True, repr=False)
 class RunRecord(Portable):
-    """The part of a `TuneResult` that needs neither model nor data; its docstring says what each value is."""
+    """The part of a `TuneResult` that needs neither model nor data; the docstring of `TuneResult` has its values."""
 
     best_config: dict[str, Any]
     best_metric: float

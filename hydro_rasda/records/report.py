@@ -182,7 +182,7 @@ def doubt_line(result: RunRecord) -> list[str]:
 
 
 def _percent(chance: float) -> str:
-    return f"{chance:.0%}" if chance < 0.995 else "over 99%"  # it is an estimate: never 100%
+    return f"{chance:.0%}" if chance < 0.995 else "over 99%"  # an estimate is never 100%
 
 
 _NOTHING = 1e-3

@@ -15,7 +15,10 @@ DRAW_SECONDS = 0.5
 
 
 class NotebookProgress(Progress):
-    """The callback that shows a run in a notebook. Its bar is HTML: it needs no widgets, and is saved."""
+    """The callback that shows a run in a notebook.
+
+    Its bar is HTML, which needs no widgets and is saved with the notebook.
+    """
 
     _handle: Any = None
     _drawn = -math.inf

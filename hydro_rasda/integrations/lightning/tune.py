@@ -99,8 +99,8 @@ def tune_module(
     Values of `self.log` are averaged over an epoch by their `batch_size`, by default the number of examples. The loss
     counts by the items that torch's cross-entropy averages, or by the "weight" that a step returns. Optimizers may be
     SGD, Adam or AdamW, with groups of different learning rates and weight decays, and a scheduler that is a function of
-    the step. `batch_idx` is 0, and a step that reads `current_epoch` or `global_step` is refused. `trainer.max_epochs`,
-    and in `configure_optimizers` `trainer.estimated_stepping_batches`, are what they are for `Trainer`.
+    the step. `batch_idx` is 0, and a step that reads `current_epoch` or `global_step` is refused. `trainer.max_epochs`
+    has its usual value, and so has `trainer.estimated_stepping_batches` in `configure_optimizers`.
 
     Args:
         module_fn: `module_fn(config)`, or `module_fn(config, width_ratio)`. A module that takes no width is made
