@@ -12,7 +12,7 @@ _shown.maxstring = _shown.maxother = 200
 
 
 class PlanMismatch(ValueError):
-    """A plan was found for a model of another structure."""
+    """Raised if a plan belongs to a model of another structure."""
 
 
 def require(holds: bool, argument: str, value: object, rule: str) -> None:
@@ -22,7 +22,7 @@ def require(holds: bool, argument: str, value: object, rule: str) -> None:
 
 
 def _in_python(value: object) -> str:
-    """Say how a scalar of NumPy's or torch's, which breaks a rule by its type alone, becomes Python's own."""
+    """Return a hint how to convert a scalar of NumPy or torch, which may break a rule only by its type; else ""."""
     scalar = hasattr(value, "item") and getattr(value, "ndim", None) == 0
     return "; `.item()` makes Python's own of it" if scalar and not isinstance(value, int | float | str) else ""
 
@@ -39,19 +39,19 @@ def check_width_ratio(width_ratio: float, argument: str = "width_ratio") -> None
 
 
 def check_int(argument: str, value: object, at_least: int, at_most: float = math.inf) -> None:
-    """Refuse what is no integer in a range."""
+    """Refuse values that are no integer in a range."""
     holds = isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= at_most
     bound = f">= {at_least}" if at_most == math.inf else f"from {at_least} to {at_most}"
     require(holds, argument, value, f"an integer {bound}")
 
 
 def check_flag(argument: str, value: object) -> None:
-    """Refuse what is neither True nor False."""
+    """Refuse values that are neither True nor False."""
     require(isinstance(value, bool), argument, value, "True or False")
 
 
 def check_list(argument: str, value: object, kind: Any, least: int = 1) -> None:
-    """Refuse what is no list or tuple of objects of a class, or too short."""
+    """Refuse values that are no list or tuple of at least `least` objects of the class `kind`."""
     require(isinstance(value, list | tuple), argument, value, "a list")
     assert isinstance(value, list | tuple)
     require(len(value) >= least, f"len({argument})", len(value), f">= {least}")
@@ -60,12 +60,12 @@ def check_list(argument: str, value: object, kind: Any, least: int = 1) -> None:
 
 
 def check_function(argument: str, value: object, arguments: int) -> None:
-    """Refuse what cannot be called with so many arguments."""
+    """Refuse values that cannot be called with a number of positional `arguments`."""
     holds = callable(value) and not isinstance(value, type)
     try:
         inspect.signature(value).bind(*range(arguments))  # type: ignore[arg-type]
     except TypeError:
         holds = False
-    except ValueError:  # what is written in C has no signature to look at
+    except ValueError:  # functions written in C may have no signature
         pass
     require(holds, argument, value, f"a function of {arguments} arguments")

@@ -47,7 +47,7 @@ class SurrogatePlan:
 
     Attributes:
         params: Parameter name -> its widths.
-        factors: Parameter name -> what its initial values are multiplied by.
+        factors: Parameter name -> factor of its initial values.
         target_heads: Module name -> size of an attention head in the target.
     """
 
@@ -68,7 +68,7 @@ def make_surrogate(
 ) -> nn.Module:
     """Build a narrow model that ranks hyperparameters like the wide one.
 
-    The wide one, the target, is `model_fn(config, 1.0)`. It is built without memory for its parameters where its
+    The wide model, called the target, is `model_fn(config, 1.0)`. It is built without memory for its parameters if its
     constructor allows that (see `surrogate.init_distributions`). Random numbers come from torch's global generator.
 
     Train the result with `lr_multipliers` and `weight_decay_multipliers`; train the target as usual.
@@ -84,8 +84,8 @@ def make_surrogate(
         zero_readout: True if readouts start at zero (Tensor Programs V, appendix D.2), so that surrogate and target
             compute the same function, 0, before the first step. A readout that is tied to an embedding keeps its
             weights.
-        plan: From `plan_surrogate`, at the same ratio, for a configuration with which `model_fn` does the same; found
-            anew where it is None, which takes longer. The result is the same.
+        plan: From `plan_surrogate`, at the same ratio, for a configuration with which `model_fn` builds the same shapes
+            and initial distributions. None finds the plan anew, which takes longer; the result is the same.
 
     Returns:
         The module that `model_fn` built, with muP's initial scale, readout multipliers as forward-pre-hooks, and its
@@ -120,9 +120,9 @@ def make_surrogate(
 
 
 def plan_surrogate(model_fn: ModelFn, config: Config, width_ratio: float = 1 / 8) -> SurrogatePlan | None:
-    """Find out what `make_surrogate` needs to know beside the narrow model itself.
+    """Make a plan that saves `make_surrogate` from building the target.
 
-    That holds for all configurations with which `model_fn` does the same.
+    It holds for all configurations with which `model_fn` builds the same shapes and initial distributions.
 
     Args:
         model_fn: As for `make_surrogate`.
@@ -130,8 +130,8 @@ def plan_surrogate(model_fn: ModelFn, config: Config, width_ratio: float = 1 / 8
         width_ratio: Surrogate width over target width, in (0, 1).
 
     Returns:
-        The plan; None where the constructor alone does not tell how large initial weights are, which
-        `make_surrogate` then measures for each surrogate. Torch's random numbers stay as they are.
+        The plan; None if the constructor alone does not tell the size of initial weights, because `make_surrogate` then
+        measures it for each surrogate. The state of torch's random numbers does not change.
 
     Raises:
         ValueError: if `width_ratio` is no number in (0, 1), or as for `make_surrogate`.
@@ -146,7 +146,7 @@ def plan_surrogate(model_fn: ModelFn, config: Config, width_ratio: float = 1 / 8
 def _plan(
     model_fn: ModelFn, config: Config, width_ratio: float, surrogate: nn.Module, *, measure: bool
 ) -> SurrogatePlan | None:
-    """None where initial weights had to be measured, but may not be."""
+    """Return the plan; None if initial weights would have to be measured, but `measure` is False."""
     build_narrow = functools.partial(_build, model_fn, config, width_ratio)
     build_target = functools.partial(_build, model_fn, config, 1.0)
     target, laws = initial_laws(build_target)
@@ -179,7 +179,7 @@ def parametrize(
     Args:
         target_heads: Module name -> size of an attention head in the target.
         rounded: Widths that did not divide and were rounded, one line each.
-        kept: Sizes that stay, and why, one line each.
+        kept: Sizes that stay, with the reason, one line each.
     """
     readouts, spectral = find_readouts(module, params), find_spectral_scales(module, params)
     logits = find_logit_scales(module, target_heads)
@@ -192,7 +192,7 @@ def _check_signature(model_fn: ModelFn, config: Config) -> None:
     require(callable(model_fn), "model_fn", model_fn, "a function of (config, width_ratio)")
     try:
         signature = inspect.signature(model_fn)
-    except (TypeError, ValueError):  # callables written in C have none to look at
+    except (TypeError, ValueError):  # functions written in C may have no signature
         return
     try:
         signature.bind(config, 1.0)
@@ -225,9 +225,9 @@ def _build(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Module:
 
 
 def _build_other(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Module:
-    """The model at a second width, to compare outputs with: narrow ones first, since they cost least."""
+    """Build the model at a second width, to compare outputs. Narrow widths are tried first, because they cost least."""
     for other in (2 * width_ratio, width_ratio / 2):
-        # Not every width need exist (heads may not divide it); the target always does.
+        # A width may be impossible, for example if heads do not divide it; the target always exists.
         with contextlib.suppress(ValueError):
             if other < 1.0:
                 return _build(model_fn, config, other)

@@ -6,13 +6,14 @@ Both are measured as a mean of absolute values, on one and the same batch after 
 log width is 0 in theory, or below 0 in the first steps, if outputs start smaller in a wider model. In an ordinary model
 under Adam it is about 1/2 to 1 in the last layers.
 
-Outputs show a single layer that is not scaled, before others make up for it. At the start, outputs may not grow,
-and those of hidden layers may not shrink either: an unscaled initialization has a slope of 1/2. The first step's change
-is small enough to be linear in each rate, and is held to a stricter limit. Outputs of later steps but the last are not
-judged: right models overshoot there.
+Outputs reveal a single unscaled layer before other layers compensate for it. At the start, outputs may not grow, and
+those of hidden layers may not shrink either: an unscaled initialization has a slope of 1/2. The first step's change is
+small enough to be linear in each learning rate, and has a stricter limit. Of the outputs of later steps, only those of
+the last step are judged: correct models overshoot in between.
 
-Parameters show each step, and the culprit. A hidden weight's initial values times the root of its fan-in, and each
-step's change times its fan-in, stay as the width grows. A layer's output also depends on those before it; these do not.
+Parameters are judged at each step, and name the culprit: a layer's output also depends on earlier layers, but its
+parameters do not. As the width grows, two quantities of a hidden weight must stay: its initial values times the root of
+its fan-in, and each step's change times its fan-in.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ from surrogate.widths import ParamWidth, Shape, shapes_as_read, shapes_of
 
 MAX_SLOPE = 0.25
 _FIRST_STEP = 0.5
-"""Of the largest slope, for the first step's change: right models show 0.08 at most, unscaled rates 0.16 or more."""
+"""Limit of the first step's change, as a share of the largest slope. Correct models have slopes of at most 0.08, and
+those with unscaled learning rates of 0.16 or more."""
 
 
 _EACH_STEP = 2.0
-"""Of the largest slope, for each step's change of a hidden weight: right models show 0.3 at most, unscaled rates 1."""
+"""Limit of a hidden weight's change in each step, in units of the largest slope. Correct models have slopes of at most
+0.3, and those with unscaled learning rates of 1."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,9 @@ class Coordinate:
     """The output of one module at one width, averaged over coordinates and seeds.
 
     Attributes:
-        module: Its name; the model itself is named "".
-        width_ratio: Width over the target's.
-        step: Optimizer steps done before.
+        module: Name of the module; the model itself is named "".
+        width_ratio: Width over the width of the target.
+        step: Number of optimizer steps before.
         size: Mean of |x|.
         change: Mean of |x - x at step 0|.
     """
@@ -76,11 +79,11 @@ class CoordinateCheck:
     Attributes:
         rows: One for each module, width and step.
         size_slopes: Module name -> slope of log size over log width after the last step.
-        change_slopes: The same for the change since initialization.
+        change_slopes: Module name -> slope of the change since initialization, after the last step.
         max_slope: The largest slope that the verdict allows.
         start_slopes: Module name -> slope of the size before the first step.
         first_slopes: Module name -> slope of the first step's change.
-        hidden: Modules with a hidden weight, one of two widths: their outputs may not shrink at the start.
+        hidden: Modules whose weight reads and writes a width: their outputs may not shrink at the start.
         parameter_slopes: Parameter name -> slope of its initial values and, for a hidden weight, of each step's change.
             Both are relative to muP's rule, so that 0 is right.
     """
@@ -96,7 +99,7 @@ class CoordinateCheck:
 
     @property
     def growing(self) -> tuple[str, ...]:
-        """Modules whose outputs, or their changes, grow with the width or are not finite, at the first step or last."""
+        """Modules whose outputs or changes grow with the width or are not finite, at the start, first or last step."""
         limits = [(self.size_slopes, 1.0), (self.change_slopes, 1.0), (self.start_slopes, 1.0)]
         limits.append((self.first_slopes, _FIRST_STEP))
         return tuple(
@@ -116,9 +119,9 @@ class CoordinateCheck:
     def unscaled(self) -> dict[str, str]:
         """Parameters that do not follow muP's rules -> what they do instead.
 
-        Initial values are held to `max_slope` in both directions. A hidden weight's changes are held to twice as much,
-        as gradients of a few examples are noisy. They may grow at no step, and may not shrink at all of them. Wrong
-        initial values are named alone, as changes of other parameters follow from them.
+        Initial values must keep `max_slope` in both directions. A hidden weight's changes have twice this limit, as
+        gradients of a few examples are noisy. They may grow at no step, and may not shrink at all steps. Wrong initial
+        values are reported alone, because wrong changes of other parameters follow from them.
         """
         starts = {name: slopes[0] for name, slopes in self.parameter_slopes.items()}
         wrong = {name: slope for name, slope in starts.items() if not abs(slope) <= self.max_slope}
@@ -139,7 +142,7 @@ class CoordinateCheck:
         return not self.growing and not self.shrinking and not self.unscaled
 
     def table(self) -> str:
-        """Sizes and slopes after the last step, one line for each module, and the verdict."""
+        """Return a text: sizes and slopes after the last step, one line for each module, and the verdict."""
         last = max(row.step for row in self.rows)
         width_ratios = sorted({row.width_ratio for row in self.rows})
         sizes = {(row.module, row.width_ratio): row.size for row in self.rows if row.step == last}
@@ -184,18 +187,17 @@ def coordinate_check(
     plain: bool = False,
     max_slope: float = MAX_SLOPE,
 ) -> CoordinateCheck:
-    """Train a few steps at several widths and record what every module puts out.
+    """Train a few steps at several widths and record the outputs of every module.
 
     Args:
         model_fn: As for `make_surrogate`.
         config: Its hyperparameters (see `surrogate.training.make_optimizer`) are used at every width.
-        width_ratios: At least 2.
-        batches: One optimizer step for each; outputs are recorded on the first one.
+        width_ratios: At least 2 different ratios.
+        batches: One optimizer step is done for each batch; outputs are recorded on the first batch.
         objective: `objective(model, batch)` -> loss.
-        seeds: How many random initializations to average over.
-        plain: True to do without muP: ordinary narrow models under ordinary optimizers, to see what failing looks
-            like.
-        max_slope: How steep log size over log width may be.
+        seeds: Number of random initializations to average over.
+        plain: True to check ordinary narrow models under ordinary optimizers, without muP, as an example of a failure.
+        max_slope: The largest slope of log size over log width that passes.
 
     Raises:
         ValueError: if there are fewer than 2 width ratios, no batch or no seed, or as for `make_surrogate`.
@@ -240,7 +242,7 @@ class _Measured:
         self._shapes: dict[float, dict[str, Shape]] = {}
 
     def add(self, width_ratio: float, model: nn.Module, recording: Recording) -> None:
-        """Take what was measured of one training."""
+        """Add the measurements of one training."""
         params = width_plan(model).params
         matrices = (name.replace(".parametrizations.weight", "") for name, p in params.items() if p.is_matrix)
         self.hidden |= {name.rpartition(".")[0] for name in matrices}
@@ -251,11 +253,11 @@ class _Measured:
             self._parameters[name, step, width_ratio].append(size)
 
     def parameter_slopes(self, steps: int) -> dict[str, tuple[float, ...]]:
-        """Slopes of each parameter that has a width: of its values at the start, and of each step's change.
+        """Return for each parameter with a width the slope of its initial values, and those of each step's change.
 
         In muP, a hidden weight's values fall with the root of its fan-in, and its changes with the fan-in, under every
-        optimizer (Yang et al. 2023, "A spectral condition"). Values of other parameters stay. Their changes are not
-        held to anything: a bias before a norm has no gradient but noise.
+        optimizer (Yang et al. 2023, "A spectral condition"). The values of other parameters do not depend on the width.
+        Their changes are not judged: the gradient of a bias before a norm is only noise.
         """
         full = self._shapes[max(self._shapes)]
         slopes = {}
@@ -283,7 +285,7 @@ def _build_plain(model_fn: ModelFn, config: Any, width_ratio: float) -> nn.Modul
 
 
 def _slopes(sizes: Mapping[tuple[str, float], float]) -> dict[str, float]:
-    """Module name -> slope, from sizes by module name and width ratio."""
+    """Return the slope of each module, from sizes by module name and width ratio."""
     points = defaultdict(list)
     for (name, width_ratio), size in sizes.items():
         points[name].append((math.log(width_ratio), size))
@@ -291,7 +293,10 @@ def _slopes(sizes: Mapping[tuple[str, float], float]) -> dict[str, float]:
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Least squares of log size over log width; infinite where a size is not finite, 0 where all are zero."""
+    """Return the least-squares slope of log size over log width.
+
+    It is 0 if all sizes are zero, and infinite if only some are zero or one is not finite.
+    """
     if not all(math.isfinite(size) for _, size in points):
         return math.inf
     if any(size == 0.0 for _, size in points):

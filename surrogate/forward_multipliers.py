@@ -35,9 +35,10 @@ _SCALE_ATTRIBUTES = ("scaling", "scale", "softmax_scale")
 class ScaleKey:
     """Forward-pre-hook that multiplies an `nn.MultiheadAttention`'s key by sqrt(target head size / head size).
 
-    Of the logits, this leaves out the product of a query and the bias of its keys, which softmax does not see. If the
-    query were multiplied, the product of a key and the bias of queries would be left out. The layer's own extra keys
-    have no such bias: with these, the query is multiplied.
+    The product of a query and the key bias is not scaled. That product is the same for all keys, so softmax ignores it.
+    If the query were scaled, the product of a key and the query bias would not be, which softmax does not ignore. The
+    layer's extra keys (`bias_k`, `add_zero_attn`) have no key bias and are not scaled with the key: with them, the
+    query is scaled.
     """
 
     factor: float
@@ -45,7 +46,7 @@ class ScaleKey:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the inputs with the key multiplied, whether it came by position or by name."""
+        """Return the inputs with the scaled key or query, whether it was passed by position or by name."""
         extra_keys = module.bias_k is not None or module.add_zero_attn
         place, name = (0, "query") if extra_keys else (1, "key")
         if len(args) > place:
@@ -54,13 +55,13 @@ class ScaleKey:
 
 
 def head_sizes(module: nn.Module) -> dict[str, int]:
-    """Module name -> size of an attention head, for every module that states one."""
+    """Map each module with an integer `head_dim` to this size of an attention head."""
     sizes = {name: getattr(layer, "head_dim", None) for name, layer in module.named_modules()}
     return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
 
 def find_logit_scales(module: nn.Module, target_heads: Mapping[str, int]) -> dict[str, float]:
-    """Module name -> extra factor on its attention logits, where its head size differs from the target's."""
+    """Map each module whose head size differs from the target's to the extra factor of its attention logits."""
     changed = {}
     for name, size in head_sizes(module).items():
         full = target_heads.get(name, size)
@@ -69,13 +70,13 @@ def find_logit_scales(module: nn.Module, target_heads: Mapping[str, int]) -> dic
             continue
         if isinstance(layer, nn.MultiheadAttention) or _scale_attribute(layer, size):
             changed[name] = math.sqrt(full / size)
-        elif _scale_attribute(layer, full):  # a copy, whose constructor did not run at its own size
+        elif _scale_attribute(layer, full):  # a resized copy, which still has the scale of the target's head size
             changed[name] = full / size
     return changed
 
 
 def scale_logits(module: nn.Module, logits: Mapping[str, float], target_heads: Mapping[str, int]) -> None:
-    """Apply the factors, in place."""
+    """Multiply attention logits by the factors in `logits`, in place."""
     for name, factor in logits.items():
         layer: Any = module.get_submodule(name)
         attribute = _scale_attribute(layer, layer.head_dim) or _scale_attribute(layer, target_heads[name])
@@ -86,7 +87,7 @@ def scale_logits(module: nn.Module, logits: Mapping[str, float], target_heads: M
 
 
 def _scale_attribute(layer: nn.Module, head_size: int) -> str | None:
-    """The attribute in which a layer keeps 1 / sqrt(head size), if it keeps it in one."""
+    """Return the name of the attribute in which a layer keeps 1 / sqrt(head size); None if it has none."""
     for attribute in _SCALE_ATTRIBUTES:
         value = getattr(layer, attribute, None)
         if isinstance(value, float) and math.isclose(value, head_size**-0.5):
@@ -96,7 +97,7 @@ def _scale_attribute(layer: nn.Module, head_size: int) -> str | None:
 
 @dataclass(frozen=True)
 class ScaleInput:
-    """Forward-pre-hook that multiplies a module's first positional input: that of a readout by 1 / width_mult."""
+    """Forward-pre-hook that multiplies a module's first positional input, for example a readout's by 1 / width_mult."""
 
     factor: float
 
@@ -112,11 +113,11 @@ class ScaleInput:
 
 
 def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
-    """Layers that read a width and write none: module name -> 1 / width_mult.
+    """Map readouts, which read a width and write none, to the multiplier of their input: 1 / width_mult.
 
-    A tied readout, whose weight is an embedding's, counts as the layer that it is: its input is scaled, the look-up
-    is not. If a parametrization fixes the norm of the weight, the factor is the root of that. The elements of a narrow
-    weight, and their changes, are larger by the other root already.
+    If a readout shares its weight with an embedding, only the input of the readout is scaled. If a parametrization
+    fixes the norm of the weight, the multiplier is sqrt(1 / width_mult): the elements of the narrow weight, and their
+    changes, are already larger by the same root.
     """
     readouts = {}
     for name, layer, width in _layers(module, params):
@@ -127,7 +128,7 @@ def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[s
 
 
 def find_spectral_scales(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
-    """Layers of spectral norm 1 that write a width: module name -> root of its outputs' width_mult over its inputs'.
+    """Map layers of spectral norm 1 that write a width to sqrt(width_mult of outputs / width_mult of inputs).
 
     That is the spectral norm that muP asks for, relative to the target (Yang et al. 2023, "A spectral condition").
     """
@@ -141,7 +142,7 @@ def find_spectral_scales(module: nn.Module, params: Mapping[str, ParamWidth]) ->
 
 
 def _layers(module: nn.Module, params: Mapping[str, ParamWidth]) -> Iterator[tuple[str, nn.Module, ParamWidth]]:
-    """Layers with a weight by which they read their input, and its widths."""
+    """Yield the name, the layer, and the widths of its input weight, for each layer with such a weight."""
     widths = {id(parameter): params[name] for name, parameter in module.named_parameters()}
     for name, layer in module.named_modules():
         weight = input_weight(layer)

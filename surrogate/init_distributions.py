@@ -1,4 +1,4 @@
-"""The law by which a constructor draws each parameter, read off while it runs, without memory for the parameters.
+"""The distribution (law) from which a constructor draws each parameter, found without memory for the parameters.
 
 The constructor runs on the meta device, where tensors have shapes but no values. Each of its operations is repeated on
 a small sample that stands for the tensor's elements, and the sample's random numbers are the same in every run. Two
@@ -29,7 +29,7 @@ _WRITES = {"copy_"} | _WRITES_PLACES
 _ZEROS, _ONES = {"zeros", "zero", "empty", "empty_strided", "empty_permuted"}, {"ones"}
 _GIVEN = {"full", "fill", "scalar_tensor"}
 _OF_VALUES = {torch.tensor, torch.as_tensor, Tensor.new_tensor, torch.linspace}
-"""These make tensors whose values constructors read: single numbers, and rates that differ from layer to layer."""
+"""Functions whose tensors get real values, because constructors read them: numbers, or a rate for each layer."""
 _IS_META, _DEVICE = Tensor.is_meta.__get__, Tensor.device.__get__  # type: ignore[attr-defined]
 
 
@@ -38,8 +38,8 @@ class Law:
     """Distribution of a tensor's elements.
 
     Attributes:
-        sample: Elements drawn from it, [n]; None where the operations alone do not tell it.
-        random: True if random numbers went in, or may have.
+        sample: Elements drawn from the law, [n]; None if the operations alone do not determine the law.
+        random: True if the elements depend on random numbers, or may depend on them.
     """
 
     sample: Tensor | None
@@ -63,13 +63,13 @@ def initial_laws(build: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, L
     """Build a model for its shapes and the laws of its initial weights.
 
     Args:
-        build: Makes the model. It is called again, with memory for the parameters, where its constructor reads values
-            that are not known beforehand.
+        build: Makes the model. It is called again, with memory for the parameters, if its constructor reads values that
+            do not exist without memory.
 
     Returns:
-        The model, whose parameters may have no values, and parameter name -> law.
+        The model, whose parameters may have no values, and the law of each parameter by name.
     """
-    # A constructor that is itself at fault fails once more when it is not followed: that error is the user's to see.
+    # A constructor that has an error itself fails again in the last, plain call, whose error the user sees.
     with contextlib.suppress(Exception):
         with torch.device("meta"), _HideMeta(), _Follow() as follow:
             model = build()
@@ -83,7 +83,7 @@ def initial_laws(build: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, L
 
 
 class _HideMeta(TorchFunctionMode):
-    """Makes tensors on the meta device say that they are on the CPU: initializers leave those on meta alone."""
+    """Makes tensors on the meta device say that they are on the CPU: initializers skip tensors on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -102,11 +102,11 @@ class _HideMeta(TorchFunctionMode):
 
 
 class _Follow(TorchDispatchMode):
-    """While it is entered, follows the law of every tensor that is made or written to."""
+    """Inside the context, follows the law of every tensor that is made or written to."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch imports its compiler, which takes seconds, for every mode that does not say no here."""
+        """Return False: otherwise, torch would import its compiler, which takes seconds."""
         return False
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class _Follow(TorchDispatchMode):
         if func.is_view or func.namespace == "prim":  # a view has its source's law
             return func(*args, **kwargs)
         read = {key: value for key, value in kwargs.items() if key != "out"}
-        with torch._C.DisableTorchFunction():  # what is done here is none of the constructor's
+        with torch._C.DisableTorchFunction():  # `_HideMeta` must not change the operations of this method
             given = _tensors([*args, *read.values()])
             inputs = [self._read(tensor) for tensor in given]
             if _name(func) == "_local_scalar_dense":
@@ -128,7 +128,7 @@ class _Follow(TorchDispatchMode):
             out = func(*args, **kwargs)
             sources = {_storage(tensor) for tensor in given}
             for place, tensor in enumerate(_tensors([out])):
-                if func._schema.is_mutable or _storage(tensor) not in sources:  # else it may be a view all the same
+                if func._schema.is_mutable or _storage(tensor) not in sources:  # else it may be a view of an input
                     self._write(func, tensor, law if place == 0 else Law(None, law.random))
         return out
 
@@ -137,7 +137,7 @@ class _Follow(TorchDispatchMode):
         return {name: self._read(parameter) for name, parameter in module.named_parameters()}
 
     def _law(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Law]) -> Law:
-        """The law of an operation's first output."""
+        """Return the law of an operation's first output."""
         name = _name(func)
         stem = name.removeprefix("new_").removesuffix("_").removesuffix("_like")
         if stem in _ZEROS | _ONES:
@@ -147,14 +147,14 @@ class _Follow(TorchDispatchMode):
         if name in _COPIES:
             return inputs[0]
         random = torch.Tag.nondeterministic_seeded in func.tags or any(law.random for law in inputs)
-        # An operation may refuse a sample in place of the tensor that it was given: its law is unknown, then.
+        # An operation may fail on samples in place of its tensors. Then the law is unknown.
         with contextlib.suppress(Exception):
             return Law(self._sample(func, args, kwargs, inputs), random)
         return Law(None, random)
 
     def _sample(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Law]) -> Tensor | None:
         name = _name(func)
-        if name == "sign":  # random signs are there to multiply by, and leave sizes alone
+        if name == "sign":  # random signs multiply other values, and do not change their sizes
             return _constant(1.0).sample
         if name == "linalg_qr":  # orthonormal columns
             return _constant(args[0].shape[-2] ** -0.5).sample
@@ -167,9 +167,9 @@ class _Follow(TorchDispatchMode):
         return None
 
     def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """A sample of what an operation draws, if plain numbers describe its law; None if they do not.
+        """Return a sample of what an operation draws; None unless plain numbers describe its law.
 
-        The sample is spread evenly over the law, so that a few numbers tell its size.
+        The sample is spread evenly over the law, so that few elements tell the size.
         """
         spread = (torch.randperm(_COUNT, generator=self._generator, device="cpu").double() + 0.5) / _COUNT
         numbers = [value for value in args if isinstance(value, float | int)]
@@ -206,7 +206,7 @@ class _Follow(TorchDispatchMode):
         elif law.random or not law.constant:
             content.parts[region] = (tensor.numel(), law)
         elif not content.whole.random and content.whole.size != law.size:
-            # A few zeros in random weights (the row of a padding) leave their scale; ones in zeros are a pattern.
+            # Zeros in random weights, such as a padding row, do not change the scale. Ones in zeros make a pattern.
             content.whole = Law(None, False)
 
 
@@ -216,14 +216,14 @@ class _Content:
 
     Attributes:
         whole: The law by which it was filled.
-        parts: Region -> number of elements and law, where a part was written anew since.
+        parts: Region -> number of elements and law, for parts that were overwritten later.
     """
 
     whole: Law
     parts: dict[Any, tuple[int, Law]]
 
     def mixture(self, count: int) -> Law:
-        """The law of a tensor that is the whole storage, of `count` elements."""
+        """Return the law of the whole storage, of `count` elements, from the laws of its parts."""
         rest = count - sum(own for own, _ in self.parts.values())
         laws = list(self.parts.values()) + ([(rest, self.whole)] if rest else [])
         squares = [(own, law.size**2) for own, law in laws if law.size is not None]
@@ -237,7 +237,7 @@ def _name(func: Any) -> str:
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among an operation's inputs or outputs, which may be lists of tensors."""
+    """Return the tensors among an operation's inputs or outputs, which may be lists of tensors."""
     lists = [value if isinstance(value, list | tuple) else (value,) for value in values]
     return [value for own in lists for value in own if isinstance(value, Tensor) and value.layout == torch.strided]
 
@@ -247,7 +247,7 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
 
 
 def _region(tensor: Tensor) -> Any:
-    """Return the part of its storage that a tensor is; None for all of it."""
+    """Return the part of the storage that a tensor covers; None if it covers the whole storage."""
     if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
         return None
     return tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
@@ -266,7 +266,7 @@ def _mapped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: l
 
 
 def _value(func: Any, args: Sequence[Any], law: Law) -> Any:
-    """The value that a constructor reads of a tensor of one element: its own, or the sample's where it has none."""
+    """Return the value that a constructor reads from a one-element tensor; without data, that of its constant law."""
     try:
         return func(*args)
     except Exception:

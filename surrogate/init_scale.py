@@ -1,9 +1,9 @@
 """Initial weights: the model's own initializer, corrected to what muP asks of a surrogate.
 
 muP relative to the target: a hidden weight's standard deviation is the target's / sqrt(width_mult); every other
-parameter's is the target's. How large the model's own initializer makes both is read off its constructor
-(`surrogate.init_distributions`), or measured if the constructor does not tell it. Weights that are not random stay as
-they were made, but for a constant outside of hidden weights: it gets the target's value, if that depends on the width.
+parameter's is the target's. The standard deviations of the model's own initializer are read off its constructor
+(`surrogate.init_distributions`), or measured if the constructor does not tell them. Weights that are not random do not
+change, with one exception: a constant outside of hidden weights gets the target's value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from surrogate.init_distributions import Law
 from surrogate.widths import ParamWidth
 
 _ENOUGH = 4096
-"""A scale is measured on so many elements, to about 1 %; where a model has fewer, several models are built."""
+"""The elements by which a scale is measured to about 1 %; if a parameter has fewer, several models are built."""
 _MOST_BUILDS = 8
 
 
@@ -48,7 +48,7 @@ def measured_corrections(
     build_narrow: Callable[[], nn.Module],
     build_target: Callable[[], nn.Module],
 ) -> dict[str, float]:
-    """The same for parameters whose laws do not tell it, from a few models of either width."""
+    """Return the factors of the named parameters, measured on a few models of each width."""
     if not names:
         return {}
     own_sizes, full_sizes = _measure(build_narrow, names), _measure(build_target, names)
@@ -60,7 +60,7 @@ def measured_corrections(
 
 
 def _measure(build: Callable[[], nn.Module], names: Sequence[str]) -> dict[str, float | None]:
-    """Parameter name -> root mean square over several models; None where it is the same in all of them."""
+    """Return each parameter's root mean square over several models; None if all models have the same values."""
     draws = [_values(build, names), _values(build, names)]
     fewest = min(draws[0][name].numel() for name in names)
     while len(draws) < min(_MOST_BUILDS, _ENOUGH / fewest):
@@ -76,7 +76,7 @@ def _values(build: Callable[[], nn.Module], names: Sequence[str]) -> dict[str, T
 
 
 def rescale(surrogate: nn.Module, factors: Mapping[str, float]) -> None:
-    """Multiply parameters by name, in place; those whose factor is 1 keep their last digits."""
+    """Multiply parameters by their factors, in place; parameters with a factor of 1 are not touched."""
     with torch.no_grad():
         for name, parameter in surrogate.named_parameters():
             if not math.isclose(factors[name], 1.0):
@@ -84,9 +84,9 @@ def rescale(surrogate: nn.Module, factors: Mapping[str, float]) -> None:
 
 
 def zero_modules(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Zero the weights and biases of the named layers, in place, but for weights shared with an embedding.
+    """Zero the weights and biases of the named layers, in place, without weights shared with an embedding.
 
-    Of weights of `weight_norm`, the norms are zeroed. Weights of norm 1 cannot be zero (ValueError).
+    Of a weight under `weight_norm`, only the norms are zeroed. Raises ValueError for weights whose norm is always 1.
     """
     shared = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""True if a model's outputs keep their size at another width."""
+"""Checks that the outputs of a model keep their sizes at another width."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAIN = re.compile(r"output\['[^']*(logits|loss)")
 
 
 def call_model(module: nn.Module, example_input: Any) -> Any:
-    """Run a module on a batch: a dict of keyword arguments, a tuple of positional ones, or else the only one."""
+    """Run a module on a batch: a dict of keyword arguments, a tuple of positional arguments, or a single argument."""
     if isinstance(example_input, Mapping):
         return module(**example_input)
     if isinstance(example_input, tuple):
@@ -27,7 +27,7 @@ def call_model(module: nn.Module, example_input: Any) -> Any:
 
 
 def output_shapes(output: Any, path: str = "output") -> dict[str, Shape]:
-    """Shapes of all tensors in a model's output, however they are nested in tuples, lists and mappings.
+    """Return the shapes of all tensors in a model's output, which may be nested in tuples, lists and mappings.
 
     >>> output_shapes({"logits": torch.zeros(2, 3)})
     {"output['logits']": (2, 3)}
@@ -43,9 +43,9 @@ def output_shapes(output: Any, path: str = "output") -> dict[str, Shape]:
 
 
 def main_outputs(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Of the outputs of a `transformers` model, its logits and its loss; all of them if it has neither.
+    """Select the logits and the loss from the outputs of a `transformers` model; all outputs if it has neither.
 
-    Beside these there may be hidden states, which are narrower in a narrow model.
+    Other outputs may be hidden states, which are narrower in a narrow model.
 
     >>> main_outputs({"output['logits']": (2, 3), "output['encoder_last_hidden_state']": (2, 8)})
     {"output['logits']": (2, 3)}
@@ -56,10 +56,10 @@ def main_outputs(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 def run_for_shapes(
     module: nn.Module, example_input: Any, during: contextlib.AbstractContextManager[Any] | None = None
 ) -> dict[str, Shape]:
-    """Output shapes on one batch.
+    """Return the output shapes on one batch.
 
-    A copy runs, so that the module stays as it is, running statistics included; so do torch's random numbers on the
-    CPU. The batch need not lie on the module's device.
+    A copy of the module runs, so that nothing in the module changes, not even running statistics. Torch's random
+    numbers on the CPU do not change either. The batch may lie on another device.
     """
     own = copy.deepcopy(module)
     at = next((tensor.device for tensor in (*own.parameters(), *own.buffers())), None)
@@ -69,7 +69,7 @@ def run_for_shapes(
 
 
 def batch_at(device: torch.device | None, batch: Any) -> Any:
-    """Return a batch on a device, if none of its tensors lies there: a mixed one is meant to be so."""
+    """Move a batch to a device, unless one of its tensors is there already: then, a mixed batch is intended."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     if device is None or any(tensor.device == device for tensor in tensors):
         return batch

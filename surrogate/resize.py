@@ -1,8 +1,8 @@
 """A copy of a module with other sizes: its integer attributes, its buffers, and its initial weights.
 
-A random part of each weight has the spread that the model's own initializer gave the whole, whatever it was.
-By muP, a hidden weight's spread then grows with 1 / sqrt(width_mult), and all others stay. A constant, or an identity,
-stays as it is. All tensors keep the same units of one size.
+Initial weights are random parts of the target's, and so have the spread that the model's own initializer gave them. As
+muP asks, parts of hidden weights are multiplied by 1 / sqrt(width_mult). Other weights, constants and identities are
+not. Dimensions of the same size keep the same units in all tensors.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from surrogate.widths import ParamWidth, Shape
 
 _FIRST = 16
 Units = dict[tuple[int, int], Tensor]
-"""Full size, narrow size -> the units that were drawn."""
+"""(Full size, narrow size) -> the indices of the units that were drawn."""
 
 
 def take_part(tensor: Tensor, shape: Shape, units: Units, gates: int = 1) -> Tensor:
-    """Random rows, columns, ... of `tensor`, in their order; drawn from torch's global generator.
+    """Take random rows, columns, ... of `tensor`, in their order; they are drawn from torch's global generator.
 
     Args:
-        units: Filled in place. Tensors that share it keep the same units, so that parts of equal tensors are equal,
-            and a mask between two layers fits the masks before and behind it.
-        gates: The rows are so many equal parts, such as a GRU's gates, and the same rows of each part are taken.
+        units: Filled in place. Calls with the same `units` take the same units, so that parts of equal tensors are
+            equal, and a mask between two layers fits the masks before and behind it.
+        gates: Number of equal parts of the rows, such as a GRU's gates; the same rows of each part are taken.
 
     >>> take_part(torch.arange(6.0), (6,), {})
     tensor([0., 1., 2., 3., 4., 5.])
@@ -47,7 +47,7 @@ def take_part(tensor: Tensor, shape: Shape, units: Units, gates: int = 1) -> Ten
 
 
 def fill_from_target(narrow: nn.Module, target: nn.Module, params: Mapping[str, ParamWidth]) -> None:
-    """Give `narrow` its initial weights, in place."""
+    """Fill the parameters of `narrow` with scaled parts of the target's, in place."""
     wide, gates, units = dict(target.named_parameters()), _gates(target), Units()
     with torch.no_grad():
         for name, parameter in narrow.named_parameters():
@@ -62,13 +62,13 @@ def fill_from_target(narrow: nn.Module, target: nn.Module, params: Mapping[str, 
 def _first(tensor: Tensor, shape: Shape, gates: int) -> Tensor:
     if gates > 1:
         return _first(tensor.unflatten(0, (gates, -1)), (gates, shape[0] // gates, *shape[1:]), 1).flatten(0, 1)
-    if tensor.dim() == 1:  # it may be of several parts, such as gates, each with a value of its own
+    if tensor.dim() == 1:  # parts of a bias, such as gates, may each have their own constant
         return tensor[torch.arange(*shape, device=tensor.device) * len(tensor) // shape[0]]
     return tensor[tuple(slice(size) for size in shape)]
 
 
 def _gates(module: nn.Module) -> dict[str, int]:
-    """Parameter name -> how many equal parts its rows are: a recurrent layer's gates, or query, key and value."""
+    """Map parameters to the number of equal parts of their rows: a recurrent layer's gates, or query, key and value."""
     found = {}
     for path, layer in module.named_modules():
         for own, parameter in layer.named_parameters(recurse=False):
@@ -80,12 +80,12 @@ def _gates(module: nn.Module) -> dict[str, int]:
 
 
 def _is_pattern(tensor: Tensor) -> bool:
-    """Return whether a tensor holds no more than two values: a constant, or an identity."""
+    """Return whether a tensor has at most two different values, such as a constant or an identity."""
     if not tensor.numel():
         return True
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    if len(tensor.flatten()[:_FIRST].unique()) > 2:  # most tensors: the rest need not be read
+    if len(tensor.flatten()[:_FIRST].unique()) > 2:  # true for most tensors, of which the rest need not be read
         return False
     return bool(((tensor == tensor.min()) | (tensor == tensor.max())).all())
 
@@ -101,7 +101,7 @@ class NarrowSizes:
     Attributes:
         tensors: Parameter or buffer name -> its shape in the copy.
         attributes: Integer attribute, or tuple of sizes -> its numbers in the module and in the copy.
-        kept: Sizes that stay, and why, one line each.
+        kept: Sizes that stay, with the reason, one line each.
     """
 
     tensors: Mapping[str, Shape]
@@ -112,13 +112,13 @@ class NarrowSizes:
 def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
     """Rebuild `module` at other sizes; ties between tensors are kept.
 
-    Buffers are random parts of the module's own. Parameters are uninitialized memory, for the caller to fill.
+    Buffers are random parts of the module's buffers. Parameters are uninitialized memory, which the caller must fill.
     """
     parameters, buffers, units = module.named_parameters(), module.named_buffers(), Units()
     memo: dict[int, Any] = {id(tensor): _like(tensor, sizes.tensors[name]) for name, tensor in parameters}
     parts = {name: take_part(tensor, sizes.tensors[name], units) for name, tensor in buffers}
     memo |= {id(module.get_buffer(name)): part.clone() for name, part in parts.items()}
-    # The narrow tensors take the wide ones' places while the module is copied, wherever it holds them.
+    # With this memo, `deepcopy` puts the narrow tensors in place of the wide ones, wherever the module holds them.
     narrow = copy.deepcopy(module, memo)
     for (name, attribute), (_, new) in sizes.attributes.items():
         layer = narrow.get_submodule(name)
@@ -127,7 +127,7 @@ def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
         setattr(layer, attribute, new if isinstance(getattr(layer, attribute), tuple) else new[0])
     for layer in narrow.modules():
         _update_torch_attributes(layer)
-    # A spectral norm wrote to its buffers when its weight was read, which is not filled yet.
+    # Restore buffers: a spectral norm changes its own when its weight, which is not filled yet, is read.
     for name, buffer in narrow.named_buffers():
         buffer.copy_(parts[name])
     return narrow
@@ -135,18 +135,18 @@ def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
 
 def _like(parameter: Tensor, shape: Shape) -> nn.Parameter:
     narrow = nn.Parameter(parameter.detach().new_empty(shape), requires_grad=parameter.requires_grad)
-    vars(narrow).update(vars(parameter))  # such as marks by which an optimizer chooses its parameters
+    vars(narrow).update(vars(parameter))  # such as marks by which an optimizer selects parameters
     return narrow
 
 
 def size_of(layer: nn.Module, attribute: str) -> Shape:
-    """The number, or the numbers, that an attribute holds."""
+    """Return the sizes that an attribute holds, as a tuple."""
     value = getattr(layer, attribute)
     return tuple(value) if isinstance(value, tuple) else (value,)
 
 
 def _update_torch_attributes(layer: nn.Module) -> None:
-    """Sizes that torch's layers state without using them when they run, or that follow from others."""
+    """Update sizes of torch's layers that their forward pass does not use, or that follow from other sizes."""
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
     elif isinstance(layer, _ConvTransposeNd):
@@ -170,6 +170,6 @@ def _update_torch_attributes(layer: nn.Module) -> None:
 
 
 def _groups(layer: nn.GroupNorm, channels: int) -> int:
-    """As many channels to a group as before; where they do not divide, the next smaller number of groups."""
+    """Return the number of groups that keeps the channels of a group, or the next smaller number that divides."""
     wanted = max(1, layer.num_groups * channels // layer.num_channels)
     return next(groups for groups in range(wanted, 0, -1) if channels % groups == 0)

@@ -20,7 +20,7 @@ from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, input_weight
 
 def _sgd(infshape: InfShape) -> float:
     widths = [float(side.width_mult()) for side in infshape if side.isinf()]
-    # Of matrices that lie in one parameter, mup would take their number for the fan-out.
+    # If a parameter holds several matrices, mup would take their number for the fan-out.
     return widths[0] / widths[1] if len(widths) == 2 else math.prod(widths)
 
 
@@ -29,19 +29,19 @@ def _adam(infshape: InfShape) -> float:
 
 
 def _adafactor(infshape: InfShape) -> float:
-    """Divide by the root of what Adam's is divided by.
+    """Return the root of Adam's multiplier.
 
-    Adafactor takes the learning rate times the root mean square of the weights, which a hidden layer begins with in
-    proportion to one over the root of its fan-in.
+    Adafactor multiplies the learning rate by the root mean square of the weights. That of a hidden layer starts in
+    proportion to 1 / sqrt(fan-in).
     """
     return math.sqrt(_adam(infshape))
 
 
 def _muon(infshape: InfShape, *, original: bool) -> float:
-    """Keep a matrix's update as large as on the target in spectral norm, for its shape (Yang et al. 2023, eq. 4).
+    """Return the factor that gives a matrix's update muP's spectral norm (Yang et al. 2023, eq. 4).
 
-    An orthogonalized update has norm 1, times what Muon's `adjust_lr_fn` makes of the shape; muP needs the root of rows
-    over columns.
+    muP needs a norm in proportion to sqrt(rows / columns). An orthogonalized update has norm 1, which Muon's
+    `adjust_lr_fn` multiplies by another function of the shape. The factor is the ratio of both, over the target's.
     """
     rows, columns = (side.dim for side in infshape)
     target_rows, target_columns = (side.dim if side.base_dim is None else side.base_dim for side in infshape)
@@ -83,15 +83,17 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     Prodigy and Schedule-Free AdamW. Schedule-Free SGD goes by the column of SGD.
     Adadelta is adaptive while `eps` is far below the squared gradients, which its default of 1e-6 often is not.
 
-    Prodigy multiplies all rates by an estimate, which is the target's if it is of the weights over these multipliers.
-    To first order, the gradients' products with the way so far are how much the loss has fallen, at any width.
-    The absolute sum of the gradients of hidden weights grows with the width, and times 1 / m it does not.
+    Prodigy multiplies all rates by an estimate. It equals the target's estimate if it is computed for the weights
+    divided by these multipliers. To first order, the product of the gradients and the way so far is the fall of the
+    loss, which is alike at all widths. The sum of absolute gradients of hidden weights grows with the width; times
+    1 / m, it does not.
 
     Adafactor's steps are also in proportion to the size of the weights, so its column needs hidden layers that do not
     begin at zero. Its learning rate is at most one over the root of the steps so far, whatever the multiplier.
 
-    Muon's hold for the 2-D parameters that it updates: with `adjust_lr_fn="match_rms_adamw"` ("muon") 1 / sqrt(m) of a
-    hidden one, with "original" ("muon.original") 1. All other parameters are updated by AdamW, by whose table they go.
+    Muon's multipliers hold for the 2-D parameters that it updates. A hidden one has 1 / sqrt(m) with
+    `adjust_lr_fn="match_rms_adamw"` ("muon"), and 1 with "original" ("muon.original"). AdamW updates all other
+    parameters, which have its multipliers.
 
     Args:
         surrogate: A module from `make_surrogate` or `shrink`, or a deep copy of one.
@@ -105,7 +107,7 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     """
     require(isinstance(optimizer, str) and optimizer in _RULES, "optimizer", optimizer, f"one of {sorted(_RULES)}")
     rule = _RULES[optimizer]
-    # Muon updates matrices alone: all other parameters go to AdamW.
+    # Muon updates only matrices: AdamW updates all other parameters.
     of_others = _adam if optimizer.startswith("muon") else rule
     params = width_plan(surrogate).params
     return {name: (rule if len(p.shape) == 2 else of_others)(p.infshape()) for name, p in params.items()}
@@ -135,7 +137,7 @@ def weight_decay_multipliers(surrogate: nn.Module, optimizer: str, *, independen
 
 
 def width_plan(surrogate: nn.Module) -> WidthPlan:
-    """The plan that `make_surrogate` or `shrink` left on a module.
+    """Return the plan that `make_surrogate` or `shrink` left on a module.
 
     Raises:
         ValueError: if there is none.

@@ -46,11 +46,10 @@ def shrink(
 ) -> nn.Module:
     """Build a narrow surrogate of `module`, which is the target.
 
-    A model of the `transformers` library is built again from a narrower configuration, if that makes the same layers
-    and they run.
-    Any other module is followed on symbolic sizes (see `surrogate.size_constraints`). Its channels, features and heads
-    shrink. The sizes of its input and output, its kernels, its vocabularies and its depth stay. Heads become fewer and
-    keep their size. Sizes that do not divide are rounded up, which `width_plan.rounded` reports.
+    A model of the `transformers` library is built again from a narrower configuration, if the result has the same
+    layers and runs. Any other module is run once on symbolic sizes (see `surrogate.size_constraints`). Its channels,
+    features and heads shrink. The sizes of its input and output, its kernels, its vocabularies and its depth stay.
+    Heads become fewer and keep their size. Sizes that do not divide are rounded up, which `width_plan.rounded` reports.
     Integer attributes that the forward pass uses as sizes are adapted. A width that is written into the forward pass as
     a number keeps its size.
 
@@ -61,8 +60,8 @@ def shrink(
         width_ratio: Surrogate width over target width, in (0, 1]. At 1 the result is a copy of the target.
         example_input: One batch (a tensor, a tuple of positional or a dict of keyword arguments).
         zero_readout: As for `make_surrogate`.
-        plan: From `plan_shrink`, at the same ratio, for a module of the same structure; found anew where it is None,
-            which takes far longer. The result is the same.
+        plan: From `plan_shrink`, at the same ratio, for a module of the same structure. None finds the plan anew, which
+            takes far longer; the result is the same.
 
     Returns:
         A module of the same classes and parameter names, with readout multipliers as forward-pre-hooks and its
@@ -119,9 +118,8 @@ class ShrinkPlan:
 def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> ShrinkPlan:
     """Find out how `shrink` makes `module`, and others of its structure, narrower.
 
-    Following a module on symbolic sizes takes seconds where it is deep. Modules that differ in nothing but their
-    weights, and in floating point attributes such as a dropout probability, share one plan; `shrink` refuses a plan
-    that does not fit.
+    Running a deep module on symbolic sizes takes seconds. Modules that differ only in their weights, and in floating
+    point attributes such as a dropout probability, can share one plan. `shrink` refuses a plan that does not fit.
 
     Args:
         module: The target; it is not changed, and neither are torch's random numbers.
@@ -137,8 +135,8 @@ def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> Sh
     with torch.random.fork_rng(devices=[]):
         sizes = None
         narrow = narrow_by_config(module, width_ratio)
-        if narrow is None or not _runs(narrow, example_input):  # a part may have a size of its own, as a number
-            # Symbolic sizes take as long to import as torch itself; a model that takes a width needs none.
+        if narrow is None or not _runs(narrow, example_input):  # a part of the model may have a fixed size
+            # These imports take as long as torch itself, and models that take a width do not need them.
             from surrogate.size_constraints import trace_sizes
             from surrogate.sizes import narrow_sizes
 
@@ -153,7 +151,7 @@ def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> Sh
 
 
 def follow_plan(module: nn.Module, plan: ShrinkPlan) -> nn.Module:
-    """A narrow copy of a module whose structure is the plan's."""
+    """Make a narrow copy of a module that has the structure of the plan."""
     narrow = narrow_by_config(module, plan.width_ratio) if plan.sizes is None else resize(module, plan.sizes)
     if narrow is None:
         raise PlanMismatch("`plan` is of a model built from its configuration, but must be of one like `module`")
@@ -168,17 +166,17 @@ def check_sizes(plan: ShrinkPlan, module: nn.Module) -> None:
 
 
 def check_operators(plan: ShrinkPlan, narrow: nn.Module, example_input: Any) -> None:
-    """Refuse a plan for a module that computes something else than a narrow copy does, or fails (PlanMismatch)."""
+    """Raise PlanMismatch if the narrow model fails, or calls other operators than those of the plan."""
     try:
         operators = run_for_operators(narrow, example_input)[1]
-    except Exception as error:  # whatever a model may raise whose sizes do not fit together
+    except Exception as error:  # a model may raise anything if its sizes do not fit together
         raise PlanMismatch(f"`plan` is of a module like none that runs: {type(error).__name__}: {error}") from error
     if operators != plan.operators:
         raise PlanMismatch("`plan` is of a module that computes something else, but must be of one like `module`")
 
 
 def check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
-    """The shapes of a module's outputs; ValueError if it has lazy parameters or hooks on them, or cannot run."""
+    """Return the shapes of a module's outputs; ValueError if it has lazy parameters or hooks on them, or cannot run."""
     require(isinstance(module, nn.Module), "module", module, "a torch.nn.Module")
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedParameter):
@@ -192,7 +190,7 @@ def check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
 
 
 def fill_and_parametrize(narrow: nn.Module, module: nn.Module, width_ratio: float, kept: tuple[str, ...]) -> None:
-    """Give a module's narrow copy parts of its weights and muP's multipliers, in place."""
+    """Give the narrow copy of a module parts of the module's weights, and muP's multipliers, in place."""
     params = compare_widths(module, narrow)
     fill_from_target(narrow, module, params)
     parametrize(narrow, width_ratio, params, head_sizes(module), _report_rounding(params, width_ratio), kept)
@@ -212,13 +210,13 @@ def _check_widths(narrow: nn.Module, module: nn.Module, width_ratio: float) -> N
 def _runs(narrow: nn.Module, example_input: Any) -> bool:
     try:
         run_for_shapes(narrow, example_input)
-    except Exception:  # whatever a model may raise whose sizes do not fit together
+    except Exception:  # a model may raise anything if its sizes do not fit together
         return False
     return True
 
 
 def _check_run(narrow: nn.Module, outputs: Mapping[str, Shape], example_input: Any) -> str:
-    """Refuse a narrow model that fails or puts out other shapes than the target; else what it computes."""
+    """Return the digest of a narrow model's operators; ValueError if it fails or has other outputs than the target."""
     running: list[str] = []
     handles = record_calls(narrow, running)
     try:
@@ -242,12 +240,12 @@ def _kept(sizes: NarrowSizes | None) -> tuple[str, ...]:
 
 
 def _all_shapes(module: nn.Module) -> dict[str, Shape]:
-    """Of parameters and buffers, by name."""
+    """Return the shapes of all parameters and buffers, by name."""
     return {**shapes_of(module), **{name: tuple(buffer.shape) for name, buffer in module.named_buffers()}}
 
 
 def _holds(sizes: NarrowSizes | None, module: nn.Module) -> bool:
-    """Return whether a module's attributes are those that the sizes were found for."""
+    """Return whether a module's attributes have the values for which the sizes were found."""
     attributes = {} if sizes is None else sizes.attributes
     layers = dict(module.named_modules())
     return all(
@@ -270,8 +268,8 @@ def run_for_operators(module: nn.Module, example_input: Any) -> tuple[dict[str, 
     """Run a copy of a module on one batch, as `run_for_shapes` does.
 
     Returns:
-        The shapes of its outputs, and a digest of the operators that it called. The digest has their order, the shapes
-        and types of tensors, and all other arguments but floating point numbers.
+        The shapes of its outputs, and a digest of the operators that it called. The digest depends on their order, on
+        shapes and types of tensors, and on all other arguments except floating point numbers.
     """
     record = _Record()
     shapes = run_for_shapes(module, example_input, record)
@@ -281,7 +279,7 @@ def run_for_operators(module: nn.Module, example_input: Any) -> tuple[dict[str, 
 class _Record(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch imports its compiler, which takes seconds, for every mode that does not say no here."""
+        """Return False: otherwise, torch would import its compiler, which takes seconds."""
         return False
 
     def __init__(self) -> None:
@@ -295,7 +293,7 @@ class _Record(TorchDispatchMode):
 
 
 def _counted(value: Any) -> Any:
-    """Return the part of an argument that counts: of a tensor its shape and type, of a float nothing."""
+    """Return the part of an argument that enters the digest: of a tensor shape and type, of a float only its type."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
     return float if isinstance(value, float | torch.Generator) else value

@@ -3,7 +3,7 @@
 Every dimension of every parameter and buffer, and every integer attribute that could be a size, becomes a symbol; the
 input's sizes stay numbers. One forward pass without data (fake tensors) then leaves the constraints behind,
 because torch's operators state them as equations. Examples are residual sums, concatenations, flattening before a
-linear layer, grouped convolutions and attention heads. Nothing here knows what the operators do.
+linear layer, grouped convolutions and attention heads. This module has no rules for single operators.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _SIZES_OF_TORCH_LAYERS = _SIZES_OF_ATTENTION | {"input_size", "hidden_size", "pr
 
 @dataclass(frozen=True)
 class SizeTrace:
-    """Sizes of a module as expressions in free symbols, all equations put in.
+    """Sizes of a module as expressions in free symbols, in which solved equations are already substituted.
 
     Attributes:
         tensors: Parameter or buffer name -> one expression for each dimension.
-        seeds: The free symbols that are widths, or parts of one: what may be scaled.
+        seeds: The free symbols that may be scaled: widths, and factors of widths.
         attributes: Integer attribute, or tuple of sizes -> expressions.
         sizes: Symbol -> its value in the module as it is.
         equations: Further constraints that must stay true, e.g. that the number of heads divides a width.
-        kept: Sizes that are numbers though no layer's input or output has them, and why, one line each.
-        stacks: Parameters of three or more dimensions of no convolution: their rows may be whole matrices.
+        kept: Sizes that became numbers for another reason than the model's input or output, and why, one line each.
+        stacks: Parameters of three or more dimensions that are no convolution's: their rows may be whole matrices.
     """
 
     tensors: dict[str, tuple[sympy.Expr, ...]]
@@ -63,9 +63,9 @@ class SizeTrace:
 def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
     """Run a copy of `module` once on symbolic sizes.
 
-    The module must run on fake tensors. Values that it reads are those of one run with data. If it may branch by them
-    to layers that this run does not meet, it is refused. If it fails, a ValueError names the innermost module that was
-    running.
+    The module must run on fake tensors. If it reads values from tensors, it gets those of one run with data. It is then
+    refused if this run does not use all parameters, because it may branch by the values. If it fails, a ValueError
+    names the innermost module that was running.
     """
     try:
         return _Tracer(module).trace(example_input)
@@ -122,11 +122,11 @@ class _Tracer:
         dynamic = [DimDynamic.DYNAMIC] * tensor.dim()
         layer = self.module.get_submodule(name.rpartition(".")[0])
         if isinstance(layer, nn.Embedding):
-            dynamic[0] = DimDynamic.STATIC  # one row for each index: a vocabulary, not a width
+            dynamic[0] = DimDynamic.STATIC  # one row for each index: this is a vocabulary, not a width
         if isinstance(layer, _ConvNd):
             dynamic[2:] = [DimDynamic.STATIC] * len(dynamic[2:])
         if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() and int(tensor.max()) > 1:
-            dynamic = [DimDynamic.STATIC] * tensor.dim()  # indices, of which a part would point beyond the narrow sizes
+            dynamic = [DimDynamic.STATIC] * tensor.dim()  # indices, some of which would exceed narrow sizes
         context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
         fake = self.mode.from_tensor(tensor.detach(), symbolic_context=context, source=self._source())
         for size, value in zip(fake.shape, tensor.shape):
@@ -158,7 +158,7 @@ class _Tracer:
         return tuple(self.shape_env.simplify(self._raw(size)) for size in sizes)
 
     def _fix_divisors(self, arguments: Sequence[Any]) -> None:
-        """Make numbers of sizes that divide a plain number, such as the window that divides a picture's height."""
+        """Fix sizes that divide a plain number, such as a window that divides a picture's height."""
         for leaf in arguments:
             if isinstance(leaf, torch.SymInt):
                 for division in leaf.node.expr.atoms(FloorDiv, IntTrueDiv, Mod, PythonMod):
@@ -181,14 +181,14 @@ class _Tracer:
         functions = SymbolicFunctions(self._fix_divisors, self._called, self.values)
         try:
             with self.mode, functions, torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # kernels warn of slow paths, which is all the same without data
+                warnings.simplefilter("ignore")  # warnings of slow kernels do not matter without data
                 output = torch.func.functional_call(inputs, {f"module.{name}": f for name, f in fakes.items()}, ())
-                # Reading a symbolic size as a number makes it one: what the model puts out keeps its size.
+                # Converting a symbolic size to a number fixes it: the model's outputs keep their sizes.
                 for leaf in pytree.tree_leaves(output):
                     if isinstance(leaf, Tensor):
                         _ = [int(size) for size in leaf.shape]
                 self.fixes.note("the output")
-            # So do parameters that a loss alone reads, such as those of a network whose features it compares.
+            # Fix unused parameters, too, such as those of a network that only a loss uses to compare features.
             self.unmet = [name for name, _ in self.module.named_parameters() if id(fakes[name]) not in functions.met]
             _ = [int(size) for name in self.unmet for size in fakes[name].shape]
             self.fixes.note("its absence from the forward pass")
@@ -202,11 +202,11 @@ class _Tracer:
 
 
 _OWN_INPUT = re.compile("the output|`(linear|conv|embedding)")
-"""Causes that say no more than that a layer reads the model's input, or writes its output."""
+"""Causes that are not reported: a layer reads the model's input, or writes its output."""
 
 
 class _Fixes:
-    """The function after which each size was a number, for the first time."""
+    """Records for each symbolic size the function that fixed it to a number."""
 
     def __init__(self, shape_env: ShapeEnv) -> None:
         self._known: dict[sympy.Symbol, Any] = shape_env.replacements
@@ -214,7 +214,7 @@ class _Fixes:
         self._by: dict[sympy.Symbol, str] = {}
 
     def note(self, cause: str) -> None:
-        """Tell that a function was called, after which further sizes may be numbers."""
+        """Record `cause` for the sizes that have become numbers since the last call."""
         if len(self._known) == self._seen:
             return
         self._seen = len(self._known)
@@ -230,7 +230,7 @@ class _Fixes:
     def reasons(
         self, raw: Mapping[str, tuple[sympy.Expr, ...]], tensors: Mapping[str, tuple[sympy.Expr, ...]]
     ) -> tuple[str, ...]:
-        """A line for each size of a matrix of which no size is a symbol any more."""
+        """Return a line for each fixed size of those matrices whose sizes are all fixed."""
         lines: dict[tuple[Any, str], str] = {}
         for name, sizes in tensors.items():
             if len(sizes) < 2 or any(size.free_symbols for size in sizes):
@@ -261,9 +261,9 @@ def _stacks(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) ->
 
 
 def _seeds(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> frozenset[sympy.Symbol]:
-    """Sizes that are widths: a linear or convolution layer has them, or two parameters share them.
+    """Return the sizes that are widths: a linear or convolution layer has them, or two parameters share them.
 
-    A size that a single parameter has alone, such as the number of positions that it can embed, is none.
+    A size that only one other parameter has, such as the number of positions of an embedding, is no width.
     """
     contracting = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
     layers = {name for name, layer in module.named_modules() if isinstance(layer, contracting)}
@@ -274,7 +274,7 @@ def _seeds(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> 
 
 
 def _size_attributes(module: nn.Module) -> list[AttributeKey]:
-    """Integers that the forward pass may use as sizes: they equal, or divide, a dimension of a tensor."""
+    """Return integer attributes that the forward pass may use as sizes: they divide a dimension of a tensor."""
     return [
         (name, attribute)
         for name, layer in module.named_modules()

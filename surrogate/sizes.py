@@ -23,7 +23,7 @@ _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = ()) -> NarrowSizes:
     """Choose the sizes of the narrow copy of the module that was traced.
 
-    Kept are those of `find_counts` and `find_third_widths`, and the small ones of which one unit would be left.
+    The sizes of `find_counts` and `find_third_widths` stay, and so do widths of which one unit would be left.
     """
     counts = find_counts(trace, lists)
     kept = {
@@ -37,7 +37,7 @@ def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = 
     values = scale_sizes(trace, width_ratio, kept)
     if small := _find_single_units(trace, values):
         kept |= {s: f"{trace.sizes[s]} of {name} stays, as one unit would be left" for s, name in small.items()}
-        with contextlib.suppress(ValueError):  # of a model in which all are small, the units are refused below
+        with contextlib.suppress(ValueError):  # if all widths are small, a later check refuses single units
             values = scale_sizes(trace, width_ratio, kept)
     told = list(kept.values())
     return NarrowSizes(
@@ -65,7 +65,7 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
     units = {width: _head_size(trace, roles, width) for width in widths}
     while True:
         values = _scaled_sizes(trace, width_ratio, units, counts, roles.named_heads)
-        # Heads of a width that stays are as many as before: else they would be larger.
+        # If a width stays, its number of heads stays: fewer heads would be larger.
         stuck = {count for count in counts if values[count] < trace.sizes[count] and not _shrinks(trace, count, values)}
         if not stuck:
             return values
@@ -73,9 +73,9 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
 
 
 def _pinned(trace: SizeTrace, width_ratio: float, widths: Collection[sympy.Symbol]) -> set[sympy.Symbol]:
-    """Find widths that an equation of their own keeps, such as the channels that a pixel shuffle turns into an image.
+    """Find widths that an equation without other symbols keeps, such as channels that a pixel shuffle turns to pixels.
 
-    No other width needs to be a multiple of these.
+    Other widths need not be multiples of these.
     """
     found = set()
     for width in widths:
@@ -117,7 +117,7 @@ def _scaled_sizes(
 def _tied_together(
     trace: SizeTrace, symbols: Collection[sympy.Symbol]
 ) -> list[tuple[set[sympy.Symbol], list[sympy.Basic]]]:
-    """Split symbols into groups such that no equation has symbols of two groups, with the equations of each."""
+    """Split symbols into groups so that no equation connects two groups; return each group with its equations."""
     groups: list[tuple[set[sympy.Symbol], list[sympy.Basic]]] = [({symbol}, []) for symbol in symbols]
     for equation in trace.equations:
         own = [group for group in groups if not group[0].isdisjoint(equation.free_symbols)]
@@ -128,7 +128,7 @@ def _tied_together(
 
 
 def _shrinks(trace: SizeTrace, count: sympy.Symbol, values: Mapping[sympy.Symbol, int]) -> bool:
-    """Return whether a size that so many heads divide becomes smaller."""
+    """Return whether a size that the number of heads `count` divides becomes smaller."""
     tied = {s for equation in trace.equations if count in equation.free_symbols for s in equation.free_symbols}
     within = any(count in size.free_symbols for sizes in trace.tensors.values() for size in sizes)
     return within or any(values[s] < trace.sizes[s] for s in tied - {count})
@@ -143,11 +143,11 @@ def _nothing_to_scale(trace: SizeTrace) -> str:
 
 
 def find_counts(trace: SizeTrace, lists: Collection[int]) -> dict[sympy.Symbol, str]:
-    """Find sizes that seem to count something that does not become fewer, such as the experts of a gate.
+    """Find sizes that seem to be counts, which must stay, rather than widths, such as the number of a gate's experts.
 
-    A width that one layer writes is read by another, or two layers write it and what they write is multiplied.
+    A width differs from a count: another layer reads it, or two layers write it and their outputs are multiplied.
 
-    `lists` are the lengths of the model's module lists. Return for each symbol the first parameter that has it.
+    `lists` are the lengths of the model's module lists. Return for each symbol a parameter that has it.
     """
     matrices = {name: sizes for name, sizes in trace.tensors.items() if len(sizes) > 1}
     roles = _roles(trace)
@@ -156,7 +156,7 @@ def find_counts(trace: SizeTrace, lists: Collection[int]) -> dict[sympy.Symbol, 
     for symbol in sorted(trace.seeds - roles.counts - roles.head_sizes - tied, key=str):
         holders = [name for name, sizes in matrices.items() for dim in sizes if symbol in dim.free_symbols]
         read = any(symbol in dim.free_symbols for sizes in matrices.values() for dim in sizes[1:])
-        # Experts that lie in one parameter have as many rows as their gate.
+        # A parameter that holds all experts has as many rows as the gate.
         stacked = not trace.stacks.isdisjoint(holders) and not trace.stacks.issuperset(holders)
         if holders and (len(holders) == 1 or (not read and (trace.sizes[symbol] in lists or stacked))):
             found[symbol] = min(holders, key=lambda name: len(matrices[name]))
@@ -164,7 +164,7 @@ def find_counts(trace: SizeTrace, lists: Collection[int]) -> dict[sympy.Symbol, 
 
 
 def find_third_widths(trace: SizeTrace, counts: Collection[sympy.Symbol]) -> dict[sympy.Symbol, str]:
-    """Find sizes that no layer has, of parameters with more than two widths, such as the modes of a Fourier operator.
+    """Find sizes of parameters with more than two widths that no layer has, such as the modes of a Fourier operator.
 
     Return for each symbol the first parameter that has it.
     """
@@ -179,7 +179,7 @@ def find_third_widths(trace: SizeTrace, counts: Collection[sympy.Symbol]) -> dic
 
 
 def _find_single_units(trace: SizeTrace, values: Mapping[sympy.Symbol, int]) -> dict[sympy.Symbol, str]:
-    """Find widths of which one unit would be left, such as the bottleneck of a gate, with a parameter that has each."""
+    """Map widths of which one unit would be left, such as a gate's bottleneck, to a parameter that has them."""
     roles = _roles(trace)
     small = {s for s in roles.widths - roles.named_heads if values[s] == 1 < trace.sizes[s]}
     named = {s: name for name, sizes in reversed(trace.tensors.items()) for size in sizes for s in size.free_symbols}
@@ -187,7 +187,7 @@ def _find_single_units(trace: SizeTrace, values: Mapping[sympy.Symbol, int]) -> 
 
 
 def evaluate(expressions: tuple[sympy.Expr, ...], values: Mapping[sympy.Symbol, int]) -> tuple[int, ...]:
-    """Sizes as numbers.
+    """Evaluate sizes as numbers.
 
     >>> s = sympy.Symbol("s")
     >>> evaluate((3 * s, sympy.Integer(5)), {s: 4})
@@ -204,7 +204,7 @@ def _holds(equation: sympy.Basic, values: Mapping[sympy.Symbol, int]) -> bool:
 
 
 def _put_in(expression: sympy.Basic, values: Mapping[sympy.Symbol, int]) -> Any:
-    # All at once: `subs` goes symbol by symbol, and halfway through an integer division may divide by zero.
+    # `subs` replaces one symbol after another, so that an integer division may divide by zero halfway through.
     return expression.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
 
 
@@ -215,9 +215,10 @@ def _scaled(size: int, width_ratio: float, unit: int) -> int:
 
 @dataclass(frozen=True)
 class _Roles:
-    """The symbols that are widths, rounded up to whole heads, and those that count heads; the rest stays.
+    """The roles of symbols: `widths` are rounded up to whole heads, `counts` are numbers of heads, and the rest stays.
 
-    Widths that are called as numbers of heads are, such as the rows of a parameter with one for each: `named_heads`.
+    `named_heads` are widths whose attribute has the name of a number of heads, such as the rows of a parameter with one
+    row for each head.
     """
 
     widths: frozenset[sympy.Symbol]
@@ -235,7 +236,7 @@ def _roles(trace: SizeTrace) -> _Roles:
     dims = {dim for sizes in trace.tensors.values() for dim in sizes if dim.free_symbols & (tied | trace.seeds)}
     factors = {s for dim in dims for s in dim.free_symbols} - dims
     full = set(evaluate(tuple(dims), trace.sizes))
-    # An attribute that is no width splits one into heads: it counts them, or is the size of one.
+    # An attribute that is no width splits a width into heads: it is their number, or their size.
     candidates = (tied | trace.seeds) & names.keys() - dims
     parts = {s for s in candidates if s in factors or trace.sizes[s] not in full}
     # Names decide only between two choices that both fit: fewer heads, or smaller ones.
@@ -244,8 +245,8 @@ def _roles(trace: SizeTrace) -> _Roles:
     counts, stay = parts - named_sizes, parts & named_sizes
     for product in ({s for s in sympy.Mul.make_args(dim) if s.is_Symbol} for dim in dims):
         if fewer := product & (counts | named_heads):
-            # Of heads times their size, or of groups times heads of a group, one becomes less. Other tensors may have
-            # either, such as a norm or a buffer of positions.
+            # A dimension may be heads times head size, or groups times heads of a group: only one factor shrinks. Other
+            # tensors may have the other factor as a size, such as a norm or a buffer of positions.
             stay |= product - {max(fewer, key=lambda s: (s in named_heads, trace.sizes[s], str(s)))}
     stay |= {s for s, of in _determined(trace) if of <= stay}
     widths = (tied | trace.seeds) - parts - stay
@@ -253,7 +254,7 @@ def _roles(trace: SizeTrace) -> _Roles:
 
 
 def _tied_to(seeds: Collection[sympy.Symbol], equations: Collection[sympy.Basic]) -> set[sympy.Symbol]:
-    """The symbols of equations with a seed, of equations with these, and so on."""
+    """Return the symbols that equations connect to a seed, directly or through other symbols."""
     found: set[sympy.Symbol] = set()
     while new := {s for e in equations if e.free_symbols & {*seeds, *found} for s in e.free_symbols} - found:
         found |= new
@@ -265,13 +266,13 @@ _HEADS = re.compile("^n_|^num|head|^h$")
 
 
 def _determined(trace: SizeTrace) -> list[tuple[sympy.Symbol, frozenset[sympy.Symbol]]]:
-    """Symbols that an equation states in terms of others, such as half of a head's size, and those others."""
+    """Return symbols that an equation computes from others, such as half of a head's size, each with those others."""
     sides = [pair for e in trace.equations for pair in (e.args, e.args[::-1])]
     return [(s, frozenset(of.free_symbols)) for s, of in sides if s.is_Symbol and of.free_symbols - {s}]
 
 
 def _head_size(trace: SizeTrace, roles: _Roles, width: sympy.Symbol) -> int:
-    """The unit that `width` is rounded up to: the size of one head, or 1."""
+    """Return the unit whose multiple `width` must be: the size of one head, or 1."""
     full = trace.sizes[width]
     tied = {s for equation in trace.equations if width in equation.free_symbols for s in equation.free_symbols}
     parts = {s: trace.sizes[s] for s in tied & (roles.counts | roles.head_sizes) if full % trace.sizes[s] == 0}

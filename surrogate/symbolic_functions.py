@@ -1,8 +1,8 @@
-"""torch's functions whose kernels read sizes as plain numbers, for a forward pass on symbolic sizes.
+"""Replacements for torch functions that read sizes as plain numbers, for a forward pass on symbolic sizes.
 
-Each function takes the arguments of torch's own and returns tensors of the right shapes, but without right values. It
-uses operators that state the equations between sizes. A GRU's hidden state is as large as its recurrent weight has
-columns, for example.
+Each replacement takes the arguments of torch's function and returns tensors of the right shapes, but with arbitrary
+values. It uses operators that state the equations between sizes. For example, a GRU's hidden state is as large as its
+recurrent weight has columns.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch.utils import _pytree as pytree
 
 
 class SymbolicFunctions(TorchFunctionMode):
-    """Calls the functions of this module in the place of torch's.
+    """Calls the replacements of this module in place of torch's functions, inside the context.
 
     Args:
         begin: Is called with the arguments of a function before its call.
         done: Is called with the name of a function after its call.
-        values: Those that `ValuesRead` noted in a run with data. Here there are none, so that reads return these.
+        values: The values that `ValuesRead` noted in a run with data. Fake tensors have none, so reads return these.
 
     Attributes:
-        met: The ids of all tensors that functions were called with.
+        met: The ids of all tensors that were arguments of functions.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class SymbolicFunctions(TorchFunctionMode):
 
 
 class ValuesRead(TorchFunctionMode):
-    """Notes in `values`, in order, what is read from tensors, such as the number of graphs in a batch.
+    """Notes the values that are read from tensors, such as the number of graphs in a batch.
 
-    Each value stands after the name of the function that reads it.
+    `values` has a pair for each read, in order: the name of the reading function, and the value.
     """
 
     def __init__(self) -> None:
@@ -71,12 +71,12 @@ class ValuesRead(TorchFunctionMode):
 def _rule_of(func: Any, name: str) -> Callable[..., Any] | None:
     if name.startswith("fft_") and not name.endswith(("freq", "shift")):
         return functools.partial(_transform, name.removeprefix("fft_"))
-    return None if func is Tensor.unfold else _RULES.get(name)  # a method of the name of another function
+    return None if func is Tensor.unfold else _RULES.get(name)  # `Tensor.unfold` is not `F.unfold`
 
 
 def _recurrent(gates: int) -> Callable[..., Any]:
     def run(x: Tensor, *rest: Any) -> Any:
-        packed = not isinstance(rest[2], bool)  # then the sizes of its batches come before the hidden state
+        packed = not isinstance(rest[2], bool)  # packed: batch sizes come before the hidden state
         batches = x.shape[0] // len(rest[0]) if packed else 0
         state, weights, _, layers, _, _, two_ways, *batch_first = rest[packed:]
         passes = layers * (2 if two_ways else 1)
@@ -98,7 +98,7 @@ def _recurrent(gates: int) -> Callable[..., Any]:
 
 
 def _step(gates: int, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    # One of a recurrent layer's gates, of which its weights hold so many below each other.
+    # Only one gate is computed; the weights of a recurrent layer hold all `gates` below each other.
     of_input, of_hidden, *rest = weights
     biases = rest[:2] if len(rest) > 1 else (None, None)
     summed = F.linear(x, of_input, biases[0]) + F.linear(state[0], of_hidden, biases[1])
@@ -120,7 +120,7 @@ def _cell(gates: int) -> Callable[..., Any]:
 
 
 def _pack(x: Tensor, lengths: Any, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """All sequences are taken to be full: their lengths are data, which there is none of."""
+    """Pack sequences as if all had full length: their real lengths are data, which is missing here."""
     steps, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
     sizes = torch.tensor([int(batch)] * int(steps))
     vars(sizes)[_BATCH] = int(batch)
@@ -141,7 +141,7 @@ def _unpack(data: Tensor, batch_sizes: Tensor, batch_first: bool, *_: Any) -> tu
 
 
 def _get_item(x: Tensor, place: Any) -> Any:
-    """A size that indices look up stays; a recurrent layer reads how many packed sequences there are."""
+    """Index a tensor, and fix sizes that indices look up. From packed batch sizes, return the number of sequences."""
     if _BATCH in vars(x):
         return torch.tensor(vars(x)[_BATCH])
     places = [p for p in (place if isinstance(place, tuple) else (place,)) if p is not None]
@@ -149,12 +149,12 @@ def _get_item(x: Tensor, place: Any) -> Any:
     for at, p in enumerate(places):
         if isinstance(p, Tensor) and p.dtype != torch.bool and not any(q is ... for q in places[:at]):
             int(x.shape[sum(flags[:at])])
-    # Torch would read an index that is a single number; any row has the right shape.
+    # Torch would read the value of a 0-d index tensor. Index 0 gives the right shape, too.
     return x[pytree.tree_map(lambda p: 0 if isinstance(p, Tensor) and p.dim() == 0 else p, place)]
 
 
 def _product(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A matrix product, also by a sparse matrix, such as that of a graph."""
+    """Wrap a matrix product so that the first matrix may be sparse, such as that of a graph."""
 
     def run(first: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(first, Tensor) or first.layout == torch.strided:
@@ -166,7 +166,7 @@ def _product(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _looked_up(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`gather` and the like: a size that indices look up stays."""
+    """Wrap `gather` or a similar function: the size that indices look up is fixed."""
 
     def run(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
         int(x.shape[dim])
@@ -181,7 +181,7 @@ def _embedding(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _zeros(*sizes: Any, **kwargs: Any) -> Tensor:
-    """A recurrent layer gives the number of packed sequences as a tensor, and makes a hidden state for each."""
+    """Call `torch.zeros` with sizes that may be tensors, as a recurrent layer does for packed sequences."""
     return torch.zeros(*(int(size) if isinstance(size, Tensor) else size for size in sizes), **kwargs)
 
 
@@ -190,7 +190,7 @@ def _bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> Tensor:
-    """A size that is padded by a plain number stays: the copy could not be padded in proportion."""
+    """Pad, and fix sizes that are padded by a plain number: the narrow copy could not be padded in proportion."""
     shape = list(x.shape)
     for place, (before, after) in enumerate(zip(pad[::2], pad[1::2]), start=1):
         if _is_plain_number(before, after) and (before or after):
@@ -200,7 +200,7 @@ def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | N
 
 
 def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Kernels that take scales or windows as plain numbers: those are no widths."""
+    """Wrap a function whose kernel takes scales or windows as plain numbers: these are no widths, and are fixed."""
 
     def run(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         return function(
@@ -212,7 +212,7 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_of_numbers
 def _interpolate(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Of each channel by itself: the sizes of the picture are numbers."""
+    """Interpolate each channel by itself; the sizes of pictures are fixed."""
     size = F.interpolate(x.new_empty((1, 1, *map(int, x.shape[2:]))), *args, **kwargs).shape[2:]
     return x.new_empty((*x.shape[:2], *size))
 
@@ -243,7 +243,7 @@ def _index_into(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: Any) ->
 
 
 def _transform(name: str, x: Tensor, n: Any = None, dim: Any = None, norm: Any = None, **own: Any) -> Tensor:
-    """A Fourier transform. A size that it runs along stays, as its values grow with that size."""
+    """Do a Fourier transform. The sizes along which it runs are fixed, because its values grow with them."""
     n = own.get("s", n)
     if dim is None:
         count = 2 if name.endswith("2") else 1 if not name.endswith("n") else x.dim() if n is None else len(n)

@@ -1,6 +1,6 @@
-"""A plain training loop for one surrogate, and the size of each module's output as training goes on.
+"""A plain training loop for one surrogate, and measurements of each module's outputs during training.
 
-The checks run the loop where no faster trainer is handed to them.
+The checks of this package use the loop unless they get a faster trainer.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)
 }
 _ABSENT: dict[str, Any] = {"schedule": "constant", "warmup": 0, "warmup_epochs": 0, "independent_weight_decay": False}
-"""Keys that fused training follows and the loop here does not -> the value that asks for nothing."""
+"""Keys of a configuration that this loop does not follow -> the value without effect, which it accepts."""
 
 
 def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """torch's own optimizer with one parameter group for each parameter, at its multiplied rates.
+    """Make torch's optimizer with one parameter group for each parameter, at its multiplied rates.
 
     Args:
         surrogate: From `make_surrogate` or `shrink`; at width ratio 1 all multipliers are 1.
-        config: `lr` (required), `optimizer` (a name that `lr_multipliers` knows; default "adamw") and, where that has
+        config: `lr` (required), `optimizer` (a name that `lr_multipliers` knows; default "adamw") and, if it has
             them, `weight_decay`, `momentum`, `dampening`, `nesterov`, `alpha`, `rho`, `beta1`, `beta2`, `beta2_decay`,
             `eps`. Other settings have torch's defaults.
 
@@ -54,7 +54,7 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
     for name, group in zip(names, optimizer.param_groups):
         group["lr"] *= rates[name]
         group["weight_decay"] *= decays[name]
-        if kind == "asgd":  # its own decay, beside that
+        if kind == "asgd":  # ASGD has a second decay
             group["lambd"] *= decays[name]
     return optimizer
 
@@ -64,7 +64,7 @@ def _given(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     settings = inspect.signature(_OPTIMIZERS[kind]).parameters
     keys = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "alpha", "rho", "beta2_decay")
     given = {key: config[key] for key in keys if key in config and key in settings}
-    if "eps" in settings and "eps" in config and kind != "adafactor":  # which has two
+    if "eps" in settings and "eps" in config and kind != "adafactor":  # Adafactor has two
         given["eps"] = config["eps"]
     if "betas" in settings and ("beta1" in config or "beta2" in config):
         beta1, beta2 = settings["betas"].default
@@ -90,7 +90,7 @@ def make_plain_optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.o
 def step(
     model: nn.Module, optimizer: torch.optim.Optimizer, config: Mapping[str, Any], batch: Any, objective: Objective
 ) -> None:
-    """One optimizer step on one batch, in place; `grad_clip` in the configuration is the gradients' largest norm."""
+    """Do one optimizer step on one batch, in place; the configuration's `grad_clip` is the largest gradient norm."""
     optimizer.zero_grad()
     objective(model, batch).backward()
     if config.get("grad_clip") is not None:
@@ -99,7 +99,7 @@ def step(
 
 
 def train(model: nn.Module, config: Mapping[str, Any], batches: Sequence[Any], objective: Objective) -> None:
-    """One step for each batch, in place."""
+    """Train a model in place, one optimizer step for each batch."""
     optimizer = make_plain_optimizer(model, config)
     model.train()
     for batch in batches:
@@ -107,7 +107,7 @@ def train(model: nn.Module, config: Mapping[str, Any], batches: Sequence[Any], o
 
 
 def evaluate(model: nn.Module, batches: Sequence[Any], objective: Objective) -> float:
-    """Mean loss over batches, in evaluation mode."""
+    """Return the mean loss over batches, in evaluation mode."""
     model.eval()
     with torch.no_grad():
         return sum(objective(model, batch).item() for batch in batches) / len(batches)
@@ -119,7 +119,7 @@ class Recording:
 
     Attributes:
         outputs: (module name, steps done) -> mean of |x| and mean of |x - x at step 0|; the model itself is named "".
-        parameters: (parameter name, steps done) -> root mean square of its last step's change; at 0, of its values.
+        parameters: (parameter name, steps done) -> root mean square of the last step's change; at 0, of the values.
     """
 
     outputs: dict[tuple[str, int], tuple[float, float]]
@@ -129,7 +129,7 @@ class Recording:
 def record_training(
     model: nn.Module, config: Mapping[str, Any], batches: Sequence[Any], objective: Objective
 ) -> Recording:
-    """Train one step for each batch and measure every module's output on the first one, before and after each."""
+    """Train one step for each batch; before the first and after each step, measure all outputs on the first batch."""
     optimizer = make_plain_optimizer(model, config)
     first = _outputs(model, batches[0], objective)
     found = {(name, 0): (_size(output), 0.0) for name, output in first.items()}
@@ -153,7 +153,7 @@ def _root_mean_square(x: Tensor) -> float:
 
 
 def _outputs(model: nn.Module, batch: Any, objective: Objective) -> dict[str, Tensor]:
-    """Module name -> its output in one forward pass, all its floating point tensors in a row."""
+    """Return each module's output in one forward pass: its floating point tensors, flattened and concatenated."""
     outputs: dict[str, Tensor] = {}
 
     def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -165,7 +165,7 @@ def _outputs(model: nn.Module, batch: Any, objective: Objective) -> dict[str, Te
 
         return record
 
-    # The output of a parametrization is a weight.
+    # Parametrizations are left out: their outputs are weights.
     layers = [(name, layer) for name, layer in model.named_modules() if "parametrizations" not in name.split(".")]
     handles = [layer.register_forward_hook(recorder(name)) for name, layer in layers]
     with torch.no_grad():

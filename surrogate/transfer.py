@@ -24,9 +24,9 @@ class TransferCheck:
 
     Attributes:
         narrow_width_ratio: Width ratio of the surrogate in question.
-        wide_width_ratio: The one that it is compared with.
-        narrow: Scores at the first, in the order of `configs`.
-        wide: Scores at the second.
+        wide_width_ratio: The larger width ratio, with which the surrogate is compared.
+        narrow: Scores at `narrow_width_ratio`, in the order of `configs`.
+        wide: Scores at `wide_width_ratio`.
         comparison: Rank correlation, regrets and the verdict.
     """
 
@@ -54,7 +54,7 @@ def transfer_check(
         score_fn: Trains and scores configurations at one width; `plain_score_fn` makes one.
         configs: At least 4, spread over the search space.
         narrow_width_ratio: Width ratio of the surrogate in question.
-        wide_width_ratio: The larger one that it is compared with: 1 is the target, and less is cheaper.
+        wide_width_ratio: The larger width ratio, with which it is compared: 1 is the target, and less is cheaper.
         mode: As for `compare_rankings`.
         top_k: As for `compare_rankings`.
         tolerance: As for `compare_rankings`.
@@ -82,14 +82,14 @@ def transfer_check(
 def plain_score_fn(
     model_fn: ModelFn, train_batches: Sequence[Any], val_batches: Sequence[Any], objective: Objective, *, seed: int = 0
 ) -> ScoreFn:
-    """Score by training one model after another with torch's own optimizers: validation loss, smaller is better.
+    """Make a `score_fn` that trains one model after another with torch's optimizers; the score is the validation loss.
 
     Args:
         model_fn: As for `make_surrogate`.
-        train_batches: One optimizer step for each.
-        val_batches: Scored after the last step.
+        train_batches: One optimizer step is done for each batch.
+        val_batches: Batches for the loss after the last step.
         objective: `objective(model, batch)` -> loss.
-        seed: Of the initial weights, the same for every configuration; torch's global generator is left as it was.
+        seed: Seed of the initial weights of every configuration; torch's global generator does not change.
     """
 
     check_function("model_fn", model_fn, 2)

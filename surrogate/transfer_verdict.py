@@ -1,10 +1,10 @@
 """How well scores at one width rank configurations at another, and which hyperparameters transfer less surely.
 
-Plain statistics, no tensors. A score is what the tuner minimizes or maximizes, one for each configuration. A score that
-is NaN or infinite is that of a diverged trial: it is worst, and ties with others of its kind.
+Plain statistics, no tensors. A score is the number that the tuner minimizes or maximizes, one for each configuration. A
+diverged trial has a score that is NaN or infinite. All these scores are equal, and worse than any other.
 
-Tensor Programs V, table 1: what steers optimization transfers; what regularizes depends on the model's size as well,
-since a narrow model overfits less.
+Tensor Programs V, table 1: hyperparameters of optimization transfer. The best regularization depends on the
+model's size, too, because a narrow model overfits less.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class RankComparison:
     """Agreement of two widths over the same configurations.
 
     Attributes:
-        rho: Spearman's rank correlation; NaN where one width ranks all configurations the same.
+        rho: Spearman's rank correlation; NaN if one width gives all configurations the same rank.
         regret: k -> how much worse, in the wide model's score, the best of the narrow model's top k is than
             the best of all. 0 is perfect; infinite where all of the top k diverged.
         tolerance: The regret that counts as none, such as the seed-to-seed spread of the wide model.
-        top_k: How many configurations move on to the wide model.
+        top_k: Number of configurations that move on to the wide model.
         verdict: `"trusted"`: rho is at least 0.8 and the regret of the top k is within the tolerance.
             `"refused"`: rho is below 0.4 or undefined, and the regret exceeds the tolerance. `"doubtful"`: in
             between.
@@ -56,7 +56,7 @@ def compare_rankings(
         narrow: One score for each configuration, at the narrow width.
         wide: The scores of the same configurations, in the same order, at the wide width.
         mode: `"min"` where a smaller score is better, `"max"` where a larger one is.
-        top_k: How many configurations move on, from 1 to the number of configurations.
+        top_k: Number of configurations that move on, from 1 to the number of all.
         tolerance: A regret up to this counts as none; the seed-to-seed spread of the wide model is a good choice.
 
     Raises:
@@ -84,7 +84,7 @@ def compare_rankings(
 
 
 def check_comparison(count: int, mode: object, top_k: object, tolerance: object) -> None:
-    """Refuse what `compare_rankings` cannot compare so many configurations by (ValueError)."""
+    """Raise ValueError for arguments with which `compare_rankings` cannot compare `count` configurations."""
     require(isinstance(mode, str) and mode in ("min", "max"), "mode", mode, "'min' or 'max'")
     check_int("top_k", top_k, at_least=1, at_most=count)
     require(is_metric(tolerance) and tolerance >= 0, "tolerance", tolerance, "a number >= 0")
@@ -114,7 +114,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 0, ties at the mean of the places that they fill."""
+    """Return ranks from 0; tied values have the mean of their places."""
     order = sorted(values)
     first = {value: place for place, value in reversed(list(enumerate(order)))}
     last = {value: place for place, value in enumerate(order)}
@@ -150,7 +150,7 @@ _REGULARIZERS = ("dropout", "drop_path", "droppath", "weight_decay", "label_smoo
 
 
 def doubtful_hyperparameters(keys: Collection[str], width_ratio: float) -> list[str]:
-    """Those of the tuned hyperparameters whose best value may differ between surrogate and target.
+    """List the tuned hyperparameters whose best value may differ between surrogate and target.
 
     Args:
         keys: Names in the search space; nested ones joined by any separator, such as `"model/dropout"`.

@@ -14,22 +14,22 @@ _WIDTHS = (
     *("moe_intermediate_size", "shared_expert_intermediate_size", "d_inner", "ffn_hidden_size"),
     *("pooler_hidden_size", "word_embed_proj_dim"),
 )
-"""Names of sizes in configurations that follow the hidden size."""
+"""Names of sizes in configurations that shrink with the hidden size."""
 
 
 def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
-    """Build `type(module)` from a narrower copy of `module.config`; None if that alone does not make this module."""
+    """Build `type(module)` from a narrower copy of `module.config`; None if the result would have other layers."""
     config = getattr(module, "config", None)
     if not (_has_widths(config) or _parts(config)):
         return None
     try:
         with torch.random.fork_rng(devices=[]):
             narrow: nn.Module = type(module)(narrow_config(config, width_ratio))
-    except Exception:  # a wrapper that shows its base model's configuration, or sizes that this family ties otherwise
+    except Exception:  # a wrapper with its base model's configuration, or sizes that this family ties in another way
         return None
     if dict(narrow.named_parameters()).keys() != dict(module.named_parameters()).keys():
         return None
-    if _kinds(narrow) != _kinds(module):  # some part took the place of another, such as `nn.Identity()`
+    if _kinds(narrow) != _kinds(module):  # a part was replaced by another, such as `nn.Identity()`
         return None
     _keep_scales(narrow, module)
     first = next(module.parameters())
@@ -43,30 +43,30 @@ def _has_widths(config: Any) -> bool:
 
 
 def _parts(config: Any) -> dict[str, Any]:
-    """The configurations inside one, as CLIP has for its text and its images."""
+    """Return the configurations inside a configuration, such as CLIP's for text and images."""
     inner = vars(config) if hasattr(config, "to_dict") else {}
     return {name: value for name, value in inner.items() if _has_widths(value)}
 
 
 def _kinds(module: nn.Module) -> dict[str, str]:
-    """The name of each part's class: a parametrized layer has a class of its own, but of the same name as others'."""
+    """Return the class name of each part: parametrized layers have classes of their own, but of the same names."""
     return {path: type(part).__name__ for path, part in module.named_modules()}
 
 
 def _keep_marks(narrow: nn.Module, module: nn.Module) -> None:
-    """Give parts the target's modes, and parameters its attributes, in place; frozen ones stay frozen."""
+    """Copy training modes, `requires_grad` and attributes of parameters from the target, in place."""
     parts, parameters = dict(module.named_modules()), dict(module.named_parameters())
     for path, part in narrow.named_modules():
         part.training = parts[path].training
     for name, parameter in narrow.named_parameters():
         parameter.requires_grad_(parameters[name].requires_grad)
-        vars(parameter).update(vars(parameters[name]))  # such as marks by which an optimizer chooses its parameters
+        vars(parameter).update(vars(parameters[name]))  # such as marks by which an optimizer selects parameters
 
 
 def _keep_scales(narrow: nn.Module, module: nn.Module) -> None:
-    """Give factors of the forward pass the target's values, in place.
+    """Copy the factors of the forward pass from the target, in place.
 
-    Some are roots of the hidden size, by which embeddings are multiplied. muP's multipliers are relative to the target.
+    Some are roots of the hidden size, such as that of embeddings. muP's multipliers assume the target's factors.
     """
     layers = dict(module.named_modules())
     for path, layer in narrow.named_modules():
@@ -81,10 +81,10 @@ def _keep_scales(narrow: nn.Module, module: nn.Module) -> None:
 
 
 def narrow_config(config: Any, width_ratio: float) -> Any:
-    """A copy with fewer heads of the same size, a hidden size of that many heads and a narrower MLP.
+    """Return a copy with fewer heads of the same size, a hidden size of these heads, and a narrower MLP.
 
-    If the ratio leaves no whole number of heads, it is rounded up, and the MLP follows the hidden size. Key-value
-    heads are rounded up to a number that divides the heads.
+    The number of heads is rounded up, and the MLP shrinks by the same ratio. The number of key-value heads is rounded
+    up to one that divides the number of heads.
 
     Args:
         config: A `transformers` configuration (GPT-2, Llama, BERT, ViT, ResNet, T5, BART, CLIP, or another with
@@ -99,7 +99,7 @@ def narrow_config(config: Any, width_ratio: float) -> Any:
         narrow.hidden_sizes = [_ceil(size * width_ratio) for size in config.hidden_sizes]
         narrow.embedding_size = _ceil(config.embedding_size * width_ratio)
         return narrow
-    if isinstance(config.num_attention_heads, list | tuple):  # Swin's stages: each has twice the heads and the width
+    if isinstance(config.num_attention_heads, list | tuple):  # Swin's stages, which double heads and width
         first = config.num_attention_heads[0]
         actual = _ceil(first * width_ratio) / first
         narrow.num_attention_heads = [_ceil(heads * actual) for heads in config.num_attention_heads]

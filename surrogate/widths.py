@@ -1,7 +1,7 @@
 """The dimensions of a model that are widths, and how much narrower they are than the target's.
 
-Read off by comparing shapes, never names. The base shapes (in the sense of the `mup` package) are the target's.
-Every width multiplier of the surrogate is therefore at most 1, and those of the target are exactly 1.
+Widths are found by comparing shapes, never by names. The base shapes (in the sense of the `mup` package) are the
+target's. Every width multiplier of the surrogate is therefore at most 1, and those of the target are exactly 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ParamWidth:
 
     Attributes:
         shape: Shape in the surrogate; a dimension that differs is a width ("infinite" in mup's words).
-        as_read: Both shapes as the layer reads the parameter, if it does not hold it that way: see `shapes_as_read`.
+        as_read: Target shape and shape in the layout of `shapes_as_read`; None if the parameter is stored in it.
     """
 
     target_shape: Shape
@@ -37,12 +37,12 @@ class ParamWidth:
     as_read: tuple[Shape, Shape] | None = None
 
     def infshape(self) -> InfShape:
-        """mup's own view of this parameter; its methods define what the multipliers are."""
+        """Return mup's description of this parameter, whose methods define the multipliers."""
         return _infshape(*(self.as_read or (self.target_shape, self.shape)))
 
     @property
     def width_mult(self) -> float:
-        """Surrogate width over target width along mup's main dimension, the last width; 1 if none is one."""
+        """Surrogate width over target width along mup's main dimension, the last width; 1 without a width."""
         return float(self.infshape().width_mult())
 
     @property
@@ -52,11 +52,11 @@ class ParamWidth:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the initial weights over the target's."""
+        """Standard deviation of the initial weights over that of the target."""
         return self.width_mult**-0.5 if self.is_matrix else 1.0
 
 
-@lru_cache(maxsize=4096)  # each model of one plan asks for the same, a hundred times
+@lru_cache(maxsize=4096)  # all models of a plan ask for the same shapes
 def _infshape(target_shape: Shape, shape: Shape) -> InfShape:
     return InfShape([InfDim(base if base != dim else None, dim) for base, dim in zip(target_shape, shape)])
 
@@ -72,7 +72,7 @@ class WidthPlan:
         attention: Module name -> multiplier of that module's attention logits, where the head size changed.
         spectral: Module name -> multiplier of that module's input, where the spectral norm of its weight is 1.
         rounded: Widths that did not divide and were rounded, one line each.
-        kept: Sizes that `shrink` left as they are, and why, one line each.
+        kept: Sizes that `shrink` did not change, and why, one line each.
     """
 
     width_ratio: float
@@ -90,7 +90,7 @@ class WidthPlan:
 
     @property
     def summary(self) -> str:
-        """One line: how many parameters are narrower, and which matrices stay as they are."""
+        """A line that says how many parameters are narrower, and which matrices are not."""
         alike = [name for name, p in self.params.items() if p.shape == p.target_shape and len(p.shape) > 1]
         stay = [f"{_listed(alike)} stay" + "s" * (len(alike) == 1)] * bool(alike)
         told = "; ".join([*stay, *self.kept[:_SHOWN], *["..."] * (len(self.kept) > _SHOWN)])
@@ -116,10 +116,10 @@ def shapes_of(module: nn.Module) -> dict[str, Shape]:
 
 
 def shapes_as_read(module: nn.Module) -> dict[str, Shape]:
-    """Parameter name -> its shape as outputs, inputs of each output, and kernel, where a layer holds it otherwise.
+    """Return the shapes (outputs, inputs of an output, *kernel) of parameters that are stored in another layout.
 
-    An `nn.Bilinear` reads all products of its two inputs. A transposed convolution holds its inputs first, and of its
-    outputs those of one group.
+    An `nn.Bilinear` reads all products of its two inputs. A transposed convolution stores its inputs first, then the
+    outputs of one group.
     """
     weights: dict[int, Shape] = {}
     for layer in module.modules():
@@ -136,9 +136,9 @@ _INPUT_WEIGHTS = ("weight", "weight_ih_l0", "weight_ih")
 
 
 def input_weight(layer: nn.Module) -> Tensor | None:
-    """Return the weight by which a layer reads its first input, if it has one.
+    """Return the weight by which a layer reads its first input; None if it has none.
 
-    Of a weight that `torch.nn.utils.parametrizations` computes, it is the parameter of the same shape.
+    If `torch.nn.utils.parametrizations` computes the weight, return the parameter of the same shape.
     """
     for key in _INPUT_WEIGHTS:
         if is_parametrized(layer, key):
@@ -164,7 +164,7 @@ def compare_shapes(
     """Compare two shape tables of one model at two widths.
 
     Args:
-        as_read: Parameter name -> both shapes as a layer reads it, where it holds it otherwise.
+        as_read: Parameter name -> target shape and narrow shape of `shapes_as_read`, for the parameters that it has.
 
     Raises:
         ValueError: if the names or the numbers of dimensions differ, or no dimension differs. If a dimension of the
@@ -208,7 +208,7 @@ def _check_width_count(params: Mapping[str, ParamWidth]) -> None:
 
 
 def refuse_single_units(params: Mapping[str, ParamWidth], narrow: nn.Module, target: nn.Module) -> None:
-    """Refuse a width of one unit or none, which says nothing of a wide layer; one head of the target's size is fine."""
+    """Refuse a width of one unit or none, which tells nothing about a wide layer; one head of full size is fine."""
     for name, param in params.items():
         if 0 in param.shape and 0 not in param.target_shape:
             raise ValueError(
@@ -230,7 +230,7 @@ _INNER_WEIGHTS = ("weight_hr_", "q_proj_weight", "k_proj_weight", "v_proj_weight
 
 
 def refuse_inner_readouts(params: Mapping[str, ParamWidth], target: nn.Module) -> None:
-    """Refuse a weight inside a layer of torch's that reads a width and writes none: its input needs a multiplier."""
+    """Refuse a readout inside a layer of torch: its input needs a multiplier, which no hook can apply."""
     for name, param in params.items():
         path, _, own = name.rpartition(".")
         reads_width = param.shape != param.target_shape and param.shape[:1] == param.target_shape[:1]
@@ -243,7 +243,7 @@ def refuse_inner_readouts(params: Mapping[str, ParamWidth], target: nn.Module) -
 
 
 def _counts_heads(name: str, full: int, narrow: nn.Module, target: nn.Module) -> bool:
-    """Return whether a size of a parameter is the number of heads of a module around it, which is 1 now."""
+    """Return whether a parameter's size is the number of heads of an enclosing module that has one head now."""
     parts = name.split(".")[:-1]
     around = [".".join(parts[:depth]) for depth in range(len(parts) + 1)]
     return any(

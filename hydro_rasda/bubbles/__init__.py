@@ -1,8 +1,8 @@
-"""Trials in the bubbles of somebody else's pipeline: while the host waits for its neighbour, a guest trains.
+"""Trials in the bubbles of another pipeline: while a rank of this host waits for its neighbor, a guest trains.
 
-A guest is a process of its own beside each rank. The kernel stops it whenever the host does not wait. It shares no
-process with the host, so that neither random numbers, gradients, threads nor collectives can meet. The idea is that of
-Hydro's coordinator, which interleaves trials with the pre-training of large models.
+The host is a pipeline in training. A guest is a separate process beside each of its ranks, and the kernel stops the
+guest whenever the rank does not wait. So guest and host cannot affect each other's random numbers, gradients, threads
+or collectives. The idea is that of Hydro's coordinator, which interleaves trials with the pre-training of large models.
 """
 
 from typing import TYPE_CHECKING

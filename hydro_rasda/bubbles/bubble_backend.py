@@ -1,4 +1,4 @@
-"""The tuner's side: `tune(backend=BubbleBackend(source))`, to which the time that all hosts leave is one device."""
+"""The tuner's side, `tune(backend=BubbleBackend(source))`: the bubbles of all hosts together are one device."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from hydro_rasda.training.retry_policy import Deaths
 
 
 class BubbleBackend:
-    """Trains where hosts wait for their neighbours; see `hydro_rasda.bubbles`.
+    """Trains in the bubbles of hosts; see `hydro_rasda.bubbles`.
 
-    To the sweep, all hosts together are one device with `groups` cores, whoever of them is there: which trials train
-    together, and who goes on, does not depend on that. The answer is that of the same sweep on this machine alone, to
-    the last digit. Two conditions hold for this: as many threads (`torch.set_num_threads(groups)`), and fused groups of
-    the same width (`sweep.fusion`, or the widths that were measured on this machine lately).
+    To the sweep, all hosts together are one device with `groups` cores. The hosts that happen to be there change
+    neither which trials train together nor which go on. The result is that of the same sweep on this machine alone, to
+    the last digit, under two conditions. That sweep has as many threads (`torch.set_num_threads(groups)`), and its
+    fused groups have the same width (by `sweep.fusion`, or by widths that were measured on this machine lately).
 
-    Hosts may come and go before, while and after `tune` runs; while there is none, it waits, within its time budget.
-    Training that a host's end interrupts goes on in another bubble from the last checkpoint.
+    Hosts may come and go before, during and after `tune`. Without a host, `tune` waits, within its time budget. If a
+    host ends during a training, the training resumes from its last checkpoint in another bubble.
 
     Args:
-        source: A folder that the tuner and its hosts both see, as they must the run's.
-        groups: How many groups, or full-size models, train at the same time: as many as there are ranks of hosts, say.
-        checkpoint_s: Seconds of wall time after which a guest ends its epoch and leaves a checkpoint, which takes some.
+        source: A folder that the tuner and the hosts both see. They must all see the run's folder, too.
+        groups: The number of groups, or full-size models, that train at the same time, for example one for each rank.
+        checkpoint_s: Seconds of wall time after which a guest ends its epoch and writes a checkpoint, which takes time.
         loader_workers: As for `LocalBackend`.
         graph: As for `LocalBackend`.
 
     Raises:
-        ValueError: for an argument that cannot be.
+        ValueError: if an argument is invalid.
     """
 
     device = torch.device("cpu")
@@ -89,10 +89,10 @@ class BubbleBackend:
 
 
 LOOK_S = 0.5
-"""So long `finished` waits before it lets its caller look at the clock."""
+"""Seconds that `finished` waits before it returns, so that its caller can check the time budget."""
 
 ARRIVAL_S = 60.0
-"""Hosts have so long to come, also where the time budget is spent by then."""
+"""Seconds that hosts have to arrive, even if the time budget ends earlier."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,14 +105,14 @@ class _GuestTask:
 
 @dataclass(frozen=True, eq=False)
 class _UnderWay:
-    """A task in training, in works that each train on a core."""
+    """A task in training; each of its `works` trains on one core."""
 
     task: Task
     works: Sequence[GroupWork | TargetWork]
     began: float
 
     def finished(self) -> Finished | None:
-        """Return the task with its outcome; None if the time was over before any trial began."""
+        """Return the task with its outcome, for trials that began; None if the time was over before any trial began."""
         task, outcome = self.task, joined(work.outcome for work in self.works)
         begun = [number for number in task.members if number in outcome.history]
         if not begun:
@@ -128,14 +128,14 @@ class _UnderWay:
 
 @dataclass(eq=False)
 class _Visitor:
-    """A guest that is there, and its piece of work; None if it is idle."""
+    """A connected guest, and its piece of work; None if the guest is idle."""
 
     name: str
     piece: _GuestTask | None = None
 
 
 class BubbleDevices:
-    """Gives guests what there is to train, a group or a full-size model each, and takes it back where they leave."""
+    """Gives each guest a group or a full-size model to train, and takes it back if the guest leaves."""
 
     def __init__(self, run: Run, source: Path, problem: Path, groups: int, checkpoint_s: float) -> None:
         self._run, self._source, self._problem = run, source, problem
@@ -171,7 +171,7 @@ class BubbleDevices:
         return not self._visitors and had_time and self._run.out_of_time(heat)
 
     def speed(self, device: int, kind: str) -> None:
-        """There is no other to compare with."""
+        """Return None: there is no other device to compare with."""
 
     def machine(self, device: int) -> str:
         return self._device.machine
@@ -198,7 +198,7 @@ class BubbleDevices:
             self._put(work, work.begin())
 
     def finished(self) -> Sequence[Finished]:
-        """Tasks all of whose parts are done; none where that is not so within half a second."""
+        """Return the tasks whose parts are all done; an empty list if no task is done within `LOOK_S`."""
         self._forget()
         self._go_on()
         done = [of for of in self._under_way if all(work.done for work in of.works)]
@@ -207,7 +207,7 @@ class BubbleDevices:
         return [finished for of in done if (finished := of.finished()) is not None]
 
     def close(self) -> None:
-        """Send all guests away: what they train, nobody waits for any more."""
+        """Disconnect all guests, which ends them: nobody waits for their training any more."""
         self._door.close()
         self._forget()
         self._closed = True
@@ -222,7 +222,7 @@ class BubbleDevices:
         self._waiting.extend(_GuestTask(work, task) for task in tasks)
 
     def _go_on(self) -> None:
-        """Have guests train what waits, and take in what they say; waits for a word, for at most `LOOK_S`."""
+        """Hand out waiting pieces and handle the messages of guests; wait for a message for at most `LOOK_S`."""
         self._hand_out()
         if not self._visitors and not self._told:
             self._run.say(f"waiting for hosts: none has come to {self._source} yet, or all have left")
@@ -253,11 +253,11 @@ class BubbleDevices:
         return Given({number: run.history.trials[number] for number in task.members}, load, seconds)
 
     def _send(self, connection: Connection, *words: Any) -> None:
-        with contextlib.suppress(OSError):  # whoever listens to it learns that it has ended
+        with contextlib.suppress(OSError):  # the thread in `_listen` learns that the guest has ended
             connection.send_bytes(cloudpickle.dumps(words))
 
     def _listen(self, connection: Connection) -> None:
-        """Pass on what a guest says, in a thread of its own: one that is stopped amid a word keeps nobody waiting."""
+        """Queue the messages of one guest, in a thread of its own: a guest may be stopped amid a message."""
         self._met.add(connection)
         if self._closed:  # it came as the sweep ended
             hang_up(connection)
@@ -296,9 +296,9 @@ class BubbleDevices:
             self._put(work, work.took(task, content, not self._run.out_of_time(task.heat)))
 
     def _learn_of_death(self, name: str, status: int) -> None:
-        """Learn from a host how its last guest ended: one that ended by itself may have died of its task.
+        """Learn from a host how its guest `name` ended: the piece that the guest was training may have killed it.
 
-        A host that is killed with its guest says nothing, and so it counts against no trial.
+        If a host is killed with its guest, no such message comes, and the death counts against no trial.
         """
         if (piece := self._lost.pop(name, None)) is not None:
             self._died_of[piece] = ending(-status if status < 0 else status << 8)

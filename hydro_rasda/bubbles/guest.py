@@ -1,6 +1,6 @@
-"""The guest's side: it goes to the sweep that is there, and trains what it is given.
+"""The guest's side: the process that connects to a sweep, and trains what the sweep sends.
 
-Torch is imported once there is one.
+Torch is imported only once there is a sweep.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from hydro_rasda.bubbles.rendezvous import connect
 from hydro_rasda.processes.die_with_parent import depend_on
 
 LOOK_S = 0.2
-"""So often a guest without work looks for some, and whether it is to leave."""
+"""Seconds between two looks of an idle guest for work, and for a request to leave."""
 
 
 def begin(handle: int, host: int, source: str, device: str, preempt: bool, name: str, before: tuple[str, int]) -> None:
-    """Be a guest, until the host has it leave, or the sweep that it trained for is over.
+    """Be a guest until the host asks it to leave, or until its sweep is over.
 
-    With `preempt`, the host stops this process at the end of a bubble. `before` says how the host's last guest ended.
+    With `preempt`, the host stops this process at the end of a bubble. `before` has the name and the exit status of the
+    host's last guest.
     """
     depend_on(host)
     page = SharedPage.open(handle)
@@ -57,7 +58,7 @@ def _more(connection: Connection, page: SharedPage) -> bool:
 
 
 def _end_with(connection: Connection) -> None:
-    """End with the sweep, whatever is under way: nobody waits for it any more."""
+    """End this process as soon as the sweep hangs up: nobody waits for its training any more."""
     hung_up = select.poll()
     hung_up.register(connection.fileno(), select.POLLRDHUP)
     hung_up.poll()

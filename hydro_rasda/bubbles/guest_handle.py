@@ -1,4 +1,4 @@
-"""A guest as its host sees it: a process that runs while it is let, and only then."""
+"""A guest as its host sees it: a process that runs only while the host lets it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _GUEST = "from hydro_rasda.bubbles.guest import begin; begin({}, {}, {!r}, {!r}, {!r}, {!r}, {!r})"
 
 HOSTS_OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
-"""Beginnings of the environment variables by which a process finds the host's process groups."""
+"""Beginnings of environment variables for the host's process groups, which a guest must not join."""
 
 
 class SharedPage(ctypes.Structure):
@@ -26,13 +26,13 @@ class SharedPage(ctypes.Structure):
     _fields_ = (*((name, ctypes.c_int64) for name in ("tied", "working", "leaving")), ("until", ctypes.c_double))
     handle: int
     tied: bool
-    """True if the guest ends with its host: one that does not yet must not be stopped for ever."""
+    """True once the guest is sure to end with its host. A guest that is stopped earlier could stay stopped forever."""
     working: bool
     """True if the guest has something to train."""
     leaving: bool
-    """True if the guest is to end after the epoch that is under way."""
+    """True if the guest is to end after its current epoch."""
     until: float
-    """When the open bubble is expected to end, by the system's monotonic clock; 0 where none is open."""
+    """When the open bubble is expected to end, by the system's monotonic clock; 0 if no bubble is open."""
 
     @classmethod
     def open(cls, handle: int | None = None) -> SharedPage:
@@ -46,12 +46,12 @@ class SharedPage(ctypes.Structure):
 
 
 class GuestProcess:
-    """One process, from its start to its end. Linux only.
+    """One guest process, from its start to its end. Linux only.
 
-    With `preempt`, the kernel stops it wherever it is, within microseconds, so that no part of its work can outlast a
-    bubble. Besides, it has the lowest scheduling class: what the host wakes up runs at once. A guest that cannot be
-    stopped so, since its work is on a GPU, looks at the page before each quantum, and sees when the bubble is expected
-    to end. The tuner is told how the guest `before` ended, since what that one trained may have been the cause.
+    With `preempt`, the kernel stops the guest within microseconds, so that its work cannot outlast a bubble. The guest
+    also has the lowest scheduling class, so that the host's threads run at once. Work on a GPU cannot be stopped.
+    Before each quantum, a guest on a GPU reads on the page when the bubble is expected to end. The guest tells the
+    tuner how the guest `before` ended, because the task of that guest may have been the cause.
     """
 
     def __init__(self, source: Path, device: str, preempt: bool, before: tuple[str, int] = ("", 0)) -> None:
@@ -66,7 +66,7 @@ class GuestProcess:
             stdin=subprocess.DEVNULL,
             pass_fds=[self.page.handle],
             env=environment,
-            start_new_session=True,  # Ctrl-C is the host's
+            start_new_session=True,  # Ctrl-C reaches only the host
         )
         with contextlib.suppress(OSError):  # it has ended already
             os.sched_setscheduler(self._popen.pid, os.SCHED_IDLE, os.sched_param(0))
@@ -82,20 +82,20 @@ class GuestProcess:
             self._signal(signal.SIGSTOP)
 
     def tie(self, patience_s: float) -> None:
-        """Wait until it is sure to end with this process, then stop it."""
+        """Wait until the guest is sure to end with this process, then stop it."""
         until = time.monotonic() + patience_s
         while not self.page.tied and self.over is None and time.monotonic() < until:
             time.sleep(1e-3)
         self.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        # Until it is waited for, which `over` and `end` do, nobody else gets its number.
+        # The pid is not reused before the process is waited for, which `over` and `end` do.
         if self._popen.returncode is None:
             os.kill(self._popen.pid, number)
 
     @property
     def over(self) -> int | None:
-        """How it ended, as `subprocess` says it; None while it has not."""
+        """The exit status of the guest, as in `subprocess`; None while it runs."""
         return self._popen.poll()
 
     @property
@@ -104,21 +104,21 @@ class GuestProcess:
 
     @property
     def used(self) -> float:
-        """Seconds of CPU time that it took, over all its threads."""
+        """Seconds of CPU time of the guest, over all its threads."""
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()
             self._used = max(self._used, (int(fields[11]) + int(fields[12])) / _TICKS)
         return self._used
 
     def leave(self, patience_s: float) -> None:
-        """Let it run until the epoch that is under way is over, and what it trained is handed over; then it ends."""
+        """Let the guest finish its current epoch, hand over its training, and end; wait at most `patience_s`."""
         self.page.leaving = True
         self.open(patience_s)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(patience_s)
 
     def end(self) -> int:
-        """End it at once: its memory is free when this returns; how it ended."""
+        """Kill the guest and return its exit status; its memory is free when this returns."""
         self._used = self.used
         self._popen.kill()
         status = self._popen.wait()

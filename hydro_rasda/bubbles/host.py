@@ -21,7 +21,7 @@ from hydro_rasda.run.files import make_private, refuse_open_to_others
 from hydro_rasda.schedulers.bubble_policy import Guard, WaitForecast
 
 LOOK_S = 1.0
-"""So often, at the beginning of a step, the host looks after its guest, and at what memory is left."""
+"""The least seconds between two checks of the guest and of the free memory, at the beginning of a step."""
 
 _TIE_S = 10.0
 _FAILURES = 3
@@ -36,36 +36,36 @@ def bubbles(
     patience_s: float = 10.0,
     preempt: bool | None = None,
 ) -> Iterator[Guest]:
-    """Have a guest train in the bubbles of a pipeline: inside, whenever a step waits for a neighbour.
+    """Let a guest train in the bubbles of a pipeline: inside the context, whenever a step waits for a neighbor.
 
-    Every rank of a host does so around its loop; nothing else of it changes. The guest is a process of its own: what
-    the host computes is the same to the last bit. It trains groups of the sweep that
-    `tune(backend=BubbleBackend(source))` runs meanwhile, wherever that is; without a sweep, it waits for one. Bubbles
-    stay empty if they are too short to be worth it, by the last steps' waits. One step in
-    `schedulers.bubble_policy.CONTROL` stays empty, too, for comparison. If guests cost the host more than 1 % of a
-    step, only longer bubbles are used.
+    Every rank of a host wraps its training loop in this context; nothing else of the host changes. The guest is a
+    separate process, so that the host's results are the same to the last bit. The guest trains groups of the sweep that
+    `tune(backend=BubbleBackend(source))` runs at the same time, on any machine; without a sweep, it waits for one.
+    A bubble stays empty if the waits of the last steps predict that it is too short. One step in
+    `schedulers.bubble_policy.CONTROL` has no guest, for comparison. If guests cost the host more than 1 % of a step,
+    only longer bubbles are used.
 
-    Leaving lets the guest end the current epoch and hand over its training. If the host is killed, the guest ends with
-    it. Its training since its last checkpoint is then repeated in another bubble.
+    On leaving the context, the guest ends its current epoch and hands over its training. If the host is killed, the
+    guest ends with it. Its training since the last checkpoint is then repeated in another bubble.
 
     Args:
-        schedule: The host's, of `torch.distributed.pipelining`: any that it has.
+        schedule: Any schedule of `torch.distributed.pipelining`, the host's.
         source: A folder that the host and the tuner both see.
-        leave_free: Bytes of memory that the guest leaves for the host: with less, it ends at once, and comes back once
-            there is twice as much. None for a tenth of what is free now.
+        leave_free: Bytes of memory that must stay free for the host. If less is free, the guest ends at once, and comes
+            back when twice as much is free. None for a tenth of the memory that is free now.
         patience_s: Seconds that leaving may take.
-        preempt: True if the kernel stops and continues the guest. Otherwise the guest begins no quantum that a bubble
-            is too short for: the forward pass of a step, or the rest of it. None for the choice that fits the host's
-            device: on a GPU, work that has begun cannot be stopped. That has not been run on GPUs yet.
+        preempt: True if the kernel stops and continues the guest. Otherwise, the guest begins a quantum only if it fits
+            the bubble; a quantum is the forward pass of a step, or the rest of the step. None for True on a CPU, and
+            False on a GPU, where work that has begun cannot be stopped. That has not been run on GPUs yet.
 
     Yields:
         The state of the guest; see `Guest`.
 
     Raises:
-        ValueError: for an argument that cannot be.
+        ValueError: if an argument is invalid.
         RuntimeError: on other systems than Linux.
-        Unsafe: if others own `source` or can write to it: what guests are to train is unpickled from where it says. Set
-            HYDRO_RASDA_TRUST_SHARED_FOLDERS=1 if you trust them with your account.
+        Unsafe: if others own `source` or can write to it: a file in it names the sweep whose pickles the guests load.
+            Set HYDRO_RASDA_TRUST_SHARED_FOLDERS=1 if you trust these users with your account.
     """
     if sys.platform != "linux":
         raise RuntimeError("bubbles need Linux, whose kernel stops guests and ends them with their host")
@@ -95,10 +95,10 @@ class Guest:
     """The process that trains in a rank's bubbles.
 
     Attributes:
-        steps: Of the host so far.
-        waited: Seconds that the host waited while there was something to train: the bubbles, whoever used them.
-        open: The part of them in which the guest was let run.
-        paused: True if it is let run no more, until the host says otherwise.
+        steps: The number of the host's steps so far.
+        waited: Seconds that the host waited while the guest had something to train: its bubbles, used or not.
+        open: The part of `waited` in which the guest was allowed to run.
+        paused: Set it to True to let the guest run in no bubble, and to False to let it run again.
     """
 
     def __init__(self, source: Path, device: torch.device, leave_free: float, preempt: bool) -> None:
@@ -115,26 +115,26 @@ class Guest:
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None where it has none now."""
+        """The pid of the guest process; None without a process."""
         return None if self._process is None else self._process.pid
 
     @property
     def working(self) -> bool:
-        """Return whether it has something to train."""
+        """Tell whether the guest has something to train."""
         return self._process is not None and self._process.page.working
 
     @property
     def used(self) -> float:
-        """Seconds of CPU time that it has taken, its own start included."""
+        """Seconds of CPU time of all guest processes so far, including their start."""
         return self._used_before + (0.0 if self._process is None else self._process.used)
 
     @property
     def cost(self) -> float:
-        """Share by which it makes the host's steps longer, as measured lately; NaN before that is known."""
+        """The share by which the guest lengthens the host's steps, as measured lately; NaN before that is known."""
         return self._guard.cost
 
     def start(self) -> None:
-        """Start its process, where memory allows."""
+        """Start the guest process, if enough memory is free."""
         self._looked = time.monotonic()
         if self._free() < self._enough:
             return
@@ -146,7 +146,7 @@ class Guest:
         return float("inf") if free is None else free
 
     def begin_step(self) -> None:
-        """Look after the process: a step of the host begins."""
+        """Note that a step of the host begins; end or restart the guest process if needed."""
         now = time.monotonic()
         if self.steps > 1 and not self.paused:  # the first step sets the pipeline up
             self._guard.saw(now - self._began)
@@ -162,7 +162,8 @@ class Guest:
                 self._end()
                 self._enough = 2 * self._leave_free
             elif (status := process.over) is not None:
-                # Its sweep is over, which is no failure; or what it trained has ended it, which the tuner counts.
+                # No failure of the host's: with status 0, the sweep is over; a working guest died of its task, and the
+                # tuner counts that.
                 self._failures = 0 if status == 0 or process.page.working else self._failures + 1
                 self._end()
 
@@ -181,7 +182,7 @@ class Guest:
             self._process = None
 
     def wait(self, position: object, plain: Callable[[], None]) -> None:
-        """Call `plain`, which waits; `position` is the same for the same wait of another step."""
+        """Call `plain`, which waits, and let the guest run meanwhile. `position` identifies the wait within a step."""
         process, expected = self._process, self._forecast.expects(position)
         lets_in = not self.paused and self._guard.lets_in and expected >= self._guard.least
         began = time.monotonic()
@@ -200,19 +201,19 @@ class Guest:
             self.open += seconds if lets_in else 0.0
 
     def leave(self, patience_s: float) -> None:
-        """Have it hand over what it trained, and end."""
+        """Let the guest hand over its training, and end it."""
         if self._process is not None and self._process.over is None:
             self._process.leave(patience_s)
         self._end()
 
 
 _WAIT = "_wait_batch_p2p"
-"""Every schedule calls it in its own module, for receives and for sends that it has no time left to put off."""
+"""All schedules call this function of their module to wait for receives, and for sends that cannot wait longer."""
 
 
 @contextmanager
 def watched(schedule: Any, guest: Guest) -> Iterator[None]:
-    """Tell a guest of the steps of a schedule, and of all that they wait for: it computes while the neighbours do."""
+    """Patch a schedule so that `guest` learns of its steps and runs during its waits."""
     known = callable(getattr(schedule, "step", None)) and hasattr(schedule, "_step_microbatches")
     require(known, "schedule", schedule, "one of torch.distributed.pipelining, such as Schedule1F1B")
     before = getattr(torch_schedules, _WAIT, None)
@@ -220,7 +221,7 @@ def watched(schedule: Any, guest: Guest) -> Iterator[None]:
         raise RuntimeError(
             f"torch {torch.__version__} has no {_WAIT} in {torch_schedules.__name__}: it waits elsewhere"
         )
-    inside, position = None, 0  # the thread that a step is under way in; waits of it so far
+    inside, position = None, 0  # the thread of the current step; the number of its waits so far
 
     def wait(works: Sequence[Any]) -> None:
         nonlocal position

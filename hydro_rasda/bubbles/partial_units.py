@@ -1,7 +1,7 @@
-"""A unit of work in pieces: what guests gave of it so far, and what is left to train.
+"""A unit of work that guests train in pieces: the outcome so far, and the pieces that are left.
 
-A guest ends its piece early if its host leaves, and after `checkpoint_s`. The piece is then kept as a checkpoint of the
-run. The next piece goes on from there, in this process or, if that is killed, in the next one.
+A guest ends its piece early if its host leaves, and after `checkpoint_s`. The piece is then saved as a checkpoint of
+the run. The next piece resumes from there, in this process of `tune` or, if it is killed, in the next one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from hydro_rasda.training.loop import diverged
 from hydro_rasda.training.retry_policy import Deaths
 
 _SO_FAR = "so_far"
-"""Beside what a full-size model goes on from: the epochs of its unit."""
+"""The key, in the checkpoint of a full-size model, of the epochs that the unit has trained so far."""
 
 
 class GroupWork:
-    """A fused group, from one milestone to the next: `outcome` is the part that is over.
+    """The training of a fused group from one milestone to the next; `outcome` has what is done so far.
 
-    Its history lacks trials that never began. `saved` names checkpoints that nobody needs once it is recorded.
+    The outcome's history lacks trials that never began. `saved` names the checkpoints that can be deleted once the
+    outcome is recorded.
     """
 
     def __init__(self, run: Run, task: Task, threads: int) -> None:
@@ -36,7 +37,7 @@ class GroupWork:
         return self._left == 0
 
     def begin(self) -> Sequence[Task]:
-        """Return the tasks to train: the unit, or the rest that an earlier process left of it."""
+        """Return the tasks to train: the whole unit, or the rest of it if an earlier process trained a part."""
         self._left = 1
         key = self._key(self.task.members)
         if not self._run.can_load(key):
@@ -50,7 +51,7 @@ class GroupWork:
         return self.took(self.task, Outcome(so_far["parts"], history, so_far["failures"]), go_on=True)
 
     def took(self, task: Task, found: Outcome, go_on: bool) -> Sequence[Task]:
-        """Take in what a guest gave of a piece; what is left to train, where it may go on."""
+        """Add what a guest trained of a piece; return the tasks that are left of it, none if it may not `go_on`."""
         self._left -= 1
         whole = self.outcome
         for number, epochs in found.history.items():
@@ -65,7 +66,7 @@ class GroupWork:
         return self._put([self._rest(task, key, part["members"]) for part in left])
 
     def _goes_on(self, members: Iterable[int]) -> bool:
-        """Return whether members that trained together have epochs left, as they have but where all have diverged."""
+        """Return whether a group is to train further: it has epochs left, and not all members have diverged."""
         last = [self.outcome.history[number][-1] for number in members]
         losses = {"train_loss": [metrics["train_loss"] for _, metrics in last]}
         return last[0][0] < self.task.span.stop and not diverged(losses)
@@ -85,11 +86,11 @@ class GroupWork:
         return replace(task, sources=(source,), span=span, copies={}).of(group.of(members))
 
     def _key(self, members: Sequence[int]) -> str:
-        """Name of the checkpoint of a piece with these members; halves of one that died have another than the whole."""
+        """Return the name of the checkpoint of a piece; halves of a piece have other names than the whole."""
         return f"{group_key(self.task.span, members, self.task.width)}/so-far-of-{len(members)}"
 
     def died(self, task: Task, how: str, deaths: Deaths) -> Sequence[Task]:
-        """After the death of a guest by what it trained: what to train in the piece's place, perhaps itself."""
+        """Return the tasks to train after a piece killed its guest: the piece again, its halves, or none."""
         following = deaths.of(task, how)
         self._left -= 1
         if isinstance(following, list):
@@ -99,13 +100,13 @@ class GroupWork:
         return []
 
     def give_up(self, task: Task) -> None:
-        """Train a piece no more: what it gave before counts."""
+        """End a piece without further training: the epochs of earlier pieces count."""
         self._left -= 1
         if task.span.start > self.task.span.start:
             run = self._run
             saved = run.store.load(task.sources[0], run.problem.device)
             whole = [part for part in saved["parts"] if part["members"] == list(task.members)]
-            # After a death, the piece may be half of what was saved.
+            # After a death, the piece may have only half of the saved members.
             problem = run.problem.at_width(task.width)
             self.outcome.checkpoint += whole or [cut_down(problem, run.history.trials, task, lambda key: saved)]
 
@@ -115,7 +116,7 @@ class GroupWork:
 
 
 class TargetWork:
-    """A full-size model, from one milestone to the next; as `GroupWork`."""
+    """The training of a full-size model from one milestone to the next, with the methods of `GroupWork`."""
 
     def __init__(self, run: Run, task: Task, threads: int) -> None:
         self.task, self.threads, self._run = task, threads, run
@@ -152,7 +153,7 @@ class TargetWork:
     def _goes_on(self) -> bool:
         epoch, metrics = self._history[-1]
         settings = self._run.settings
-        # A training function of the user's need not report a training loss.
+        # The user's training function may report no training loss: then the metric must be finite.
         over = diverged({"train_loss": [metrics.get("train_loss", metrics[settings.metric])]})
         return epoch < self.task.span.stop and not over and not settings.good_enough(metrics[settings.metric])
 

@@ -1,9 +1,9 @@
-"""The meeting of a sweep and its guests: a file in a folder that both see. Needs no torch.
+"""How a sweep and its guests find each other: by a file in a folder that both see. Needs no torch.
 
 ::
 
     source/
-        sweep.json        where the tuner listens, and the key by which it and a guest know each other
+        sweep.json        the address of the tuner, and the key by which tuner and guest authenticate each other
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ MEETING = "sweep.json"
 _GREET_S = 60.0
 
 _ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
-"""Options by which a silent connection ends two minutes after the other machine has lost power or its network."""
+"""Socket options that end a connection two minutes after the other machine has lost power or its network."""
 
 
 class Silent(OSError):
-    """Something listens where a sweep should, and does not greet."""
+    """A program listens at the address of a sweep, but does not answer as a sweep does."""
 
 
 class Rendezvous:
     """Accept a sweep's guests, each in a thread of its own.
 
-    ValueError if another sweep has its door there, `Silent` if something listens there that does not answer.
+    Raises ValueError if another sweep uses the folder, and `Silent` if a program listens at its address but does not
+    answer.
     """
 
     def __init__(self, source: Path, come_in: Callable[[Connection], None]) -> None:
@@ -62,7 +63,7 @@ class Rendezvous:
         while not self._closed:
             try:
                 came, _ = self._server.accept()
-            except OSError:  # it is closed, or no more files can be opened now
+            except OSError:  # the server is closed, or the process has too many open files
                 time.sleep(0.1)
                 continue
             Thread(target=self._greet, args=[came], daemon=True).start()
@@ -96,9 +97,9 @@ def _answers(source: Path) -> bool:
 
 
 def connect(source: Path) -> Connection:
-    """Go to the sweep of a folder.
+    """Connect to the sweep of a folder.
 
-    OSError if none is there, `Silent` if it does not answer, ValueError or KeyError if the file is damaged.
+    Raises OSError without a sweep, `Silent` if it does not answer, and ValueError or KeyError if the file is damaged.
     """
     where = read_json(source / MEETING)
     host = "127.0.0.1" if where["host"] == socket.gethostname() else where["host"]
@@ -128,6 +129,6 @@ def _kept_alive(came: socket.socket) -> Connection:
 
 
 def hang_up(connection: Connection) -> None:
-    """End a connection on which another thread may be waiting, which then learns of it."""
+    """Shut down a connection, so that a thread that waits on it wakes up."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The training of a guest: that of any device's process, within bubbles."""
+"""The training of a guest: as in any process of a device, but within bubbles."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _LOOK_S = 2e-4
 
 
 class Quanta:
-    """Parts a fused step in two: its forward pass, and what follows until the next one (backward, update).
+    """Splits a training step into two quanta: the forward pass, and all until the next one (backward, update).
 
-    A step that trains in micro-batches has so many quanta of each.
+    A step in micro-batches has two quanta for each micro-batch.
     """
 
     def __init__(self, page: SharedPage, where: torch.device) -> None:
@@ -34,7 +34,7 @@ class Quanta:
         self._under_way: tuple[str, float] | None = None
 
     def objective(self, of: Objective) -> Objective:
-        """The same objective, each call of which is a quantum, and begins the next one."""
+        """Wrap an objective: each call is a forward quantum, after which the next quantum begins."""
 
         def measured(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
             self.begin("forward")
@@ -45,7 +45,7 @@ class Quanta:
         return measured
 
     def begin(self, kind: str) -> None:
-        """End the quantum that is under way, and wait for a bubble that one of this kind fits."""
+        """End the current quantum, and wait for a bubble that is long enough for a quantum of this kind."""
         if self._where.type == "cuda":
             torch.cuda.synchronize(self._where)
         if self._under_way is not None:
@@ -57,10 +57,10 @@ class Quanta:
 
 
 class GuestTrainer(Trainer):
-    """Trains on what a bubble leaves: one group, or one full-size model, at a time, in the guest's own process."""
+    """Trains one group or one full-size model at a time, in the guest's own process."""
 
     def train_piece(self, task: Task, given: Given, threads: int) -> Outcome:
-        """Train on as many threads as the task has elsewhere, since on these its last digits depend."""
+        """Train on `threads` threads, the number that other backends use: the last digits depend on it."""
         torch.set_num_threads(threads)
         (finished,) = self.train([task], given)
         return finished.outcome
@@ -70,11 +70,11 @@ def train(connection: Connection, page: SharedPage, device: str, preempt: bool, 
     """Train what a sweep sends, until it is over.
 
     Args:
-        preempt: True if the host stops this process; otherwise it stops itself, between quanta.
-        more: Waits for the next that the tuner says; False where there is nothing to wait for.
+        preempt: True if the host stops this process after a bubble; otherwise it waits by itself, between quanta.
+        more: Waits for the tuner's next message; returns False if the guest is to leave.
     """
     where = torch.device(device)
-    torch.set_num_threads(1)  # one group at a time: other cores are other ranks'
+    torch.set_num_threads(1)  # one group trains at a time, and the other cores belong to other ranks
     answer_all(connection, partial(_opened, page, where, preempt, partial(report, connection)), more)
 
 
@@ -86,9 +86,9 @@ def _opened(
         torch.cuda.set_device(where)
         free, total = torch.cuda.mem_get_info(where)
         torch.cuda.set_per_process_memory_fraction(0.8 * free / total, where)
-        # Where MPS has both processes share the device at once, the host's kernels go first.
+        # If both processes compute at the same time under MPS, the host's kernels get priority.
         torch.cuda.set_stream(torch.cuda.Stream(where, priority=0))
     if not preempt:
-        # A recorded step would call no quantum.
+        # A recorded graph would not call the objective, and so no quantum.
         given = replace(given, objective=Quanta(page, where).objective(given.objective)).with_settings(graph=False)
     return GuestTrainer(given, where, 1, notify, lambda: page.leaving)

@@ -19,9 +19,9 @@ from hydro_rasda.run.run_lock import hold
 def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
     """List the files of a run that neither its result nor resuming it needs; the folder is only read.
 
-    These are files that a killed process left half written, and checkpoints that later ones replaced. The sweep's
-    checkpoints are among them once the run is finished. With `best_only`, so are other finalists' models: the run can
-    no longer be extended.
+    These are files that a killed process left half written, and checkpoints that later checkpoints replaced. If the run
+    is finished, they include the sweep's checkpoints. With `best_only`, they also include the other finalists' models:
+    without these, the run cannot be extended.
     """
     record = read_record(path)
     require(record.finished or not best_only, "path", str(path), "a finished run, where only its best model is kept")
@@ -35,11 +35,11 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
 
 def remove_unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
     """Lock the run, remove the files that `unneeded` lists, and return them; RuntimeError if a process works on it."""
-    unneeded(path, best_only)  # refuses a folder without a run before the lock's file is made in it
+    unneeded(path, best_only)  # refuses a folder without a run before `hold` makes a lock file in it
     folder = Path(path).expanduser().absolute()
     lock = hold(folder)
     try:
-        # Only now: before, another process may have been at work.
+        # List the files only under the lock: before it, another process may have worked on the run.
         files = unneeded(path, best_only)
         for file in files:
             remove(file, inside=len(file.relative_to(folder).parts))

@@ -1,4 +1,4 @@
-"""The commands, their options, and what their exit statuses say."""
+"""The commands, their options, and their exit statuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 NAME = "hydro-rasda"
 NOTHING, REFUSED = 1, 2
-"""Exit statuses besides 0: there is no answer, or the user said no; bad input. Ctrl-C is 130."""
+"""Exit statuses besides 0: NOTHING if there is no answer or the user said no, REFUSED for bad input. Ctrl-C is 130."""
 
 app = typer.Typer(
     name=NAME,
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _without_reader() -> int:
-    """End without a word: the reader of the output has gone, such as `head`. Python's flush at exit is silent, too."""
+    """End silently: the reader of the output, such as `head`, has gone. Python's flush at exit is silent, too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return NOTHING
 

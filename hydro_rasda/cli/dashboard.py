@@ -1,7 +1,7 @@
-"""All runs of a folder, live, in a browser: a list, a page of each (`hydro_rasda.plots.page`), and events of changes.
+"""All runs of a folder, live in a browser: a list, a page for each run (`hydro_rasda.plots.page`), and change events.
 
-It only reads, so that it may start before a run, during it or after it, and the run does not know of it. A page is made
-when it is asked for, and again after its journal has changed.
+The dashboard only reads: it may start before, during or after a run, and the run does not know of it. A page is made
+when a reader asks for it, and made again after its journal has changed.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the journals."""
+"""Seconds between two looks at the journals."""
 
 _SHARE = 5
-"""So many times as long as a page took to be made, its next is not: no core is kept busy with it."""
+"""A page is kept for this many times the seconds that it took to make, so that pages keep no core busy."""
 
 PAGES = 32
-"""Pages that are kept, the last ones."""
+"""The most pages that are kept; the oldest is dropped."""
 
 
 @dataclass
 class _Made:
-    """The page that was made last, and until when none takes its place."""
+    """A page that was made, and the time until which it is not made again."""
 
     stamps: tuple[Stamp, ...]
     page: Page | None = None
@@ -59,7 +59,7 @@ class _Made:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Have the page stay for a while, by the time that the block takes."""
+        """Keep the page for `_SHARE` times the seconds that the block takes."""
         began = time.monotonic()
         yield
         now = time.monotonic()
@@ -67,7 +67,7 @@ class _Made:
 
 
 class Runs:
-    """The runs of a folder, read again, and made into a page again, where their journals have changed."""
+    """The runs of a folder; a run is read again, and its page is made again, after its journal has changed."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser().absolute()
@@ -79,7 +79,7 @@ class Runs:
         self._looked = -math.inf
 
     def stamps(self) -> dict[str, Stamp]:
-        """Of the journals of all runs, by name; looked for once in `LOOK_SECONDS`, however many readers ask."""
+        """Return the stamps of the journals of all runs, by name; they are updated at most once in `LOOK_SECONDS`."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             found = {}
             for path in runs_in(self.folder):
@@ -92,13 +92,13 @@ class Runs:
         return self.folder if self.folder.name == name and (self.folder / SPEC).is_file() else self.folder / name
 
     def listed(self) -> list[tuple[str, RunRecord | Unreadable, float]]:
-        """All runs as `list_page` takes them, the last written first."""
+        """Return all runs as `list_page` takes them, the last written first."""
         stamps = self.stamps()
         latest = sorted(stamps, key=lambda name: -stamps[name][1])
         return [(name, self._record(name, stamps[name]), stamps[name][1] / 1e9) for name in latest]
 
     def _record(self, name: str, stamp: Stamp) -> RunRecord | Unreadable:
-        # Not the lock of its page: the list does not wait for figures.
+        # The lock of the page is another one, so that the list does not wait for figures.
         with self._locks[f"{name}/record"]:
             if name not in self._read or self._read[name][0] != stamp:
                 follower = self._followers.pop(name, None) or Follower(self._path(name))
@@ -109,7 +109,7 @@ class Runs:
             return self._read[name][1]
 
     def shown(self, *names: str) -> tuple[Stamp, ...]:
-        """Return the stamps of what `page` gives: for a while, those of a page that has just been made."""
+        """Return the stamps of the page that `page` would return, which may be those of a page that was just made."""
         made = self._made.get(names)
         if made is not None and time.monotonic() < made.until:
             return made.stamps
@@ -117,11 +117,11 @@ class Runs:
         return tuple(stamps[name] for name in names)
 
     def page(self, *names: str) -> str:
-        """The page of a run, or of several side by side, without figures; other pages do not wait while it is made."""
+        """Return the page of one run, or of several side by side, without figures. It blocks no other page."""
         return self._page(names).html
 
     def figure(self, figure: str, *names: str) -> str | None:
-        """A figure of a page as JSON, drawn once; None if the page has no such figure. No other waits for it."""
+        """Return a figure of a page as JSON, drawn once; None if there is no such figure. It blocks no other figure."""
         made = self._page(names)
         drawing = None if made.page is None else made.page.drawings.get(figure)
         if drawing is None:
@@ -160,19 +160,19 @@ LOCAL = ("127.0.0.1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::", "")
 
 STREAM_SECONDS = 600.0
-"""After which a stream of events ends: a browser asks for the next, and who has stopped reading does not."""
+"""Seconds after which an event stream ends. Browsers then open the next one; readers that have left do not."""
 
 PATIENCE_SECONDS = 20.0
-"""A client that takes nothing of an answer for so many seconds, or asks for nothing, is disconnected."""
+"""A client is disconnected if it reads nothing of an answer, or sends no request, for this many seconds."""
 
 
 def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470, as_json: bool = False) -> None:
-    """Show the runs of a folder until Ctrl-C; prints the address, without whose token nobody reads them.
+    """Show the runs of a folder until Ctrl-C. Prints the address, whose token readers need.
 
     Args:
-        folder: A `storage_path` of `tune`, or a run's own folder; it may be yet to be made.
+        folder: A `storage_path` of `tune`, or the folder of a run; it need not exist yet.
         host: Address at which to listen.
-        port: 0 for any that is free.
+        port: The port; 0 for any free port.
         as_json: Print the address as a line of JSON, `{"url": ..., "folder": ...}`.
     """
     require(0 <= port < 65536, "port", port, "a port, 0 to 65535")
@@ -202,16 +202,16 @@ def _own_address(six: bool) -> str:
 
 
 def make_config(folder: str | Path, token: str, host: str = "127.0.0.1", port: int = 0) -> uvicorn.Config:
-    """The server's configuration; arguments as of `make_app`."""
+    """Return the server's configuration; the arguments are those of `make_app`."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Impatient(H11Protocol):
-        """Disconnects who keeps a connection and neither asks nor takes the answer: each such costs memory."""
+        """Disconnects clients that neither send requests nor read answers: each such connection costs memory."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            # Little of what waits is the kernel's, where it cannot be seen whether any of it is taken.
+            # A small buffer of the kernel: whether a client reads is seen only in this process's own buffer.
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**17)
             self._look(0, False)
 
@@ -221,25 +221,26 @@ def make_config(folder: str | Path, token: str, host: str = "127.0.0.1", port: i
             left = self.transport.get_write_buffer_size()
             answers = self.cycle is not None and not self.cycle.response_complete
             if (left and left == before) or (idle and not answers and not left):
-                # Without lingering: the kernel would go on to keep what nobody takes.
+                # Without lingering, the kernel drops unread data at once.
                 connection = self.transport.get_extra_info("socket")
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.transport.abort()
             else:
                 self.loop.call_later(PATIENCE_SECONDS, self._look, left, not answers)
 
-    # Readers hold streams open, which end with the server: nothing to be told of.
+    # Readers hold event streams open. They end with the server, which is not worth a message.
     quiet: dict[str, Any] = {"log_level": "critical", "timeout_graceful_shutdown": 1}
     return uvicorn.Config(make_app(folder, token, host, port), host=host, port=port, http=Impatient, **quiet)
 
 
 def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int = 0) -> Any:
-    """The server as an ASGI application.
+    """Make the server as an ASGI application.
 
     Args:
         token: The secret that the first request must bring, as `?token=`; a cookie keeps it.
-        host: Address at which it will listen; on this machine alone, it answers to no other name (DNS rebinding).
-        port: Port at which it will listen: browsers send the cookies of a machine to all of its ports.
+        host: Address at which it will listen. If that is local, requests for other host names are refused, against
+            DNS rebinding.
+        port: Port at which it will listen; it is part of the cookie's name, because all ports share cookies.
     """
     require(bool(token), "token", token, "a secret that cannot be guessed")
     try:
@@ -255,7 +256,7 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
     runs = Runs(folder)
     script = cache(lambda: get_plotlyjs().encode())
 
-    # Those that read files are no coroutines: Starlette has threads for them.
+    # Handlers that read files are plain functions, which Starlette runs in threads.
     def index(request: Request) -> Response:
         return HTMLResponse(list_page(runs.listed(), runs.folder))
 
@@ -296,7 +297,7 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
 
 
 def _named(request: Request, runs: Runs) -> tuple[str, ...]:
-    """The run of a page, or those that are side by side; none if one of them is not there."""
+    """Return the names of the runs of a request, one or several; an empty tuple if one of them does not exist."""
     one = request.path_params.get("name")
     names = tuple(dict.fromkeys(request.query_params.getlist("run"))) if one is None else (one,)
     return names if {*names} <= runs.stamps().keys() else ()
@@ -305,7 +306,7 @@ def _named(request: Request, runs: Runs) -> tuple[str, ...]:
 async def _guarded(
     token: str, cookie: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]
 ) -> Response:
-    """Answer only those who bring the token, in the address or in the cookie that then keeps it."""
+    """Answer only requests with the token: in the address, or in the cookie that is set afterwards."""
     from starlette.responses import RedirectResponse, Response
 
     given = request.query_params.get("token", "")
@@ -323,7 +324,10 @@ async def _guarded(
 
 
 async def _changes(request: Any, runs: Runs, names: Sequence[str]) -> AsyncIterator[str]:
-    """A line at first, as what the reader has may be old by now, and where one of the runs changes; without, any."""
+    """Yield a line at first, because the reader's page may be old, and whenever one of the runs changes.
+
+    Without `names`, any change of any run counts.
+    """
     seen: Any = ()
     until = time.monotonic() + STREAM_SECONDS
     while time.monotonic() < until and not await request.is_disconnected():

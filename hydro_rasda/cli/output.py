@@ -24,12 +24,12 @@ def print_json(value: Any) -> None:
 
 
 def say(text: object, end: str = "\n", error: bool = False) -> None:
-    """Print for people: see `printable`."""
+    """Print a text for people, with the changes of `printable`."""
     print(printable(text), end=end, file=sys.stderr if error else sys.stdout)
 
 
 def trial_values(trial: TrialRecord) -> dict[str, Any]:
-    """Return a trial for JSON: all values but its curves."""
+    """Return the values of a trial for JSON, without its curves."""
     optional = ("costs", "live")
     return {name: value for name, value in vars(trial).items() if name != "history" and (value or name not in optional)}
 
@@ -47,7 +47,7 @@ def print_record(console: Console, record: RunRecord) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table: numbers to the right, one line for each row, however wide. Programs can read it, too."""
+    """Print a table: one line for each row, however wide, with numbers to the right. Programs can read it, too."""
     headings, cells = [*map(one_line, headings)], [[*map(_cell, row)] for row in rows]
     columns = [*zip(*rows, strict=True)] or [() for _ in headings]
     adjust = [str.rjust if column and all(map(_numeric, column)) else str.ljust for column in columns]

@@ -1,4 +1,4 @@
-"""The commands `runs`, `show`, `report` and `compare`: all runs of a folder, the results of one, or of several."""
+"""The commands `runs`, `show`, `report` and `compare`, which print and draw one run or several."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from hydro_rasda.run.run_json import read_asked
 _BAD = "not readable"
 
 SAID = 8
-"""Number of a run's messages that are shown, the last ones."""
+"""The most messages of a run that are shown: the last ones."""
 
 FAILED = 8
-"""Number of errors that are shown, each with the number of trials that raised it."""
+"""The most kinds of errors that are shown, each with the number of its trials."""
 
 
 def written(record: RunRecord) -> float:
-    """Return when a run's journal was last written, in seconds since 1970; before its first line, when it was made."""
+    """Return when a run's journal, or else its `run.json`, was last written, in seconds since 1970."""
     return stamp(record.path)[1] / 1e9
 
 
 def list_runs(folder: str, json: bool) -> None:
-    """Print the runs directly below a folder, or the run that the folder is itself."""
+    """Print the runs directly below a folder; if the folder is a run itself, print that run."""
     root = Path(folder).expanduser()
     require(root.is_dir(), "DIR", folder, "a folder: a `storage_path` of `tune`")
     rows = [_row_or_why(path) for path in runs_in(root)]
@@ -122,7 +122,7 @@ def show_run(path: str, json: bool) -> None:
     if len(lines) > FAILED:
         others = f"hydro-rasda trials {shlex.quote(path)} -w status=failed --json"
         console.print(f"{len(lines) - FAILED} other errors: {others}", markup=False)
-    shown = sampling_line(record)  # which the table's last lines have already
+    shown = sampling_line(record)  # the lines below the table already have it
     for message in [message for message in record.messages if message.text not in shown][-SAID:]:
         console.print(f"{duration(message.seconds)}: {message.text}", markup=False, highlight=False)
     if not record.finished:
@@ -134,7 +134,7 @@ PAGE = "report.html"
 
 def write_report(path: str, out: str | None, as_json: bool) -> None:
     """Write the page, and print its path."""
-    from hydro_rasda.plots.page import write_page  # which waits for NumPy
+    from hydro_rasda.plots.page import write_page  # here, because it imports NumPy
 
     record = read_record(path)
     file = write_page([record], record.path / PAGE if out is None else Path(out))
@@ -152,7 +152,7 @@ def compare_runs(paths: Sequence[str], as_json: bool, out: str | None = None) ->
     told, decided = compared(records, asked), verdict(records, asked)
     file = None
     if out is not None:
-        from hydro_rasda.plots.page import write_page  # likewise
+        from hydro_rasda.plots.page import write_page  # here, because it imports NumPy
 
         file = write_page(records, Path(out))
     if as_json:

@@ -1,4 +1,4 @@
-"""`simulate`: how long would a search like a past run take on N GPUs, in GPU hours, and what to choose?"""
+"""`simulate`: how long would a search like a past run take on N GPUs, and which rule and GPUs are best?"""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _UNITS = {"s": 1 / HOUR, "m": 1 / 60, "min": 1 / 60, "h": 1.0, "d": 24.0}
 def print_forecasts(
     path: str, options: Mapping[str, Any], metric: str | None, mode: Mode | None, within: str | None, as_json: bool
 ) -> bool:
-    """Print the forecast of each rule, and a recommendation if there is a limit; return whether anything keeps it.
+    """Print the forecast of each rule, and a recommendation if there is a limit.
 
-    `options` are the scenario's, and "gpu_hours"; None for those that the command line does not give.
+    `options` has those fields of `Scenario` that have a command-line option, and "gpu_hours"; None stands for the
+    default. Returns False if there is a limit that nothing keeps, else True.
     """
     deadline, budget = _hours(within), options["gpu_hours"]
     scenario = Scenario(**{field.name: options[field.name] for field in fields(Scenario) if field.name in options})
@@ -48,7 +49,7 @@ def print_forecasts(
 
 
 def _as_given(error: ValueError, options: Collection[str]) -> str:
-    """Put an error in the words of the command line, for which `max_t` is --max-t."""
+    """Rewrite an error for the command line: the argument `max_t` becomes --max-t."""
     return re.sub(r"`(\w+)`", lambda name: f"`{_flag(name[1])}`" if name[1] in options else name[0], str(error))
 
 
@@ -68,7 +69,7 @@ def _hours(text: str | None) -> float | None:
 
 
 def _row(each: Forecast) -> dict[str, Any]:
-    """Return a forecast for programs: the parts of its GPU time have names."""
+    """Return a forecast as plain values; the parts of its GPU time have names."""
     return asdict(each) | {"spending": each.spending._asdict()}
 
 

@@ -1,4 +1,4 @@
-"""The commands `trials` and `best`: a run's trials, filtered and sorted, and the best configuration for programs."""
+"""The commands `trials` and `best`: filter and sort a run's trials, and print the best configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def print_best(path: str, style: str, trial: int | None, export: str | None, rec
     require(0 <= number < known, "--trial", number, f">= 0 and < {known}, the number of the run's trials")
     found = record.trials[number]
     if export is not None:
-        # First, so that a pipe gets nothing if this fails.
+        # Export first: if it fails, nothing must have gone to stdout.
         say(f"wrote {_loaded(path).save_model(export, number)}", error=True)
     if recipe:
         loop = _loaded(path).recipe(number)
@@ -48,7 +48,7 @@ def print_best(path: str, style: str, trial: int | None, export: str | None, rec
 
 
 def _loaded(path: str) -> TuneResult:
-    from hydro_rasda.results.load import load  # waits for torch
+    from hydro_rasda.results.load import load  # here, because it imports torch
 
     return load(path)
 
@@ -143,7 +143,7 @@ def filtered(rows: Sequence[TrialRow], columns: Sequence[str], where: Sequence[s
 
 def _meets(own: Any, holds: Callable[[Any, Any], bool], value: Any, text: str) -> bool:
     try:
-        # The table shows True, and a text "1", where JSON has true, and quotes.
+        # The table shows True and 1 where JSON has true and "1": accept both forms.
         return holds(own, own if str(own) == text else value)
     except TypeError:  # values without an order: "sgd" < 3, None > 1
         return False
@@ -152,7 +152,7 @@ def _meets(own: Any, holds: Callable[[Any, Any], bool], value: Any, text: str) -
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:  # JSON has no .01
+    except ValueError:  # JSON does not allow .01
         return float(text) if _NUMBER.fullmatch(text) else text
 
 
@@ -168,7 +168,7 @@ def _rank(value: Any) -> tuple[int, float, str]:
 
 
 def column(option: str, name: str, columns: Sequence[str]) -> str:
-    """Return the column of this name; the prefix of a hyperparameter's column may be left out."""
+    """Return the full name of a column; `name` may leave out the prefix of a hyperparameter."""
     found = name if name in columns else _PREFIX + name
     short = [each.removeprefix(_PREFIX) for each in columns]
     require(found in columns, option, name, f"one of {short}")
@@ -196,7 +196,7 @@ def _print(
         **({"spread": "± over models"} if "spread" in columns else {}),
         **{name: name for name in others},
     }
-    # A cell without epochs stays empty, rather than 0.
+    # A count of 0 epochs is shown as an empty cell.
     shown = [{name: value for name, value in each.items() if value != 0 or "epochs" not in name} for each in rows]
     cells = [
         [*(each.get(name) for name in headings), *(used[each["trial"]].get(name) for name in varied)] for each in shown

@@ -40,17 +40,17 @@ from hydro_rasda.run.run_json import SPEC
 from hydro_rasda.run.run_lock import shows_locks
 
 LOOK_SECONDS = 1.0
-"""Seconds between two looks at a journal; more if it takes long to read, so that reading keeps no core busy."""
+"""Seconds between two looks at a journal; more if reading it takes long, so that `watch` keeps no core busy."""
 
 _SHARE = 10
 
 IDLE_SECONDS = 30.0
-"""A run was interrupted if no process works on it and its journal did not change for so long: then `watch` ends."""
+"""`watch` ends if no process works on the run and its journal has not changed for this many seconds."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Functions that tell the time, and wait."""
+    """The functions for time and sleep, which tests replace."""
 
     now: Callable[[], float] = time.monotonic
     today: Callable[[], float] = time.time
@@ -58,10 +58,10 @@ class Clock:
 
 
 def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool = False) -> bool:
-    """Show a run until nothing trains any more: on a terminal as a table that changes, else in lines.
+    """Show a run until nothing trains any more: on a terminal as a live table, otherwise in lines.
 
-    With `wait`, it waits until an interrupted run is resumed, or for a run that another machine works on. Return True
-    if the run came to its end, False if it was interrupted.
+    With `wait`, go on if the run was interrupted, or if another machine works on it. Return True if the run came to its
+    end, False if it was interrupted.
     """
     folder, clock = Path(path).expanduser().absolute(), clock or Clock()
     several = not (folder / SPEC).exists() and any(runs_in(folder))
@@ -87,14 +87,17 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
 
 
 def _values(record: RunRecord) -> dict[str, Any]:
-    """Return a run as plain values: as in a list of runs, with its rungs, and the last epochs of live trials."""
+    """Return the plain values of `row_of`, with the run's rungs and the last epoch of each trial that trains."""
     live = [{"trial": trial.trial, "of": record.max_t, **trial.live[-1]} for trial in live_trials(record)]
     values: dict[str, Any] = jsonable({**row_of(record), "rungs": rungs(record), "live": live})
     return values
 
 
 def _looks(folder: Path, clock: Clock, wait: bool, last: list[RunRecord]) -> Iterator[RunRecord | None]:
-    """Yield the run again and again until it is over; None while there is none. `last` keeps the latest record."""
+    """Yield the record of the run at each look until the run is over; None before it begins.
+
+    `last` is a list that gets the latest record.
+    """
     record: RunRecord | None = None
     seen, follower = None, Follower(folder)
     while record is None or not record.ended:
@@ -111,7 +114,10 @@ def _looks(folder: Path, clock: Clock, wait: bool, last: list[RunRecord]) -> Ite
 
 
 def _is_abandoned(record: RunRecord, clock: Clock) -> bool:
-    """Tell whether no process on this machine has worked on a run for a while, as far as the system tells."""
+    """Tell whether no process on this machine works on a run that has been idle for `IDLE_SECONDS`.
+
+    Always False if the system does not show locks.
+    """
     idle = clock.today() - written(record)
     return shows_locks() and state_of(record) == "interrupted" and idle >= IDLE_SECONDS
 

@@ -1,1 +1,1 @@
-"""Tuning what other libraries train: each module needs the library that it is named after, in an extra of that name."""
+"""Tuning for users of other libraries: each module needs the library of its name, and has an extra of that name."""

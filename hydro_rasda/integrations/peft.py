@@ -1,7 +1,7 @@
-"""LoRA adapters of `peft`, tuned over one frozen base: rank, alpha, dropout and all that `tune` searches.
+"""LoRA adapters of `peft`, tuned over one frozen base: rank, alpha, dropout, and other keys of `tune`.
 
-The base is held once, however many trials train beside each other. Adapters of different ranks train as one model, each
-padded with zeros to the largest rank, which changes nothing with most optimizers (see `fusion.pad_lora`).
+All trials that train at the same time share one base in memory. Adapters of different ranks train as one model: each is
+padded with zeros to the largest rank, which changes no result with most optimizers (see `fusion.pad_lora`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from hydro_rasda.tuner import tune
 
 @dataclass(frozen=True)
 class Adapters:
-    """`model_fn(config)`, from `adapters`: also a `model_init` for `tune_trainer`.
+    """The `model_fn(config)` that `adapters` returns; it is also a `model_init` for `tune_trainer`.
 
-    Every model that is built shares the parameters of the frozen `base`. Fields that a configuration has replace those
-    of `lora`; adapters of lower rank are padded to `rank`.
+    All models share the parameters of the frozen `base`. Keys of the configuration replace the fields of `lora` of the
+    same names. Adapters of lower rank are padded to `rank`.
     """
 
     base: nn.Module
@@ -50,12 +50,12 @@ class Adapters:
         return padded
 
     def trimmed(self, model: nn.Module) -> nn.Module:
-        """A `PeftModel` whose adapters have their own ranks, from a trained model."""
+        """Remove the padding of a trained model: return a `PeftModel` whose adapters have their own ranks."""
         return trim_lora(model)
 
 
 _CHANGE_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
-"""Beginnings of values of `init_lora_weights` with which peft takes the initial adapter out of the base's weights."""
+"""Beginnings of values of `init_lora_weights` with which peft subtracts the initial adapter from the base's weights."""
 
 
 def _check_keeps_base(lora: LoraConfig) -> None:
@@ -65,15 +65,15 @@ def _check_keeps_base(lora: LoraConfig) -> None:
 
 
 def adapters(base: nn.Module, lora: LoraConfig, max_rank: int | None = None) -> Adapters:
-    """A model function for `tune`, or `tune_trainer`, that adapts one base.
+    """Make a model function for `tune` or `tune_trainer` that adapts one base.
 
     Args:
-        base: The model to adapt. From now on it is frozen, and shared by all that is built.
-        lora: Adapters; fields that a configuration has (`r`, `lora_alpha`, `lora_dropout`, ...) take its values.
+        base: The model to adapt. From now on, it is frozen, and all built models share it.
+        lora: The adapters; keys of a configuration (`r`, `lora_alpha`, `lora_dropout`, ...) replace its fields.
         max_rank: The largest rank of any trial; None: `lora.r`.
 
     Raises:
-        ValueError: if one of them is none of these, or `init_lora_weights` is one that changes the base, as PiSSA does.
+        ValueError: if an argument is invalid, or if `init_lora_weights` would change the base, as PiSSA does.
     """
     check_is("base", base, nn.Module)
     require(not hasattr(base, "peft_config"), "base", type(base).__name__, "a model without adapters")
@@ -85,16 +85,16 @@ def adapters(base: nn.Module, lora: LoraConfig, max_rank: int | None = None) -> 
 
 @dataclass(frozen=True, repr=False)
 class AdapterResult(LibraryResult):
-    """The outcome of `tune_adapters`: a `TuneResult`, with what `peft` needs besides.
+    """The outcome of `tune_adapters`: a `TuneResult` for users of `peft`.
 
     Attributes:
-        lora: The adapters' configuration, with the best values put in.
+        lora: The configuration of the adapters, with the best values.
     """
 
     lora: LoraConfig
 
     def model(self) -> nn.Module:
-        """The base with the trained adapters, at their own rank: a `PeftModel`, to save, merge or train on."""
+        """Return the base with the trained adapters at their own rank: a `PeftModel` to save, merge or train on."""
         return trim_lora(self.best_model())
 
 
@@ -105,14 +105,15 @@ def tune_adapters(
     """Find good adapters of one base, and good settings to train them with.
 
     Args:
-        base: The model to adapt; it is frozen, and held once.
-        lora: As `peft` takes it.
-        space: As for `tune`; fields of `lora`, such as `r`, `lora_alpha` and `lora_dropout`, are the adapters'.
-        sweep: As for `tune`; its `surrogate` is 1, for a narrow base would know nothing.
-        arguments: Others of `tune`: `train_data`, `val_data`, `objective`, `num_samples`, ...
+        base: The model to adapt; it is frozen, and memory holds it once.
+        lora: The adapters' configuration.
+        space: As for `tune`; keys with the names of fields of `lora`, such as `r`, `lora_alpha` and `lora_dropout`,
+            replace these fields.
+        sweep: As for `tune`; its `surrogate` is 1, because a narrow base would not be pretrained.
+        arguments: Other arguments of `tune`: `train_data`, `val_data`, `objective`, `num_samples`, ...
 
     Raises:
-        ValueError: before any work, for bad input; and as `tune`.
+        ValueError: for invalid arguments, before any work; and as for `tune`.
     """
     check_options("tune_adapters", arguments)
     check_space(space)

@@ -21,13 +21,13 @@ from surrogate import shrink
 
 
 def check_parts(sweep: object, race: object) -> None:
-    """Refuse what `tune` does not take as `sweep` and `race`."""
+    """Refuse values of other classes than SweepConfig and RaceConfig."""
     check_is("sweep", sweep, SweepConfig)
     check_is("race", race, RaceConfig)
 
 
 def check_options(called: str, options: Mapping[str, object]) -> None:
-    """Refuse arguments that `tune` does not have, before any work: TypeError."""
+    """Raise a TypeError for arguments that `tune` does not have, before any work."""
     known = inspect.signature(tune).parameters
     for name in options:
         if name not in known:
@@ -35,14 +35,14 @@ def check_options(called: str, options: Mapping[str, object]) -> None:
 
 
 def unaveraged(race: RaceConfig) -> RaceConfig:
-    """Average no weights, as other libraries' loops average none, unless `ema` is another than its default."""
+    """Set `ema` to 0 unless the user changed its default: the loops of other libraries average no weights."""
     return replace(race, ema=0.0) if race.ema == RaceConfig.ema else race
 
 
 def narrow_or_full(sweep: SweepConfig, model: nn.Module, example: Callable[[], Any]) -> SweepConfig:
-    """The sweep that was asked for; one at full width, which is said, if the model cannot be made so narrow.
+    """Return the sweep settings; if `shrink` cannot make the model narrow, warn and return them for the full width.
 
-    `example()` is what the model is called with, as `shrink` takes it.
+    `example()` returns the example input of `shrink`.
     """
     width = sweep.surrogate
     if width == 1:
@@ -61,9 +61,9 @@ Collator = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class TrainLoader:
-    """`make_loader(batch_size)`, where a batch is what one update is made of: `parts` of another library's batches.
+    """`make_loader(batch_size)` for training. A batch is one update: it holds `parts` batches of the other library.
 
-    With `drop_last`, the last part is left out where it is smaller; with `shuffle`, each epoch has an order of its own.
+    With `drop_last`, a smaller last part is left out; with `shuffle`, each epoch has a random order of its own.
     """
 
     dataset: Any
@@ -83,7 +83,7 @@ class TrainLoader:
 
 @dataclass(frozen=True)
 class EvalLoader:
-    """`make_loader(batch_size)`, whose batches are of one size, whatever it is asked for."""
+    """`make_loader(batch_size)` for validation, which ignores its argument: batches always have `size` examples."""
 
     dataset: Any
     collate: Collator
@@ -107,7 +107,7 @@ class _Batches(Sampler[list[int]]):
 
 
 class LibraryResult(TuneResult):
-    """A `TuneResult`, with what another library needs besides."""
+    """A `TuneResult` with more attributes for users of another library."""
 
     @property
     def tuned(self) -> TuneResult:

@@ -1,4 +1,4 @@
-"""Calls one function, and keeps what it returns: a file of its own, started for each job that is a function.
+"""The program of a job that is a function: calls the function and writes its value to a file.
 
 python call_function.py FUNCTION VALUE
 """
@@ -6,7 +6,7 @@ python call_function.py FUNCTION VALUE
 import sys
 
 if __name__ == "__main__":
-    del sys.path[0]  # this folder: its modules have names that others have, too
+    del sys.path[0]  # this folder, whose modules would shadow others of the same name
 
 import json
 import os
@@ -14,11 +14,11 @@ import pickle
 from typing import Any
 
 MOST = 2**20
-"""Most bytes of a value: the run's journal has the values of all jobs."""
+"""The most bytes of a value: the run's journal holds the values of all jobs."""
 
 
 def main() -> None:
-    """Call it."""
+    """Call the pickled function, and write its value as JSON."""
     function, value = sys.argv[1:]
     with open(function, "rb") as file:
         called = pickle.load(file)
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with keys that JSON takes: others are the keys' texts."""
+    """Return a value for JSON: dict keys that JSON does not take become their texts, and sequences become lists."""
     if isinstance(value, dict):
         taken = (str, int, float, type(None))
         return {key if isinstance(key, taken) else str(key): plain(item) for key, item in value.items()}
@@ -38,12 +38,12 @@ def plain(value: Any) -> Any:
 
 
 def of_array(value: Any) -> Any:
-    """Return the numbers of NumPy and torch as Python's; of anything else, the text that shows it."""
+    """Convert arrays and numbers of NumPy and torch to those of Python; return the `repr` of anything else."""
     try:
         found = value.tolist()
-    except Exception:  # it has none, or is a tensor without data
+    except Exception:  # it has no `tolist`, or is a tensor without data
         return repr(value)
-    return repr(value) if type(found) is type(value) else found  # as NumPy's longdouble
+    return repr(value) if type(found) is type(value) else found  # `tolist` of a NumPy longdouble returns a longdouble
 
 
 if __name__ == "__main__":

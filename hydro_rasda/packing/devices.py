@@ -14,10 +14,10 @@ from hydro_rasda.common.argument_checks import check_function, check_is, check_n
 from hydro_rasda.packing import nvml
 
 _KEPT = 0.9
-"""Share of free memory that jobs may have: estimates err, and other programs live here, too."""
+"""Share of free memory that jobs may have: estimates err, and other programs need memory, too."""
 
 _NODES = Path("/dev")
-"""The folder of the files by which processes reach GPUs; a container without GPUs has none."""
+"""The folder of the device files of GPUs; in a container without GPUs, it has no such files."""
 
 _CGROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -25,7 +25,7 @@ _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Files of a cgroup, and its entry for pages of files that the kernel can reclaim, in both versions of cgroups."""
+"""For both versions of cgroups: the files of limit and usage, and the entry of `memory.stat` for reclaimable pages."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Device:
     """A GPU, or the cores of this machine, for jobs that run beside each other.
 
     Attributes:
-        memory: Bytes for all jobs on it.
-        compute: Sum of the shares that it has room for: 1 for a GPU, the cores of a CPU. It is more for a GPU that
-            was measured to be faster than the others.
-        environment: Set for its jobs.
+        memory: Bytes for all jobs on the device together.
+        compute: The sum of shares that fit on the device: 1 for a GPU, the number of cores for a CPU. Above 1 for a GPU
+            that was measured to be faster than the others.
+        environment: Environment variables for the jobs of the device.
         gpu: UUID of the GPU, by which memory and utilization are measured; "" for a CPU.
     """
 
@@ -52,10 +52,10 @@ class Device:
 
 
 def gpus() -> list[Device]:
-    """The GPUs of this machine that CUDA_VISIBLE_DEVICES allows, with 90 % of their memory; needs `nvidia-ml-py`.
+    """List the GPUs of this machine that CUDA_VISIBLE_DEVICES allows, with 90 % of their memory; needs `nvidia-ml-py`.
 
-    A GPU in MIG mode is as many devices as it has parts. CUDA_VISIBLE_DEVICES is read as CUDA reads it. ValueError if
-    it names none that is there, or numbers GPUs of several models without CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    Each part of a GPU in MIG mode is a device. CUDA_VISIBLE_DEVICES is read as CUDA reads it. ValueError if it names no
+    GPU of this machine, or if it numbers GPUs of several models without CUDA_DEVICE_ORDER=PCI_BUS_ID.
     """
     return [
         Device(f"gpu-{i}", _KEPT * memory, environment={nvml.VISIBLE: uuid}, gpu=uuid)
@@ -64,21 +64,22 @@ def gpus() -> list[Device]:
 
 
 def cpu(cores: float | None = None, memory: float | None = None) -> Device:
-    """Cores of this machine as one device.
+    """Make one device of the cores of this machine.
 
     Args:
-        cores: How many; by default those that this process may use.
-        memory: Bytes for all jobs; by default 90 % of what is free on the machine, and within the limits of cgroups.
+        cores: The number of cores; by default those that this process may use.
+        memory: Bytes for all jobs; by default 90 % of the memory that is free, both on the machine and in the cgroups
+            of this process.
     """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     memory = _KEPT * _free_memory() if memory is None else memory
-    # A job that takes all cores for its threads leaves none to share.
+    # By default, OpenMP starts a thread for each core: one job would then leave no core to others.
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     return Device("cpu", memory, cores, {**threads, nvml.VISIBLE: ""})
 
 
 def local_devices() -> list[Device]:
-    """The GPUs of this machine, or its cores where it has none; ValueError if it has GPUs that cannot be measured."""
+    """List the GPUs of this machine, or its cores if it has no GPU; ValueError if its GPUs cannot be measured."""
     unknown = not nvml.hidden() and not nvml.available() and any(_NODES.glob("nvidia[0-9]*"))
     rule = "a list such as [cpu()] where GPUs cannot be measured: `pip install 'hydro-rasda[gpu]'` to use them"
     require(not unknown, "devices", None, rule)
@@ -86,18 +87,18 @@ def local_devices() -> list[Device]:
 
 
 Devices = Sequence[Device] | Callable[[], Sequence[Device]]
-"""Those that there are; or a function that says which there are now, asked again and again."""
+"""A list of devices, or a function that lists the present devices and is called again and again."""
 
 
 def check_listed(devices: Sequence[Device]) -> None:
-    """Refuse what is no list of devices, or has two of one name."""
+    """Refuse values that are no list of devices, and lists with two devices of the same name."""
     check_is("devices", devices, Device, several=True)
     names = [device.name for device in devices]
     require(len({*names}) == len(names), "devices", names, "devices of different names")
 
 
 def lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
-    """Return a function that lists the devices; by default, those of this machine."""
+    """Return a function that lists the devices; None stands for those of this machine."""
     rule = "None, a list of one `Device` or more, or a function without arguments that returns a list of them"
     if devices is None:
         return partial(list, local_devices())
@@ -109,7 +110,7 @@ def lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
 
 
 def _free_memory() -> float:
-    """Return what `fusion.width.memory.available_memory` does. This is a copy, because packing imports no torch."""
+    """Return the free bytes of memory. `fusion.width.memory.available_memory` does the same, but imports torch."""
     return min([float(psutil.virtual_memory().available), *_left_in_cgroups()])
 
 

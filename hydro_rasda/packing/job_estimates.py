@@ -1,8 +1,7 @@
-"""Estimates, corrected by what jobs of a kind were measured to take, and kept for the next call.
+"""Estimates of jobs, corrected by measurements of jobs of the same kind, and kept for the next call of `pack`.
 
-A correction is a ratio of what was measured to what was given, so that estimates that differ within a kind, by batch
-size, say, keep their proportions. Without given values, jobs of a kind are taken to be alike. One call of `pack` begins
-with the corrections of the last one.
+A correction is the ratio of the measured to the given value. So estimates that differ within a kind, by batch size, for
+example, keep their proportions. Jobs of a kind without given values are assumed to be alike.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from hydro_rasda.schedulers.packing_policy import GUESS, MARGIN
 _FIELDS = ("memory", "share", "seconds")
 
 _STEP, _SEEN = 0.3, 5.0
-"""Of a residual, the part that corrects what was believed; so many neighbours make a pair known."""
+"""The share of a residual that is added to a term, and the number of neighbors after which a pair of kinds is known."""
 
 MOST_SLOWER = 4.0
-"""A neighbour is not believed to slow others by more."""
+"""The largest factor by which a neighbor is assumed to slow others."""
 
 
 class _Ratios:
-    """Ratios of measured to given values; `highest` of all so far, None where there is none."""
+    """Ratios of measured to given values, one a job; `highest` is the largest so far, None without a ratio."""
 
     def __init__(self) -> None:
         self.highest: float | None = None
@@ -38,19 +37,19 @@ class _Ratios:
         self._sum = 0.0
 
     def add(self, name: str, ratio: float) -> None:
-        """One job's, in place of an earlier one of its own."""
+        """Add the ratio of a job, in place of an earlier ratio of the same job."""
         self.highest = max(ratio, self.highest or 0.0)
         self._sum += ratio - self._of.get(name, 0.0)
         self._of[name] = ratio
 
     @property
     def mean(self) -> float | None:
-        """None where there is none."""
+        """The mean ratio; None without a ratio."""
         return self._sum / len(self._of) if self._of else None
 
 
 class Estimates:
-    """Estimates of jobs, corrected as they run; those of an earlier call (`before`) hold until a kind is measured."""
+    """Estimates of jobs, corrected while jobs run. Corrections `before` this call hold until a kind is measured."""
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
         self._measured: defaultdict[tuple[str, str, bool], _Ratios] = defaultdict(_Ratios)
@@ -58,12 +57,12 @@ class Estimates:
         self._before = dict(before or {})
 
     def learnt(self) -> dict[str, float]:
-        """By kind and field, what measured values were over given ones, or the values themselves."""
+        """Return by kind and field the ratio of measured to given values, or the measured value if none was given."""
         own = {_key(*key): _of(ratios, key[1]) for key, ratios in self._measured.items()}
         return {**self._before, **{key: ratio for key, ratio in own.items() if ratio is not None}}
 
     def learn(self, task: Task, measured: Estimate) -> None:
-        """Take in what a job took; where it was measured before, this takes the place of that."""
+        """Learn from the measured needs of a job, which replace earlier measurements of the same job."""
         for name in _FIELDS:
             value = getattr(measured, name)
             if value is not None:
@@ -94,7 +93,7 @@ class Estimates:
 
 
 def _of(ratios: _Ratios, name: str) -> float | None:
-    # Beside too many others, a job gets less of the device than it would take: the highest share is its own.
+    # A job on a crowded device gets a smaller share than it needs, so the highest share of the kind counts.
     return ratios.mean if name == "seconds" else ratios.highest
 
 
@@ -103,11 +102,11 @@ def _key(kind: str, name: str, alone: bool) -> str:
 
 
 class Slowdowns:
-    """By how much jobs of a kind slow those of another, beyond what their shares explain; learnt from whole jobs.
+    """Factors by which jobs of one kind slow those of another, beyond the effect of shares; learnt from finished jobs.
 
-    The logarithm of a job's seconds is a sum. It has a term of its own kind, and one for each kind that ran beside it,
-    times the average number of such jobs. Each job corrects all terms by its deviation from the sum (normalized least
-    mean squares: Haykin, "Adaptive Filter Theory", 1996, section 9.11).
+    The logarithm of a job's seconds is modeled as a sum. One term belongs to the job's own kind. Each neighboring kind
+    has a term that is multiplied by the average number of its jobs. Each job corrects all terms by its deviation from
+    the sum (normalized least mean squares: Haykin, "Adaptive Filter Theory", 1996, section 9.11).
     """
 
     def __init__(self, before: Mapping[str, Mapping[str, tuple[float, float]]] | None = None) -> None:
@@ -117,8 +116,8 @@ class Slowdowns:
     def learn(self, kind: str, seconds: float, beside: Mapping[str, float]) -> None:
         """Learn from a job that is done.
 
-        `seconds` are over those that it was given, and without what its neighbours' shares explain; `beside` counts, by
-        kind, the jobs that ran beside it on average.
+        `seconds` is the ratio of measured to given seconds, without the effect of the neighbors' shares. `beside` has
+        the average number of neighbors by kind.
         """
         of = self._of.setdefault(kind, {})
         slower = sum(count * of.get(other, (0.0, 0.0))[0] for other, count in beside.items())
@@ -130,11 +129,11 @@ class Slowdowns:
             of[other] = factor + step * count, seen + count
 
     def learnt(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """By kind, and by that of a neighbour, the logarithm of the factor, and how many such neighbours it is by."""
+        """Map a kind and a neighbor's kind to the logarithm of the factor, and to the number of neighbors seen."""
         return self._of
 
     def interference(self) -> Interference:
-        """Of pairs that were seen often enough."""
+        """Return the factors of all pairs of kinds that were seen often enough."""
         return Interference(
             {
                 (kind, other): min(max(1.0, math.exp(factor)), MOST_SLOWER)
@@ -155,7 +154,7 @@ class Learnt:
 
     @staticmethod
     def recall(devices: Sequence[Device]) -> Learnt:
-        """Return the sound profiles of the last weeks."""
+        """Return what earlier calls from this folder learnt in the last weeks, without invalid entries."""
         where = "GPUs" if any(device.gpu for device in devices) else "CPUs"
         key = f"packed on {where} from {Path.cwd()}"
         kept = recall(key) or {}

@@ -1,4 +1,4 @@
-"""One job while it runs: its processes, and what they take."""
+"""One job while it runs: its processes, and their measured memory and compute."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ _HERE = Path(__file__).parent
 _CHILD, _CALL = _HERE / "run_job.py", _HERE / "call_function.py"
 
 SETTLED_S = 20.0
-"""After so long, what a job takes so far tells of its kind: data are loaded, and steps of training alike."""
+"""Seconds after which the needs of a running job are learnt: by then, data are loaded and training steps are alike."""
 
 
 class Process:
-    """A job that was started, and all processes that it starts; `shared` is the environment by which it shares a
-    device.
+    """A started job with all its processes; `shared` has the environment variables by which it shares a device.
 
-    `memory` is the peak of bytes so far, `now` the bytes when they were looked at last, `expected` those that it was
-    given when it began. `untold` is True if the driver of its GPU does not tell what this job holds. `over` is a file
-    that becomes readable once no process of the job is left.
+    `memory` is the peak of bytes so far, `now` has the bytes at the last look, and `expected` those that were estimated
+    when the job began. `untold` is True if the GPU's driver does not tell the memory of this job. `over` is a file
+    descriptor that becomes readable once no process of the job is left.
     """
 
     def __init__(self, task: Task, device: Device, grid: Grid, expected: float, shared: Mapping[str, str]) -> None:
@@ -43,7 +42,7 @@ class Process:
         self._cpu = self._waited = 0.0
         self._beside: defaultdict[str, float] = defaultdict(float)
         self._crowded = self._looked = 0.0
-        self._busy: list[float] = []  # samples of a GPU
+        self._busy: list[float] = []  # samples of the share of the GPU
         self._resident = Resident()
         environment = {**os.environ, **device.environment, **shared}
         command = _command(task, grid)
@@ -54,7 +53,10 @@ class Process:
         self.over = os.pidfd_open(self._child.pid)
 
     def meet(self, others: Sequence[str], crowd: float) -> None:
-        """Take in what has run beside it since the last time; `crowd` is all shares over the device's, at least 1."""
+        """Note which kinds of jobs have run beside this one since the last call.
+
+        `crowd` is the sum of the shares of all jobs over the compute of the device, at least 1.
+        """
         now = monotonic() - self._began
         for kind in others:
             self._beside[kind] += now - self._looked
@@ -64,7 +66,7 @@ class Process:
     def slowed(self, end: JobEnd) -> tuple[float, dict[str, float]] | None:
         """Its seconds without what neighbours' shares explain, and how many of each kind there were on average.
 
-        None where it was over before it was looked at.
+        None if the job ended before the first look.
         """
         if self._looked <= 0:
             return None
@@ -74,7 +76,7 @@ class Process:
         return max(alone, 1e-3), {kind: time / self._looked for kind, time in self._beside.items()}
 
     def look(self, beside: int) -> None:
-        """Take in what its processes take now; `beside` counts the other jobs of its device."""
+        """Measure the processes of the job now; `beside` is the number of other jobs on the device."""
         tree = _tree(self._child.pid)
         self._cpu = max(self._cpu, sum(_cpu_seconds(process) for process in tree))
         waited = max((_seconds_in_queues(process.pid) for process in tree), default=0.0)
@@ -91,12 +93,12 @@ class Process:
             self.holds(held)
 
     def holds(self, memory: float) -> None:
-        """Take in the bytes that its processes hold now."""
+        """Note the bytes that the processes of the job hold now."""
         self.now = memory
         self.memory = max(self.memory, memory)
 
     def so_far(self) -> Estimate:
-        """Return its known needs: none until it has settled, unless it has outgrown its memory."""
+        """Return the needs measured so far. Before `SETTLED_S`, that is only a memory beyond the expected one."""
         seconds = monotonic() - self._began
         if seconds >= SETTLED_S:
             return self._measured(self._alone(seconds), self._cpu)
@@ -105,7 +107,7 @@ class Process:
     def in_all(self, end: JobEnd) -> Estimate:
         """Return its measured needs, from the numbers that its child wrote in the end.
 
-        A job that was over before it was looked at has the memory of its largest process.
+        On CPUs, the memory is at least that of the job's largest process, even if the job ended before the first look.
         """
         if not self.device.gpu:
             self.memory = max(self.memory, end["memory"])
@@ -124,31 +126,31 @@ class Process:
         return Estimate(self.memory or None, max(share, _LEAST) if share is not None else None)
 
     def stop(self) -> None:
-        """Tell it to end, if it was not told before; its child ends all of its processes."""
+        """Tell the job to end, if it was not told before; `run_job.py` kills all of its processes."""
         if not self.stopped:
             self.stopped = True
             self._child.terminate()
 
     def reap(self) -> int:
-        """Wait for the child, which is over or about to be; its status."""
+        """Wait for the end of `run_job.py`, which has ended or is about to, and return its status."""
         status = self._child.wait()
         os.close(self.over)
         return status
 
 
 _LEAST = 0.01
-"""A job keeps at least so much of a device busy."""
+"""The least share of a device that a job is assumed to keep busy."""
 
 _MOST_WAITED = 0.9
-"""The largest share of waiting that counts: a job that waits more tells little of its speed on a free core."""
+"""The largest share of waiting for a core that is subtracted: beyond it, the speed on a free core is unknown."""
 
 
 def start_child(
     command: Sequence[str], lock: Path, end: Path, log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Run a command under `run_job.py`: it ends with this process, and all that it starts ends with it.
+    """Run a command under `run_job.py`, so that all its processes end if this process ends.
 
-    `lock` is held locked while any process of it is there; `end` appears, whole, once it has ended by itself.
+    `lock` is locked as long as any process of the command exists. `end` is written if the command ends by itself.
     """
     with open_to_write(log, inside=2) as output:
         return subprocess.Popen(
@@ -187,7 +189,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _seconds_in_queues(pid: int) -> float:
-    """For how long a process could have run, but had no core."""
+    """Return for how long a process was ready to run, but waited for a core; 0 if the kernel does not tell."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):  # it is over, or the kernel does not count
@@ -197,8 +199,8 @@ def _seconds_in_queues(pid: int) -> float:
 class Resident:
     """Measures the bytes that processes hold together: a page that forked processes share counts once.
 
-    The kernel walks all pages for that, so it is asked for a twentieth of the time at most. Meanwhile, the sum over
-    processes is scaled as it was then.
+    The kernel walks all pages to tell shared ones, so this takes at most a twentieth of the time. In between, the sum
+    of the processes' memory is scaled by the last measured ratio.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Jobs as they stand, their records, and the journal of all.
+"""The states of jobs, their records, and the journal of all jobs.
 
-A change is in the journal before it takes effect: a job is "running" there before it is started, so that none can run
-unseen. After a process was killed, its jobs are settled when the grid is opened again: a job that ended meanwhile has
-ended, and one that did not waits again.
+A change is written to the journal before it takes effect: a job is "running" there before it is started, so that no job
+runs without a record. If the process of `pack` is killed, the next call settles its jobs: a job that ended by itself
+has ended, and any other job waits again.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class JobRecord:
 
     Attributes:
         state: "pending", "running", "complete" or "failed".
-        attempt: How often it was started.
-        device: The device on which it ran last; "" if it never ran.
-        alone: True if it has to have a device to itself: memory ran out beside others.
-        exit: Exit status, negative for a signal; None where it has not ended by itself.
-        error: Why it failed, in words; "" where it did not.
-        seconds: That it ran, once it is over.
-        memory: Peak of bytes, over all of its processes: of a GPU's memory if it ran on one, 0 if it was not measured.
-        share: Of its device, on average; on CPUs, of one core.
-        value: The value of a function, as JSON has it.
+        attempt: The number of times that the job was started.
+        device: The device on which the job ran last; "" if it never ran.
+        alone: True if the job needs a device to itself, because memory ran out beside others.
+        exit: Exit status, negative for a signal; None if the job has not ended by itself.
+        error: Why the job failed, in words; "" if it did not fail.
+        seconds: Run time of the job; 0 before it has ended.
+        memory: Peak of bytes over all processes of the job, on a GPU those of GPU memory; 0 if it was not measured.
+        share: The average share of its device that the job kept busy; on CPUs, of one core.
+        value: The value that a function returned, as read from JSON.
     """
 
     name: str
@@ -55,7 +55,7 @@ class JobRecord:
 
     @property
     def over(self) -> bool:
-        """Return whether nothing is left to do."""
+        """Return whether the job has completed or failed."""
         return self.state in ("complete", "failed")
 
 
@@ -64,9 +64,9 @@ class PackResult:
     """The outcome of all jobs.
 
     Attributes:
-        jobs: One record each, in the order in which they were handed in.
-        path: The run's folder; `logs/NAME.log` has what a job wrote.
-        seconds: Wall time, that of earlier, interrupted calls included.
+        jobs: The records of the jobs, in the order in which `pack` got them.
+        path: The run's folder; `logs/NAME.log` has the output of a job.
+        seconds: Wall time of the run, including earlier, interrupted calls.
     """
 
     jobs: Sequence[JobRecord]
@@ -75,12 +75,12 @@ class PackResult:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """By the names of jobs that failed, why."""
+        """The errors of the jobs that failed, by name."""
         return {job.name: job.error for job in self.jobs if job.state == "failed"}
 
     @property
     def values(self) -> list[Any]:
-        """Values of the functions, in their order; None for commands and for failed jobs."""
+        """The values of all jobs, in order; None for commands and for failed jobs."""
         return [job.value for job in self.jobs]
 
 
@@ -90,15 +90,14 @@ JobEnd = Mapping[str, float]
 _JOBS = "jobs"
 
 _INSIDE = 2
-"""Levels below the run's folder at which the files of jobs lie."""
+"""The depth of the jobs' files below the run's folder."""
 
 
 class Grid:
-    """All jobs of a run: those that it has so far must come first in `tasks`; with `retry_failed`, failed ones wait
-    again.
+    """All jobs of a run: `tasks` must have those of earlier calls first. With `retry_failed`, failed jobs wait again.
 
-    ValueError if a job is another than the one of its name so far, or a function that waits cannot be pickled. Unsafe
-    if others own the run's folder or can write to it, or a link in it leads elsewhere.
+    Raises ValueError if a job differs from the run's job of the same name, or if the function of a waiting job cannot
+    be pickled. Raises Unsafe if others own the run's folder or can write to it, or if a link in it leads elsewhere.
     """
 
     def __init__(self, store: Store, tasks: Sequence[Task], retry_failed: bool = False) -> None:
@@ -120,7 +119,7 @@ class Grid:
         for folder in ("ends", "logs", "calls"):
             refuse_links(store.path / folder)
             (store.path / folder).mkdir(0o700 if folder == "calls" else 0o777, exist_ok=True)
-        # Functions lie there pickled.
+        # Pickled functions lie there: whoever can write to the folder could run code as this user.
         refuse_open_to_others(store.path)
         refuse_open_to_others(store.path / "calls")
         if retry_failed:
@@ -129,14 +128,14 @@ class Grid:
                     self.change(record.name, state="pending", error="", exit=None)
 
     def change(self, name: str, **fields: Any) -> JobRecord:
-        """A job stands otherwise from now on, also after whatever happens to this process."""
+        """Change the record of a job, in the journal first: the change survives the death of this process."""
         record = replace(self.records[name], **fields)
         unit = self._store.record(_key(name), Unit(asdict(record), seconds=record.seconds), again=True)
         self.records[name] = JobRecord(**unit.value)
         return self.records[name]
 
     def unsettled(self) -> list[str]:
-        """Jobs that an earlier process had started; waits until nothing of them runs."""
+        """Return the jobs that an earlier process left running, after waiting until none of their processes runs."""
         found = [name for name, record in self.records.items() if record.state == "running"]
         for name in found:
             with open_to_write(self.lock(name), _INSIDE) as file:
@@ -144,18 +143,18 @@ class Grid:
         return found
 
     def lock(self, name: str) -> Path:
-        """Held locked by a job's processes."""
+        """Return the file on which a job's processes hold a lock."""
         return self._store.path / "ends" / f"{name}.lock"
 
     def end_file(self, name: str) -> Path:
-        """Says how the job's present attempt ended."""
+        """Return the file that says how the job's present attempt ended."""
         return self._store.path / "ends" / f"{name}.{self.records[name].attempt}.json"
 
     def log(self, name: str) -> Path:
         return self._store.path / "logs" / f"{name}.log"
 
     def call_file(self, name: str, suffix: str) -> Path:
-        """A function's pickle, or what it returned in the present attempt."""
+        """Return the file of a function's pickle, or of its value in the present attempt."""
         return self._store.path / "calls" / f"{name}.{self.records[name].attempt}.{suffix}"
 
     def end(self, name: str) -> JobEnd | None:
@@ -164,17 +163,17 @@ class Grid:
         return dict(json.loads(read_file(file, _INSIDE))) if file.exists() else None
 
     def value(self, name: str) -> Any:
-        """Return the value of a function; None for a command, ValueError if its file cannot be read."""
+        """Return the value of a function; None for a command. ValueError if the file of the value cannot be read."""
         file = self.call_file(name, "json")
         return json.loads(read_file(file, _INSIDE)) if file.exists() else None
 
     def forget_files(self, name: str) -> None:
-        """Once the journal knows how a job ended."""
+        """Remove the files of an attempt, once the journal knows how it ended."""
         for file in (self.end_file(name), self.lock(name), *(self.call_file(name, s) for s in ("pickle", "json"))):
             file.unlink(missing_ok=True)
 
     def log_tail(self, name: str) -> str:
-        """The end of what a job wrote, at most 4,000 bytes."""
+        """Return the last 4,000 bytes of a job's output."""
         file = self.log(name)
         if not file.exists():
             return ""

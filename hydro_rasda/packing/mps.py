@@ -1,7 +1,7 @@
-"""NVIDIA's Multi-Process Service, by which processes compute on one GPU at the same time instead of in turns.
+"""NVIDIA's Multi-Process Service (MPS), by which processes compute on one GPU at the same time instead of in turns.
 
-A daemon for each GPU, started for what one call runs and ended with it. It runs under `run_job.py`, as jobs do: where
-this process dies, however it dies, the daemon and its servers are ended.
+One call starts a daemon for each GPU that it shares, and ends it. The daemon runs under `run_job.py`, as jobs do: if
+this process dies in any way, the daemon and its servers are ended.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from hydro_rasda.packing.job_process import start_child
 
 CONTROL = "nvidia-cuda-mps-control"
 STARTS_S = 10.0
-"""A daemon answers after so long, or is not waited for any longer."""
+"""Seconds to wait for the answer of a daemon."""
 
 _PREFIX = "hydro-rasda-mps-"
 
 
 def available() -> bool:
-    """Return whether it can be started here: it is installed, and whoever called has not set up their own."""
+    """Return whether MPS can be started here: it is installed, and the user has not set up MPS already."""
     return shutil.which(CONTROL) is not None and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
 def percentage(share: float) -> str:
-    """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of a job: its share of the GPU, rounded up.
+    """Return the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of a job: its share of the GPU in percent, rounded up.
 
     >>> percentage(0.301), percentage(1.5)
     ('31', '100')
@@ -42,12 +42,14 @@ def percentage(share: float) -> str:
 
 
 class Daemon:
-    """A control daemon for one GPU, with a folder of its own for its sockets; OSError, with its output, if it does not
-    start."""
+    """A control daemon for one GPU, with a folder for its sockets.
+
+    Raises OSError with the daemon's output if it does not start.
+    """
 
     def __init__(self, gpu: str) -> None:
         _remove_leftovers()
-        # Below the temporary folder, as the paths of sockets have to be short.
+        # The run's folder may be deep, and paths of sockets have to be short.
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self.environment = {
             "CUDA_MPS_PIPE_DIRECTORY": str(self._folder / "pipe"),
@@ -68,12 +70,12 @@ class Daemon:
 
     @property
     def over(self) -> bool:
-        """Return whether it has ended, by itself or by somebody else."""
+        """Return whether the daemon has ended, for whatever reason."""
         return self._child.poll() is not None
 
     @property
     def serves(self) -> bool:
-        """Return whether it can be asked: what watches it may outlive it for a moment."""
+        """Return whether the daemon answers. Its `run_job.py` process may outlive the daemon for a moment."""
         return not self.over and self._tell("get_server_list")
 
     def stop(self) -> None:
@@ -95,8 +97,10 @@ class Daemon:
 
 
 class Daemons:
-    """A daemon for each GPU that is shared, from when it is first asked for; the warning that one did not start names
-    `who`."""
+    """A daemon for each shared GPU, started when the GPU's environment is first asked for.
+
+    The warning that a daemon did not start says that `who` take turns on GPUs.
+    """
 
     def __init__(self, who: str, wanted: bool = True) -> None:
         self._who, self.possible = who, wanted and available()
@@ -105,7 +109,7 @@ class Daemons:
     def environment(self, gpu: str) -> Mapping[str, str]:
         """Return the environment to share a GPU, by its UUID; empty if processes have to take turns on it.
 
-        A daemon that ended, or does not answer, is replaced.
+        A daemon that has ended or does not answer is replaced.
         """
         if not self.possible:
             return {}
@@ -123,16 +127,16 @@ class Daemons:
         return daemon.environment
 
     def stop(self) -> None:
-        """End all of them; no process may be left that they serve."""
+        """End all daemons. Processes that use them must have ended before."""
         for daemon in self._of.values():
             daemon.stop()
 
 
 def _remove_leftovers() -> None:
-    """Folders of daemons that ended with their process, before it could remove them."""
+    """Remove the folders of daemons whose process died before it could remove them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            # Of this user, and not a link that somebody else has put there.
+            # Skip folders of other users, and links that somebody else may have put there.
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
             with open(folder / "lock", "rb") as held:

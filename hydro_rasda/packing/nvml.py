@@ -1,4 +1,4 @@
-"""Measurements of GPUs and their processes by NVIDIA's driver; none if `nvidia-ml-py` is not installed."""
+"""Measurements of GPUs and their processes by NVIDIA's driver. Without `nvidia-ml-py`, there are no GPUs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hydro_rasda.common.argument_checks import require
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _PID_NAMESPACE, _HOSTS_INODE = Path("/proc/self/ns/pid"), 0xEFFFFFFC
-"""The namespace of this process's pids, and the inode of the host's own (PROC_PID_INIT_INO of Linux)."""
+"""The pid namespace of this process, and the inode of the host's pid namespace (PROC_PID_INIT_INO of Linux)."""
 
 
 class Gpu(NamedTuple):
-    """A GPU, or a part of one (MIG): its place among those of the machine, its UUID, and bytes of its memory."""
+    """A GPU, or a part of one in MIG mode: its number on the machine, its UUID, and its bytes of memory."""
 
     number: str
     uuid: str
@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A GPU of the machine, and what a process can use of it: the GPU itself, or its parts in MIG mode."""
+    """A GPU of the machine; `parts` has the GPU itself, or its parts in MIG mode."""
 
     uuid: str
     model: str
@@ -33,20 +33,20 @@ class _Found(NamedTuple):
 
 
 def available() -> bool:
-    """Return whether `nvidia-ml-py` is installed, and finds the driver."""
+    """Return whether `nvidia-ml-py` is installed and finds the driver."""
     return _library() is not None
 
 
 def hidden() -> bool:
     """Return whether CUDA_VISIBLE_DEVICES hides all GPUs on purpose, as CUDA reads it."""
     first = os.environ.get(VISIBLE, "all").split(",")[0].strip()
-    return first in ("", "NoDevFiles") or first.startswith("-")  # the second one by Slurm
+    return first in ("", "NoDevFiles") or first.startswith("-")  # Slurm writes "NoDevFiles"
 
 
 def gpus() -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES allows, as CUDA reads it; a GPU that fell off the bus is not among them.
+    """List the GPUs that CUDA_VISIBLE_DEVICES allows, as CUDA reads it, without GPUs that fell off the bus.
 
-    ValueError if it names GPUs of which none is there, or numbers whose order is unknown.
+    ValueError if the variable names only GPUs that do not exist, or has numbers whose order is unknown.
     """
     library = _library()
     if library is None or hidden():
@@ -69,7 +69,7 @@ def gpus() -> list[Gpu]:
 
 
 def _machine(library: Any) -> Iterator[_Found | None]:
-    """Yield the GPUs of the machine in the order of their buses; None for one that fell off."""
+    """Yield the GPUs of the machine in the order of their bus numbers; None for a GPU that fell off the bus."""
     for index in range(library.nvmlDeviceGetCount()):
         try:
             handle = library.nvmlDeviceGetHandleByIndex(index)
@@ -88,7 +88,7 @@ def _gpu(library: Any, number: str, handle: Any) -> Gpu:
 
 
 def _mig(library: Any, index: int, gpu: Any) -> list[Gpu] | None:
-    """Return the parts of a GPU in MIG mode; None if it is not."""
+    """Return the parts of a GPU in MIG mode; None for a GPU in another mode."""
     try:
         if not library.nvmlDeviceGetMigMode(gpu)[0]:
             return None
@@ -99,13 +99,13 @@ def _mig(library: Any, index: int, gpu: Any) -> list[Gpu] | None:
         try:
             handle = library.nvmlDeviceGetMigDeviceHandleByIndex(gpu, part)
             found.append(_gpu(library, f"{index}.{part}", handle))
-        except library.NVMLError:  # the GPU is not divided into so many
+        except library.NVMLError:  # the GPU is divided into fewer parts
             continue
     return found
 
 
 def _numbered(words: Sequence[str], machine: Sequence[_Found | None]) -> list[Gpu]:
-    """Return GPUs by their numbers, up to the first that is none; none if one is there twice."""
+    """Return the GPUs of some numbers, up to the first number without a GPU; an empty list if a number comes twice."""
     taken: list[int] = []
     for word in words:
         digits = re.match(r"\d+", word)
@@ -119,7 +119,10 @@ def _numbered(words: Sequence[str], machine: Sequence[_Found | None]) -> list[Gp
 
 
 def _named(words: Sequence[str], machine: Sequence[_Found | None]) -> list[Gpu]:
-    """Return GPUs and parts by their UUIDs or the beginnings of these, up to the first that is not one GPU's."""
+    """Return GPUs and their parts by the beginnings of their UUIDs, up to the first word that does not fit exactly one.
+
+    The list is empty if a GPU or part comes twice.
+    """
     there = [gpu for gpu in machine if gpu is not None]
     known = {part.uuid: [part] for gpu in there for part in gpu.parts} | {gpu.uuid: gpu.parts for gpu in there}
     found: list[Gpu] = []
@@ -134,7 +137,7 @@ def _named(words: Sequence[str], machine: Sequence[_Found | None]) -> list[Gpu]:
 
 
 def used_memory(uuid: str) -> float:
-    """Bytes of a GPU's memory that all processes hold; 0 if the driver does not tell."""
+    """Return the bytes of a GPU's memory that all processes hold; 0 if the driver does not tell."""
     library = _library()
     if library is None:
         return 0.0
@@ -145,9 +148,9 @@ def used_memory(uuid: str) -> float:
 
 
 def memory_of(uuid: str, pids: Collection[int]) -> float | None:
-    """Bytes of a GPU's memory that some processes hold; None if the driver does not tell, or not by our pids.
+    """Return the bytes of a GPU's memory that the processes `pids` hold; None if the driver does not tell.
 
-    The driver knows processes by the pids of the host. A container has others.
+    The driver knows processes by the pids of the host. In a container, pids differ, so that it does not tell either.
     """
     library = _library()
     if library is None:
@@ -170,10 +173,10 @@ def _has_the_hosts_pids() -> bool:
 
 
 def share_of(uuid: str, pids: Collection[int], jobs: int = 1) -> float | None:
-    """Share of a GPU that the processes of a job kept busy of late; None if the driver does not tell.
+    """Return the share of a GPU that the processes of a job kept busy lately; None if the driver does not tell.
 
-    If it tells of the whole GPU alone, as under MPS, or not by our pids, as in a container, each of the `jobs` there
-    has an equal part.
+    The driver may tell only the share of the whole GPU, as under MPS, or for pids of the host, as in a container. Then
+    each of the `jobs` on the GPU is assumed to have an equal part.
     """
     library = _library()
     if library is None:

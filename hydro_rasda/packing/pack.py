@@ -1,4 +1,4 @@
-"""Runs jobs beside each other, as many as devices have room for."""
+"""Runs as many jobs at the same time as devices have room for."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ def pack(
 ) -> PackResult:
     """Run jobs to their end, several on a device where memory and compute allow.
 
-    The first job whose memory or share is unknown has a device to itself, until its end or some seconds show its needs.
-    Jobs of its kind are expected to need the same, and those of other kinds more than the largest so far. Estimates are
-    corrected by what is measured. That, and by how much kinds slow each other, is kept for later calls from the same
-    folder (below HYDRO_RASDA_CACHE, or the user's cache folder). The call can be repeated after whatever ended it: jobs
-    that are over stay so, those that were cut off start again, none runs twice.
+    The first job whose memory or share is unknown gets a device to itself, until its needs are measured: after some
+    seconds, or at its end. Jobs of its kind are then expected to need the same, and jobs of other kinds more than the
+    largest job so far. Measurements correct the estimates. The corrections, and the factors by which kinds slow each
+    other, are kept for later calls from the same folder (below HYDRO_RASDA_CACHE, or the user's cache folder). The call
+    can be repeated after any interruption: jobs that ended are not run again, and jobs that were cut off start again.
 
     Args:
         jobs: Commands (lists of arguments), functions without arguments, or a `Task` with an estimate of either.
         devices: The devices to run on; by default the GPUs of this machine, else its cores. GPUs need
-            `hydro-rasda[gpu]`. A function is asked all the time: jobs of a device that it no longer names are stopped
-            and wait again, and a new one gets some.
-        policy: Says which jobs share a device; by default `FastestTogether`, by the slowdowns that were measured.
-        mps: True if jobs share a GPU through NVIDIA's Multi-Process Service, each with its measured need of threads,
-            rather than in turns. With "auto", they do if `nvidia-cuda-mps-control` is installed and you have
-            not started your own, so that CUDA_MPS_PIPE_DIRECTORY is not set. A fault of one job then ends all on its
-            GPU; those run once more, alone.
+            `hydro-rasda[gpu]`. A function is called again and again: jobs of a device that it no longer lists are
+            stopped and wait again, and a new device gets jobs.
+        policy: Decides which jobs share a device; by default `FastestTogether`, which uses the measured slowdowns.
+        mps: True if jobs on a GPU compute at the same time through NVIDIA's Multi-Process Service, each with its
+            measured share of threads, rather than in turns. "auto" uses the service if `nvidia-cuda-mps-control` is
+            installed and you have not started it yourself (CUDA_MPS_PIPE_DIRECTORY is not set). A fault of one job then
+            ends all jobs on its GPU; these run once more, alone.
         storage_path: Folder for runs.
-        name: Of this one; its journal, the jobs' output and their ends are in `storage_path/name`.
+        name: Name of the run, whose folder is `storage_path/name`: journal, output of jobs, and how they ended.
         retry_failed: True if jobs that failed in an earlier call are tried again.
-        verbose: True to show a table on a terminal, elsewhere a line a minute.
+        verbose: True to show a table on a terminal, or a line a minute elsewhere.
 
     Returns:
-        The record of each job. A job that fails does not keep the others from running. One that is killed, as when
-        memory runs out, runs once more, alone on its device.
+        The record of each job. A job that fails does not keep the others from running. A job that is killed or runs out
+        of memory beside others runs once more, alone on its device.
 
     Raises:
-        ValueError: if an argument is wrong, or a job is another than the one of its name in the run so far.
+        ValueError: if an argument is wrong, or a job differs from the run's job of the same name.
         RuntimeError: if another process works on the run.
     """
     folder = check_folder("storage_path", storage_path)
@@ -95,7 +95,7 @@ _GIB = 2.0**30
 
 
 class Progress:
-    """Shows where jobs stand, unless it is `silent`."""
+    """Shows the states of jobs, unless it is `silent`."""
 
     def __init__(self, records: Mapping[str, JobRecord], console: Console | None = None, silent: bool = False) -> None:
         self._records = records
@@ -105,7 +105,7 @@ class Progress:
         self._said = 0.0
 
     def show(self, running: Collection[Process], devices: Collection[Device], seconds: float) -> None:
-        """Show the states of all jobs after so many seconds; off a terminal, at most once a minute."""
+        """Show the states of all jobs after `seconds` of the run; without a terminal, at most once a minute."""
         line = f"{_counts(self._records)} after {duration(seconds)}"
         if self._live is not None:
             self._live.update(Group(Text(line), _table(running, devices)), refresh=True)

@@ -1,4 +1,4 @@
-"""Starts jobs where there is room, measures them, and sees them end."""
+"""Starts jobs where there is room, measures them, and records how they end."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hydro_rasda.packing.tasks import Estimate
 from hydro_rasda.schedulers import FastestTogether, Job, Policy, Room, one_a_device
 
 LOOK_S = 0.5
-"""So often, at least, jobs and devices are looked at."""
+"""The most seconds between two looks at jobs and devices."""
 
 OUT_OF_MEMORY = (
     *("out of memory", "OUT_OF_MEMORY", "OutOfMemoryError", "MemoryError", "std::bad_alloc", "not enough memory"),
     *("an't allocate memory", "annot allocate memory", "ailed to allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
     *("cudaErrorMemoryAllocation", "Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute"),
 )
-"""Output of programs that ran out of memory: all texts of `fusion.evaluate.backoff`, which imports torch, and more."""
+"""Output of programs that ran out of memory: the texts of `fusion.evaluate.backoff` (which imports torch), and more."""
 
 _BY_A_NEIGHBOUR = ("MPS client", "MPS server")
-"""Words of CUDA if the fault of one process of a GPU ended all that shared it through one server."""
+"""Words in CUDA's errors if a fault of one process ended all processes that shared its GPU through MPS."""
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
@@ -36,7 +36,7 @@ _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
 class Packer:
-    """Starts jobs and sees them end; its arguments are those of `pack`."""
+    """Starts jobs and records how they end; the arguments are those of `pack`."""
 
     def __init__(
         self, grid: Grid, listed: Callable[[], Sequence[Device]], policy: Policy | None = None, mps: bool = False
@@ -47,7 +47,7 @@ class Packer:
         self._estimates, self._slowdowns = self._learnt.estimates, self._learnt.slowdowns
         self.running: dict[str, Process] = {}
         self.devices: dict[str, Device] = {}
-        self._before: dict[str, float] = {}  # the bytes of a device that were in use before its first job began
+        self._before: dict[str, float] = {}  # bytes in use on a device before its first job began
         for record in grid.records.values():
             if record.state == "complete":
                 measured = Estimate(record.memory or None, record.share or None, record.seconds or None)
@@ -67,7 +67,7 @@ class Packer:
         self._learnt.keep()
 
     def step(self) -> bool:
-        """Look at everything, start what has room, and wait for something to end; whether anything is left to do."""
+        """Measure jobs, start those that fit, and wait `LOOK_S` for one to end; return whether any job is left."""
         self.devices = {device.name: device for device in self._listed()}
         for process in self.running.values():
             if process.device.name not in self.devices:
@@ -86,7 +86,7 @@ class Packer:
         return True
 
     def _look(self) -> None:
-        """Measure what runs; where a device's jobs outgrow it, stop the one that outgrew its estimate most."""
+        """Measure running jobs. If those of a device exceed its memory, stop the one that exceeds its estimate most."""
         for process in self.running.values():
             process.look(len(self._on(process.device)) - 1)
         for device in self.devices.values():
@@ -102,7 +102,7 @@ class Packer:
                 most.stop()
 
     def _share_out(self, device: Device) -> None:
-        """If the driver of a GPU does not tell what each job holds, divide what all took, as they were expected to."""
+        """If the driver does not tell the memory of each job, divide that of all in proportion to their estimates."""
         there = self._on(device)
         untold = [process for process in there if process.untold]
         if not untold:
@@ -114,7 +114,7 @@ class Packer:
             process.holds(rest * process.expected / expected)
 
     def _meet(self) -> None:
-        """Have jobs that share a device know of each other."""
+        """Note for each job which other jobs have shared its device since the last call."""
         for device in self.devices.values():
             there = self._on(device)
             jobs = [self._expected(process.task.name) for process in there]
@@ -126,7 +126,7 @@ class Packer:
         return [process for process in self.running.values() if process.device.name == device.name]
 
     def _start(self) -> None:
-        """Start what has room: first what is not known, as that teaches; last what has to be alone."""
+        """Start jobs that fit: first those of unknown needs, to measure them, and last those that must run alone."""
         unknown: list[Job] = []
         known: list[Job] = []
         alone: list[Job] = []
@@ -144,7 +144,7 @@ class Packer:
                     self._begin(name, self.devices[device])
 
     def _expected(self, name: str) -> Job | None:
-        """Return the needs of a job, at most the compute of the largest device; None if they are unknown."""
+        """Return the expected needs of a job, its compute at most that of the largest device; None if unknown."""
         job = self._estimates.of(self._grid.tasks[name])
         most = max((device.compute for device in self.devices.values()), default=0.0)
         return None if job is None else job._replace(compute=min(job.compute, most))
@@ -153,7 +153,7 @@ class Packer:
         return record.alone or job.memory > max((device.memory for device in self.devices.values()), default=0.0)
 
     def _room(self, device: Device) -> Room:
-        """Return the room that a device has left. One whose job is unknown, or has to be alone, has none."""
+        """Return the room left on a device: none if one of its jobs has unknown needs or must run alone."""
         there = []
         for process in self._on(device):
             job, record = self._expected(process.task.name), self._grid.records[process.task.name]
@@ -171,12 +171,12 @@ class Packer:
         expected = job.memory if job is not None else device.memory
         if device.gpu and not self._on(device):
             self._before[device.name] = nvml.used_memory(device.gpu)
-        # What runs to be measured is not held back.
+        # A job that runs alone, or to be measured, may use the whole device.
         shared = self._shared(device, job.compute / device.compute if job is not None and not record.alone else 1.0)
         self.running[name] = Process(self._grid.tasks[name], device, self._grid, expected, shared)
 
     def _shared(self, device: Device, share: float) -> dict[str, str]:
-        """Return the environment for a job that computes beside others on a GPU, rather than in turns."""
+        """Return the environment by which jobs compute on a GPU at the same time; empty if they take turns."""
         found = self._daemons.environment(device.gpu) if device.gpu else {}
         return {**found, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(share)} if found else {}
 
@@ -185,7 +185,7 @@ class Packer:
         status = process.reap()
         del self.running[name]
         end = self._grid.end(name)
-        if end is None and not process.stopped:  # somebody else ended the child, before it could say how the job did
+        if end is None and not process.stopped:  # somebody else killed `run_job.py`, which then wrote no end
             end = {"exit": status or -signal.SIGTERM, "seconds": 0.0, "cpu": 0.0, "memory": 0.0}
         gone = process.device.name not in {device.name for device in self._listed()}
         self._settle(name, end, process.stopped or gone, process)
@@ -193,8 +193,8 @@ class Packer:
     def _settle(self, name: str, end: JobEnd | None, stopped: bool, process: Process | None = None) -> None:
         """Say where a job stands whose processes are all over; `end` is None where it did not end by itself.
 
-        It is `stopped` if it may have been ended from outside. No `process` is given if an earlier process had started
-        it.
+        `stopped` is True if the job may have been ended from outside. `process` is None if an earlier process of `pack`
+        started the job.
         """
         record = self._grid.records[name]
         changed: dict[str, Any]
@@ -204,7 +204,7 @@ class Packer:
             self._estimates.learn(task, measured)
             if process is not None and (slowed := process.slowed(end)) is not None:
                 self._slowdowns.learn(task.kind, slowed[0] / (task.estimate.seconds or 1.0), slowed[1])
-            # What its processes hold of the machine's memory says nothing of a GPU's.
+            # The memory in `end` is that of the machine, which tells nothing of a GPU's.
             on_cores = any(device.name == record.device and not device.gpu for device in self._listed())
             changed = {
                 "state": "complete",

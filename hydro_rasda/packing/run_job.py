@@ -1,9 +1,10 @@
-"""Runs one job, and says how it ended: a file of its own, started for each job, which needs the standard library alone.
+"""The program that runs one job and records how it ended. It needs only the standard library.
 
     python -I -S run_job.py PARENT LOCK END COMMAND ...
 
-LOCK is held locked while any process of the job is there. END appears, whole, once the job has ended by itself: also
-if nobody is left to wait for it. If PARENT dies, or on SIGTERM, all processes of the job are killed instead.
+LOCK is locked as long as any process of the job exists. END is written as a whole once the job has ended by itself,
+even if nobody waits for it any more. If PARENT dies, or on SIGTERM, all processes of the job are killed and END is not
+written.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Stopped(BaseException):
-    """Somebody wants the job to end."""
+    """Raised on SIGTERM: the job is to end."""
 
 
 def main() -> None:
@@ -41,7 +42,7 @@ def main() -> None:
         control(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # where memory runs out, the kernel ends a job rather than who waits for it
+            file.write("1000")  # if memory runs out, the kernel kills a job rather than its parent
 
     started, code = time.monotonic(), None
     job = None
@@ -63,13 +64,13 @@ def main() -> None:
 
 
 def stop(*_: object) -> None:
-    """On SIGTERM, once."""
+    """Handle the first SIGTERM, and ignore later ones."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Stopped
 
 
 def kill_descendants() -> None:
-    """End all processes that the job left, and wait for them: orphans become this process's children."""
+    """Kill all processes that the job left, and wait for them. Orphans of the job are children of this process."""
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             left = [int(pid) for pid in file.read().split()]
@@ -83,7 +84,7 @@ def kill_descendants() -> None:
 
 
 def write(path: str, content: dict[str, float]) -> None:
-    """Write a file: it is there whole, or not at all."""
+    """Write a file atomically: it is complete or does not exist."""
     with open(f"{path}.tmp", "w", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
         json.dump(content, file)
         file.flush()

@@ -26,9 +26,9 @@ class Estimate:
     """Expected needs of a job; None for those that are unknown.
 
     Attributes:
-        memory: Bytes, at the peak, over all of its processes.
-        share: Of a device: 0.4 where it alone keeps a GPU 40 % busy; on CPUs, of one core.
-        seconds: That it runs alone.
+        memory: Peak of bytes over all processes of the job.
+        share: The share of a device that the job keeps busy: 0.4 if it alone keeps a GPU, or one CPU core, 40 % busy.
+        seconds: Run time of the job alone on a device.
     """
 
     memory: float | None = None
@@ -51,7 +51,7 @@ class Task:
             another process. A function's value is kept as JSON, of at most 1 MiB. NaN comes back as None.
         kind: Jobs of one kind correct each other's estimates. By default that is the program and its first argument, as
             in "python train.py", or the function's name.
-        name: Its own, of at most 200 bytes; by default its place in the list.
+        name: A name that no other job has, of at most 200 bytes; by default the job's place in the list.
     """
 
     run: Runnable
@@ -76,7 +76,7 @@ class Task:
 
     @property
     def what(self) -> list[str]:
-        """Tells it from other jobs: its command, or its function's name, with the arguments of a `partial`."""
+        """The identity of the job: its command, or its function's name with the arguments of a `partial`."""
         if not callable(self.run):
             return list(self.run)
         given: list[str] = []
@@ -87,17 +87,17 @@ class Task:
 
 
 LONGEST_NAME = 200
-"""Bytes of a job's name: the names of its files are longer, and have at most 255."""
+"""The most bytes of a job's name: the names of its files are longer, and Linux allows 255 bytes."""
 
 LONGEST_WORD = 128 * 1024
-"""Bytes of one argument of a program, its end included, that Linux takes (MAX_ARG_STRLEN)."""
+"""The most bytes of one argument of a program that Linux takes, with the final NUL (MAX_ARG_STRLEN)."""
 
 ROOM = 64 * 1024
-"""Bytes of all arguments that are left for what starts a job and for what a device adds to its environment."""
+"""Bytes of the limit for arguments that are kept free for `run_job.py` and for the environment of a device."""
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Refuse a command that no process can be started with: an argument is no text, or is too long (ValueError)."""
+    """Raise ValueError for a command that cannot be started: an argument is no text, or too long."""
     require(words[0] != "", "run", words, "a program and its arguments, not one without a name")
     size = 0
     for i, word in enumerate(words):
@@ -150,7 +150,7 @@ def _kind(task: Task) -> str:
 
 
 def _text(value: object, levels: int = 9) -> str:
-    """Return an argument as text, alike in every process; only its type if it is no plain value."""
+    """Return an argument as text that is the same in every process; the name of its type if it is no plain value."""
     if value is None or isinstance(value, (str, bytes, Number, PurePath)):
         return repr(value)
     if levels and isinstance(value, (list, tuple)):

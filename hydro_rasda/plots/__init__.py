@@ -1,6 +1,6 @@
 """Figures of a run: each takes what `tune` or `hydro_rasda.load` gives, and returns a Plotly figure.
 
-They work for runs that are over, half done, interrupted or empty; where there is nothing to show, the figure says why.
+They work for finished, running, interrupted and empty runs; a figure without data says why it is empty.
 They need the extra `hydro-rasda[report]`.
 """
 

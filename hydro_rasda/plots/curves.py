@@ -1,4 +1,4 @@
-"""How scores went: the best over time, and the learning curves of all trials, narrow and full."""
+"""Figures of scores over time: the best score so far, and the learning curves of surrogates and full-size models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MANY = 60
 """Curves of a heat that are drawn each for itself at most; of more, there are quantiles."""
 
 BANDS = ((10, 90), (25, 75))
-"""Percentiles between which a band lies, the widest first."""
+"""The lower and upper percentile of each band, the widest band first."""
 
 COLORS: Mapping[HeatName, str] = {"sweep": FINALISTS[0], "middle": FINALISTS[2], "race": BEST}
 """Colours of the heats in figures of a whole run."""
@@ -43,7 +43,7 @@ COLORS: Mapping[HeatName, str] = {"sweep": FINALISTS[0], "middle": FINALISTS[2],
 def best_over_time(result: RunRecord) -> Figure:
     """Draw the best score so far against the wall time of the run, on surrogates and at full size.
 
-    The line of surrogates ends with their heat, that of full-size models with the run.
+    The line of a stage ends with its last epoch; the line of full-size models ends with the run.
     """
     go, values = graph_objects(), list[float]()
     figure = new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
@@ -93,7 +93,7 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     on.
 
     Args:
-        metric: Another of its metrics, such as "train_loss".
+        metric: The metric to draw, such as "train_loss"; None for the metric of the run.
     """
     metric = metric or result.metric
     go, order = graph_objects(), best_first(result)
@@ -101,7 +101,7 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     panels = [heat for heat in HEAT_NAMES if curves[heat]]
     if not panels:
         return nothing(f"no trial has a finite {metric} yet")
-    # By place among the finalists, alike in both panels.
+    # A finalist has the same color in all panels.
     finalists = [trial.trial for trial in order if trial.reached]
     colors = {number: FINALISTS[i % len(FINALISTS)] for i, number in enumerate(finalists)} | {result.best_trial: BEST}
     figure = new_figure(
@@ -128,7 +128,7 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
 
 
 def _mode(result: RunRecord, metric: str) -> Mode:
-    """Return the direction in which a metric is better; that of the run's own where nothing tells of another one."""
+    """Return the direction in which a metric is better; if it is unknown, return that of the run's own metric."""
     by_name: Mode = "min" if metric.endswith("loss") else "max" if metric.endswith("accuracy") else result.mode
     return dict(result.comparison.objectives).get(metric, by_name)
 
@@ -144,7 +144,7 @@ def _curves(trials: Iterable[TrialRecord], heat: HeatName, metric: str) -> list[
 
 
 def _bands(curves: Sequence[_Curve], legend: bool) -> list[dict[str, Any]]:
-    """Make the traces of the quantiles after each epoch, over all trials with a finite value there."""
+    """Make the traces of the bands and the median, at each epoch over all trials with a finite value."""
     after: dict[int, list[float]] = {}
     for curve in curves:
         for epoch, value in zip(curve.epochs, curve.values):
@@ -237,7 +237,10 @@ def _alone(curve: _Curve, color: str, best: bool, heat: HeatName) -> dict[str, A
 
 
 def _mark_rungs(figure: Figure, reached: Sequence[int], row: int) -> None:
-    """A vertical line at each epoch where some trials stopped, which says how many went on; `reached` is of each."""
+    """Draw a vertical line at each epoch at which trials stopped, marked with the number that went on.
+
+    `reached` has the last epoch of each trial.
+    """
     stops = sorted(set(reached))
     if len(stops) > 12:  # asynchronous schedulers stop trials at any epoch
         return

@@ -1,4 +1,4 @@
-"""The look of all figures: colours for white and black grounds, axes, and the format of values."""
+"""The style of all figures: colors for light and dark backgrounds, axes, and the format of values."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from hydro_rasda.records.report import best_first
 from hydro_rasda.settings.config import Mode
 
 Figure = Any
-"""Plotly's, which takes long to import: `graph_objects` does so when the first is drawn."""
+"""A Plotly figure. Plotly takes long to import, so `graph_objects` imports it when the first figure is drawn."""
 
 EXTRA = "pip install 'hydro-rasda[report]'"
 
 BEST, BAD, FAINT = "#e8590c", "#e03131", "rgba(134, 142, 150, 0.45)"
 FINALISTS = ("#1c7ed6", "#2f9e44", "#ae3ec9", "#0c8599", "#f08c00", "#5c7cfa", "#82c91e", "#d6336c")
 SCALE = [[0, "#e8590c"], [0.2, "#f59f00"], [0.55, "#4dabf7"], [1, "#868e96"]]
-"""From the best to the worst."""
+"""A color scale from the best to the worst trial."""
 
 HEIGHT = 380
-"""Of a figure, in pixels."""
+"""The height of a figure in pixels."""
 
 LOG = {"type": "log", "exponentformat": "e", "minorloglabels": "complete"}
 """A logarithmic axis whose labels are numbers: Plotly writes 2 for 0.2 there, and 100 µ for a learning rate of 1e-4."""
 
 POINTS = 2_000
-"""More points of a kind than these are thinned, evenly and with the best: pages stay small, browsers quick."""
+"""The most points of one kind in a figure; more are thinned evenly, so that pages stay small and browsers fast."""
 
 
 def new_figure(**layout: Any) -> Figure:
-    """An empty figure; ImportError, which says what to install, if Plotly is not there."""
+    """Make an empty figure; without Plotly, raise an ImportError that says what to install."""
     go = graph_objects()
     figure = go.Figure()
     figure.update_layout(height=HEIGHT, margin={"l": 60, "r": 20, "t": 30, "b": 50}, hovermode="closest")
@@ -43,7 +43,7 @@ def new_figure(**layout: Any) -> Figure:
 
 
 def graph_objects() -> Any:
-    """Plotly's figures, imported when the first is drawn."""
+    """Import and return `plotly.graph_objects`; ImportError without Plotly."""
     try:
         import plotly.graph_objects
     except ImportError as error:
@@ -52,23 +52,23 @@ def graph_objects() -> Any:
 
 
 def nothing(why: str) -> Figure:
-    """A figure that says why it shows nothing."""
+    """Make a figure without data that says why it is empty."""
     figure = new_figure(height=140, xaxis={"visible": False}, yaxis={"visible": False})
     return figure.add_annotation(text=escaped(why), showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
 
 
 def is_empty(figure: Figure) -> bool:
-    """Return whether a figure shows nothing but why."""
+    """Return whether a figure has no data, as one of `nothing`."""
     return not figure.data
 
 
 def escaped(value: Any) -> str:
-    """A value of the user's as text: Plotly takes `<b>` for bold."""
+    """Return a user's value as escaped text: Plotly would read `<b>` as bold."""
     return html.escape(show(value, 4) if not isinstance(value, str) else value, quote=False)
 
 
 def describe(trial: TrialRecord) -> str:
-    """A trial in lines for the box that shows over a point."""
+    """Describe a trial in lines for the hover box of a point."""
     return "<br>".join([f"trial {trial.trial}, {trial.status}", *(f"{k}={escaped(v)}" for k, v in trial.used.items())])
 
 
@@ -83,22 +83,23 @@ def score_of(trial: TrialRecord) -> float:
 
 
 def begun(record: RunRecord) -> list[TrialRecord]:
-    """Trials that have trained or failed, the best first, diverged and failed ones last."""
+    """Return all trials that have begun, the best first; diverged and failed trials come last."""
     order = [trial for trial in best_first(record) if trial.status != "not begun"]
     return sorted(order, key=lambda trial: trial.status in ("diverged", "failed"))
 
 
 def thinned(items: Sequence[Any], most: int = POINTS) -> list[Any]:
-    """At most so many, at even distances, from the first to the last."""
+    """Return at most `most` items at even distances, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
 
 
 def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0.95) -> dict[str, Any]:
-    """An axis of scores on which the good ones can be told apart: logarithmic where wide, far outliers lie outside.
+    """Make an axis of scores on which good scores can be told apart.
 
-    The best of them, a share of `shown`, lie well within.
+    The axis is logarithmic if the scores span more than a factor of `WIDE`. It ends a little beyond the best share
+    `shown` of the scores, so that far outliers lie outside.
     """
     finite = sorted(value for value in values if math.isfinite(value))
     axis: dict[str, Any] = {"title": {"text": escaped(title)}}
@@ -121,9 +122,9 @@ def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0
 
 
 WIDE = 20
-"""An axis of values above 0 is logarithmic from this ratio on."""
+"""An axis of positive values is logarithmic if their largest ratio exceeds this."""
 
 
 def figures_of(value: float) -> float:
-    """Few digits, as a page holds many numbers."""
+    """Round a value to five digits: a page holds many numbers."""
     return float(f"{value:.5g}")

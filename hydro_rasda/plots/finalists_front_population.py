@@ -1,4 +1,4 @@
-"""Figures of trials beside each other: narrow against full size, the front of several metrics, copies of trials."""
+"""Figures that compare trials: surrogates with full size, the Pareto front of several metrics, and PBT's copies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hydro_rasda.settings.objectives import Objectives
 
 
 def narrow_vs_full(result: RunRecord) -> Figure:
-    """Each finalist's score on its surrogate against that at full size after the same epoch, and whether they agree."""
+    """Draw each finalist's score on its surrogate against that at full size, and say whether the rankings agree."""
     found = result.agreement
     both = {n: pair for n, pair in found.scores.items() if all(map(math.isfinite, pair))} if found else {}
     if found is None or not both:
@@ -61,14 +61,14 @@ def narrow_vs_full(result: RunRecord) -> Figure:
             cliponaxis=False,
         )
     )
-    # In two lines, as a phone is narrow.
+    # Two lines fit the narrow screen of a phone.
     told = "<br>".join(escaped(part) for line in agreement_line(result) for part in line.split(": ", 1))
     place = {"x": 0, "y": 1.02, "xref": "paper", "yref": "paper", "align": "left", "yanchor": "bottom"}
     return figure.add_annotation(text=told, showarrow=False, **place)
 
 
 def front(result: RunRecord) -> Figure:
-    """The full-size models by the first two metrics that `tune` was given; those on the front are joined by a line."""
+    """Draw the full-size models by the first two metrics of `tune`; a line joins those on the Pareto front."""
     objectives = result.comparison.objectives
     trials = {
         t.trial: (t, [t.metrics.get(name, math.nan) for name, _ in objectives]) for t in result.trials if t.epochs
@@ -115,10 +115,10 @@ def _of_point(trial: TrialRecord, objectives: Objectives) -> str:
 
 
 def population(result: RunRecord, name: str = "lr") -> Figure:
-    """Draw a hyperparameter of each trial over the sweep's epochs, the copies, and the best trial's lineage.
+    """Draw a hyperparameter of all trials over the sweep's epochs, PBT's copies, and the best trial's lineage.
 
     Args:
-        name: A hyperparameter that copies change.
+        name: The hyperparameter; copies must change it.
     """
     copies = [copy for together in decided_copies(journal_of(result)) for copy in together]
     copies = [copy for copy in copies if name in copy.before and name in copy.after]
@@ -168,7 +168,7 @@ def population(result: RunRecord, name: str = "lr") -> Figure:
 
 
 def _lives(record: TrialRecord, copies: list[Copy]) -> Iterator[Ancestor]:
-    """The spans of a trial with one configuration each, also those whose weights a copy has replaced."""
+    """Yield the spans of epochs in which a trial had one configuration, including spans before a copy replaced it."""
     own = [copy for copy in copies if copy.trial == record.trial]
     configs = [*(copy.replaced for copy in own), record.config]
     bounds = [0, *(copy.epoch for copy in own), record.sweep_epochs]

@@ -1,4 +1,4 @@
-"""Figures of the places of good trials in the space: by one hyperparameter, by two, and by all."""
+"""Figures of where good trials lie in the search space: by one hyperparameter, by two, and by all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hydro_rasda.run.run_json import read_asked
 
 
 def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
-    """Scores against each hyperparameter by itself: a dot for each trial, coloured by how far it trained.
+    """Draw the score against each hyperparameter: a dot for each trial, colored by its number of epochs.
 
     Args:
         names: Hyperparameters; None for all that differ between trials. Nested ones are "a/b".
@@ -48,7 +48,7 @@ def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
     grid = {"rows": rows, "columns": columns, "pattern": "independent", "xgap": 0.18, "ygap": 0.35}
     figure = new_figure(height=50 + 250 * rows, showlegend=False, grid=grid)
     scores, even = score_axis([score_of(trial) for trial in trials], result.mode, result.metric), _evenly_drawn(result)
-    # Those that went furthest are drawn last, above the others.
+    # The best trials are drawn last, above the others.
     trials = trials[::-1]
     dots = {
         "y": [figures_of(score_of(trial)) for trial in trials],
@@ -73,10 +73,11 @@ def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
 
 
 def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> Figure:
-    """Two hyperparameters against each other: a dot for each trial, on the average place of those around.
+    """Draw two hyperparameters against each other: a dot for each trial, over a map of average places.
 
     Args:
-        x: A hyperparameter; None: `x` and `y` are the two most important.
+        x: A hyperparameter; None takes the most important one.
+        y: Another hyperparameter; None takes the most important one that is left.
     """
     found = [name for name in (x, y) if name is not None]
     if len(found) < 2:
@@ -120,14 +121,14 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
 
 
 LINES = 200
-"""Trials that can be told apart as lines."""
+"""The most trials that can be told apart as lines."""
 
 
 def parallel_coordinates(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
-    """Draw each trial as a line through all of its hyperparameters to its place, coloured by its place.
+    """Draw each trial as a line through all of its hyperparameters to its place, colored by its place.
 
-    Lines of one category lie apart, the best on top, so that their colours show. Drag along an axis to choose some. Of
-    more than `LINES` trials, half of the lines are the best, and half an even sample of the others.
+    Lines through the same category are spread around its tick, so that their colors show. Drag along an axis to select
+    trials. Of more than `LINES` trials, half of the lines are the best, and half an even sample of the others.
 
     Args:
         names: Hyperparameters, in the order of their axes; None for all that differ between trials.
@@ -176,7 +177,7 @@ def _dimension(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> dict
 
 
 def _fanned(dimension: dict[str, Any]) -> dict[str, Any]:
-    """Spread lines through a category around its tick in their order; an axis of numbers stays as it is."""
+    """Spread the lines through each category around its tick, in the order of trials; leave axes of numbers alone."""
     if "ticktext" not in dimension or "range" in dimension:
         return dimension
     at = np.asarray(dimension["values"], dtype=float)
@@ -189,7 +190,7 @@ def _fanned(dimension: dict[str, Any]) -> dict[str, Any]:
 
 
 _FAN = 0.35
-"""Of the distance between two categories, to either side of a tick."""
+"""The spread to either side of a tick, as a share of the distance between two categories."""
 
 _DOTS, _GRID = 500, 40
 
@@ -213,10 +214,10 @@ def _evenly_drawn(record: RunRecord) -> Set[str]:
 def _axis(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> tuple[list[Any], dict[str, Any]]:
     """Return the values of a hyperparameter and the axis for them.
 
-    The axis of numbers is logarithmic where they span much and are not drawn evenly (`even`); else it is linear. All
-    other values, and few integers, are names.
+    An axis of numbers is logarithmic if they span more than a factor of 20 and the space does not draw them evenly
+    (`even`); otherwise it is linear. Other values, and integers of at most `_NAMED` kinds, become category names.
 
-    A trial that does not have the hyperparameter has None where others have numbers, and a name of its own among names.
+    A trial without the hyperparameter has the value None on an axis of numbers, and the name `_ABSENT` among names.
     """
     configs = [flat(trial.config) for trial in trials]
     values = [config.get(name, _ABSENT) for config in configs]
@@ -226,7 +227,7 @@ def _axis(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> tuple[lis
     few = len(set(map(repr, there))) <= _NAMED and all(isinstance(value, int) for value in there)
     if there and len(numbers) == len(there) and not few:
         span = max(numbers) / min(numbers) if min(numbers) > 0 else 1.0
-        # All of 2, 3, ... 9, or 2 and 5 in three decades, lie on each other where an axis is short.
+        # On a short axis, labels overlap at 2, 3, ... 9, and over three decades also at 2 and 5.
         wide = LOG | {"dtick": "D2" if span < 100 else 1}
         own = [figures_of(config[name]) if name in config else None for config in configs]
         return own, axis | (wide if span > 20 and name not in even else {})
@@ -243,7 +244,7 @@ _NAMED, _ABSENT, _LONGEST = 6, "(absent)", 16
 
 
 def _shortened(name: str) -> str:
-    """A category as a label of an axis; the box over a point has all of it."""
+    """Shorten the name of a category for the label of an axis; the hover box of a point has the whole name."""
     plain = html.unescape(name)
     return name if len(plain) <= _LONGEST else escaped(f"{plain[: _LONGEST - 1]}…")
 
@@ -260,10 +261,10 @@ def _surface(
     axis_y: Mapping[str, Any],
     places: Sequence[int],
 ) -> dict[str, Any]:
-    """The average place around each point of a grid (Nadaraya and Watson), empty where no trial is near."""
+    """Make a heat map of the average place around each grid point (Nadaraya-Watson), None where no trial is near."""
     grid_x, far_x = _distances(across, axis_x)
     grid_y, far_y = _distances(up, axis_y)
-    # [y, x, trial]: a trial counts the less the further it lies.
+    # Shape [y, x, trial]: the weight of a trial falls with its distance.
     near = np.exp(-0.5 * (far_y[:, None, :] ** 2 + far_x[None, :, :] ** 2) / _BANDWIDTH**2)
     weight = near.sum(-1)
     mean = (near * np.asarray(places, dtype=float)).sum(-1) / np.maximum(weight, 1e-12)
@@ -282,7 +283,10 @@ _BANDWIDTH, _NEAR = 0.08, 0.05
 
 
 def _distances(values: Sequence[Any], axis: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    """Points along an axis, and how far each trial lies from each, over the axis' length; names are far apart."""
+    """Return grid points along an axis, and the distance of each trial to each point in units of the axis' length.
+
+    The distance between different names is 1.
+    """
     if axis.get("type") == "category":
         names = list(axis["categoryarray"])
         return names, np.array([[0.0 if value == name else 1.0 for value in values] for name in names])

@@ -1,7 +1,7 @@
 """How much each hyperparameter mattered, by Optuna's fANOVA.
 
-Trials stop at different epochs, so that their scores cannot be compared. Their places can: successive halving orders
-trials by how far they got, then by score, with diverged and failed ones last.
+Trials stop at different epochs, so their scores cannot be compared. Their places in the ranking can: successive
+halving ranks trials by the epochs that they reached, then by score, with diverged and failed trials last.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from optuna import Study
 
 FEWEST = 8
-"""Trials below which no importance is worked out."""
+"""The fewest trials for which importances are computed."""
 
 _ALONE = Lock()
-"""Held where warnings are caught, which threads cannot do at the same time; a dashboard has several."""
+"""A lock for `catch_warnings`, which is not thread-safe: a dashboard has several threads."""
 
 _TREES, _FOR_IMPORTANCE = 16, 150
-"""So many trees, of so many trials: a quarter of a second. With twice as many of both, shares change by as much as with
-another seed."""
+"""The number of fANOVA's trees, and the most trials that it gets. It then takes a quarter of a second. Twice as many of
+both change the shares only as much as another seed does."""
 
 
 def importances(result: RunRecord) -> Figure:
-    """How much each hyperparameter mattered for a trial's place: Optuna's fANOVA (Hutter et al. 2014), in shares of 1.
+    """Draw how much each hyperparameter mattered for the place of a trial, in shares of 1.
 
-    If the space has branches, it is Optuna's PED-ANOVA (Watanabe et al. 2023).
+    The method is Optuna's fANOVA (Hutter et al. 2014); if the space has branches, its PED-ANOVA (Watanabe et al. 2023).
 
     Raises:
         ImportError: if Plotly, Optuna or scikit-learn is not there.
@@ -56,11 +56,11 @@ def importances(result: RunRecord) -> Figure:
 
 
 def importance_bars(found: Mapping[str, float]) -> Figure:
-    """Shares as bars, the largest above."""
+    """Draw the shares of `importance_of` as bars, the largest at the top."""
     go = graph_objects()
     names = [*found][::-1]
     figure = new_figure(height=90 + 32 * len(names), showlegend=False)
-    # The number of a long bar stands beyond 1.
+    # The axis goes beyond 1 to leave room for the number next to a long bar.
     axis = {"title": {"text": "importance"}, "range": [0, 1.2], "tickvals": [0, 0.2, 0.4, 0.6, 0.8, 1]}
     figure.update_layout(xaxis=axis, yaxis={"automargin": True})
     return figure.add_trace(
@@ -78,7 +78,7 @@ def importance_bars(found: Mapping[str, float]) -> Figure:
 
 
 def importance_of(result: RunRecord) -> dict[str, float]:
-    """The same as numbers, the largest first; empty where too few trials differ, or the run's folder is gone."""
+    """Compute the importances, the largest first; empty if too few trials differ, or if the run's folder is gone."""
     if not (result.path / "run.json").is_file():
         return {}
     study = places(result, _FOR_IMPORTANCE)
@@ -89,7 +89,7 @@ def importance_of(result: RunRecord) -> dict[str, float]:
     try:
         from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator, get_param_importances
 
-        # fANOVA knows only keys that all trials have.
+        # fANOVA needs the same keys in all trials; PED-ANOVA does not.
         if len({frozenset(trial.params) for trial in trials}) > 1:
             with _ALONE, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # earlier versions of Optuna call it experimental
@@ -103,7 +103,7 @@ def importance_of(result: RunRecord) -> dict[str, float]:
 
 
 def places(result: RunRecord, most: int | None = None) -> Study:
-    """The run as an Optuna study whose values are places, from 1, the best; trials that have not begun are left out."""
+    """Make an Optuna study whose values are places, 1 for the best trial; trials that have not begun are left out."""
     import optuna
 
     with quiet():
@@ -120,6 +120,6 @@ def places(result: RunRecord, most: int | None = None) -> Study:
 
 
 def too_few(record: RunRecord, what: str = "hyperparameters that differ") -> str:
-    """Why there is nothing to show of the hyperparameters."""
+    """Say why there is nothing to show about the hyperparameters."""
     count = len(begun(record))
     return f"{count} of {len(record.trials)} trials have begun: too few to tell, or without {what}"

@@ -1,4 +1,4 @@
-"""Figures of a run's time and price, and of several runs beside each other, a colour for each."""
+"""Figures of the time and cost of a run, and of several runs side by side, with a color for each run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from hydro_rasda.records.timeline import Training, busy_share, journal_of, train
 from hydro_rasda.run.run_json import read_asked
 
 BARS = 3_000
-"""Bars of the timeline that are drawn at most, the longest."""
+"""The most bars of the timeline; of more, the longest are drawn."""
 
 
 def timeline(result: RunRecord) -> Figure:
-    """Draw a bar for each fused group and full-size model over time, and a row for each place on a device.
+    """Draw a bar over time for each fused group and full-size model, in rows that belong to a device.
 
-    Bars above each other trained beside each other. Numbers are the width of a group: its trials. A row says how much
-    of the time it was busy. If the journal names no devices, a row holds trainings that did not overlap.
+    Bars above each other trained at the same time. The number on a bar is the number of trials in its group. A row is
+    labeled with the share of time in which it was busy. If the journal names no devices, a row holds trainings that did
+    not overlap.
     """
     found = trainings(journal_of(result))
     if not found:
@@ -90,7 +91,7 @@ _COLORS: Mapping[HeatName, Sequence[str]] = {
     "middle": ("#eebefa", "#da77f2", "#be4bdb", "#9c36b5"),
     "race": ("#ffd8a8", "#ffc078", "#ffa94d", "#fd7e14", "#d9480f"),
 }
-"""Darker, the further they train."""
+"""The colors of the stages: darker for later epochs."""
 
 
 def _told(bar: Training) -> str:
@@ -102,7 +103,7 @@ def _told(bar: Training) -> str:
 
 
 def _rows(found: Sequence[Training]) -> Mapping[tuple[int | None, int], str]:
-    """Name of each row, with the share of the time that it was busy."""
+    """Map each device and lane to the name of its row, with the share of time in which it was busy."""
     rows: dict[tuple[int | None, int], list[Training]] = {}
     for each in found:
         rows.setdefault((each.device, each.lane), []).append(each)
@@ -122,8 +123,8 @@ def _rows(found: Sequence[Training]) -> Mapping[tuple[int | None, int], str]:
 def cost(result: RunRecord) -> Figure:
     """Draw the wall time of the sweep, of full-size training, and of the rest, in seconds and in full trainings.
 
-    The bar below is the time that the sweep would take at full size, one trial after another. A run without its folder
-    has seconds alone.
+    The bar below it is an estimate of the same sweep at full size, one trial after another. If the run's folder is
+    gone, the cost is in seconds only.
     """
     spent = result.cost
     if spent.seconds <= 0:
@@ -141,7 +142,7 @@ def cost(result: RunRecord) -> Figure:
     figure.update_layout(yaxis={"automargin": True, "autorange": "reversed"})
 
     def bar(row: str, seconds: float, name: str, color: str, legend: bool = True) -> object:
-        told = f"{name}:<br>{both_units(spent, seconds, max_t)}"  # in two lines, as a phone is narrow
+        told = f"{name}:<br>{both_units(spent, seconds, max_t)}"  # two lines fit the narrow screen of a phone
         return graph_objects().Bar(
             x=[figures_of(seconds)],
             y=[row],
@@ -162,7 +163,7 @@ def cost(result: RunRecord) -> Figure:
 
 
 def full_epochs(result: RunRecord) -> int | None:
-    """Epochs of a full training; None without the run's folder."""
+    """Return the epochs of a full training; None if the run's folder is gone."""
     try:
         return int(read_asked(result.path)["max_t"])
     except (ValueError, KeyError):
@@ -181,7 +182,7 @@ def _line(run: int, heat: HeatName) -> dict[str, Any]:
 
 
 def best_scores(records: Sequence[RunRecord]) -> Figure:
-    """Draw the best score so far of each run against its wall time, dotted for surrogates."""
+    """Draw the best score so far of each run against its wall time; lines of surrogates are dotted."""
     go, figure = graph_objects(), new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
     values = []
     for i, (record, name) in enumerate(zip(records, names_of(records))):
@@ -202,7 +203,7 @@ def best_scores(records: Sequence[RunRecord]) -> Figure:
 
 
 def winners_curves(records: Sequence[RunRecord]) -> Figure:
-    """Draw the learning curve of each run's best trial, dotted for its surrogate."""
+    """Draw the learning curve of each run's best trial; the curve of its surrogate is dotted."""
     go, figure = graph_objects(), new_figure(xaxis={"title": {"text": "epoch"}})
     values = []
     for i, (record, name) in enumerate(zip(records, names_of(records))):
@@ -230,7 +231,7 @@ def winners_curves(records: Sequence[RunRecord]) -> Figure:
 
 
 def costs(records: Sequence[RunRecord]) -> Figure:
-    """Draw the wall time of each run as a bar: surrogates, full size, and the rest."""
+    """Draw the wall time of each run as a bar, divided into surrogates, full size, and the rest."""
     if not any(record.cost.seconds > 0 for record in records):
         return nothing("nothing has been trained yet")
     rows = [escaped(name) for name in names_of(records)]

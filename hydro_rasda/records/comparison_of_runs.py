@@ -30,7 +30,7 @@ def compared(records: Sequence[RunRecord], asked: Sequence[Asked]) -> dict[str, 
 
 
 def names_of(records: Sequence[RunRecord]) -> list[str]:
-    """Return the runs' names; their whole paths if two have the same name."""
+    """Return the names of the runs; if two runs have the same name, return their whole paths."""
     names = [record.path.name for record in records]
     return names if len({*names}) == len(names) else [str(record.path) for record in records]
 

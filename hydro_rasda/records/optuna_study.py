@@ -52,7 +52,7 @@ def make_study(record: RunRecord) -> Study:
         study = optuna.create_study(study_name=record.path.name, directions=directions)
     for name, value in {"metric": record.metric, "run": str(record.path), "finished": record.finished}.items():
         study.set_user_attr(name, value)
-    # As in `winner.eligible`: last weights count only in trials that came furthest, best ones in all.
+    # As in `winner.eligible`: with keep="last", only a trial that trained longest may win; with "best", any trial may.
     furthest = max((trial.epochs for trial in record.trials if math.isfinite(trial.metric)), default=0)
     enough = max(1, furthest) if record.keep == "last" else 1
     for i, trial in enumerate(record.trials):
@@ -67,7 +67,7 @@ def make_study(record: RunRecord) -> Study:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out what Optuna logs of a study that is made here: nobody asked for it."""
+    """Silence Optuna's log while the library makes a study: the user did not ask for one."""
     logger = logging.getLogger("optuna")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -114,7 +114,7 @@ def _trial(
 
 
 def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
-    """Translate a key, which several branches may draw from several domains, to Optuna's terms."""
+    """Translate the domains of one key (`laws`) to Optuna's terms; branches of the space may have different ones."""
     if len(laws) == 1:
         return distribution(min(laws), values)
     numeric = all(map(is_metric, values))
@@ -125,8 +125,9 @@ def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
     """Translate a domain of the space, as `space.describe` writes it ("float loguniform(0.0001, 1)"), to Optuna's
     terms.
 
-    A range is as wide as the trials' values need, since PBT may leave the domain's. A domain without bounds spans them.
-    If categories are objects, these are all that is known; likewise if a value in place of a number is none.
+    `values` are those of the trials. PBT may leave the domain's range, so the range is widened to hold all values. A
+    domain without bounds becomes the range of the values. The values are the only known categories if the domain's
+    categories are objects, or if a value of a numeric domain is no number.
     """
     from optuna.distributions import FloatDistribution, IntDistribution
 
@@ -158,7 +159,7 @@ def _span(values: Sequence[Any]) -> BaseDistribution:
 
 
 def _categories(words: str, values: Sequence[Any]) -> BaseDistribution:
-    """Return the categories of the domain, as far as its words tell, and those that trials have."""
+    """Return the categories that the words of the domain name, and those among the values of trials."""
     from optuna.distributions import CategoricalDistribution
 
     found = _CHOICE.fullmatch(words)
@@ -180,7 +181,7 @@ def _varies(words: str) -> bool:
 
 
 def domains_in_words(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield each key that a configuration can have, with its domain in words: once for each branch that has it."""
+    """Yield each key of the space, and its domain in words; a key of several branches comes once for each branch."""
     for name, words in space.items():
         if isinstance(words, Mapping):
             yield from domains_in_words(words, (*path, name))

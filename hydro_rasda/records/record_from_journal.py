@@ -1,4 +1,4 @@
-"""Reading a run's record from its folder alone, without torch or Ray, be it over, interrupted or running."""
+"""Reading the record of a finished, interrupted or running run from its folder alone, without torch or Ray."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_record(path: str | Path) -> RunRecord:
 
 
 class Follower:
-    """Reads a run again and again; of its journal only what was written since the last time."""
+    """Reads a run again and again; after the first time, it reads only the lines that the journal has gained."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,12 +68,12 @@ Stamp = tuple[int, int]
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the runs directly below a folder, or the run that the folder is itself."""
+    """Return the folders of runs directly below a folder; return the folder itself if it is a run."""
     return [folder] if (folder / SPEC).is_file() else [path.parent for path in folder.glob(f"*/{SPEC}")]
 
 
 def stamp(folder: Path) -> Stamp:
-    """Return the stamp of a run's journal; before its first line, that of its `run.json`."""
+    """Return the stamp of a run's journal; without a journal yet, return the stamp of its `run.json`."""
     try:
         found = (folder / JOURNAL).lstat()
     except FileNotFoundError:
@@ -82,11 +82,11 @@ def stamp(folder: Path) -> Stamp:
 
 
 class Unreadable(str):
-    """The reason, as a line, why a run cannot be read, such as one of another program."""
+    """The reason, in one line, why a run cannot be read; another program may have written the folder, for example."""
 
 
 def or_why(make: Callable[[], T]) -> T | Unreadable:
-    """Read a run, or return why it cannot be read: a folder that is no proper run does not hide the others."""
+    """Return the value of `make`, or why it cannot be read: one unreadable folder must not hide the other runs."""
     try:
         return make()
     except Exception as error:
@@ -96,7 +96,7 @@ def or_why(make: Callable[[], T]) -> T | Unreadable:
 def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
     """Return the settings of a run, as far as its `run.json` tells."""
     own, sweep, race = recorded(asked)
-    # `lr_rule` may be a function, and nothing that is read calls it.
+    # `lr_rule` may be a function, of which run.json holds only the name. A record never calls it.
     return TuneConfig(**own, sweep=SweepConfig(**sweep), race=RaceConfig(**race | {"lr_rule": "auto"}))
 
 

@@ -44,19 +44,19 @@ class TrialRecord(Portable):
         sweep_epochs: Epochs trained on the surrogate.
         middle_metric: The metric after its last epoch in the middle heat (`full_trainings` below 3); else NaN.
         middle_epochs: Epochs trained in the middle heat.
-        metric: The metric after `kept_epoch` at full size; NaN if it has none. With `keep="best"`, a trial that
-            diverged or failed later has one, too.
+        metric: The metric after `kept_epoch` at full size; NaN without such an epoch. With `keep="best"`, a trial has
+            one even if it diverged or failed later.
         epochs: Epochs trained at full size. They include those of the sweep if it trained the same model
             (`sweep.surrogate=1`).
-        chance: Probability that the trial is the best at full size, if the stopped ones had gone on; NaN if it did not
-            train there.
+        chance: Probability that the trial would be the best at full size if no trial had been stopped; NaN if it did
+            not train at full size.
         kept_epoch: The epoch whose weights, averaged or not (`ema`), `best_model` gives: the last, or with
             `keep="best"` the best one.
         history: One dict an epoch: heat, epoch, and the metrics "train_*" and "val_*" (None where not finite). With
             folds or `sweep.repeats`, they are means over the trial's models. The standard deviation of the metric over
-            them is beside it, such as "val_loss_std".
-        live: While the run goes on, the same of the epochs at full size that the trial has trained since its last
-            checkpoint. No other value counts them. After an interruption, they are trained again.
+            these models has a key of its own, such as "val_loss_std".
+        live: The epochs at full size since the trial's last checkpoint, in the form of `history`, while the run goes
+            on. No other attribute counts these epochs. After an interruption, they are trained again.
         error: Traceback of a failed trial.
         costs: Costs of the full-size model by which trials are compared, such as `macs` (see `metric` of `tune`).
         unread: Keys of the configuration that nothing reads, such as `momentum` with adamw; nested ones are written
@@ -85,7 +85,7 @@ class TrialRecord(Portable):
 
     @property
     def reached(self) -> int:
-        """Epochs trained at full size, those included that no checkpoint holds yet."""
+        """Epochs trained at full size, including those that no checkpoint holds yet."""
         return self.live[-1]["epoch"] if self.live else self.epochs
 
     @property
@@ -100,7 +100,7 @@ class TrialRecord(Portable):
 
     @property
     def used(self) -> dict[str, Any]:
-        """The part of the configuration that something reads: values by name, nested ones as `a/b`."""
+        """The configuration without `unread` keys: values by name, nested names as `a/b`."""
         unread = {name.replace("/", ".") for name in self.unread}  # a key itself may have a slash
         return {name: value for name, value in flat(self.config).items() if name.replace("/", ".") not in unread}
 
@@ -140,16 +140,16 @@ class Cost:
 
     @property
     def spared_seconds(self) -> float:
-        """Estimate of the time saved: the sweep at full size, one trial after another, less the time that it took.
+        """Estimate of the time saved: that of the same sweep at full size, trial by trial, less the sweep's own time.
 
-        The sweep's epochs count as the median wall time of an epoch in this run's full-size trainings; NaN without any.
+        Each epoch of the sweep counts as the median wall time of this run's full-size epochs. NaN without such epochs.
         """
         return self.sweep_epochs * self.race_epoch_seconds - self.sweep_seconds
 
     def full_trainings(self, seconds: float, max_t: int) -> float:
         """Convert a time of this run to full trainings: `max_t` epochs at the mean pace of its full-size epochs.
 
-        NaN if none was trained.
+        NaN if no epoch was trained at full size.
         """
         if not self.race_epochs or self.race_seconds <= 0:
             return math.nan
@@ -158,7 +158,7 @@ class Cost:
 
 @dataclass(frozen=True, repr=False)
 class RunRecord(Portable):
-    """The part of a `TuneResult` that needs neither model nor data; its docstring says what each value is."""
+    """The part of a `TuneResult` that needs neither model nor data; the docstring of `TuneResult` has its values."""
 
     best_config: dict[str, Any]
     best_metric: float
@@ -185,7 +185,7 @@ class RunRecord(Portable):
     _needed: Sequence[Path] = field(default=(), kw_only=True)  # checkpoints from which the run can go on
 
     def shown(self) -> Self:
-        """Return the record as others may see it: without the secrets that `tune` was given."""
+        """Return a copy of the record that others may see: the secrets in its configurations are masked."""
         if not self._hidden:
             return self
         trials = [replace(trial, config=hide(trial.config, self._hidden)) for trial in self.trials]
@@ -202,18 +202,18 @@ class RunRecord(Portable):
 
     @property
     def comparison(self) -> Comparison:
-        """The metrics by which trials were compared, each with its mode, and the bounds that they have to keep."""
+        """The metrics by which trials were compared, each with its mode, and the bounds of `sweep.constraints`."""
         return self._comparison or Comparison(((self.metric, self.mode),))
 
     @property
     def others(self) -> list[str]:
-        """The names by which trials were compared beside `metric`."""
+        """The names of the other metrics and bounds by which trials were compared, without `metric`."""
         names = [*(name for name, _ in self.comparison.objectives), *self.comparison.bounds]
         return [name for name in dict.fromkeys(names) if name != self.metric]
 
     @property
     def pareto(self) -> tuple[TrialRecord, ...]:
-        """The front of the full-size models, by all metrics that `tune` was given: no other model is better in each.
+        """The Pareto front of the full-size models by all metrics of `tune`: no other model is better in each metric.
 
         A record's `metrics` has its values, and `best_model(trial=record.trial)` is its model. The best in the first
         metric comes first. A model that breaks a bound is there only if none keeps all of them.
@@ -223,7 +223,7 @@ class RunRecord(Portable):
         return tuple(able[number] for number in front)
 
     def hypervolume(self, reference: Mapping[str, float]) -> float:
-        """Return the volume between the front and a reference point: the larger, the better the front.
+        """Return the hypervolume between the Pareto front and a reference point: a better front has a larger one.
 
         Args:
             reference: For each metric that `tune` was given, a value that is worse than the front's.
@@ -240,16 +240,16 @@ class RunRecord(Portable):
 
     @property
     def messages(self) -> list[Message]:
-        """The messages of the run to its user, in order: seconds and a line each."""
+        """The messages of the run to its user, in order; each has a line of text and the seconds of the run."""
         return read_messages(self.path)
 
     def lineage(self, trial: int) -> list[Ancestor]:
         """Follow a trial's weights through the sweep's copies, as population based training makes them.
 
         Returns:
-            The trials that trained the weights, with their epochs and configurations: the first one first, the trial
-            itself last. Without copies, that is the trial alone. A finalist that trains by another trial's schedule has
-            that trial's lineage.
+            The trials that trained the weights, in the order of training, with their epochs and configurations. The
+            last is `trial` itself; without copies, it is the only one. A finalist that trains by another trial's
+            schedule has that trial's lineage.
 
         Raises:
             ValueError: if the run has no such trial, or its folder is gone.
@@ -264,14 +264,14 @@ class RunRecord(Portable):
     def best_schedule(self) -> dict[str, list[tuple[float, Any]]]:
         """The changes of hyperparameters in the best trial's lineage, in the sweep.
 
-        By key that changed, pairs: the share of the sweep's epochs at which a value began to hold, and the value.
-        Empty if the sweep copied no trial of the lineage. Finalists train at full size by `smoothed_schedule`.
+        Each key that changed has a list of pairs: a value, and before it the share of the sweep's epochs from which it
+        held. Empty if the sweep copied no trial of the lineage. Finalists train at full size by `smoothed_schedule`.
         """
         return schedule_of(self.lineage(self.best_trial))
 
     @property
     def smoothed_schedule(self) -> dict[str, Any]:
-        """The same as a few values of the configuration, which hold for a training of any length.
+        """`best_schedule` condensed to a few values of a configuration, which suit a training of any length.
 
         Learning rates become `lr`, `decay_start` and `floor` of a linear decay; each other key gets its mean.
         """
@@ -316,7 +316,7 @@ MIDDLE_COLUMNS = ("middle_metric", "middle_epochs")
 def row(record: TrialRecord, others: Sequence[str] = ()) -> dict[str, Any]:
     """Return a trial as a row of the table: its numbers, other metrics, and `config/<name>` for each hyperparameter.
 
-    The middle heat has columns of its own, `middle_metric` and `middle_epochs`, of the trials that were in it.
+    A trial of the middle heat also has the columns `middle_metric` and `middle_epochs`.
     """
     config = {f"config/{name}": value for name, value in flat(record.config).items()}
     spread = {} if record.spread is None else {"spread": record.spread}
@@ -340,7 +340,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def second_of(result: RunRecord) -> int | None:
-    """Return the best trial, but for the winner, of those that trained to the end at full size; None without one."""
+    """Return the best trial after the winner among those that trained to the end at full size; None without one."""
     ends = {r.trial: r.metric for r in result.trials if r.status == "finished" and math.isfinite(r.metric)}
     ends.pop(result.best_trial, None)
     return next(iter(ranked(ends, result.mode)), None)

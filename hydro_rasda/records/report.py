@@ -74,14 +74,14 @@ def _cells(tag: str, cells: Sequence[str]) -> str:
 
 
 def varied(result: RunRecord) -> list[str]:
-    """Return the names whose values differ between trials: the others do not explain why one beat another."""
+    """Return the hyperparameters that differ between trials: only these can explain why one trial beat another."""
     used = [record.used for record in result.trials]
     names = dict.fromkeys(name for values in used for name in values)
     return [n for n in names if len({repr(values.get(n)) for values in used}) > 1]
 
 
 def best_first(result: RunRecord) -> list[TrialRecord]:
-    """Sort trials: first the winner, then by epochs and score of full-size models, then by those of surrogates.
+    """Sort trials: the winner first, then full-size models, then surrogates, each by epochs and score.
 
     Surrogates of the middle heat come before those of the sweep."""
     sign = 1.0 if result.mode == "min" else -1.0
@@ -101,7 +101,7 @@ def best_first(result: RunRecord) -> list[TrialRecord]:
 
 
 def cost_line(result: RunRecord) -> str:
-    """Say the run's cost, and the time that its surrogates spared (an estimate: see `Cost.spared_seconds`)."""
+    """Say the run's cost and, as an estimate, the time that its surrogates saved (see `Cost.spared_seconds`)."""
     cost = result.cost
     line = (
         f"{cost.seconds:.1f} s: {cost.sweep_epochs} epochs of the sweep in {cost.sweep_seconds:.1f} s, "
@@ -120,7 +120,7 @@ def _middle(cost: Cost, seconds: str) -> str:
 
 
 def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
-    """Say a time as such and in full trainings of `max_t` epochs, if the run has trained at full size."""
+    """Say a time; if the run has trained at full size, also say it in full trainings of `max_t` epochs."""
     full = spent.full_trainings(seconds, max_t) if max_t else math.nan
     return duration(seconds) + (f" ({show(full, 2)} full trainings)" if math.isfinite(full) else "")
 
@@ -128,7 +128,7 @@ def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
 def kept_weights(result: RunRecord) -> str:
     """Say which of the winner's weights its metric measures: their epoch, and whether they are averages.
 
-    The text says no more than the run's folder does. It is empty if no full-size model has a metric.
+    Averages are mentioned only if the run's folder tells. The text is empty if no full-size model has a metric.
     """
     winner = next((trial for trial in result.trials if trial.trial == result.best_trial), None)
     if winner is None or not math.isfinite(result.best_metric):
@@ -144,7 +144,10 @@ def chosen_line(result: RunRecord) -> list[str]:
 
 
 def front_lines(result: RunRecord) -> list[str]:
-    """Name the full-size models on the front of several metrics, and those that break a bound; no lines for neither."""
+    """Name the full-size models on the Pareto front of several metrics, and say if all of them break a bound.
+
+    No line is returned for a single metric without bounds.
+    """
     comparison, front = result.comparison, result.pareto
     lines = []
     if comparison.several and front:
@@ -157,7 +160,7 @@ def front_lines(result: RunRecord) -> list[str]:
 
 
 def doubt_line(result: RunRecord) -> list[str]:
-    """Say how sure the choice among the finalists is, and what to do about it; no line if only one trained."""
+    """Say how sure the choice of the winner is, and what to do about it; no line if one finalist alone trained."""
     trained = {record.trial: record for record in result.trials if not math.isnan(record.chance)}
     winner = trained.get(result.best_trial)
     if winner is None or len(trained) < 2:
@@ -179,24 +182,24 @@ def doubt_line(result: RunRecord) -> list[str]:
 
 
 def _percent(chance: float) -> str:
-    return f"{chance:.0%}" if chance < 0.995 else "over 99%"  # it is an estimate: never 100%
+    return f"{chance:.0%}" if chance < 0.995 else "over 99%"  # an estimate is never 100%
 
 
 _NOTHING = 1e-3
-"""Share of the best score below which a gain is as good as none."""
+"""Gains below this share of the best score count as no gain."""
 
 
 def sampling_line(result: RunRecord) -> list[str]:
-    """Return the run's message about the sampling error of its two best trials; no line if it said nothing of them.
+    """Return the run's message about the sampling error of its two best trials; no line if there is no such message.
 
-    It may have said it of a second that another trial has beaten since.
+    A message about a former second best trial does not count.
     """
     begins = DIFFER.format(result.best_trial, second_of(result))
     return [message.text for message in result.messages if message.text.startswith(begins)][-1:]
 
 
 def better_line(result: RunRecord) -> list[str]:
-    """Name a trial with a better score than the winner's, and say why it did not win; no line if there is none."""
+    """Name the trial with a better score than the winner, and say why it did not win; no line without such a trial."""
     winner = next((record for record in result.trials if record.trial == result.best_trial), None)
     if winner is None or not (result.ended and math.isfinite(winner.metric)):
         return []
@@ -215,13 +218,16 @@ def better_line(result: RunRecord) -> list[str]:
 
 
 def _without_averages_line(result: RunRecord, winner: TrialRecord) -> list[str]:
-    """Name a trial that ended better than the winner, by the weights that training left; one metric alone tells."""
+    """Name a trial whose weights without averages ended better than the winner's.
+
+    No line is returned if there is no such trial, or if trials are compared by several metrics.
+    """
     name = unaveraged(result.metric)
     lines = {r.trial: r.history[-1] for r in result.trials if r.status == "finished" and r.history}
-    # A training that ended between milestones validated averages alone: its line has neither name.
+    # A training that ended between milestones validated only averages: its last line has neither of the two names.
     known = {n: line for n, line in lines.items() if {name, averaged(result.metric)} & line.keys()}
     found = {n: line.get(name, line.get(result.metric)) for n, line in known.items()}
-    ends = {n: end for n, end in found.items() if end is not None}  # as a journal writes what is not finite
+    ends = {n: end for n, end in found.items() if end is not None}  # the journal writes None if a value is not finite
     if result.others or name not in lines.get(winner.trial, ()) or winner.trial not in ends:
         return []
     best = ranked(ends, result.mode)[0]
@@ -233,7 +239,7 @@ def _without_averages_line(result: RunRecord, winner: TrialRecord) -> list[str]:
 
 
 def agreement_line(result: RunRecord) -> list[str]:
-    """Say whether full size ranks the finalists as their surrogates do; no line for fewer than two."""
+    """Say whether full-size models and surrogates rank the finalists alike; no line for fewer than two finalists."""
     found = result.agreement
     if found is None or len(found.scores) < 2:
         return []
@@ -245,14 +251,17 @@ def agreement_line(result: RunRecord) -> list[str]:
 
 
 def state_of(record: RunRecord) -> str:
-    """Return a run's state in words; a run on another machine looks interrupted."""
+    """Return a run's state in words; a run that goes on on another machine looks interrupted."""
     if record.ended:
         return "finished" if record.finished else "out of time"
     return "running" if held(record.path) else "interrupted"
 
 
 def progress_of(record: RunRecord, idle: float) -> str:
-    """Return the share of a run that is done and the time left in words, `idle` s after its last line; may be empty."""
+    """Say which share of a run is done and how much time is left; empty if that is unknown.
+
+    `idle` is the time since the last line of the journal, in seconds.
+    """
     if record.ended:
         return "100 %" if record.finished else ""
     left = record.seconds_left
@@ -264,14 +273,14 @@ def progress_of(record: RunRecord, idle: float) -> str:
 
 
 def explained(state: str) -> str:
-    """Return a state of a run with advice."""
+    """Return a state of `state_of`, with advice on how to resume such a run."""
     if state == "interrupted":
         return "interrupted, or running elsewhere; repeat the call to resume"
     return "out of time; repeat the call with a larger `time_budget_s` to go on" if state == "out of time" else state
 
 
 def failed_and_diverged(record: RunRecord) -> str:
-    """Count the trials that raised, and those without a finite score; empty if all went well."""
+    """Count the trials that failed and those that diverged; empty if there are none."""
     found, trials = Counter(trial.status for trial in record.trials), len(record.trials)
     counts = [(found[status], status) for status in ("failed", "diverged") if found[status]]
     told = [f"{count} of {trials} trial{'s' * (trials != 1)} {status}" for count, status in counts[:1]]
@@ -279,12 +288,12 @@ def failed_and_diverged(record: RunRecord) -> str:
 
 
 def failure_lines(record: RunRecord) -> list[str]:
-    """Return the last line of each kind of traceback with the number of its trials, then the trials that diverged."""
+    """Return a line for each kind of error, with the number of its trials, and one for the trials that diverged."""
     alike: dict[str, list[tuple[int, str]]] = {}
     for trial in record.trials:
         if trial.error:
             line = trial.error.strip().rpartition("\n")[2]
-            # Errors name the configuration, which differs between trials.
+            # Errors quote the trial's configuration in braces. Without it, equal errors are counted together.
             alike.setdefault(re.sub(r"\{.*\}", "", line), []).append((trial.trial, line))
     found = [(*trials[0], len(trials) - 1) for trials in alike.values()]
     lines = [f"failed: trial {first}{f' and {more} more' if more else ''}: {line}" for first, line, more in found]
@@ -345,12 +354,15 @@ def rungs(result: RunRecord) -> dict[HeatName, dict[int, int]]:
 
 
 def live_trials(result: RunRecord) -> list[TrialRecord]:
-    """Return the trials that are further at full size than their last checkpoint, the furthest first."""
+    """Return the trials with epochs at full size since their last checkpoint, the most epochs first."""
     return sorted((trial for trial in result.trials if trial.live), key=lambda trial: -trial.reached)
 
 
 def live_line(result: RunRecord) -> str:
-    """Say how far full-size models under way have come, with their last score; empty if none has ended an epoch."""
+    """Say which epoch each training full-size model has reached, and its last score.
+
+    Empty if no full-size model has trained an epoch since its last checkpoint.
+    """
     trials = live_trials(result)
     told = [f"trial {t.trial} at epoch {t.reached} of {result.max_t} ({_last(result, t)})" for t in trials[:SHOWN]]
     more = [f"{len(trials) - SHOWN} more"] if len(trials) > SHOWN else []
@@ -362,7 +374,7 @@ def _last(result: RunRecord, trial: TrialRecord) -> str:
 
 
 def status_of(record: TrialRecord) -> str:
-    """Return a trial's status, or the epoch that it has come to at full size while it trains there."""
+    """Return a trial's status; while it trains at full size, return its epoch instead."""
     return f"at epoch {record.reached}" if record.live else record.status
 
 

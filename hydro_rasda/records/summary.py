@@ -28,7 +28,7 @@ AVERAGED = {
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd"),
     *("lion", "muon", "nadam", "prodigy", "radam", "rmsprop", "sgd"),
 }
-"""Optimizers that do not average weights by themselves; a test holds them to those of `fusion`, which needs torch."""
+"""Optimizers that do not average weights by themselves. `fusion` knows them, but needs torch; a test compares both."""
 
 
 class AllTrialsFailed(RuntimeError):
@@ -102,7 +102,7 @@ def models_in_words(settings: TuneConfig, heat: HeatName) -> str:
 
 
 def _refit(history: History) -> dict[int, str]:
-    """Return the checkpoint of the model that was trained once more, if that is what the run hands back."""
+    """Map a refitted trial (`RaceConfig.refit`) to its checkpoint; empty if the run hands back no refit."""
     wanted = history.settings.race.refit
     return {n: name for n, name in history.refits.items() if wanted and name == refit_key(n, kept_of(history, n)[0])}
 
@@ -119,7 +119,10 @@ def _agreement(history: History, finalists: Sequence[int]) -> Agreement | None:
 
 
 def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
-    """Count the first epochs of a full-size training that the sweep trained, at full width and without averages."""
+    """Count the epochs of a full-size training that the sweep already trained; 0 if the sweep used a surrogate.
+
+    The sweep averages no weights.
+    """
     if surrogate != 1:
         return 0
     return min((line["epoch"] - 1 for line in trial.history if line["heat"] == "race"), default=trial.epochs)
@@ -128,7 +131,8 @@ def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
 def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
     """Tell whether full-size training averages weights over steps (`ema`).
 
-    None if the optimizer averages them by itself, or is a function of which a loaded run knows the name alone.
+    None if the optimizer averages weights by itself. None also if the optimizer is a function, and a loaded run knows
+    only its name.
     """
     names = [config.get("optimizer", "adamw"), *(config[key] for key in config if key.startswith("optimizer."))]
     if all(isinstance(name, str) for name in names):
@@ -141,14 +145,14 @@ def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
 
 
 def _averaged(history: History, trial: TrialRecord) -> bool | None:
-    """Tell whether the weights that count are averages over steps; None if no loop of the library trained them."""
+    """Tell whether the kept weights are averages over steps; None if the user's `train` function made them."""
     if not trial.epochs or history.own_loop:
         return None
     return averages(history.settings, trial.config) and averages_count(history.settings, trial)
 
 
 def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
-    """Tell whether averaged weights, where full-size training averages any, are those of the trial's kept epoch."""
+    """Tell whether the weights of the kept epoch are averaged, given that full-size training averages weights."""
     after = trial.kept_epoch > swept_epochs(trial, settings.sweep.surrogate)
     return after and not averages_lost(trial.history, trial.kept_epoch, settings.metric)
 

@@ -20,8 +20,8 @@ from hydro_rasda.run.journal import JOURNAL, read_units
 class Training:
     """Trials that trained as one for a while, from epoch `start` to `stop`: a fused group, or a full-size model.
 
-    `began` and `ended` are seconds of the run; the device is None if the journal does not say. `lane` is the place,
-    from 0, beside other trainings at the same time, on the same device if that is known.
+    `began` and `ended` are seconds of the run; the device is None if the journal does not say. `lane` is the row of a
+    chart, from 0, among those of the device: trainings at the same time have different lanes.
     """
 
     heat: HeatName
@@ -45,7 +45,7 @@ class Best:
 
 
 def journal_of(record: RunRecord) -> Mapping[str, Unit]:
-    """Return the finished units of a run; none if its folder is gone."""
+    """Return the finished units of a run; an empty mapping if its folder is gone."""
     path = Path(record.path) / JOURNAL
     try:
         found = path.stat()
@@ -56,7 +56,7 @@ def journal_of(record: RunRecord) -> Mapping[str, Unit]:
 
 @lru_cache(maxsize=4)
 def _units(path: Path, size: int, written: int) -> Mapping[str, Unit]:
-    """Return the units of a journal of this size, written then: several figures of a page ask for them."""
+    """Cache the units of a journal until its size or time of writing changes: several figures of a page need them."""
     return read_units(path).units
 
 
@@ -92,7 +92,7 @@ def _trainings(units: Mapping[str, Unit]) -> Iterator[Training]:
 
 
 def busy_share(trained: Sequence[Training]) -> float:
-    """Return the share of the time, from the first beginning to the last end, in which any trained; NaN of none."""
+    """Return the share of the time from first begin to last end in which a training ran; NaN without trainings."""
     if not trained:
         return math.nan
     busy, until = 0.0, -math.inf
@@ -119,8 +119,9 @@ def best_over_time(units: Mapping[str, Unit], record: RunRecord) -> dict[HeatNam
 def _epochs(units: Mapping[str, Unit], ended: bool) -> Iterator[tuple[float, JournalLine]]:
     """Yield the line of each epoch, and when it was recorded.
 
-    Epochs at full size that no checkpoint came to hold, as the trial failed, are left out. So are those of a trial that
-    began early, and did not enter the race. While the run goes on, epochs of trials that train are there.
+    If a full-size trial failed, the epochs after its last checkpoint are left out. If a trial began early at full size
+    and then did not enter the race, all its full-size epochs are left out. While the run goes on, epochs since the last
+    checkpoint are yielded, too.
     """
     live: dict[str, list[tuple[float, JournalLine]]] = {}
     for key, unit in units.items():

@@ -20,7 +20,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def unkept_of(record: RunRecord, number: int) -> list[Place]:
-    """Return the places of a trial's values that JSON did not keep, without those that the library reads."""
+    """Return the places of the configuration values that JSON could not hold, without keys that the library reads."""
     return [place for place in record._unkept.get(number, ()) if place[0] not in KEYS]
 
 
@@ -47,14 +47,14 @@ def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Pat
 def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> list[dict[str, Any]]:
     """Return the state dict of each model in a finalist's checkpoint, of the best epoch if that is kept.
 
-    Nothing in it can run code. DamagedCheckpoint if the file is not the one that the run wrote there.
+    Loading the file cannot run code. Raises DamagedCheckpoint if the file is not the one that the run wrote.
     """
     state = load_checkpoint(checkpoint, device, run_id(record.path))
     return [own.get("best", own)["model"] for own in state.get("models", [state])]
 
 
 def save_model(record: RunRecord, path: str | Path, trial: int | None = None, takes_first: bool = False) -> Path:
-    """Write a finalist's model (the first of several, if it `takes_first`) into a folder: `TuneResult.save_model`."""
+    """Write a finalist's model, with `takes_first` the first of several: see `TuneResult.save_model`."""
     import torch  # here, so that listing a run's trials need not wait for it
     from safetensors.torch import save_file
 
@@ -72,7 +72,7 @@ def save_model(record: RunRecord, path: str | Path, trial: int | None = None, ta
     facts = {"trial": number, "epoch": found.kept_epoch, record.metric: found.metric, "run": record.path.name}
     # Tied weights are written once for each name, so that `load_state_dict` finds all of them.
     each = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
-    # "format" is what transformers asks for.
+    # transformers requires the entry "format".
     save_file(each, folder / WEIGHTS, {"format": "pt", **{name: str(value) for name, value in facts.items()}})
     write_atomically(folder / CONFIG, (json.dumps(jsonable(found.config), indent=2) + "\n").encode())
     return folder

@@ -1,4 +1,4 @@
-"""Opening a run from its folder alone, without data or model, be it over, interrupted or still running."""
+"""Opening a finished, interrupted or running run from its folder alone, without data or model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def load(path: str | Path) -> TuneResult:
     """Open a run of `tune`: its result, or what it has found so far if it still runs or was interrupted.
 
     The folder is only read, and nothing in it can run code. JSON has no form for some values of a configuration, such
-    as functions, classes and members of an Enum: the result has their names. Secrets are
-    "(hidden)". A model function that reads either raises an error, which says how to give the value again.
+    as functions, classes and members of an Enum: the result has their names. Secrets are "(hidden)". If a model
+    function reads a name or "(hidden)" in place of such a value, it raises an error that says how to pass the value.
 
     Args:
         path: The run's folder, `storage_path/name`, of any backend.
@@ -41,6 +41,6 @@ def load(path: str | Path) -> TuneResult:
         val_data=nothing,
         settings=settings_of(read_asked(record.path)),
         device=torch.device("cpu"),
-        copied=True,  # not known; a model function that returns what it keeps would give each trial the same module
+        copied=True,  # unknown here; if it were False, a model function that keeps its module would return one for all
     )
     return TuneResult(**vars(record), _problem=problem)

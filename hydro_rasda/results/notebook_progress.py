@@ -1,4 +1,4 @@
-"""The screen of a run in a notebook: that of a terminal, with a bar that is drawn again in its place."""
+"""The progress display of a run in a notebook: as on a terminal, with a bar that is redrawn in its place."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from hydro_rasda.results.progress import Progress
 from hydro_rasda.run.events import Event
 
 DRAW_SECONDS = 0.5
-"""Seconds between two drawings of the bar, at least."""
+"""The fewest seconds between two drawings of the bar."""
 
 
 class NotebookProgress(Progress):
-    """The callback that shows a run in a notebook. Its bar is HTML, which needs no widgets and is saved with it."""
+    """The callback that shows a run in a notebook.
+
+    Its bar is HTML, which needs no widgets and is saved with the notebook.
+    """
 
     _handle: Any = None
     _drawn = -math.inf

@@ -1,4 +1,4 @@
-"""The screen of a run: its folder, each decision, and one bar on a terminal or else a line a minute."""
+"""The progress display of a run: its folder, its messages, and one bar on a terminal or else a line a minute."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _SilentConsole(PrintableConsole):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        # Else Python's flush when it ends would fail, too.
+        # Otherwise, Python's flush of stdout at exit would fail, too.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -148,7 +148,7 @@ class Progress:
             self._say(f"{self._began.heat}: {done} after {duration(event.seconds)}{left}{note}", event.seconds)
 
     def _compare(self, event: EpochEnded) -> None:
-        """Take in a trial's score after an epoch, if it has one."""
+        """Note a trial's score after an epoch; forget the trial if it has no finite score."""
         if self._asked is None:
             return
         value, scores = score_in(event.metrics, self._asked.metric), self._scores[event.heat]
@@ -181,7 +181,7 @@ class Progress:
         return f"trial {best} leads{what}{show(score, 4)} (epoch {epoch})"
 
     def _say(self, text: str, seconds: float) -> None:
-        """Print a line that stays, as it is: paths are not broken, and brackets are no markup."""
+        """Print a line above the bar, unchanged: long paths are not wrapped, and brackets are no markup."""
         self.console.print(text, markup=False, soft_wrap=True)
         self._said = seconds
 

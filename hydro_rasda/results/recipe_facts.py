@@ -1,4 +1,4 @@
-"""The facts that a plain loop needs to train a trial again; refuses trainings that no plain loop repeats."""
+"""Collects the facts for a plain loop that trains a trial again; refuses trainings that no plain loop can repeat."""
 
 from __future__ import annotations
 
@@ -101,10 +101,11 @@ def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> No
 
 
 def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
-    """Return a configuration whose learning rates by role are those of parameters; ValueError if none tells which.
+    """Replace learning rates by role with learning rates by parameter; ValueError if no model tells the roles.
 
     Args:
-        names: Of the parameters of one of the run's models: a key that names a part of it is that part's.
+        names: Names of the parameters of one of the run's models. A key such as "lr.hidden" is no role if the model has
+            a part of that name.
     """
     if isinstance(problem.model_fn, Gone):
         if not asked_roles(config, names):
@@ -115,7 +116,7 @@ def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any], name
 
 
 def _as_asked(config: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """Return the configuration; ValueError if its optimizer or schedule is a function, known by name alone."""
+    """Return the configuration unchanged; ValueError if its optimizer or schedule is a function known only by name."""
     of_parts = [(key, OPTIMIZERS) for key in config if split_key(key)[0] == "optimizer"]
     for key, known in (*of_parts, ("schedule", SCHEDULES)):
         named = config.get(key)
@@ -126,7 +127,7 @@ def _as_asked(config: Mapping[str, Any], number: int) -> Mapping[str, Any]:
 
 
 def _form(described: str) -> Form:
-    """Return the form of data from the words of `Batches.describe`."""
+    """Read the form of the training data from the text that `Batches.describe` wrote."""
     if described.startswith("tensors ("):
         return "tensors"
     return "loaders" if described.startswith("loaders from ") else "dataset"

@@ -38,8 +38,8 @@ def rates(config: Mapping[str, Any], data: Form, arguments: Mapping[str, str]) -
     """Return the lines that set a step's learning rates; none if they do not change.
 
     Args:
-        data: The time within an epoch is unknown for a loader without a length.
-        arguments: By key of the configuration, the name of the argument that holds its value.
+        data: The form of the training data. A loader may have no length: the time within an epoch is then unknown.
+        arguments: Maps a key of the configuration to the argument of `train` that holds its value.
     """
     if not moves(config):
         return []
@@ -95,7 +95,7 @@ def _warmup(config: Mapping[str, Any]) -> str:
 
 
 def _by_step(config: Mapping[str, Any]) -> tuple[list[str], str]:
-    """Return the lines that come before, and the factor, for a schedule that moves at each step."""
+    """Return the code of a schedule that changes at each step: its first lines, and the expression of the factor."""
     schedule = read(config, "schedule")
     if schedule == "one_cycle":
         return _ONE_CYCLE, "factor"
@@ -110,7 +110,7 @@ def _by_step(config: Mapping[str, Any]) -> tuple[list[str], str]:
 
 
 def indented(lines: Iterable[str], by: int = 1) -> list[str]:
-    """Return lines of code, so many levels deeper."""
+    """Indent lines of code by `by` levels of four spaces."""
     return [f"{'    ' * by}{line}" if line else line for line in lines]
 
 
@@ -153,7 +153,10 @@ def optimizer_lines(config: Mapping[str, Any]) -> list[str]:
 
 
 def _lines_of(own: Mapping[str, Any], config: Mapping[str, Any], part: str | None = None) -> list[str]:
-    """Return the lines that make the optimizer of a part of the model from its settings; None is the whole model."""
+    """Return the lines that make the optimizer of one `part` of the model, or of the whole model if it is None.
+
+    `own` has the settings of the part, and `config` is the whole configuration.
+    """
     if optimizer_name(own) == "muon":
         return _muon_lines(own, part)
     lr = read(own, "lr")
@@ -266,7 +269,7 @@ def hidden_matrices(model, learning):
 
 
 def optimizer_classes(config: Mapping[str, Any]) -> list[str]:
-    """Return the texts of classes of optimizers that torch does not have, or has for matrices alone."""
+    """Return the source of optimizers that torch lacks, and of a wrapper of torch's Muon, which takes only matrices."""
     names = optimizer_names(config)
     classes = [cls for name in WRITTEN if name in names for cls in reversed(WRITTEN[name].__mro__)]
     own = [inspect.getsource(cls) for cls in dict.fromkeys(classes) if cls.__module__.startswith("fusion.")]
@@ -279,9 +282,9 @@ _CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if 
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a torch optimizer besides the rate, by torch's names.
+    """Return the arguments of a torch optimizer by torch's names, without the learning rate.
 
-    Defaults of the configuration's keys are among them, so that the text does not depend on torch's own.
+    Keys that the configuration lacks have the library's defaults, so that the recipe does not depend on those of torch.
     """
     kind = optimizer_name(config)
     if kind == OWN:

@@ -37,7 +37,7 @@ class Recipe:
         trial: The trial's number, from which seeds follow.
         averaged_from: The epoch from which weights are averaged; None if they are not.
         objective: True if an objective of the user's makes the loss; False if a `loss_fn` does.
-        by_part: True if there is an objective for each part of the model, which take turns in each step.
+        by_part: True if each part of the model has an objective of its own. These take turns in each step.
         configured: True if the objective or `loss_fn` also takes the configuration; None if only the function can tell.
         width: How the model function takes the width ratio; "unknown" if only the function can tell.
         copied: True if the model function may return a module that it keeps, so that the loop trains a copy.
@@ -62,7 +62,7 @@ class Recipe:
 
 
 def written(recipe: Recipe) -> str:
-    """Return the text: the configuration, then a function `train` and everything that it needs."""
+    """Return the text of the recipe: the configuration, then a function `train` and everything that it needs."""
     arguments, classes = given(recipe.config), optimizer_classes(recipe.config)
     parts = [
         _constants(recipe, arguments),
@@ -178,7 +178,7 @@ _KINDS = {
 
 
 def _asks(recipe: Recipe) -> list[str]:
-    """Return lines that ask the functions of a recipe for the facts that a loaded run does not know."""
+    """Return lines that inspect the signatures of the recipe's functions if a loaded run does not know them."""
     lines = []
     for name, argument, value, unknown in (
         ("model_fn", "width_ratio", "1.0", recipe.width == "unknown"),

@@ -48,20 +48,20 @@ class TuneResult(RunRecord):
     `load` opens it again from the run's folder. Before the run is over, it has what was found so far.
 
     Attributes:
-        best_config: The winner's configuration: of the full-size models that trained to the end, the best there (see
-            `RaceConfig.keep`). If no full-size model has a metric yet, it is that of the best surrogate among those
-            that trained longest.
-        best_metric: The metric of the weights that the winner hands back, those of `TrialRecord.kept_epoch`. A trial
-            that is worse in the end may have a better one. NaN if no full-size model has a metric yet.
+        best_config: The configuration of the winner, the best of the full-size models that trained to the end (see
+            `RaceConfig.keep`). If no full-size model has a metric yet, that of the best surrogate among those that
+            trained longest.
+        best_metric: The winner's metric after epoch `TrialRecord.kept_epoch`, whose weights `best_model` gives. A trial
+            that ended worse may have a better one. NaN if no full-size model has a metric yet.
         best_trial: Number of the trial with that configuration.
         trials: A record for each configuration, in the order of sampling.
         mode: "min" or "max".
         expected_gain: Expected improvement of `best_metric` by one more full-size training to the end, of a
-            configuration as good as the finalists. NaN if fewer than two trained there.
+            configuration as good as the finalists. NaN if fewer than two trained at full size.
         transfer: How far the surrogates' ranking can be trusted; None unless `sweep.check_transfer` was asked for.
         agreement: Compares the ranking of the finalists at full size with that of their surrogates, after the first
             epoch at which the race stopped any of them. None with `sweep.surrogate=1`, or if none trained at full size.
-            It costs nothing, but four finalists seldom tell; `transfer` compares more.
+            It costs nothing, but four finalists are seldom enough; `transfer` compares more.
         path: The run directory, absolute.
         finished: True if the run came to its end, or if a score was as good as `stop_at` asks. False if the time budget
             ended it before, or if `load` opened a run that still goes on or was interrupted.
@@ -70,9 +70,9 @@ class TuneResult(RunRecord):
         averaged: True if the weights that `best_metric` measures and `best_model` gives are averages over steps
             (`ema`). None if no full-size model was trained, if `tune(train=...)` trained it, or if its optimizer
             averages weights by itself, as Schedule-Free ones do.
-        seconds_left: Estimated seconds that the run still took when its last unit of work was finished. None if it has
-            ended, or if that is not known.
-        over: The models of each finalist, over which metrics are means, such as "5 folds"; empty for one model.
+        seconds_left: Estimated seconds from the last finished unit of work to the end of the run. None if the run has
+            ended, or if there is no estimate.
+        over: The models of one finalist over which its metrics are means, such as "5 folds"; empty for one model.
     """
 
     _problem: Problem
@@ -130,13 +130,14 @@ class TuneResult(RunRecord):
 
         Args:
             trial: Number of the finalist whose model is wanted; None: the best.
-            model_fn: The model function of the run, if the result was loaded, or unpickled without it. For values that
-                JSON has no form for, such as classes, it is `lambda config: model_fn(config | {...})`.
+            model_fn: The model function of the run, if the result was loaded, or unpickled without it. If JSON has no
+                form for values of the configuration, such as classes, pass these values again:
+                `lambda config: model_fn(config | {...})`.
 
         Raises:
             ValueError: if that trial was not trained at full size, the model function is missing, or it reads a value
                 that a loaded result does not have.
-            FileNotFoundError: if the run has gone on since it was loaded, and its checkpoint is another one now.
+            FileNotFoundError: if the run has gone on since it was loaded, and has replaced the checkpoint.
             RuntimeError: if the checkpoint is not the one that was written.
         """
         if model_fn is not None:
@@ -162,7 +163,7 @@ class TuneResult(RunRecord):
 
     @property
     def _takes_first(self) -> bool:
-        """Tell whether the first seed's model counts, of several seeds without folds."""
+        """Tell whether the first model of several seeds is handed back alone: with `race.refit`, and without folds."""
         settings = self._problem.settings
         return settings.race.refit and not settings.folds
 
@@ -180,7 +181,7 @@ class TuneResult(RunRecord):
 
         Raises:
             ValueError: if that trial was not trained at full size, its state holds more than tensors, or it has several
-                models of which none counts alone.
+                models whose mean counts.
             FileNotFoundError: if its checkpoint is gone.
             RuntimeError: if the checkpoint is not the one that was written.
         """
@@ -213,11 +214,11 @@ class TuneResult(RunRecord):
 
         Raises:
             ValueError: if that trial was not trained at full size, or the run's folder is gone. Also if no plain loop
-                repeats the training. This is so if `tune(train=...)` trained it, or if it went on from another
-                trial's weights (PBT). It is so if it is several models, whose mean counts. It is so if workers were
-                added in training, and batch and learning rate grew with them. It is so if the objective says how
-                parameters are updated, as those of `tune_trainer` and `tune_module` do. It is so if the optimizer or
-                the schedule is a function, of which a loaded run knows only the name.
+                can repeat the training. This excludes trials that `tune(train=...)` trained, trials that went on from
+                another trial's weights (PBT), and trials of several models whose mean counts. It excludes trainings
+                whose batch and learning rate grew as workers were added. It excludes objectives that update parameters
+                themselves, as those of `tune_trainer` and `tune_module` do. In a loaded run, it excludes optimizers and
+                schedules that are functions, because only their names are known.
             FileNotFoundError: if its checkpoint is gone.
         """
         from hydro_rasda.results.recipe_facts import recipe_of
@@ -230,7 +231,7 @@ class TuneResult(RunRecord):
         Call its `step` after each step of the optimizer.
 
         Args:
-            optimizer: An optimizer with the highest learning rates, such as `best_config["lr"]`.
+            optimizer: An optimizer whose learning rates are the peaks of the schedule, such as `best_config["lr"]`.
             steps_per_epoch: Steps of the optimizer in an epoch, >= 1.
             epochs: Epochs of the training, over which the schedule is stretched; None: `max_t`.
 
@@ -260,16 +261,17 @@ class TuneResult(RunRecord):
         return make_study(self)
 
     def evaluate(self, data: Data, batch_size: int | None = None) -> dict[str, float]:
-        """Measure the best model on a data set such as the test set, by the metrics of `tune(metrics=...)`, too.
+        """Measure the best model on a data set such as the test set, including the metrics of `tune(metrics=...)`.
 
         Args:
-            data: In any form that `tune` takes.
+            data: The data set, in any form that `tune` takes.
             batch_size: Examples at a time; None: as many as `tune` validated with, in the parts of `accumulate`. For
                 the validation set, None gives `best_metric` again to the last digit. Rounding differs if the sweep
                 trained that model to its end, fused with others. With folds, there is no such set.
 
         Raises:
-            ValueError: if `data` is in no such form, or `batch_size` is below 1. Also if the result was loaded.
+            ValueError: if `data` is in no form that `tune` takes, or `batch_size` is below 1. Also if the result was
+                loaded.
         """
         check_int("batch_size", batch_size, at_least=1, optional=True)
         check_has_functions(self._problem)
@@ -321,7 +323,7 @@ class TuneResult(RunRecord):
 
 
 def make_result(run: Run, finalists: list[int]) -> TuneResult:
-    """Sum up a run that is over; AllTrialsFailed if no finalist has a finite metric."""
+    """Make the result of a run that is over; raise AllTrialsFailed if no finalist has a finite metric."""
     if not eligible(run.history, finalists):
         failures = run.history.failures
         errors = "\n\n".join(failures[n] for n in finalists if n in failures)

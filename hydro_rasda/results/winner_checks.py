@@ -24,12 +24,14 @@ from hydro_rasda.results.result import TuneResult
 from hydro_rasda.run.state import Run
 
 LOST = 0.25
-"""Validation must have lost this share of the final gap between training and validation since its best epoch. Measured
-on the six best recorded trainings of each task (`benchmarks/replay`) with a `WIDE` gap. Those of breast cancer lose .44
-to .86 of it, and those of diabetes .10 to .69. Those of the other ten tasks lose at most .10."""
+"""A training overfits if the validation loss has risen by this share of the final gap since its best epoch.
+
+The gap is that between training and validation loss. The share was chosen on the six best recorded trainings of each
+task (`benchmarks/replay`) with a `WIDE` gap. The loss rises by .44 to .86 of the gap on breast cancer, by .10 to .69 on
+diabetes, and by at most .10 on the other ten tasks."""
 
 WIDE = 0.25
-"""Training must end this far below validation, as a share of validation's gain in training: less may be noise."""
+"""The final gap must be this share of all that the validation loss fell in training: a smaller gap may be noise."""
 
 BEYOND = 2.0
 """The gap at full size must be this many times the surrogate's gap."""
@@ -43,17 +45,17 @@ class Losses(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """The distance by which training lies below validation."""
+        """The validation loss minus the training loss."""
         return self.val - self.train
 
 
 def overfits_beyond(full: Sequence[Losses], narrow: Sequence[Losses]) -> bool:
-    """Tell whether a full-size training overfits, and its surrogate's did not, or far less.
+    """Tell whether a full-size training overfits, and the training of its surrogate did not, or far less.
 
-    Three things must hold where the training ends. Its training loss lies below the validation loss by `WIDE` of all
-    that validation gained. Validation has lost `LOST` of that gap since its best epoch: a gap alone harms nobody. And
-    the gap is `BEYOND` times the surrogate's, at the end of the sweep. All are ratios of differences: neither the unit
-    nor the zero of a loss matters.
+    Three things must hold at the end of the training. The gap between training and validation loss is at least `WIDE`
+    of all that the validation loss fell. Since its best epoch, the validation loss has risen by `LOST` of the gap: a
+    gap alone harms nobody. The gap is at least `BEYOND` times that of the surrogate at the end of the sweep. These are
+    ratios of differences, so that neither the unit nor the zero of a loss matters.
 
     >>> full = [Losses(0.9, 0.8), Losses(0.5, 0.6), Losses(0.3, 0.7), Losses(0.1, 0.8)]
     >>> overfits_beyond(full, [Losses(0.9, 0.9), Losses(0.7, 0.75)]), overfits_beyond(full, [Losses(0.2, 0.6)])
@@ -70,7 +72,7 @@ def overfits_beyond(full: Sequence[Losses], narrow: Sequence[Losses]) -> bool:
 
 
 def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
-    """Warn of a winner that overfits beyond its surrogate; return no line of others, nor of a sweep at full width."""
+    """Warn if the winner overfits beyond its surrogate; return no line otherwise, nor after a sweep at full width."""
     if run.settings.sweep.surrogate == 1 or not finalists:
         return []
     winner, _ = best_of(run.history, [*finalists])
@@ -96,19 +98,19 @@ def _losses(run: Run, heat: HeatName, number: int) -> dict[int, Losses]:
 
 
 MOST = 2000
-"""Validation examples beyond which nothing is estimated: there, the estimate would take as long as an epoch."""
+"""The most validation examples for which an error is estimated: with more, estimating takes as long as an epoch."""
 
 PARTS = 50
-"""The examples are measured in about so many parts, whose differences tell how far chance moves their mean."""
+"""The number of parts, about, in which the examples are measured. Their spread tells how far chance moves the mean."""
 
 
 def undecided_line(result: TuneResult) -> list[str]:
     """Say that chance may have chosen between the two best finalists, and name the argument that would tell.
 
-    The two are those that trained to the end. They differ by less than the standard error of their difference over the
-    validation examples, estimated from parts of these. If that fails, the line says so. No line is returned if nothing
-    is estimated: for metrics of the whole validation set, loaders, more than `MOST` examples, and models that a
-    function of the user's trained. Folds have no such set.
+    Both trained to the end. Their scores differ by less than the standard error of the difference, which is estimated
+    from parts of the validation examples. If the estimate fails, the line says so. No line is returned if nothing is
+    estimated: for folds, loaders, metrics of the whole validation set, and models of the user's `train` function. The
+    same holds for validation sets with less than two examples a part, or with more than `MOST` examples.
     """
     problem, trials = result._problem, result.trials
     name = result.metric.removeprefix("val_")
@@ -119,7 +121,7 @@ def undecided_line(result: TuneResult) -> list[str]:
     lead = abs(trials[second].metric - trials[result.best_trial].metric)
     try:
         examples, error = _error_of_difference(result, problem, second, name)
-    except Exception as failed:  # a checkpoint that is gone, or whatever a model raises for smaller batches
+    except Exception as failed:  # the checkpoint may be gone, and a model may raise anything for smaller batches
         told = f"chance may have chosen between trials {result.best_trial} and {second}"
         return [f"{told}: comparing them by parts failed with {type(failed).__name__}: {failed}"]
     if not lead < error:
@@ -131,7 +133,10 @@ def undecided_line(result: TuneResult) -> list[str]:
 
 
 def _error_of_difference(result: TuneResult, problem: Problem, second: int, name: str) -> tuple[int, float]:
-    """Return the number of validation examples, and the standard error of the difference of two models' means."""
+    """Return the number of validation examples, and the standard error of the difference of two models' means.
+
+    The error is NaN if there are too few or too many examples.
+    """
     data = problem.val_data
     length = data._length if isinstance(data, IndexedBatches) else 0
     if not 2 * PARTS <= length <= MOST:

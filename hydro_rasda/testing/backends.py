@@ -1,6 +1,6 @@
-"""Checks of the promises of a backend, one for each.
+"""Checks of the contract of a backend, one for each promise.
 
-Each check drives the devices as a run does, on models that train in milliseconds.
+Each check uses the devices as a run does, with models that train in milliseconds.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Check = Callable[[Callable[[], Backend], Path], None]
 
 
 def backend_checks() -> Sequence[Check]:
-    """The checks of the contract: functions of what makes a backend, and of an empty folder.
+    """Return the checks of the contract: functions of (`make_backend`, an empty folder).
 
-    Each raises AssertionError with the promise that was broken; its docstring says what the contract demands.
+    A check raises an AssertionError with the broken promise; its docstring says what the contract demands.
     """
     return [
         check_groups,
@@ -58,9 +58,9 @@ def backend_checks() -> Sequence[Check]:
 
 
 def check_groups(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """An idle device takes a group, is busy until it is finished, and finishes it once.
+    """An idle device takes a group, is not idle until the group is finished, and reports it once.
 
-    `plan` answers for each kind that it is asked about.
+    `plan` returns widths for each kind that it is asked about.
     """
     configs = [{"lr": 0.01 * (n + 1)} for n in range(5)]
     with opened(make_backend(), folder, configs) as (run, devices):
@@ -84,9 +84,9 @@ def check_groups(make_backend: Callable[[], Backend], folder: Path) -> None:
 
 
 def check_results(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """A group trains to the last digit as on `LocalBackend` with one device of the same sort.
+    """A group trains to the same digits as on `LocalBackend` with one device of the same sort.
 
-    That holds from the beginning, and from a checkpoint that an earlier task has left, by whichever backend.
+    This holds from the beginning, and from a checkpoint of an earlier task of any backend.
     """
     configs: list[dict[str, Any]] = [{"lr": 0.02, "optimizer": "adamw"}, {"lr": 0.1, "momentum": 0.9}]
     found = train_two_rungs(make_backend(), folder / "tried", configs)
@@ -141,9 +141,9 @@ def check_failures(make_backend: Callable[[], Backend], folder: Path) -> None:
 
 
 def check_deaths(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """A trial that kills each process that trains it fails alone; other trials cost that no more than time.
+    """A trial that kills each process that trains it fails alone; other trials only lose time.
 
-    If a backend trains in the tuner's own process, such a trial raises instead.
+    In a backend that trains in the tuner's own process, the trial of this check raises instead.
     """
     deadly = {"lr": 0.1, "kills_other_than": os.getpid()}
     with opened(make_backend(), folder, [{"lr": 0.1}, deadly, {"lr": 0.2}]) as (_, devices):
@@ -153,7 +153,7 @@ def check_deaths(make_backend: Callable[[], Backend], folder: Path) -> None:
 
 
 def check_time(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """Once the time budget is spent, what has begun ends after the epoch that it is in, and counts up to there."""
+    """Once the time budget is spent, trainings end after their current epoch, and count up to there."""
     with opened(make_backend(), folder, [{"lr": 0.1}, {"lr": 0.2}], time_budget_s=1e-6) as (run, devices):
         for number, history in histories(train(devices, [group(0, 1)])).items():
             require([epoch for epoch, _ in history] == [1], f"trial {number} of a group ends after its first epoch")
@@ -162,7 +162,7 @@ def check_time(make_backend: Callable[[], Backend], folder: Path) -> None:
 
 
 def check_leaving(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """Once the devices are left, by an exception too, none of their processes that run on this machine is there."""
+    """When the context of the devices ends, even by an exception, all their processes on this machine end, too."""
     folder.mkdir(exist_ok=True)
     seen = folder / "processes"
     seen.mkdir()
@@ -184,7 +184,7 @@ def check_leaving(make_backend: Callable[[], Backend], folder: Path) -> None:
 
 @contextlib.contextmanager
 def _interrupted_once(holds: Callable[[], bool]) -> Iterator[None]:
-    """Inside, Ctrl-C is pressed once a condition holds, whatever the caller waits for."""
+    """Inside the context, send this thread a SIGINT (Ctrl-C) as soon as a condition holds."""
     over, caller = threading.Event(), threading.get_ident()
 
     def press() -> None:
@@ -205,10 +205,10 @@ def _interrupted_once(holds: Callable[[], bool]) -> Iterator[None]:
 
 
 def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """Full-size training is recorded so that each backend goes on with the training that another began.
+    """A backend resumes the full-size trainings that another backend began.
 
-    Here the local backend trains all finalists for an epoch, the backend goes on to the end, and the local one finds
-    nothing left to do. No epoch is trained twice.
+    Here, the local backend trains all finalists for an epoch, the checked backend trains them to the end, and the local
+    one then finds nothing left to do. No epoch is trained twice.
     """
     configs = [{"lr": 0.02 * (n + 1)} for n in range(3)]
     local = references()[0]

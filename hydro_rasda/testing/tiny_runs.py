@@ -1,4 +1,4 @@
-"""Runs that train in milliseconds, and a backend's devices driven as a run drives them."""
+"""Runs that train in milliseconds, and functions that use a backend's devices as a run does."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import RaceConfig, SweepConfig, TuneConfig
 
 PATIENCE_S = 600.0
-"""So long a check waits for what it trains, the start of processes included."""
+"""The most seconds that a check waits for its trainings, including the start of processes."""
 
 MAX_T = 4
 _FIRST = Span(0, 2)
 
 
 def model_fn(config: Mapping[str, Any], width_ratio: float = 1.0) -> nn.Module:
-    """The models of the checks; configurations say how they misbehave."""
+    """Build a model of the checks, or misbehave as the configuration says."""
     if config.get("raises"):
         raise RuntimeError("this trial raises")
     if config.get("kills_other_than") == os.getpid():
@@ -66,7 +66,7 @@ def model_fn(config: Mapping[str, Any], width_ratio: float = 1.0) -> nn.Module:
 def opened(
     backend: Backend, folder: Path, configs: Sequence[Mapping[str, Any]], **settings: Any
 ) -> Iterator[tuple[Run, Devices]]:
-    """A run of these trials, as the next process would open it, and its devices."""
+    """Open a run of some trials, as the next process would, and yield it with its devices."""
     race = RaceConfig(grace_period=1, max_workers=1)
     asked = TuneConfig(max_t=MAX_T, sweep=SweepConfig(surrogate=0.5), race=race, **settings)
     trials = {number: Trial(number, {"batch_size": 8, **config}) for number, config in enumerate(configs)}
@@ -82,25 +82,25 @@ def opened(
 
 
 def require(holds: bool, promise: str) -> None:
-    """Raise AssertionError where a promise is broken."""
+    """Raise an AssertionError with the promise unless it `holds`."""
     if not holds:
         raise AssertionError(f"a backend breaks its contract: {promise}")
 
 
 @functools.cache
 def references() -> list[LocalBackend]:
-    """One device of each sort."""
+    """Return a local backend with one device for each sort of device of this machine."""
     return [LocalBackend(["cpu"]), *([LocalBackend(["cuda:0"])] if torch.cuda.is_available() else [])]
 
 
 def group(*members: int, span: Span = _FIRST, sources: tuple[str, ...] = ()) -> Task:
-    """A task of trials that train as one."""
+    """Make a task of trials that train as one fused group."""
     members_fused = Group("a kind", members, fused=len(members) > 1)
     return Task(group_key(span, members), (members_fused,), sources, span)
 
 
 def targets(run: Run, stop: int) -> list[Task]:
-    """All trials at full size to an epoch, each from its last checkpoint."""
+    """Make a task for each trial: train it at full size from its last checkpoint to epoch `stop`."""
     history = run.history
     spans = {n: Span(history.epochs("race", n), stop) for n in history.trials}
     source, many = history.checkpoints.get, len(spans)
@@ -108,7 +108,7 @@ def targets(run: Run, stop: int) -> list[Task]:
 
 
 def train(devices: Devices, tasks: Iterable[Task], room: float = math.inf) -> list[Finished]:
-    """Have the devices train tasks, as a run does; at most `room` of them may be under way."""
+    """Train tasks on the devices, as a run does; require that at most `room` of them train at the same time."""
     waiting, done = list(tasks), list[Finished]()
     until, begun = time.monotonic() + PATIENCE_S, 0
     while waiting or devices.busy():
@@ -124,7 +124,7 @@ def train(devices: Devices, tasks: Iterable[Task], room: float = math.inf) -> li
 
 
 def train_two_rungs(backend: Backend, folder: Path, configs: Sequence[Mapping[str, Any]]) -> dict[int, History]:
-    """A group to epoch 2, then each member by itself from there to epoch 4."""
+    """Train a group to epoch 2, then each member alone from there to epoch 4; return the history of each trial."""
     with opened(backend, folder, configs) as (run, devices):
         (first,) = train(devices, [group(0, 1)])
         key = first.task.key
@@ -137,12 +137,12 @@ def train_two_rungs(backend: Backend, folder: Path, configs: Sequence[Mapping[st
 
 
 def histories(done: Iterable[Finished]) -> dict[int, History]:
-    """Of each trial, the epochs that its group was trained."""
+    """Return the history of each trial, from all finished tasks."""
     return {number: history for finished in done for number, history in finished.outcome.history.items()}
 
 
 def require_each_once(done: Sequence[Finished], numbers: Iterable[int]) -> None:
-    """Require one outcome of each trial, and a checkpoint of each that did not fail."""
+    """Require exactly one outcome of each trial, and a checkpoint of each trial that did not fail."""
     trained = sorted(number for finished in done for number in finished.outcome.history)
     require(trained == sorted(numbers), f"each trial trains once, but {trained} did")
     kept = sorted(n for finished in done for part in finished.outcome.checkpoint for n in part["members"])
@@ -151,7 +151,7 @@ def require_each_once(done: Sequence[Finished], numbers: Iterable[int]) -> None:
 
 
 def require_one_failure(done: Sequence[Finished], number: int, why: str) -> None:
-    """Require that one trial failed alone, for this reason."""
+    """Require that only the trial `number` failed, with an error that contains `why`."""
     failures = {n: error for finished in done for n, error in finished.outcome.failures.items()}
     require_each_once(done, histories(done))
     require(failures.keys() == {number}, f"trial {number} fails alone, not {sorted(failures)}")
@@ -159,19 +159,19 @@ def require_one_failure(done: Sequence[Finished], number: int, why: str) -> None
 
 
 def record(run: Run, finished: Finished) -> None:
-    """Keep what a full-size training gave, as the race does."""
+    """Record the outcome of a full-size training, as the race does."""
     number, outcome = finished.task.number, finished.outcome
     record_epochs(run, number, metric_lines("race", number, outcome.epochs), outcome.state, outcome.seconds)
 
 
 def by_epoch(done: Iterable[Finished]) -> dict[tuple[int, int], Mapping[str, float]]:
-    """Metrics by trial and epoch."""
+    """Map trial and epoch to the metrics of finished tasks."""
     histories_of = (item for finished in done for item in finished.outcome.history.items())
     return {(number, epoch): metrics for number, history in histories_of for epoch, metrics in history}
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process is there that has not ended."""
+    """Return whether another process of this pid exists and has not ended (zombies have ended)."""
     if pid == os.getpid():
         return False
     try:

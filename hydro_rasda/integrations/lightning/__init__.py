@@ -1,4 +1,4 @@
-"""Tuning for users of Lightning: a `LightningModule`'s steps and optimizers as they are."""
+"""Tuning for users of Lightning: steps and optimizers of a `LightningModule` are used unchanged."""
 
 from hydro_rasda.integrations.lightning.tune import LightningResult, tune_module
 

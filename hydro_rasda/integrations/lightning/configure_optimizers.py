@@ -1,4 +1,4 @@
-"""The optimizer and the schedule of a module, from what its `configure_optimizers` returns."""
+"""Reads the optimizer and the schedule of a module from the return value of `configure_optimizers`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _OFF = ("amsgrad", "maximize", "decoupled_weight_decay")
 
 
 class Unfollowed(ValueError):
-    """Part of a module that cannot be followed."""
+    """Raised for a part of a module that `tune` cannot follow."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A scheduler's factors, one for each step or epoch, as it gave them: `schedule(step, steps)`."""
+    """A `schedule(step, steps)` from the recorded factors of a scheduler, one for each step or epoch."""
 
     factors: tuple[float, ...]
 
@@ -42,14 +42,14 @@ class Recorded:
 def optimizer_settings(
     module: LightningModule, config: Mapping[str, Any], epochs: int, steps: int
 ) -> OptimizerSettings:
-    """How a module's own optimizer updates it.
+    """Return the settings by which a module's own optimizer updates its parameters.
 
     Args:
-        config: The trial's; what the library reads of it for the optimizer is replaced.
+        config: The trial's configuration; its keys for optimizer and schedule are replaced.
 
     Raises:
-        Unfollowed: if it has none of SGD, Adam and AdamW, more than one optimizer, or a scheduler that depends on
-            metrics, changes momenta, or changes groups by different factors.
+        Unfollowed: if the optimizer is none of SGD, Adam and AdamW, or if there are several. Also if the scheduler
+            depends on metrics, changes momenta, or changes groups by different factors.
     """
     known = {"estimated_stepping_batches": steps, "max_epochs": epochs, "max_steps": -1}
     with attached(module, "configure_optimizers", **known):
@@ -81,7 +81,7 @@ def optimizer_settings(
 
 
 OF_OPTIMIZERS = {name for name, key in KEYS.items() if key.reader in ("optimizer", "schedule")}
-"""Keys of the library that a module's own optimizer and schedule replace."""
+"""Keys of a configuration that a module's own optimizer and schedule replace."""
 
 
 def _others(factors: Mapping[str, float]) -> dict[str, float]:
@@ -89,7 +89,7 @@ def _others(factors: Mapping[str, float]) -> dict[str, float]:
 
 
 class _KnownOfTrainer(SimpleNamespace):
-    """The facts of a trainer that are known to one of a module's methods."""
+    """A stand-in for the trainer, with the few attributes that one of a module's methods may read."""
 
     global_rank = local_rank = 0
     logger, loggers = None, ()
@@ -101,13 +101,16 @@ class _KnownOfTrainer(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         known = ", ".join(name for name in vars(self) if not name.startswith("_"))
         told = f"{self._method}() asks for `trainer.{name}`, but here it can only ask for {known}"
-        # A module's property of this name would lose an AttributeError's text.
+        # `LightningModule` has properties of these names, in which an AttributeError would lose its text.
         raise Unfollowed(told) if name in ("current_epoch", "global_step") else AttributeError(told)
 
 
 @contextmanager
 def attached(module: LightningModule, method: str, **known: Any) -> Iterator[None]:
-    """Give a module, for a while, what its method may ask of a trainer; Unfollowed for the number of epoch or step."""
+    """Give a module a stand-in trainer with the attributes `known`, inside the context.
+
+    Reading `current_epoch` or `global_step` raises Unfollowed.
+    """
     before = vars(module)["_trainer"]
     vars(module)["_trainer"] = _KnownOfTrainer(method, **known)
     try:
@@ -117,7 +120,7 @@ def attached(module: LightningModule, method: str, **known: Any) -> Iterator[Non
 
 
 def _parts(configured: Any) -> tuple[torch.optim.Optimizer, LRScheduler | None, str, int]:
-    """Optimizer, scheduler, its interval and frequency, of what Lightning allows `configure_optimizers` to return."""
+    """Split the return value of `configure_optimizers` into optimizer, scheduler, interval and frequency."""
     optimizers, schedulers = configured, None
     if isinstance(configured, Mapping):
         optimizers, schedulers = configured.get("optimizer"), configured.get("lr_scheduler")
@@ -172,12 +175,12 @@ def _factors(
 ) -> Iterator[float]:
     """Run the scheduler through, and yield the factor of the learning rates in each step or epoch.
 
-    Lightning counts the steps of each epoch anew for a `frequency`, and so does this function.
+    With a `frequency`, Lightning counts the steps of each epoch from 0, and so does this function.
     """
     period = steps // epochs if interval == "step" else epochs
     fixed = [{name: group.get(name) for name in ("momentum", "betas")} for group in optimizer.param_groups]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nothing was updated before it is asked
+        warnings.simplefilter("ignore")  # the scheduler warns that no optimizer step came before it
         for at in range(steps if interval == "step" else epochs):
             if at and ((at - 1) % period + 1) % frequency == 0:
                 scheduler.step()

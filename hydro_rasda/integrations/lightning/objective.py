@@ -1,4 +1,4 @@
-"""A module's steps as an objective, whose logged values are the metrics."""
+"""The steps of a module as an objective of `tune`; logged values are its metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hydro_rasda.problem.objective import OptimizerSettings
 
 
 def metric_name(logged: str, part: str) -> str:
-    """A logged name without the part of the data that it begins with: "val_acc", "val/acc" and "acc" are "acc"."""
+    """Return a logged name without its prefix for the part of the data: "val_acc", "val/acc" and "acc" become "acc"."""
     for separator in "_/":
         logged = logged.removeprefix(f"{part}{separator}")
     return logged.replace("/", "_")
@@ -29,10 +29,10 @@ def metric_name(logged: str, part: str) -> str:
 
 @dataclass(frozen=True)
 class StepObjective:
-    """`training_step` while the module trains, else `validation_step`; and its own optimizer.
+    """An objective that calls `training_step` or `validation_step`, and takes the module's own optimizer.
 
-    The weight of a logged metric is the `batch_size` that it is logged with, as in Lightning; that of the loss is what
-    torch's cross-entropy is the mean of. A step may also return a dict with "loss" and "weight".
+    A logged metric is weighted by its `batch_size`, as in Lightning. The loss is weighted by the number of items that
+    torch's cross-entropy averages. A step may also return a dict with "loss" and "weight".
     """
 
     examples: int
@@ -43,13 +43,13 @@ class StepObjective:
         assert isinstance(model, LightningModule)
         part = "train" if model.training else "val"
         run: Any = model.training_step if model.training else model.validation_step
-        # Lightning gives no index to a step that has no argument for it.
+        # As Lightning does, pass no index to a step without an argument for it.
         index = (0,) if is_param_in_hook_signature(run, "batch_idx", min_args=2) else ()
         known = {"max_epochs": self.epochs, "training": model.training, "sanity_checking": False}
         with attached(model, run.__name__, **known), _recorded(model, part) as metrics, LossCalls() as calls:
             returned = run(batch, *index)
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
-        # In validation, Lightning monitors what is logged.
+        # In validation, a logged "loss" takes precedence, because Lightning monitors it.
         if isinstance(loss, Tensor) and (model.training or "loss" not in metrics):
             metrics["loss"] = loss
         if isinstance(returned, Mapping) and isinstance(weight := returned.get(WEIGHT), Tensor):
@@ -57,7 +57,7 @@ class StepObjective:
         if "loss" not in metrics:
             got = f"{run.__name__}() returns {type(returned).__name__} and logs {sorted(metrics)}"
             raise ValueError(f"{got}, but must return the loss, or log it as '{part}_loss'")
-        # `batch_size=` of `log` is often the number of examples: what the loss itself is the mean of comes first.
+        # The items that the loss averages take precedence over `batch_size=` of `log`, often the number of examples.
         logged = metrics.pop(LOSS_WEIGHT, None)
         calls.weigh(metrics, None, told=False)
         if logged is not None and WEIGHT not in metrics:
@@ -65,7 +65,7 @@ class StepObjective:
         return metrics
 
     def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
-        """See the function of this name in `configure_optimizers`."""
+        """Return the settings of the module's own optimizer: see the function of the same name."""
         assert isinstance(model, LightningModule)
         batches = self.examples / config["batch_size"]
         steps = self.epochs * (math.floor(batches) if self.drop_last else math.ceil(batches))

@@ -1,4 +1,4 @@
-"""Training by Lightning's own `Trainer`, as it is, in every heat: `tune_module(trainer=partial(Trainer, ...))`."""
+"""Training by Lightning's own `Trainer` in every heat: `tune_module(trainer=partial(Trainer, ...))`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hydro_rasda.training.worker import State, Worker
 from hydro_rasda.tuner import tune
 
 MakeTrainer = Callable[..., Trainer]
-"""A function of `Trainer`'s keyword arguments that makes one, such as `functools.partial(Trainer, max_epochs=9)`."""
+"""A function that makes a `Trainer` from its keyword arguments, such as `functools.partial(Trainer, max_epochs=9)`."""
 
 _QUIET: dict[str, Any] = {
     "logger": False,
@@ -36,7 +36,7 @@ _QUIET: dict[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-"""Arguments of each trial's trainer: the run reports, keeps the best weights and saves."""
+"""Arguments of each trial's trainer: reports, best weights and checkpoints are left to the run."""
 
 
 def tune_own_trainer(
@@ -49,7 +49,7 @@ def tune_own_trainer(
     race: RaceConfig,
     options: Mapping[str, Any],
 ) -> TuneResult:
-    """Call `tune` with a loop that has a `Trainer` fit the module; `data` are arguments of `Trainer.fit`."""
+    """Call `tune` with a training function that calls `Trainer.fit`; `data` has the data arguments of `fit`."""
     with tempfile.TemporaryDirectory() as folder:
         epochs = _made(trainer, torch.device("cpu"), folder).max_epochs or 0
     require(epochs > 0, "trainer", f"max_epochs={epochs}", "one with epochs to train")
@@ -64,7 +64,7 @@ def tune_own_trainer(
         metric=_name(monitor),
         max_t=epochs,
         sweep=sweep,
-        # One process trains a trial: `Trainer` would make ranks of its own.
+        # A trial trains in one process, because `Trainer` starts its own ranks.
         race=replace(unaveraged(race), max_workers=1),
         **options,
     )
@@ -72,10 +72,10 @@ def tune_own_trainer(
 
 @dataclass(frozen=True)
 class OwnTrainer:
-    """`train(worker)` of `tune`: a trainer of the user's fits the module, from where it was left.
+    """The `train(worker)` of `tune`: the user's trainer fits the module, from the last checkpoint.
 
-    A checkpoint has Lightning's own beside the weights, as bytes, so that loops, optimizers, schedulers and callbacks
-    resume as `ckpt_path` has it.
+    A checkpoint holds the weights and, as bytes, the rest of Lightning's own checkpoint. Loops, optimizers, schedulers
+    and callbacks resume from it as with `ckpt_path`.
     """
 
     trainer: MakeTrainer
@@ -92,13 +92,13 @@ class OwnTrainer:
 
 
 class Reports(Checkpoint):
-    """Report each epoch with all that was logged: as Lightning's own checkpoints, after the user's hooks."""
+    """Reports each epoch with all logged values; it is a `Checkpoint`, so that it runs after the user's callbacks."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report, and leave the trainer where the run says so."""
+        """Report the epoch. If the run pauses or stops the trial, this call does not return to the trainer."""
         logged = {_name(name): float(value) for name, value in trainer.callback_metrics.items()}
         self._worker.report(logged, lambda: _packed(trainer, pl_module))
 
@@ -122,7 +122,7 @@ def _name(logged: str) -> str:
 
 @contextmanager
 def _no_news() -> Iterator[None]:
-    """Keep Lightning from telling in each span of training which devices there are, and what it reads."""
+    """Silence Lightning's messages about devices and checkpoints, which would come in each span of training."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "pytorch_lightning")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -136,7 +136,7 @@ def _no_news() -> Iterator[None]:
 
 @contextmanager
 def _width_scaled_optimizers(worker: Worker) -> Iterator[None]:
-    """Give optimizers the learning rates of the module's width as they are made, before schedulers read them."""
+    """Scale the learning rates of new optimizers to the module's width, before schedulers read these rates."""
     made = Optimizer.__init__
 
     def scaled(self: Optimizer, params: Any, defaults: dict[str, Any]) -> None:

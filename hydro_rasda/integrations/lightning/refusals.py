@@ -1,4 +1,4 @@
-"""The hooks, callbacks, settings and loaders that `tune_module` refuses, as it cannot follow them."""
+"""The hooks, callbacks, settings and loaders that `tune_module` refuses, because it cannot follow them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ HOOKS = (
     *("configure_callbacks", "configure_model", "configure_sharded_model", "on_save_checkpoint", "on_load_checkpoint"),
     *("prepare_data", "setup"),
 )
-"""Methods of a module that would have to run for one model, in the course of one training."""
+"""Hooks of a module that need one model in one training of its own, and so cannot run for fused models."""
 
 HARMLESS = (ModelCheckpoint, ModelSummary, ProgressBar)
-"""Callbacks that print and save: the run does that by itself."""
+"""Callbacks that only print and save, which the run does by itself."""
 
 PRECISIONS: dict[str, Precision] = {"32-true": "fp32", "32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
@@ -64,7 +64,7 @@ def unfollowed_by(trainer: Any) -> list[str]:
     told = []
     for name, expected in _SETTINGS.items():
         value = getattr(trainer, name, None)
-        # A limit of 1 is one batch, and of 1.0 all batches.
+        # A limit of 1 means one batch, and 1.0 means all batches.
         a_number = isinstance(expected, float) and isinstance(value, int)
         if a_number or (value != expected and not (isinstance(expected, tuple) and value in expected)):
             why = ": use the key `accumulate` of the space" if name == "accumulate_grad_batches" else ""

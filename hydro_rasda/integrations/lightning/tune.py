@@ -1,4 +1,4 @@
-"""`tune_module()`: training by Lightning's `Trainer`, tuned, as far as `tune` can follow its parts."""
+"""`tune_module()`: tunes what Lightning's `Trainer` trains, as far as `tune` can follow its parts."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from hydro_rasda.tuner import tune
 
 
 def train_loader(loader: DataLoader[Any]) -> TrainLoader:
-    """The same loader, as a function of the batch size."""
+    """Convert a DataLoader to a function of the batch size."""
     shuffled = isinstance(loader.sampler, RandomSampler)
     return TrainLoader(loader.dataset, loader.collate_fn, 1, loader.drop_last, shuffled, loader.num_workers)
 
 
 def eval_loader(loader: DataLoader[Any]) -> EvalLoader:
-    """The same loader, whatever batch size it is asked for."""
+    """Convert a DataLoader to a function of the batch size that always uses the loader's own batch size."""
     assert loader.batch_size is not None
     return EvalLoader(loader.dataset, loader.collate_fn, loader.batch_size, loader.num_workers)
 
@@ -60,18 +60,18 @@ DECIDED = ("train_data", "val_data", "loss_fn", "objective", "metric", "max_t", 
 
 @dataclass(frozen=True, repr=False)
 class LightningResult(LibraryResult):
-    """The outcome of `tune_module`: a `TuneResult`, with what Lightning needs besides.
+    """The outcome of `tune_module`: a `TuneResult` for users of Lightning.
 
     Attributes:
-        config: Of `best_config`, which is all that `module_fn` was given, the keys of the space.
+        config: The part of `best_config` whose keys are in the space; `best_config` has all that `module_fn` got.
     """
 
     config: dict[str, Any]
 
     def module(self) -> LightningModule:
-        """The trained module, in evaluation mode, for a `Trainer` to validate or test.
+        """Return the trained module in evaluation mode, for a `Trainer` to validate or test.
 
-        To train on, call its `train()` first: `Trainer.fit` leaves modules in the mode that they have.
+        To train further, call its `train()` first: `Trainer.fit` leaves modules in the mode that they have.
         """
         module = self.best_model()
         assert isinstance(module, LightningModule)
@@ -94,35 +94,36 @@ def tune_module(
 ) -> LightningResult:
     """Find good hyperparameters for a `LightningModule`, and train it with them.
 
-    `training_step`, `validation_step` and `configure_optimizers` are the module's own. A batch goes through them as it
-    is, with several models at once (`torch.func.vmap`), so no step can branch on a tensor's values or call `.item()`.
+    The module's own `training_step`, `validation_step` and `configure_optimizers` are used. The steps run for several
+    models at once (`torch.func.vmap`), so they cannot branch on a tensor's values or call `.item()`.
     Values of `self.log` are averaged over an epoch by their `batch_size`, by default the number of examples. The loss
     counts by the items that torch's cross-entropy averages, or by the "weight" that a step returns. Optimizers may be
     SGD, Adam or AdamW, with groups of different learning rates and weight decays, and a scheduler that is a function of
-    the step. `batch_idx` is 0, and a step that reads `current_epoch` or `global_step` is refused. `trainer.max_epochs`,
-    and in `configure_optimizers` `trainer.estimated_stepping_batches`, are what they are for `Trainer`.
+    the step. `batch_idx` is 0, and a step that reads `current_epoch` or `global_step` is refused. `trainer.max_epochs`
+    has its usual value, and so has `trainer.estimated_stepping_batches` in `configure_optimizers`.
 
     Args:
         module_fn: `module_fn(config)`, or `module_fn(config, width_ratio)`. A module that takes no width is made
             narrower by `surrogate.shrink`. If that fails, it is swept at its full width, with a message.
-        space: Domains; all reach `module_fn`, beside `lr`, `batch_size` and `grad_clip` that the library adds.
-            `batch_size` is the loaders', which keep theirs without it.
-        trainer: Its `max_epochs`, `gradient_clip_val` and `precision` hold; it trains nothing. Or a function of
-            `Trainer`'s keyword arguments that makes one, such as `functools.partial(Trainer, max_epochs=9)`. That one
-            fits the module as it is in every heat: manual optimization, hooks, callbacks. Trials are then not fused,
-            loaders keep their batch size, and `module_fn` needs an argument `width_ratio` to be swept narrower.
+        space: Domains. All keys reach `module_fn`, as do `lr`, `batch_size` and `grad_clip`, which the library adds.
+            Without the key `batch_size`, the loaders keep their batch size.
+        trainer: A `Trainer`, whose `max_epochs`, `gradient_clip_val` and `precision` are used, but which trains
+            nothing. Or a function that makes a `Trainer` from its keyword arguments, such as
+            `functools.partial(Trainer, max_epochs=9)`. That `Trainer` fits the module in every heat, including manual
+            optimization, hooks and callbacks. Trials are then not fused, loaders keep their batch size, and the sweep
+            uses narrower modules only if `module_fn` has an argument `width_ratio`.
         train_dataloaders: A DataLoader.
-        val_dataloaders: Likewise.
-        datamodule: In place of both.
+        val_dataloaders: A DataLoader.
+        datamodule: A data module, in place of both loaders.
         monitor: The metric by which trials are compared: a name that `validation_step` logs.
         sweep: As for `tune`.
         race: As for `tune`; its `ema` is 0 by default, as `Trainer` averages no weights.
         options: Other arguments of `tune`, such as `num_samples`, `mode`, `backend` or `name`.
 
     Raises:
-        ValueError: before any work, for what cannot be followed, all of it listed: callbacks, hooks that are
-            overridden, manual optimization, optimizers, schedulers and settings of the trainer; and as `tune`. A
-            function that makes a trainer is refused none of these.
+        ValueError: before any work, with a list of all that cannot be followed: callbacks, overridden hooks, manual
+            optimization, optimizers, schedulers and settings of the trainer. Also as for `tune`. If `trainer` is a
+            function, none of these is refused.
     """
     check_options("tune_module", options)
     rule = "a function of (config) or (config, width_ratio) that makes a LightningModule"
@@ -153,7 +154,7 @@ def _tune_followed(
     race: RaceConfig,
     options: Mapping[str, Any],
 ) -> TuneResult:
-    """Call `tune` with the parts of a trainer and a module that it can follow; the trainer trains nothing."""
+    """Call `tune` with the settings of the trainer and the steps of the module; the trainer trains nothing."""
     train, validation, datamodule = data.values()
     if datamodule is not None:
         train, validation = _loaders_of(datamodule, train, validation)
@@ -173,9 +174,9 @@ def _asked(
     sweep: SweepConfig,
     transfers: list[str],
 ) -> dict[str, Any]:
-    """Turn a trainer, loaders and a module's steps into arguments of `tune`; ValueError for what cannot be followed.
+    """Convert a trainer, loaders and a module's steps to arguments of `tune`.
 
-    `transfers` has such parts of a data module already.
+    Raises a ValueError that lists all parts that cannot be followed; `transfers` has those of the data module.
     """
     refused = [*unfollowed_loader("train_dataloaders", train_dataloaders)]
     refused += [*unfollowed_loader("val_dataloaders", val_dataloaders), *transfers]
@@ -211,7 +212,7 @@ def _loaders_of(datamodule: LightningDataModule, *loaders: Any) -> tuple[Any, An
 
 
 def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
-    """Keys that the library reads, where the space has none of them; the module's own optimizer replaces the rate."""
+    """Return values for keys that the library reads and the space may lack; the module's optimizer replaces `lr`."""
     clip = trainer.gradient_clip_val or None
     return {"lr": 1.0, "batch_size": getattr(loader, "batch_size", None) or 1, "grad_clip": clip}
 
@@ -231,7 +232,7 @@ def _first(
 def _warn_of_replaced(
     module_fn: Callable[..., LightningModule], config: dict[str, Any], own: list[str], objective: StepObjective
 ) -> None:
-    """Warn of keys of `space` that the module's own optimizer replaces, and that the module does not read."""
+    """Warn about keys of the space without effect: the module's optimizer replaces them, and nothing reads them."""
     notes = Notes()
     try:
         asked = [key for key in own if key in config and key in OF_OPTIMIZERS and is_read(key, config)]
@@ -240,7 +241,7 @@ def _warn_of_replaced(
         with preserved_generators():
             module = call_model_fn(notes.taken_by(module_fn), width_form(module_fn), config, 1.0)
             objective.optimizer_settings(module, config)
-    except Exception:  # it takes no stand-in for a dict, or a value is refused, which `tune` tells
+    except Exception:  # the module may not take the dict's stand-in; `tune` itself reports refused values
         return
     if left := [f"`{key}`" for key in asked if key not in notes.read]:
         told = f"the module does not read {', '.join(left)}, and its configure_optimizers() says how it is trained"

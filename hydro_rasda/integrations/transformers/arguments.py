@@ -1,6 +1,6 @@
-"""The treatment of each of `TrainingArguments` (it is followed, has no effect here, or is refused), and their space.
+"""How each of `TrainingArguments` is treated (followed, without effect here, or refused), and a space over them.
 
-Fields that this version does not know, such as those of a subclass, are refused where they are not at their default.
+Unknown fields, such as those of a subclass, are refused unless they have their default.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hydro_rasda.space.branches import is_branching, reachable, with_defaults
 from hydro_rasda.space.domains import choice, is_a, is_grid
 
 OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
-"""`optim`, in the library's words; both of torch's AdamW compute the same."""
+"""Values of `optim` and the library's optimizers; both AdamW of torch compute the same."""
 
 KEYS = {
     "learning_rate": "lr",
@@ -32,10 +32,10 @@ KEYS = {
     "adam_epsilon": "eps",
     "max_grad_norm": "grad_clip",
 }
-"""Arguments that are a key of the library's configurations."""
+"""Training arguments, and the keys that they have in the library's configurations."""
 
 SCHEDULED = ("lr_scheduler_type", "warmup_steps")
-"""Arguments that keep their names there."""
+"""Training arguments that keep their names in the library's configurations."""
 
 SAMPLING = ("random", "sequential")
 
@@ -67,7 +67,7 @@ _WITHOUT_EFFECT = {
     *("dataloader_multiprocessing_context", "dataloader_in_order"),
 }
 _WITHOUT_EFFECT_PREFIXES = ("logging_", "save_", "hub_", "push_to_hub_", "trackio_", "ddp_")
-"""They change what is printed, saved, sent or compiled, or how fast a step is, not what it computes."""
+"""Arguments that change what is printed, saved, sent or compiled, or the speed of a step, but not its result."""
 
 _SEVERAL = "several devices train by `race=RaceConfig(workers=...)`, which split a model with `strategy='fsdp'`"
 _REASONS = {
@@ -82,7 +82,7 @@ _REASONS = {
 
 
 def unfollowed(args: TrainingArguments) -> tuple[list[str], list[str]]:
-    """Arguments that cannot be followed: why each is refused, in words; and names of others, which have no effect."""
+    """Return why arguments are refused, in words, and the names of changed arguments that have no effect."""
     default, refused, idle = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu), [], []
     for name in (field.name for field in dataclasses.fields(args)):
         value = getattr(args, name)
@@ -113,7 +113,7 @@ def _values_refused(args: TrainingArguments) -> list[str]:
 
 
 def metrics_refused(args: TrainingArguments) -> list[str]:
-    """Values of arguments about `compute_metrics` that cannot be followed, where there is one."""
+    """Return why arguments about `compute_metrics` are refused, in words."""
     refused = []
     if args.batch_eval_metrics:
         refused.append("batch_eval_metrics=True: compute_metrics is given the whole validation set")
@@ -126,19 +126,19 @@ _STATEFUL = {"reduce_lr_on_plateau", "greedy"}
 
 
 def schedule_types() -> list[str]:
-    """Values of `lr_scheduler_type` that can be followed: those that are a function of the step."""
+    """Return the values of `lr_scheduler_type` whose factor is a function of the step: only these can be followed."""
     return [kind.value for kind in SchedulerType if kind.value not in _STATEFUL]
 
 
 def sampling_of(args: TrainingArguments) -> str:
-    """In which order examples are read: `train_sampling_strategy`, which older versions call `group_by_length`."""
+    """Return the order of examples: `train_sampling_strategy`, or `group_by_length` of older transformers."""
     if getattr(args, "group_by_length", False):
         return "group_by_length"
     return word(getattr(args, "train_sampling_strategy", "random"))
 
 
 def to_key(name: str, args: TrainingArguments, value: Any) -> Any:
-    """A value of an argument as the library's key has it: see `KEYS`."""
+    """Convert the value of a training argument to that of the library's key; see `KEYS`."""
     if name == "optim":
         return OPTIMIZERS.get(word(value), value)
     if name == "per_device_train_batch_size":
@@ -149,7 +149,7 @@ def to_key(name: str, args: TrainingArguments, value: Any) -> Any:
 
 
 def from_key(name: str, args: TrainingArguments, value: Any) -> Any:
-    """Return the value that `to_key` was given."""
+    """Convert the value of a library's key back to that of the training argument: the inverse of `to_key`."""
     if name == "optim":
         return next(optim for optim in (word(args.optim), *OPTIMIZERS) if OPTIMIZERS[optim] == value)
     if name == "per_device_train_batch_size":
@@ -160,19 +160,19 @@ def from_key(name: str, args: TrainingArguments, value: Any) -> Any:
 
 
 def metric_of(args: TrainingArguments) -> tuple[str, Mode]:
-    """(`metric`, `mode`) of `tune`: "eval_f1", or "f1", is "val_f1" here."""
+    """Return `metric` and `mode` for `tune`: "eval_f1" and "f1" become "val_f1"."""
     name = (args.metric_for_best_model or "loss").removeprefix("eval_")
     greater = args.greater_is_better
     return f"val_{name}", "max" if (not name.endswith("loss") if greater is None else greater) else "min"
 
 
 def warmup_of(args: TrainingArguments) -> float:
-    """Steps of the warm-up, or, below 1, their share of all steps."""
+    """Return the number of warm-up steps, or, below 1, their share of all steps."""
     return float(args.warmup_steps or getattr(args, "warmup_ratio", None) or 0)
 
 
 def word(value: Any) -> str:
-    """Return the word of an argument that may be a member of an enumeration of the library's."""
+    """Return the text of an argument that may be a text or a member of an enumeration of transformers."""
     return str(getattr(value, "value", value))
 
 
@@ -180,7 +180,10 @@ _CHOICES: dict[str, Callable[[], list[str]]] = {"optim": lambda: list(OPTIMIZERS
 
 
 def to_space(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict[str, Any], list[str]]:
-    """The space that `tune` searches, where other arguments keep their values; and why names or values are refused."""
+    """Convert a space over training arguments to a space of `tune`, in which other arguments are constants.
+
+    Returns the space, and why names or values are refused, in words.
+    """
     made, refused = _translated(space, args)
     return with_defaults(made, {key: to_key(name, args, vars(args)[name]) for name, key in KEYS.items()}), refused
 
@@ -216,18 +219,18 @@ def _translated(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict
 
 
 def own_names(space: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names in a user's space that are no training arguments: the model's."""
+    """Return the names in a user's space that are no training arguments; they belong to the model."""
     return tuple(name for name in reachable(space) if name not in KEYS and name not in SCHEDULED)
 
 
 def with_values(args: TrainingArguments, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The training arguments that a configuration of `to_space`'s has values for."""
+    """Convert a configuration from the space of `to_space` back to values of training arguments."""
     values = {name: from_key(name, args, config[key]) for name, key in KEYS.items() if key in config}
     return values | {name: config[name] for name in SCHEDULED if name in config}
 
 
 def arguments_with(args: TrainingArguments, values: Mapping[str, Any]) -> TrainingArguments:
-    """Return a copy of the arguments with those of the values that have their names."""
+    """Return a copy of the training arguments with new values; names that are no arguments are ignored."""
     changed = copy.copy(args)
     for name in [name for name in values if hasattr(args, name)]:
         setattr(changed, name, values[name])
@@ -235,7 +238,7 @@ def arguments_with(args: TrainingArguments, values: Mapping[str, Any]) -> Traini
 
 
 def _values(domain: Any) -> list[Any] | None:
-    """All values that it can take; None where they are no list."""
+    """Return all values of a domain; None if it is a range."""
     if is_a(domain, "Categorical"):
         return list(domain.categories)
     if is_grid(domain):

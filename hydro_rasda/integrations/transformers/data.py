@@ -1,4 +1,4 @@
-"""Batches as `Trainer` makes them, and models from hyperparameters: by the user's function, or a `PretrainedConfig`."""
+"""Batches as `Trainer` makes them, and model functions from a `model_init` or a `PretrainedConfig`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hydro_rasda.integrations.transformers.arguments import sampling_of
 
 @dataclass(frozen=True)
 class _AsDict:
-    """A collator whose batches are plain dicts: others' are not looked into for tensors."""
+    """Wraps a collator so that batches are plain dicts: tensors in other mappings would not be found."""
 
     collate: Collator
 
@@ -37,7 +37,7 @@ class _AsDict:
 
 
 def collator(model: nn.Module, args: TrainingArguments, given: Collator | None, processing_class: Any) -> Collator:
-    """The collator that `Trainer` would use, which leaves out columns that the model does not take."""
+    """Return the collator that `Trainer` would use; it drops columns that the model does not take."""
     pads = isinstance(processing_class, PreTrainedTokenizerBase | SequenceFeatureExtractor)
     collate: Any = given or (DataCollatorWithPadding(processing_class) if pads else default_data_collator)
     if args.remove_unused_columns:
@@ -49,7 +49,7 @@ def collator(model: nn.Module, args: TrainingArguments, given: Collator | None, 
 
 
 def base_of(model: Any) -> nn.Module:
-    """The model that adapters of `peft` are on, or the model itself."""
+    """Return the model under adapters of `peft`, or the model itself if it has none."""
     base: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
     return base
 
@@ -57,7 +57,7 @@ def base_of(model: Any) -> nn.Module:
 def loaders(
     args: TrainingArguments, collate: Collator, train_dataset: Any, eval_dataset: Any
 ) -> tuple[TrainLoader, EvalLoader]:
-    """Both data sets as `tune` takes them."""
+    """Return training and validation data as loader functions for `tune`."""
     workers, shuffle = args.dataloader_num_workers, sampling_of(args) == "random"
     parts = args.gradient_accumulation_steps
     train = TrainLoader(train_dataset, collate, parts, args.dataloader_drop_last, shuffle, workers)
@@ -66,7 +66,7 @@ def loaders(
 
 @dataclass(frozen=True)
 class FromInit:
-    """`model_fn(config)` from `Trainer`'s `model_init`, which takes nothing, or a trial's hyperparameters."""
+    """A `model_fn(config)` from `Trainer`'s `model_init`, which takes no argument or the trial's hyperparameters."""
 
     init: Callable[..., nn.Module]
     use_cache: bool
@@ -78,7 +78,7 @@ class FromInit:
 
 @dataclass(frozen=True)
 class FromConfig:
-    """`model_fn(config)` that builds a model from a `PretrainedConfig`, whose attributes `own` are hyperparameters."""
+    """A `model_fn(config)` from a `PretrainedConfig` whose attributes named in `own` are hyperparameters."""
 
     base: PretrainedConfig
     model_class: Any
@@ -87,7 +87,7 @@ class FromConfig:
 
     def __call__(self, config: Mapping[str, Any]) -> nn.Module:
         changed = copy.deepcopy(self.base)
-        for name in config.keys() & {*self.own}:  # those of other branches it has not
+        for name in config.keys() & {*self.own}:  # `config` lacks the keys of other branches
             setattr(changed, name, config[name])
         automatic = self.model_class.__name__.startswith("Auto")
         model: nn.Module = self.model_class.from_config(changed) if automatic else self.model_class(changed)
@@ -102,9 +102,9 @@ def _without_cache(model: nn.Module, use_cache: bool) -> nn.Module:
 
 
 def model_function(model: Any, model_class: Any, own: tuple[str, ...], use_cache: bool) -> FromInit | FromConfig:
-    """Return the function with which `tune` builds models; hyperparameters `own` are no training arguments.
+    """Return the function with which `tune` builds models; `own` has the hyperparameters of the model.
 
-    Without a `model_class`, a `PretrainedConfig`'s `architectures` name it.
+    If `model_class` is None, the `architectures` of a `PretrainedConfig` name the class.
     """
     if not isinstance(model, PretrainedConfig):
         callable_ = callable(model) and not isinstance(model, nn.Module)

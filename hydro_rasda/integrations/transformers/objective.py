@@ -1,4 +1,4 @@
-"""The loss and the metrics of `Trainer` for a model and a batch, and the parameters that it lets decay."""
+"""The loss, metrics, schedule and weight decay of `Trainer`, as an objective of `tune`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PREFIX = "eval_"
 
 @dataclass(frozen=True)
 class TrainerMetrics:
-    """`metrics` of `tune`, of an `EvalPrediction`; names are those that `Trainer` gives, without its "eval_"."""
+    """The `metrics` of `tune` from `compute_metrics`; names are those of `Trainer` without the prefix "eval_"."""
 
     compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]]
 
@@ -40,16 +40,19 @@ class TrainerMetrics:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Make the predictions and labels of a batch, which an objective returns for `TrainerMetrics`.
+    """Makes the predictions and labels of a batch, which an objective returns for `TrainerMetrics`.
 
-    `labels` are `label_names` (None: those of the model's class), `preprocess` is `preprocess_logits_for_metrics`.
+    `labels` are the `label_names` (None: those of the model's class); `preprocess` is `preprocess_logits_for_metrics`.
     """
 
     labels: tuple[str, ...] | None = None
     preprocess: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Any], returned: Any) -> Mapping[str, Tensor]:
-        """Of a batch, for which a model returned this; ValueError if that is several tensors, or it has no labels."""
+        """Return predictions and labels from the batch and the value that the model returned for it.
+
+        Raises ValueError unless there is exactly one tensor of each.
+        """
         base: Any = base_of(model)
         config = getattr(base, "config", None)
         ignored = {"loss", *getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])}
@@ -80,10 +83,10 @@ def predictions_of(args: TrainingArguments, preprocess: Callable[[Tensor, Tensor
 
 @dataclass(frozen=True)
 class TrainerSchedule:
-    """The factor of the learning rate in `Trainer`: `schedule(step, steps)`, from step 0. Some kinds need the rate
-    itself.
+    """The `schedule(step, steps)` of `Trainer`: the factor of the learning rate at `step`, from 0.
 
-    A `warmup` below 1 is the share of all steps; `options` are `lr_scheduler_kwargs`, as pairs.
+    A `warmup` below 1 is a share of all steps. Some kinds need the learning rate `lr` itself. `options` are the
+    `lr_scheduler_kwargs` as pairs.
     """
 
     kind: str
@@ -108,10 +111,10 @@ def _factor(
 
 @dataclass(frozen=True)
 class TrainerObjective:
-    """`Trainer.compute_loss`, for a batch of all that gradients are accumulated over.
+    """`Trainer.compute_loss` as an objective; a batch has all examples over which `Trainer` accumulates gradients.
 
-    Schedule and warm-up hold where the configuration has none. `options` are `lr_scheduler_kwargs`, as pairs;
-    `predictions` makes the further outputs of an evaluation, for `compute_metrics`.
+    `schedule` and `warmup` are used if the configuration has none. `options` are the `lr_scheduler_kwargs` as pairs;
+    `predictions` makes the outputs for `compute_metrics` in evaluation.
     """
 
     reads: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
@@ -153,7 +156,7 @@ class TrainerObjective:
         return {**metrics, **self.predictions(model, batch, outputs)}
 
     def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
-        """Weight decay where `Trainer` has it, and its schedule; its warm-up is part of that."""
+        """Return settings with `Trainer`'s schedule, which includes the warm-up, and its parameters that decay."""
         kind, warmup = config.get("lr_scheduler_type", self.schedule), config.get("warmup_steps", self.warmup)
         schedule = TrainerSchedule(word(kind), float(warmup), float(config["lr"]), self.options)
         decaying = set(Trainer.get_decay_parameter_names(None, model))
@@ -164,10 +167,10 @@ class TrainerObjective:
 
 
 def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:
-    """Count the labels of a batch as `Trainer` does, which divides the sum of losses by their number.
+    """Count the labels of a batch as `Trainer` does, which divides the sum of losses by this number.
 
-    It counts a first token, which nothing predicts, for models that it does not know to predict the next one. GPT-2's
-    losses are therefore smaller there than their mean.
+    `Trainer` leaves out the first token, which no position predicts, only for models that it knows as causal language
+    models. It does not know GPT-2, so that GPT-2's loss in `Trainer` is a little smaller than the mean.
     """
     base = base_of(model)
     if not isinstance(labels := batch.get("labels"), Tensor):
@@ -180,7 +183,7 @@ def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:
 
 
 def _of_one_label(model: Any) -> bool:
-    """Tell whether labels are class numbers: `Trainer` smooths no others."""
+    """Tell whether each label is one class: `Trainer` smooths no multi-label targets."""
     config = getattr(base_of(model), "config", None)
     return bool(getattr(config, "problem_type", None) != "multi_label_classification")
 
@@ -192,20 +195,23 @@ def _accepts_loss_kwargs(model_class: type[nn.Module]) -> bool:
 
 
 def trainer_objective(args: TrainingArguments, predictions: Predictions | None = None) -> TrainerObjective:
-    """The objective that these arguments ask for."""
+    """Return the objective that these training arguments ask for."""
     options = tuple(dict(args.lr_scheduler_kwargs or {}).items())
     kind = word(args.lr_scheduler_type)
     return TrainerObjective(args.label_smoothing_factor, kind, warmup_of(args), options, predictions)
 
 
 def schedules_refused(args: TrainingArguments, searched: Sequence[Any]) -> list[str]:
-    """Kinds of schedules, of those searched or else the arguments' own, that `lr_scheduler_kwargs` does not make."""
+    """Return why kinds of schedules do not accept `lr_scheduler_kwargs`, in words.
+
+    The kinds are the `searched` ones; if there are none, that of the arguments.
+    """
     options, refused = tuple(dict(args.lr_scheduler_kwargs or {}).items()), []
     for kind in dict.fromkeys(map(word, searched or [args.lr_scheduler_type])):
         try:
             if kind in schedule_types():
                 TrainerSchedule(kind, 0.0, 1.0, options)(0, 100)
-        except Exception as error:  # whatever a schedule raises without its options, or for another's
+        except Exception as error:  # a schedule may raise anything for missing or unknown options
             told = f"lr_scheduler_kwargs={dict(options)!r} does not make it, {type(error).__name__}: {error}"
             refused.append(f"lr_scheduler_type={kind!r}: {told}")
     return refused

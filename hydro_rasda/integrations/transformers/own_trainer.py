@@ -1,4 +1,4 @@
-"""Training by the user's own subclass of `Trainer`, as it is, in every heat: `tune_trainer(trainer_class=...)`."""
+"""Training by the user's own subclass of `Trainer` in every heat: `tune_trainer(trainer_class=...)`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hydro_rasda.tuner import tune
 from surrogate.transformers_config import narrow_by_config
 
 TrainerClass = Callable[..., Trainer]
-"""A subclass of `Trainer`, or a function of `Trainer`'s keyword arguments that makes one."""
+"""A subclass of `Trainer`, or a function that makes a `Trainer` from its keyword arguments."""
 
 _EACH_EPOCH: dict[str, Any] = {
     "eval_strategy": "epoch",
@@ -39,7 +39,7 @@ _EACH_EPOCH: dict[str, Any] = {
     "report_to": [],
     "push_to_hub": False,
 }
-"""Training arguments of each trial: the run reports, keeps the best weights and saves."""
+"""Training arguments of each trial: reports, best weights and checkpoints are left to the run."""
 
 _WEIGHTS = (".safetensors", ".bin")
 
@@ -55,7 +55,7 @@ def tune_own_trainer(
     race: RaceConfig,
     options: Mapping[str, Any],
 ) -> TuneResult:
-    """Call `tune` with a loop that has the subclass train; `inputs` are those of `Trainer`."""
+    """Call `tune` with a training function that calls the subclass; `inputs` are arguments of `Trainer`."""
     rule = "a subclass of Trainer, or a function of its keyword arguments"
     require(callable(trainer_class), "trainer_class", trainer_class, rule)
     own = tuple(name for name in reachable(space) if not hasattr(args, name))
@@ -77,7 +77,7 @@ def tune_own_trainer(
         max_t=int(args.num_train_epochs),
         seed=args.seed,
         sweep=sweep,
-        # One process trains a trial: `Trainer` would make ranks of its own.
+        # A trial trains in one process, because `Trainer` starts its own ranks.
         race=replace(unaveraged(race), keep="best" if args.load_best_model_at_end else "last", max_workers=1),
         **options,
     )
@@ -89,7 +89,7 @@ def _narrows(model: Any, build: Callable[..., nn.Module], config: Mapping[str, A
 
 @dataclass(frozen=True)
 class NarrowByConfig:
-    """`model_fn(config, width_ratio)` that builds a narrower model from a narrower `PretrainedConfig`."""
+    """A `model_fn(config, width_ratio)` that builds a narrower model from a narrower `PretrainedConfig`."""
 
     build: Callable[[Mapping[str, Any]], nn.Module]
 
@@ -103,10 +103,10 @@ class NarrowByConfig:
 
 @dataclass(frozen=True)
 class OwnTrainer:
-    """`train(worker)` of `tune`: the user's `Trainer` trains, and evaluates after each epoch.
+    """The `train(worker)` of `tune`: the user's `Trainer` trains, and evaluates after each epoch.
 
-    A checkpoint has the files of `Trainer`'s own, as bytes, so that random numbers, schedule and callbacks resume as
-    `resume_from_checkpoint` has it.
+    A checkpoint holds the weights and, as bytes, the other files of `Trainer`'s own checkpoint. Random numbers,
+    schedule and callbacks resume from it as with `resume_from_checkpoint`.
     """
 
     trainer_class: TrainerClass
@@ -131,7 +131,7 @@ class OwnTrainer:
 
 
 class Reports(TrainerCallback):  # type: ignore[misc]
-    """Report each epoch with its evaluation, once the next one begins or training ends."""
+    """Reports each epoch with its evaluation, when the next epoch begins or training ends."""
 
     def __init__(self, worker: Worker, trainer: Trainer) -> None:
         self._worker, self._trainer = worker, trainer
@@ -145,12 +145,12 @@ class Reports(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
-        """Keep the metrics of an evaluation; of several data sets there are several."""
+        """Keep the metrics of an evaluation; with several data sets, there are several evaluations."""
         found = {f"val_{name.removeprefix('eval_')}": value for name, value in (metrics or {}).items()}
         self._metrics.update(found)
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        """Report the epoch before, if it was trained here."""
+        """Report the previous epoch, if it was trained in this call."""
         self._report()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -164,7 +164,7 @@ class Reports(TrainerCallback):  # type: ignore[misc]
 
     def _state(self) -> State:
         trainer = self._trainer
-        with tempfile.TemporaryDirectory() as folder:  # the run may ask for it after training was left
+        with tempfile.TemporaryDirectory() as folder:  # the run may ask for the state after `train` has returned
             trainer.args.output_dir = folder
             with _no_bars():
                 trainer._save_checkpoint(trainer.model, trial=None)
@@ -175,7 +175,7 @@ class Reports(TrainerCallback):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _no_bars() -> Iterator[None]:
-    """Write models without a progress bar for each."""
+    """Turn off the progress bars of transformers inside the context."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -190,7 +190,7 @@ def _as_tensor(path: Path) -> Tensor:
 
 
 def _unpacked(trainer: Trainer, checkpoint: State | None, folder: Path) -> str | None:
-    """Write a checkpoint where `Trainer` reads it from; None if there is none."""
+    """Write a checkpoint to a folder from which `Trainer` resumes, and return the folder; None without a checkpoint."""
     if checkpoint is None:
         return None
     trainer.model.load_state_dict(checkpoint["model"])

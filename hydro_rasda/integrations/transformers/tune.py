@@ -1,4 +1,4 @@
-"""`tune_trainer()`: what `Trainer` trains, tuned."""
+"""`tune_trainer()`: tunes what `transformers.Trainer` trains."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ DECIDED = (
     *("train_data", "val_data", "loss_fn", "objective", "metrics", "metric", "mode", "max_t"),
     *("precision", "seed"),
 )
-"""Arguments of `tune` that the training arguments decide."""
+"""Arguments of `tune` that follow from the training arguments and data sets, and so cannot be given."""
 
 
 @warns_in_one_line
@@ -80,12 +80,12 @@ def tune_trainer(
 
     `TrainingArguments` mean the same as for `Trainer`. This covers the learning rate, `lr_scheduler_type` with its
     warm-up (step by step), weight decay (biases and norms are spared), gradient accumulation and clipping. It also
-    covers fp16, bf16, label smoothing, batch sizes, epochs and seed. `load_best_model_at_end` keeps the best epoch's
-    weights, else the last epoch's are kept.
+    covers fp16, bf16, label smoothing, batch sizes, epochs and seed. With
+    `load_best_model_at_end`, the weights of the best epoch are kept; otherwise, those of the last epoch.
     Random numbers are the library's own: each trial has its own initial weights, shuffles and dropout.
 
-    A batch is `per_device_train_batch_size * gradient_accumulation_steps` examples, and goes through the model at once:
-    the gradient that `Trainer` accumulates, in one piece.
+    A batch has `per_device_train_batch_size * gradient_accumulation_steps` examples, which go through the model
+    together. The gradient is the one that `Trainer` accumulates over several steps.
 
     Surrogates are built from a narrower configuration (see `surrogate.shrink`). If the model cannot be made
     narrower, or its weights are pretrained, it is swept at full width, with a message.
@@ -94,35 +94,37 @@ def tune_trainer(
         model: `Trainer`'s `model_init`, or a `PretrainedConfig`, some of whose attributes may be in `space`. A
             `model_init` takes nothing, or a dict of the trial's hyperparameters. The dict has the keys of `space` that
             are no training arguments. `hydro_rasda.integrations.peft.adapters` makes one.
-        args: The training arguments of all trials, but for those in `space`.
+        args: The training arguments of all trials; `space` replaces some of them.
         space: Domains by the name of a training argument: `learning_rate`, `per_device_train_batch_size`,
             `weight_decay`, `adam_beta1`, `adam_beta2`, `adam_epsilon`, `max_grad_norm`, `optim`, `lr_scheduler_type`,
-            `warmup_steps`; other names are the model's.
+            `warmup_steps`. Other names are hyperparameters of the model.
         train_dataset: A data set with a length.
-        eval_dataset: Likewise; trials are compared on it.
-        data_collator: As `Trainer` takes it.
-        processing_class: Likewise: a tokenizer or a feature extractor pads batches where there is no collator.
-        compute_metrics: Likewise: of the whole validation set, after each epoch, for each trial. With it, trials are
-            compared by `args.metric_for_best_model`, in the direction of `args.greater_is_better`; else by the loss.
-        preprocess_logits_for_metrics: Likewise: reduces a batch's logits, which are kept until then.
-        model_class: Class of a `PretrainedConfig`'s model; None: as its `architectures` say.
-        trainer_class: A subclass of `Trainer` that trains in every heat, as it is: with its own `compute_loss`,
-            callbacks, optimizers and samplers. Or a function that makes one from `Trainer`'s keyword arguments, such as
-            `functools.partial(MyTrainer, callbacks=[...])`. Trials are not fused then, each trains in one process, and
-            any training argument may be in `space`. `best_config` has their own names. Only a `PretrainedConfig` has
-            surrogates. Each epoch is evaluated, and reported as "val_" and the name that `Trainer` gives after "eval_".
-            The run keeps the best weights and saves: `save_strategy` and `report_to` have no effect.
+        eval_dataset: A data set with a length, on which trials are compared.
+        data_collator: As for `Trainer`.
+        processing_class: As for `Trainer`: a tokenizer or a feature extractor pads batches if there is no collator.
+        compute_metrics: As for `Trainer`; it is called after each epoch of each trial, on the whole validation set.
+            With it, trials are compared by `args.metric_for_best_model`, in the direction of `args.greater_is_better`;
+            without it, by the loss.
+        preprocess_logits_for_metrics: As for `Trainer`: reduces the logits of each batch, before they are kept for
+            `compute_metrics`.
+        model_class: Class of the model of a `PretrainedConfig`; None: the class that its `architectures` name.
+        trainer_class: A subclass of `Trainer` that trains in every heat, with its own `compute_loss`, callbacks,
+            optimizers and samplers. Or a function that makes one from `Trainer`'s keyword arguments, such as
+            `functools.partial(MyTrainer, callbacks=[...])`. Trials are then not fused, each trains in one process, and
+            any training argument may be in `space`; `best_config` has the names of training arguments. Only a
+            `PretrainedConfig` has surrogates. Each epoch is evaluated; `Trainer`'s metric "eval_f1" is reported as
+            "val_f1". The run keeps the best weights and saves: `save_strategy` and `report_to` have no effect.
         sweep: As for `tune`.
         race: As for `tune`. `args.load_best_model_at_end` decides its `keep`; its `ema` is 0 by default, as `Trainer`
             averages no weights.
-        options: Other arguments of `tune`, such as `num_samples`, `backend` or `name`. `storage_path` is
-            `args.output_dir` where it is left out.
+        options: Other arguments of `tune`, such as `num_samples`, `backend` or `name`. `storage_path` is by default
+            `args.output_dir`.
 
     Returns:
         The trained model and the best arguments, for `Trainer`; and the run.
 
     Raises:
-        ValueError: before any work, for arguments that cannot be followed, all of them listed; and as `tune`.
+        ValueError: before any work, with a list of all arguments that cannot be followed; and as for `tune`.
     """
     check_options("tune_trainer", options)
     check_is("args", args, TrainingArguments)
@@ -189,7 +191,7 @@ _DECIDED = "the training arguments and data sets decide it"
 def _refused(
     args: TrainingArguments, race: RaceConfig, options: Mapping[str, Any], data: Mapping[str, Any]
 ) -> list[str]:
-    """Arguments of `tune` and data sets that do not go with the training arguments."""
+    """Return why arguments of `tune` and data sets conflict with the training arguments, in words."""
     refused = [f"{name}=: {_DECIDED}" for name in options if name in DECIDED]
     if race.keep == "last" and args.load_best_model_at_end:
         refused.append("race.keep='last': load_best_model_at_end=True says otherwise")
@@ -204,13 +206,13 @@ def _refused(
 
 
 def _is_data_set(value: Any) -> bool:
-    """Tell a data set from an example."""
+    """Tell whether a value is a data set, rather than an example of one."""
     rows = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
     return rows or isinstance(value, Dataset) or hasattr(value, "column_names")
 
 
 def _chosen(args: TrainingArguments, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `tune`: those that were given, and the training arguments' where they were not."""
+    """Return the options for `tune`, with defaults from the training arguments."""
     precision = next((name for name in PRECISIONS if getattr(args, name)), "fp32")
     chosen = {"storage_path": args.output_dir, "precision": precision, **options}
     if args.use_cpu and chosen.get("backend", "local") == "local":
@@ -229,7 +231,10 @@ def _first_model(model_fn: Callable[..., nn.Module], space: Mapping[str, Any], s
 
 
 def _warmup_epochs(space: Mapping[str, Any], args: TrainingArguments, examples: int) -> dict[str, float]:
-    """How long the warm-up lasts, so that no rung lies before its end; what is searched, only its trials know."""
+    """Return `warmup_epochs` for the space, so that no rung lies before the end of the warm-up.
+
+    Empty without a warm-up, or if `warmup_steps` is searched, because each trial then has its own.
+    """
     warmup = warmup_of(args)
     if not warmup or "warmup_steps" in reachable(space):
         return {}
@@ -241,11 +246,11 @@ def _warmup_epochs(space: Mapping[str, Any], args: TrainingArguments, examples: 
 
 @dataclass(frozen=True, repr=False)
 class TrainerResult(LibraryResult):
-    """The outcome of `tune_trainer`: a `TuneResult`, with what `Trainer` needs besides.
+    """The outcome of `tune_trainer`: a `TuneResult` for users of `Trainer`.
 
     Attributes:
-        args: The training arguments, with the best values put in; `best_config` has them by the library's own names,
-            and what the model was built from.
+        args: The training arguments with the best values. `best_config` has these values under the library's keys, and
+            the hyperparameters of the model.
     """
 
     args: TrainingArguments
@@ -254,17 +259,17 @@ class TrainerResult(LibraryResult):
     _trainer_class: TrainerClass = Trainer
 
     def model(self) -> nn.Module:
-        """`best_model()`, whose LoRA adapters, where it has any from `peft.adapters`, have their own ranks."""
+        """Return `best_model()`; LoRA adapters from `peft.adapters` are trimmed to their own ranks."""
         model = self.best_model()
         return model if self._finish is None else self._finish(model)
 
     def trainer(self, **arguments: Any) -> Trainer:
-        """A `Trainer`, or one of `trainer_class`, with the trained model, the best arguments and what else was given.
+        """Make a `Trainer`, or a `trainer_class`, with the trained model, the best arguments and the given data.
 
         `evaluate()` and `predict()` work at once; `train()` would go on from the trained weights.
 
         Args:
-            arguments: Others of `Trainer`, or in place of those.
+            arguments: More keyword arguments of `Trainer`, which replace those above.
         """
         return self._trainer_class(**{"model": self.model(), "args": self.args, **self._inputs, **arguments})
 
@@ -276,7 +281,7 @@ def make_trainer_result(
     finish: Callable[[nn.Module], nn.Module] | None,
     trainer_class: TrainerClass | None = None,
 ) -> TrainerResult:
-    """Put the best configuration into a copy of the arguments."""
+    """Make the result, with the best configuration in a copy of the training arguments."""
     values = with_values(args, tuned.best_config) if trainer_class is None else tuned.best_config
     best = arguments_with(args, values)
     return TrainerResult(

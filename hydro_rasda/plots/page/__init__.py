@@ -1,4 +1,4 @@
-"""A run as one HTML page, which works offline: the figures of `hydro_rasda.plots`, and what they mean, in words."""
+"""A run as one HTML page that works offline: the figures of `hydro_rasda.plots`, and their meaning in words."""
 
 from hydro_rasda.plots.page.write import write_page
 

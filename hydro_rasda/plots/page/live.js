@@ -1,7 +1,7 @@
 "use strict";
-// Takes in the page again when the server says that its run has changed; what is zoomed or open stays so.
+// Updates the page when the server says that its run has changed; zoomed figures and open details stay as they are.
 (function () {
-  const texts = new Map(); // of what each place shows
+  const texts = new Map(); // the JSON that each place shows
   const asked = new Map(); // the last request of each place
   const ready = new Promise((resolve) => { document.addEventListener("DOMContentLoaded", resolve); }); // Plotly, too
 
@@ -16,7 +16,7 @@
     }
   }
 
-  // Those below are asked for when the reader comes near. A click on a point needs the table of trials at once.
+  // Figures are loaded when the reader comes near. The table of trials is loaded at once: a click on a point needs it.
   function follow(place) {
     return place.id === "trials" ? load(place) : page.whenNear(place, load);
   }

@@ -1,5 +1,5 @@
 "use strict";
-// Unpacks Plotly and the figures of a report, which are gzip in base 85, and has them drawn.
+// Unpacks Plotly and the figures of a report, which are gzip in base 85, and draws the figures.
 (async function () {
   const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
 
@@ -25,22 +25,22 @@
   try {
     const [plotly, figures] = await Promise.all(["plotly", "figures"].map((name) => unpacked(`packed-${name}`)));
     const script = document.createElement("script");
-    script.textContent = plotly; // the page's policy allows this text alone
+    script.textContent = plotly; // the page's policy allows only this text
     document.head.append(script);
     script.remove();
-    const [lists, text] = JSON.parse(figures); // a list that several figures have is there once
+    const [lists, text] = JSON.parse(figures); // a list that several figures share is stored once
     const drawn = JSON.parse(text, (_, value) => (value && value.$list !== undefined ? lists[value.$list] : value));
     for (const [name, figure] of Object.entries(drawn)) {
       const place = document.getElementById(name);
       if (name === "trials") {
         page.take(place, figure);
       } else {
-        page.hold(place, figure); // a printer gets those that never came near
+        page.hold(place, figure); // printing also draws figures that never came near
         page.whenNear(place, () => page.take(place, figure));
       }
     }
   } catch (error) {
-    document.documentElement.className = ""; // shows the line that says what to do
+    document.documentElement.className = ""; // shows the hint for browsers that cannot draw
     throw error;
   }
 })();

@@ -1,8 +1,8 @@
 "use strict";
-// Draws each figure when it comes near the window, in the colours that the reader's system asks for.
+// Draws each figure when it comes near the window, in the light or dark colors of the reader's system.
 const page = (function () {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const figures = new Map(); // by the element that each is drawn in
+  const figures = new Map(); // from the element to the figure that is drawn in it
 
   function template() {
     const [text, line] = dark.matches ? ["#e6e8ea", "#343a40"] : ["#212529", "#e3e6e9"];
@@ -27,9 +27,9 @@ const page = (function () {
     return text.split("<br>").map((line) => (line.length > 42 ? halves(line) : line)).join("<br>");
   }
 
-  const AXES = 3; // of parallel coordinates on a phone, besides that of the place
+  const AXES = 3; // axes of parallel coordinates on a phone, without the axis of the place
 
-  // On a phone, long lines are broken: of legends, of labels beside bars, and of what stands above a figure.
+  // On a phone, long lines are broken: in legends, in labels beside bars, and in texts above a figure.
   function narrowed({data, layout}) {
     const above = (each) => each.xref === "paper" && each.yref === "paper";
     const annotations = (layout.annotations || []).map((a) => (above(a) ? {...a, text: broken(a.text)} : a));
@@ -55,7 +55,7 @@ const page = (function () {
 
   function draw(place) {
     const figure = place.clientWidth < 500 ? narrowed(figures.get(place)) : figures.get(place);
-    // What the reader has zoomed into or hidden stays so when a run goes on.
+    // An unchanged `uirevision` keeps zoomed axes and hidden traces when the run goes on.
     const layout = {...figure.layout, template: template(), autosize: true, uirevision: "kept"};
     const config = {responsive: true, displaylogo: false};
     config.modeBarButtonsToRemove = ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d"];
@@ -74,8 +74,8 @@ const page = (function () {
   const isDrawn = (place) => place.classList.contains("js-plotly-plot");
   const drawAll = (which) => Promise.all([...figures.keys()].filter(which).map(draw));
 
-  // Those further down wait until they come near, so that the page opens at once.
-  const waiting = new Map(); // what each place waits for
+  // Figures further down wait until they come near, so that the page opens at once.
+  const waiting = new Map(); // from a place to the function that is called when it is near
   const near = new IntersectionObserver((entries) => {
     for (const {target} of entries.filter((entry) => entry.isIntersecting)) {
       near.unobserve(target);
@@ -85,11 +85,11 @@ const page = (function () {
 
   function whenNear(place, act) {
     waiting.set(place, act);
-    near.unobserve(place); // so that it is looked at again
+    near.unobserve(place); // so that the observer reports it again
     near.observe(place);
   }
 
-  // A figure, the table of trials, or the reason why there is none.
+  // Shows a figure, the table of trials, or the reason why there is none.
   function take(place, figure) {
     if (place.id === "trials") {
       trials.take(place, figure);

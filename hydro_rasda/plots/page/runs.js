@@ -1,5 +1,5 @@
 "use strict";
-// Takes in the list again when the server says that a run has changed; ticked runs stay so.
+// Updates the list when the server says that a run has changed; ticked runs stay ticked.
 (function () {
   const place = document.getElementById("runs");
   const boxes = () => [...place.querySelectorAll("[name=run]")];

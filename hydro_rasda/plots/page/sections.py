@@ -1,4 +1,4 @@
-"""The page of one run: its sections, in the order in which people ask."""
+"""The sections of the page of one run, in the order of the questions that people ask."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """Calls a function when its result is first asked for; others who ask at the same time wait for it."""
+    """Calls a function when its result is first asked for, and keeps the result. Threads wait for the first call."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make, self._lock, self._made = make, Lock(), list[T]()
@@ -41,7 +41,7 @@ class Once(Generic[T]):
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure as a page holds it: data for its scripts, safe within one; or a note why there is nothing to show."""
+    """A figure as a page holds it: JSON that is safe inside a script, or a note why there is nothing to show."""
 
     json: str
     height: int = HEIGHT
@@ -49,12 +49,12 @@ class Drawn:
 
     @property
     def served(self) -> str:
-        """The JSON that a server answers: the data, or the note."""
+        """The JSON that the dashboard sends: the figure, or the note."""
         return self.json or safe({"note": self.note})
 
 
 class Drawing(NamedTuple):
-    """A figure of a page by the name of its element, or the table of trials."""
+    """A figure, or the table of trials, with the id of its HTML element; `drawn` draws it."""
 
     name: str
     drawn: Callable[[], Drawn]
@@ -62,8 +62,10 @@ class Drawing(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. A table has the heads of columns, then rows; a failure is a line, a configuration, a
-    traceback."""
+    """A part of the page.
+
+    The first row of `table` has the heads of columns. A failure has a summary line, a configuration, and a traceback.
+    """
 
     title: str
     sentences: list[str] = field(default_factory=list)
@@ -77,12 +79,12 @@ class Section:
 
     @property
     def drawings(self) -> list[Drawing]:
-        """All that a page's scripts draw."""
+        """The figures and the table of trials, which the page's scripts draw."""
         return [*self.figures, *([self.trials] if self.trials else [])]
 
 
 def drawing(make: Callable[..., Any], *arguments: Any, name: str = "") -> Drawing:
-    """A figure of Plotly's that is drawn by `make(*arguments)`, once."""
+    """Make a drawing of the Plotly figure that `make(*arguments)` returns; it is called once, when first needed."""
     return Drawing(name or make.__name__.replace("_", "-"), Once(lambda: _held(make(*arguments))))
 
 
@@ -95,12 +97,12 @@ def _held(figure: Any) -> Drawn:
 
 
 def safe(value: Any) -> str:
-    """A value as JSON within a script: nothing in it may end the script, or begin a comment."""
+    """Return a value as JSON for an HTML script: without "<", nothing in it can end the script or begin a comment."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 SLICES = 12
-"""Hyperparameters that have a slice of their own on the page, the most important."""
+"""The most hyperparameters that have a slice on the page; of more, the most important have one."""
 
 
 def sections(record: RunRecord) -> Iterator[Section]:
@@ -146,7 +148,7 @@ def _of_hyperparameters(record: RunRecord) -> Iterator[Section]:
     def sliced(place: int) -> Any:
         return plots.slices(record, ranked()[place : place + 1])
 
-    # As successive halving orders trials, for they stop at different epochs.
+    # Trials stop at different epochs, so they are ranked as successive halving ranks them.
     told = "Optuna's fANOVA of a trial's place among all: who got furthest, then who scored best."
     yield Section("Importance of hyperparameters", [told], figures=[drawing(importances)])
     slices = [drawing(sliced, i, name=f"slice-{i}") for i in range(min(SLICES, len(names)))]
@@ -163,9 +165,9 @@ def _of_hyperparameters(record: RunRecord) -> Iterator[Section]:
 
 
 def _table(record: RunRecord) -> str:
-    """All trials, the best first, as `trials.js` takes them.
+    """Return the table of all trials as JSON for `trials.js`, the best trial first.
 
-    They are columns, which compress better than rows: what differs between trials, and their scores.
+    It has scores, and the hyperparameters that differ. It is stored by column, which compresses better than rows.
     """
     trials, metric = best_first(record), record.metric
     columns: dict[str, list[Any]] = {
@@ -188,18 +190,18 @@ def _table(record: RunRecord) -> str:
 
 
 def _cell(value: Any) -> float | str:
-    """A number to four digits, which the page sorts by; any other value as text, "" for none."""
+    """Return a number for the page to sort by (floats have four digits); other values as text, "" for None."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _EXACT:
         return value
     return float(f"{value:.4g}") if isinstance(value, float) and math.isfinite(value) else show(value, 4)
 
 
 _EXACT = 2**53
-"""Below it, a browser's numbers hold all whole ones."""
+"""Browsers represent all integers below this exactly."""
 
 
 def asked_of(record: RunRecord) -> dict[str, Any]:
-    """The run's `run.json`; nothing where its folder is gone."""
+    """Return the contents of the run's `run.json`; an empty dict if the folder is gone."""
     try:
         return read_asked(record.path)
     except ValueError:

@@ -1,10 +1,10 @@
 "use strict";
-// The table of trials: sorted by a click on a column's head, filtered by words, at most 100 rows at once.
+// The table of trials: a click on a column's head sorts it, words filter it, and at most 100 rows are shown at once.
 const trials = (function () {
   const ROWS = 100;
   const state = {head: "", down: false, filter: "", from: 0, chosen: null};
-  let heads = []; // the first is that of trials' numbers
-  let rows = []; // the best first
+  let heads = []; // the first column has the numbers of trials
+  let rows = []; // the best trial first
   let parts = null;
 
   function element(name, attributes = {}, ...children) {
@@ -20,7 +20,7 @@ const trials = (function () {
     return made;
   }
 
-  // In either direction, numbers come before texts, and cells without a value last.
+  // In both directions, numbers come before texts, and empty cells come last.
   const rank = (cell) => (typeof cell === "number" ? 0 : cell === "" ? 2 : 1);
   function compared(a, b) {
     if (rank(a) !== rank(b)) {
@@ -34,7 +34,7 @@ const trials = (function () {
   const isSmall = (cell) => typeof cell === "number" && cell !== 0 && Math.abs(cell) < 1e-4;
   const told = (cell) => (isSmall(cell) ? cell.toExponential().replace(/-(\d)$/, "-0$1") : String(cell));
 
-  // "lr=0.01" asks for a column's value, any other word for a part of a cell.
+  // The word "lr=0.01" matches the whole value of a column; any other word matches a part of a cell.
   const isIn = (row) => (word) => row.some((cell, i) => {
     const text = told(cell).toLowerCase();
     return text.includes(word) || `${heads[i].toLowerCase()}=${text}` === word;
@@ -100,7 +100,7 @@ const trials = (function () {
     render();
   }
 
-  // The trial that the box over a point of a figure names; none where a bar stands for several.
+  // Marks the trial that the hover box of a point names; does nothing if a bar stands for several trials.
   function show({customdata, text, data}) {
     const [, number] = [customdata, text, data.hovertemplate].join("<br>").match(/(?:^|<br>)trial (\d+)/) || [];
     if (parts === null || number === undefined) {

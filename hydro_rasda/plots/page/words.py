@@ -1,4 +1,4 @@
-"""Texts of a page besides its figures: the answer and how sure it is, its cost, its failures."""
+"""The texts of a page: the answer and how sure it is, the cost, the failures, and the call."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from hydro_rasda.schedulers.named_rules import RULES
 from hydro_rasda.settings.config import SEARCHERS, RaceConfig, SweepConfig, TuneConfig
 
 Facts = dict[str, str]
-"""Names, and what is to be said of them."""
+"""A table of two columns: names, and texts."""
 
 _MACHINE = "sweep/widths-of-"
 _NORMAL = re.compile(r"float normal\(-inf, inf(?:, q=(?P<q>.+))?, mean=(?P<mean>.+), sd=(?P<sd>.+)\)")
 
 
 def answer(record: RunRecord) -> list[str]:
-    """The best score, of which trial, and how sure it is; in sentences."""
+    """Say in sentences which trial is best, its score, and how sure that is."""
     if not record.trials:
         return ["No trial has begun."]
     best = record.trials[record.best_trial]
@@ -66,7 +66,7 @@ def _doubt(record: RunRecord) -> list[str]:
 
 
 def configuration(record: RunRecord) -> Facts:
-    """The best configuration; none where no trial has a finite score."""
+    """Return the best configuration as texts; empty if no trial has a finite score."""
     if best_score(record)[1] is None:
         return {}
     return {name: show(value, 6) for name, value in record.trials[record.best_trial].used.items()}
@@ -82,7 +82,7 @@ def row(record: RunRecord, idle: float) -> list[str]:
 
 
 def counts(record: RunRecord) -> str:
-    """How many trials came to which end."""
+    """Count the trials by status."""
     found = Counter(trial.status for trial in record.trials)
     counted = ", ".join(f"{count} {status}" for status, count in found.items())
     state = state_of(record)
@@ -90,7 +90,7 @@ def counts(record: RunRecord) -> str:
 
 
 def cost_facts(record: RunRecord, max_t: int | None) -> Facts:
-    """Say the cost of the run in time and in full trainings, as its bars do, and how much its surrogates spared."""
+    """Say the cost of the run in time and in full trainings, and the time that its surrogates saved."""
     cost = record.cost
     facts = {
         "wall time": both_units(cost, cost.seconds, max_t),
@@ -108,7 +108,7 @@ def cost_facts(record: RunRecord, max_t: int | None) -> Facts:
 
 
 def failures(record: RunRecord) -> list[tuple[str, str, str]]:
-    """Of each trial that failed: its number and last line, its configuration, its traceback."""
+    """Return for each failed trial its number with the last line of its error, its configuration, and its traceback."""
     return [
         (
             f"trial {trial.trial}: {(trial.error or '').strip().rpartition(chr(10))[2]}",
@@ -142,7 +142,7 @@ def _words(value: Any) -> str:
 
 
 def call_of(asked: Mapping[str, Any]) -> str:
-    """The call as Python; what JSON has no form for is there by its name."""
+    """Write the call of `tune` as Python; values that JSON cannot hold, such as functions, become names."""
     digests = asked["digests"]
     own, sweep, race = recorded(asked)
     if "objectives" in own:
@@ -164,21 +164,21 @@ def call_of(asked: Mapping[str, Any]) -> str:
     arguments += ["metrics=metrics"] if "metrics" in digests else []
     function = "objective" if "objective" in digests else "loss_fn"
     passed = {"train_data": "train_data", "val_data": val_data, function: function}
-    if "train" in digests:  # alone, it needs no loss, and perhaps no data
+    if "train" in digests:  # a `train` function needs no loss, and perhaps no data
         passed = {name: said for name, said in (passed | {"train": "train"}).items() if name in digests}
     lines = ["model_fn", _space(asked["space"], 1), *(f"{name}={said}" for name, said in passed.items()), *arguments]
     return "tune(\n" + "".join(f"    {line},\n" for line in lines) + ")"
 
 
 def _changed(given: Mapping[str, Any], defaults: object) -> list[str]:
-    """Arguments that are not the default; the first arguments of any run are always said."""
+    """Write the arguments that differ from their defaults; `metric`, `mode`, sizes and seed are always there."""
     said = ("metric", "mode", "num_samples", "max_t", "seed")
     changed = {name: value for name, value in given.items() if name in said or value != getattr(defaults, name)}
     return [f"{name}={value!r}" for name, value in changed.items()]
 
 
 def _space(space: Any, depth: int) -> str:
-    """A space, or a part of it, as it is written in a call; branches are a list."""
+    """Write a space, or a part of it, as Python; a list has the branches of a `choice`."""
     if isinstance(space, list):
         return f"choice([{', '.join(_space(branch, depth) for branch in space)}])"
     if not isinstance(space, Mapping):
@@ -189,7 +189,7 @@ def _space(space: Any, depth: int) -> str:
 
 
 def domain_of(words: str) -> str:
-    """A domain as it is written in a call.
+    """Write a domain as Python.
 
     >>> domain_of("float loguniform(0.0001, 1)"), domain_of("integer uniform(1, 5)"), domain_of("choice([32, 64])")
     ('loguniform(0.0001, 1)', 'randint(1, 5)', 'choice([32, 64])')

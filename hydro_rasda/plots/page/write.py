@@ -1,4 +1,4 @@
-"""The page itself: its HTML and scripts, as a file that needs nothing else, or as a dashboard serves it."""
+"""The HTML page with its scripts: as one file that needs nothing else, or as the dashboard serves it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hydro_rasda.run.files import write_atomically
 
 
 def sections_of(records: Sequence[RunRecord]) -> Iterator[Section]:
-    """Yield the sections of the page, from top to bottom."""
+    """Yield the sections of the page of several runs, from top to bottom."""
     asked, names = [asked_of(record) for record in records], names_of(records)
     told = compared(records, asked)
     decided = verdict(records, asked)
@@ -54,7 +54,7 @@ def sections_of(records: Sequence[RunRecord]) -> Iterator[Section]:
 
 
 def _comparable(make: Callable[[Sequence[RunRecord]], Any]) -> Callable[[Sequence[RunRecord]], Any]:
-    """Draw scores only if all are of one metric."""
+    """Wrap a figure of several runs so that it is drawn only if all runs have the same metric."""
 
     def drawn(records: Sequence[RunRecord]) -> Any:
         return make(records) if len({(r.metric, r.mode) for r in records}) == 1 else nothing("the metrics differ")
@@ -68,7 +68,7 @@ def _table(names: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> list[list
 
 
 def write_page(records: Sequence[RunRecord], path: Path) -> Path:
-    """Write a run, or several side by side, as one page, which needs nothing else, neither files nor a network."""
+    """Write one run, or several side by side, as one page that needs neither other files nor a network."""
     path = Path(path).expanduser()
     require(not path.is_dir(), "path", str(path), "the page's file, which is no folder, such as 'page.html'")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def write_page(records: Sequence[RunRecord], path: Path) -> Path:
 
 
 class Page:
-    """A run as a page, or several runs side by side; its figures and its table of trials by name."""
+    """The page of one run, or of several side by side; `drawings` has its figures and its table of trials by name."""
 
     def __init__(self, *records: RunRecord) -> None:
         graph_objects()  # says what to install
@@ -87,10 +87,10 @@ class Page:
         self.drawings: dict[str, Drawing] = {each.name: each for part in self._sections for each in part.drawings}
 
     def html(self, live: bool = False) -> str:
-        """The page's HTML.
+        """Return the HTML of the page.
 
-        If the dashboard serves it `live`, the page loads Plotly and its figures from there, each when the reader comes
-        near it, and follows the run. No figure is drawn for that now.
+        A `live` page follows the run. It loads Plotly from the dashboard, and each figure when the reader comes near:
+        no figure is drawn before.
         """
         record, *others = self._records
         names, states = names_of(self._records), [*map(state_of, self._records)]
@@ -104,7 +104,7 @@ class Page:
         return html
 
     def _scripts(self, live: bool) -> dict[str, Any]:
-        """The scripts of the page, what they read, and the policy that allows no others."""
+        """Return the scripts of the page, their data, and the content security policy that allows no other script."""
         from markupsafe import Markup
 
         first = 'document.documentElement.className = "draws";'
@@ -120,14 +120,14 @@ class Page:
 
 
 def _written(record: RunRecord) -> float | None:
-    """When a run's journal was last written, in seconds since 1970; None if its folder is gone."""
+    """Return when a run's journal was last written, in seconds since 1970; None if its folder is gone."""
     with contextlib.suppress(OSError):
         return stamp(record.path)[1] / 1e9
     return None
 
 
 def prepare() -> None:
-    """Import the packages that a page needs: without this, a dashboard's first page waits for more than a second."""
+    """Import the packages that a page needs: otherwise, the first page of a dashboard takes a second longer."""
     with contextlib.suppress(ImportError):  # the page says what to install
         import optuna.importance
         import sklearn.ensemble  # noqa: F401
@@ -137,8 +137,10 @@ def prepare() -> None:
 
 
 def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder: Path) -> str:
-    """The HTML of the dashboard's list of runs: the name of each, its record or why it cannot be read, when it was
-    written."""
+    """Return the HTML of the dashboard's list of runs.
+
+    `runs` has for each run its name, its record or why it cannot be read, and when it was last written.
+    """
     rows = []
     for name, record, when in runs:
         idle = time.time() - when
@@ -159,7 +161,7 @@ def _own(name: str) -> Any:
 
 
 def _template(name: str) -> Any:
-    """A template in which all that comes from a run is escaped."""
+    """Load a template, in which all values of a run are escaped."""
     try:
         import jinja2
     except ImportError as error:
@@ -177,7 +179,7 @@ def packed(text: str) -> str:
 
 
 def packed_figures(figures: Mapping[str, str]) -> str:
-    """Compress figures, the JSON of each by its name; lists of values that several have are held once."""
+    """Compress the JSON of figures, by name; a list of values that several figures share is stored once."""
     lists: dict[str, int] = {}
 
     def held(value: Any) -> Any:
@@ -202,13 +204,13 @@ def _json(value: Any) -> str:
 
 @cache
 def packed_plotly() -> str:
-    """Plotly's script, compressed once in a process."""
+    """Return Plotly's script, compressed; each process compresses it once."""
     return packed(plotly())
 
 
 @cache
 def plotly() -> str:
-    """Plotly's script."""
+    """Return Plotly's script."""
     from plotly.offline import get_plotlyjs
 
     script: str = get_plotlyjs()
@@ -217,12 +219,12 @@ def plotly() -> str:
 
 @cache
 def digest(script: str) -> str:
-    """A script as a policy names it."""
+    """Return the hash by which a content security policy names a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def policy(scripts: Iterable[str], served: bool, forms: bool = False) -> str:
-    """Return the content security policy of a page that runs `scripts` alone, and asks for nothing.
+    """Return the content security policy of a page that runs only `scripts`, and makes no requests.
 
     A `served` page may ask its server for scripts and data; with `forms`, it may also send that server a form.
     """
@@ -232,7 +234,7 @@ def policy(scripts: Iterable[str], served: bool, forms: bool = False) -> str:
         # Plotly's parallel coordinates compile their WebGL program from text.
         "script-src": f"{own}'unsafe-eval' {' '.join(map(digest, scripts))}",
         "style-src": "'unsafe-inline'",  # Plotly sets styles
-        "img-src": "data: blob:",  # of its button that saves a figure
+        "img-src": "data: blob:",  # for Plotly's button that saves a figure
         "base-uri": "'none'",
         "form-action": "'self'" if forms else "'none'",
     }
