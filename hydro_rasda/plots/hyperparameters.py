@@ -79,15 +79,14 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
         x: A hyperparameter; None takes the most important one.
         y: Another hyperparameter; None takes the most important one that is left.
     """
-    found = [name for name in (x, y) if name is not None]
-    if len(found) < 2:
-        found += [name for name in [*importance_of(result), *varied(result)] if name not in found]
-    order = [
-        (place, trial) for place, trial in enumerate(begun(result), 1) if {*found[:2]} <= flat(trial.config).keys()
-    ]
-    if len(found) < 2 or len(order) < FEWEST or not scored(result):
+    if x is None or y is None:
+        others = [n for n in dict.fromkeys([*importance_of(result), *varied(result)]) if n not in (x, y)]
+        x = x or (others.pop(0) if others else None)
+        y = y or (others.pop(0) if others else None)
+    order = [(place, trial) for place, trial in enumerate(begun(result), 1) if {x, y} <= flat(trial.config).keys()]
+    if x is None or y is None or len(order) < FEWEST or not scored(result):
         return nothing(too_few(result, "two hyperparameters that differ"))
-    go, (x, y) = graph_objects(), found[:2]
+    go = graph_objects()
     kept = thinned(order)
     trials = [trial for _, trial in kept]
     places = [place for place, _ in kept]

@@ -260,6 +260,8 @@ def test_what_the_score_depends_on_most_is_the_most_important(sorts: Sorts) -> N
     assert (axes.xaxis.title.text, axes.yaxis.title.text) == ("lr", "optimizer")
     assert axes.xaxis.type == "log"
     assert axes.xaxis.dtick == 1  # with more labels to a decade, they lie on each other
+    turned = plots.score_map(sorts["large"], y="lr").layout
+    assert (turned.xaxis.title.text, turned.yaxis.title.text) == ("optimizer", "lr")
 
 
 def test_each_training_is_in_the_timeline_once(sorts: Sorts) -> None:
