@@ -75,7 +75,7 @@ class Run:
         """Return the coefficients of the update rule that never change, [R, 1] or [R, G] each, None if unused."""
         couples = any(hp.decay and not hp.decouples for hp in self.members)
         coupled_RG = decay_RG * (1 - self.vectors["decouples"]) if couples else None
-        return self.rule.constants(self.members, self.vectors, coupled_RG)
+        return {**self.rule.constants(self.members, self.vectors), "weight_decay": coupled_RG}
 
     def coefficients(
         self, lr_RG: Tensor, decay_RG: Tensor, steps_R1: Tensor, factor_R1: Tensor, *, before: bool = False

@@ -126,6 +126,8 @@ class Tile:
     def _apply(self, stored: Sequence[Tensor], coefficients: Coefficients, before: bool) -> Tensor | None:
         """Apply the rule to some members, [B, n] each, in the precision of its coefficients."""
         tensors = [t if t.dtype == self._math else t.to(self._math) for t in stored]
+        decays = (coefficients.pop(name, None) for name in ("shrink", "weight_decay"))
+        tensors[1] = elementwise.decayed(*tensors[:2], *decays)
         rule = self.run.rule
         apply: Callable[..., Tensor | None] | None = rule.before[1] if before and rule.before else rule.update
         assert apply is not None
