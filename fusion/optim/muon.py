@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fusion.argument_checks import require
 from fusion.members.fused_model import FusedModel
-from fusion.optim.members_by_rule import Run
+from fusion.optim.members_by_rule import RuleMembers
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.parts import SeveralAsOne
 
@@ -85,7 +85,7 @@ def matrices_of(
 
 def update(
     stored: Sequence[Sequence[Tensor]],
-    run: Run,
+    run: RuleMembers,
     rates: Sequence[Tensor],
     decays: Sequence[Tensor],
     takes_R: Tensor | None = None,
@@ -169,8 +169,10 @@ class MuonWithAdamW(SeveralAsOne):
 
     def __init__(self, groups: list[dict[str, Any]], hp: Hyperparameters) -> None:
         by_muon, others = ([group for group in groups if group[MARK] is mark] for mark in (True, False))
-        settings = {"momentum": hp.momentum, "nesterov": hp.nesterov, "adjust_lr_fn": hp.adjust_lr_fn}
-        parts: dict[bool, torch.optim.Optimizer] = {True: torch.optim.Muon(by_muon, hp.lr, **settings)}
+        muon = torch.optim.Muon(
+            by_muon, hp.lr, momentum=hp.momentum, nesterov=hp.nesterov, adjust_lr_fn=hp.adjust_lr_fn
+        )
+        parts: dict[bool, torch.optim.Optimizer] = {True: muon}
         if others:
             parts[False] = torch.optim.AdamW(others, hp.lr, (hp.beta1, hp.beta2), hp.eps)
         super().__init__(parts)

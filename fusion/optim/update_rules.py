@@ -43,7 +43,7 @@ Changing = Callable[[Sequence[Hyperparameters], Vectors, Now], Coefficients]
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """One update rule.
 
     Attributes:
@@ -197,8 +197,8 @@ def _schedule_free_coefficients(members: Sequence[Hyperparameters], v: Vectors, 
 _BETAS = ("beta1", "beta2", "eps")
 _ADAM = {"first": "exp_avg", "second": "exp_avg_sq"}
 
-RULES = {
-    "sgd": Rule(
+UPDATE_RULES = {
+    "sgd": UpdateRule(
         ("sgd",),
         ("momentum", "dampening", "nesterov"),
         {"first": "momentum_buffer"},
@@ -206,12 +206,12 @@ RULES = {
         _sgd_coefficients,
         elementwise.sgd,
     ),
-    "adam": Rule(("adam", "adamw"), _BETAS, _ADAM, _adam_constants, _adam_coefficients, elementwise.adam),
+    "adam": UpdateRule(("adam", "adamw"), _BETAS, _ADAM, _adam_constants, _adam_coefficients, elementwise.adam),
     # Its rows are those that AdamW updates.
-    "muon": Rule(
+    "muon": UpdateRule(
         ("muon",), (*_BETAS, "momentum", "nesterov"), _ADAM, _adam_constants, _adam_coefficients, elementwise.adam
     ),
-    "adafactor": Rule(
+    "adafactor": UpdateRule(
         ("adafactor",),
         ("beta2_decay",),
         {"row": "row_var", "column": "col_var", "variance": "variance"},
@@ -219,7 +219,7 @@ RULES = {
         lambda members, vectors, now: {},
         None,
     ),
-    "adamax": Rule(
+    "adamax": UpdateRule(
         ("adamax",),
         _BETAS,
         {"first": "exp_avg", "second": "exp_inf"},
@@ -227,11 +227,11 @@ RULES = {
         _adamax_coefficients,
         elementwise.adamax,
     ),
-    "lion": Rule(
+    "lion": UpdateRule(
         ("lion",), ("beta1", "beta2"), {"first": "exp_avg"}, _adam_constants, _lion_coefficients, elementwise.lion
     ),
-    "nadam": Rule(("nadam",), _BETAS, _ADAM, _adam_constants, _nadam_coefficients, elementwise.nadam),
-    "prodigy": Rule(
+    "nadam": UpdateRule(("nadam",), _BETAS, _ADAM, _adam_constants, _nadam_coefficients, elementwise.nadam),
+    "prodigy": UpdateRule(
         ("prodigy",),
         ("lr", *_BETAS, "d_coef", "d0", "use_bias_correction", "safeguard_warmup"),
         {**_ADAM, "sum": "s", "start": "p0"},
@@ -241,8 +241,8 @@ RULES = {
         (_prodigy_sums, elementwise.prodigy_sums),
         learn_distance,
     ),
-    "radam": Rule(("radam",), _BETAS, _ADAM, _adam_constants, _radam_coefficients, elementwise.radam),
-    "rmsprop": Rule(
+    "radam": UpdateRule(("radam",), _BETAS, _ADAM, _adam_constants, _radam_coefficients, elementwise.radam),
+    "rmsprop": UpdateRule(
         ("rmsprop",),
         ("alpha", "eps", "momentum"),
         {"second": "square_avg", "first": "momentum_buffer"},
@@ -250,7 +250,7 @@ RULES = {
         _rmsprop_coefficients,
         elementwise.rmsprop,
     ),
-    "schedule_free_adamw": Rule(
+    "schedule_free_adamw": UpdateRule(
         ("schedule_free_adamw",),
         ("lr", *_BETAS),
         {"iterate": "z", "second": "exp_avg_sq"},
@@ -259,7 +259,7 @@ RULES = {
         elementwise.schedule_free,
         learn=learn_average,
     ),
-    "schedule_free_sgd": Rule(
+    "schedule_free_sgd": UpdateRule(
         ("schedule_free_sgd",),
         ("lr", "momentum"),
         {"iterate": "z"},
@@ -271,7 +271,7 @@ RULES = {
 }
 """All rules by name; those of Muon's matrices and of Adafactor are in modules of their own."""
 
-RULE_OF = {kind: name for name, rule in RULES.items() for kind in rule.kinds}
+RULE_OF = {kind: name for name, rule in UPDATE_RULES.items() for kind in rule.kinds}
 
 _MOMENTUM_DECAY = 4e-3
 """Of `torch.optim.NAdam`."""
