@@ -128,15 +128,7 @@ def adamax(
     p.addcmul_(m / u.clamp(min=torch.finfo(u.dtype).tiny), step_size, value=-1)
 
 
-def lion(
-    p: Tensor,
-    g: Tensor,
-    m: Tensor,
-    *,
-    lr: Tensor,
-    one_minus_beta1: Tensor,
-    one_minus_beta2: Tensor,
-) -> None:
+def lion(p: Tensor, g: Tensor, m: Tensor, *, lr: Tensor, one_minus_beta1: Tensor, one_minus_beta2: Tensor) -> None:
     """Lion (Chen et al. 2023, Algorithm 2): `p -= lr sign(beta1 m + (1 - beta1) g)`, then m as Adam's by beta2."""
     p.addcmul_(m.lerp(g, one_minus_beta1).sign_(), lr, value=-1)
     m.lerp_(g, one_minus_beta2)
@@ -192,15 +184,7 @@ def prodigy_sums(
 
 
 def prodigy(
-    p: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    s: Tensor,
-    start: Tensor,
-    *,
-    step_size: Tensor,
-    eps: Tensor,
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: Tensor, start: Tensor, *, step_size: Tensor, eps: Tensor
 ) -> None:
     """Prodigy (Mishchenko & Defazio 2024, Algorithm 4), after `prodigy_sums`: `p -= step_size m / (sqrt(v) + eps)`."""
     p.addcmul_(m / v.sqrt().add_(eps), step_size, value=-1)

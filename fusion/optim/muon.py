@@ -29,9 +29,7 @@ MARK = "use_muon"
 
 
 def hidden_matrices(
-    module: nn.Module,
-    marks: Mapping[str, Mapping[str, Any]] | None = None,
-    among: Collection[str] | None = None,
+    module: nn.Module, marks: Mapping[str, Mapping[str, Any]] | None = None, among: Collection[str] | None = None
 ) -> frozenset[str]:
     """Name the parameters that Muon updates.
 

@@ -208,11 +208,7 @@ class OptimizerState:
         }
 
     def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        *,
-        members: Sequence[int] | None = None,
-        hyperparameters: bool = True,
+        self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None, hyperparameters: bool = True
     ) -> None:
         """Restore the result of `state_dict`.
 

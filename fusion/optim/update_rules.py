@@ -96,11 +96,7 @@ def _adam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now)
             # A parameter whose learning rate is multiplied by 0 stays as it is, as in torch's optimizer.
             rate = torch.where(v["independent"] > 0, now.factor_R1 * (rate > 0), rate)
         shrink = 1 - rate * now.decay_RG
-    return {
-        "step_size": now.lr_RG * root / (1 - v["beta1"] ** now.steps_R1),
-        "eps": v["eps"] * root,
-        "shrink": shrink,
-    }
+    return {"step_size": now.lr_RG * root / (1 - v["beta1"] ** now.steps_R1), "eps": v["eps"] * root, "shrink": shrink}
 
 
 def _adamax_constants(members: Sequence[Hyperparameters], v: Vectors) -> Coefficients:
