@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.answers.answer import Answer, machines_of
@@ -66,14 +66,16 @@ ASKED = {
 Line = tuple[str, str, str]
 
 
-def held_out(folder: Path, resamples: int = RESAMPLES) -> list[Answer]:
+def held_out(folder: Path, resamples: int = RESAMPLES) -> Iterator[Answer]:
     """Answer from the second half of the tasks: is `tune` as good there, is it sure, does another rule do better?"""
     tables = halves(pooled(folder / "replay"))[1]
     if not tables:
-        return []
+        return
     found = rows(tables, {name: rule for name, rule in RULES.items() if name in ABLATIONS}, resamples)
     where = f"recorded trainings of {len(tables)} tasks"
-    return [_unseen(folder, tables, found, where), *_certainty(tables, resamples, where), _rules(folder, found, where)]
+    yield _unseen(folder, tables, found, where)
+    yield from _certainty(tables, resamples, where)
+    yield _rules(folder, found, where)
 
 
 def _unseen(folder: Path, tables: Mapping[str, Table], found: PolicyRows, where: str) -> Answer:
@@ -125,21 +127,19 @@ def _agreement(folder: Path) -> list[Line]:
     return [("replay and real run agree on whether ASHA's score is reached", told, "")] if found.searches else []
 
 
-def _certainty(tables: Mapping[str, Table], resamples: int, where: str) -> list[Answer]:
+def _certainty(tables: Mapping[str, Table], resamples: int, where: str) -> Iterator[Answer]:
     sure = [race for table in tables.values() for race in races(table, resamples) if race.probability >= SURE]
     if not sure:
-        return []
+        return
     stated, best = (sum(values) / len(sure) for values in ([r.probability for r in sure], [r.best for r in sure]))
-    return [
-        Answer(
-            "Can I believe the confidence that a run states?",
-            f"If a run states a confidence of {stated:.0%}, expect its winner to be the best finalist in {best:.0%}.",
-            ("stated confidence", "its mean", "winners that are the best of their finalists"),
-            [(f"at least {SURE:.0%}", f"{stated:.0%}", f"{best:.0%}")],
-            [REPLAY],
-            where,
-        )
-    ]
+    yield Answer(
+        "Can I believe the confidence that a run states?",
+        f"If a run states a confidence of {stated:.0%}, expect its winner to be the best finalist in {best:.0%}.",
+        ("stated confidence", "its mean", "winners that are the best of their finalists"),
+        [(f"at least {SURE:.0%}", f"{stated:.0%}", f"{best:.0%}")],
+        [REPLAY],
+        where,
+    )
 
 
 def _rules(folder: Path, found: PolicyRows, where: str) -> Answer:
@@ -176,26 +176,24 @@ def _percent(row: PolicyRow) -> str:
     return f"{row.retrained:.0%}, {row.handed:.0%}"
 
 
-def anytime(folder: Path) -> list[Answer]:
+def anytime(folder: Path) -> Iterator[Answer]:
     """What a search has in hand if it is given part of the time of a whole one."""
     page = _page(folder)
     costs = re.findall(f"{re.escape(AHEAD_OF_ASHA)}([0-9.]+)", page)
     rows = {cells[1]: cells[2:] for line in page.splitlines() if (cells := _cells(line))[:1] == ["second"]}
     if not costs or not rows.keys() >= {*IN_TIME}:
-        return []
+        return
     first, at_once, theirs = (rows[name] for name in IN_TIME)
     ours = [*first[:-1], at_once[-1]]  # a budget for the whole search changes nothing
-    return [
-        Answer(
-            "What is in hand if the time is short?",
-            f"From {max(costs, key=float)} full trainings on, a search of `tune` that is stopped has the better "
-            "model in the mean; before that, ASHA has.",
-            ("share of the time of a whole search", "regret of `tune`, in seeds' spreads", "of ASHA"),
-            [(f"{share:.0%}", *both) for share, *both in list(zip(SHARES, ours, theirs, strict=True))[::-1]],
-            [REPLAY],
-            "recorded trainings",
-        )
-    ]
+    yield Answer(
+        "What is in hand if the time is short?",
+        f"From {max(costs, key=float)} full trainings on, a search of `tune` that is stopped has the better "
+        "model in the mean; before that, ASHA has.",
+        ("share of the time of a whole search", "regret of `tune`, in seeds' spreads", "of ASHA"),
+        [(f"{share:.0%}", *both) for share, *both in list(zip(SHARES, ours, theirs, strict=True))[::-1]],
+        [REPLAY],
+        "recorded trainings",
+    )
 
 
 def _cells(line: str) -> list[str]:
