@@ -65,11 +65,10 @@ class RuleMembers:
         """
         own = slice(self.start, self.stop)
         of_average_R = steps_K.new_tensor([hp.average_share for hp in self.members])
-        precise = torch.promote_types(values.dtype, torch.float32)
+        precise = values[own].to(torch.promote_types(values.dtype, torch.float32))
         # Before the first step, there is no z.
         share_R = torch.where(steps_K[own] > 0, 1 - 1 / of_average_R, 0.0)
-        share = share_R.to(precise).view(-1, *[1] * (values.dim() - 1))
-        return torch.lerp(values[own].to(precise), iterate[own].to(precise), share)
+        return torch.lerp(precise, iterate[own].to(precise), wide(share_R, precise))
 
     def constants(self, decay_RG: Tensor) -> Coefficients:
         """Return the coefficients of the update rule that never change, [R, 1] or [R, G] each, None if unused."""
@@ -94,6 +93,11 @@ class RuleMembers:
             assert self.rule.before is not None
             return self.rule.before[0](self.members, self.vectors, now)
         return self.rule.coefficients(self.members, self.vectors, now)
+
+
+def wide(values_R: Tensor, like: Tensor) -> Tensor:
+    """Return one value for each member in the type of a tensor [R, ...], along whose members it broadcasts."""
+    return values_R.to(like).view(-1, *[1] * (like.dim() - 1))
 
 
 def runs_of(members: Sequence[Hyperparameters]) -> Iterator[RuleMembers]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fusion.argument_checks import require
 from fusion.members.fused_model import FusedModel
-from fusion.optim.members_by_rule import RuleMembers
+from fusion.optim.members_by_rule import RuleMembers, wide
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.parts import SeveralAsOne
 
@@ -107,8 +107,8 @@ def update(
         steps = orthogonalized(torch.stack(directions))
         for i, step in zip(places, steps):
             values = stored[i][0]
-            shrunk = values * _wide(1 - rates[i] * decays[i], values)
-            moved = torch.addcmul(shrunk, step.to(values), _wide(-rates[i] * scale_R, values))
+            shrunk = values * wide(1 - rates[i] * decays[i], values)
+            moved = torch.addcmul(shrunk, step.to(values), wide(-rates[i] * scale_R, values))
             values.copy_(moved if takes_R is None else torch.where(takes_R[:, None, None], moved, values))
 
 
@@ -136,15 +136,11 @@ def _direction(
     gradient: Tensor, momentum: Tensor, momentum_R: Tensor, nesterov_R: Tensor, takes_R: Tensor | None
 ) -> Tensor:
     """Update momenta in place, and look ahead for members that use Nesterov momentum; [R, m, n]."""
-    keep = _wide(momentum_R, gradient)
-    moved = momentum.lerp(gradient, _wide(1 - momentum_R, gradient))
+    keep = wide(momentum_R, gradient)
+    moved = momentum.lerp(gradient, wide(1 - momentum_R, gradient))
     momentum.copy_(moved if takes_R is None else torch.where(takes_R[:, None, None], moved, momentum))
     ahead = gradient.lerp(moved, keep)
-    return torch.where(_wide(nesterov_R, gradient) > 0, ahead, moved)
-
-
-def _wide(values_R: Tensor, like: Tensor) -> Tensor:
-    return values_R.to(like)[:, None, None]
+    return torch.where(wide(nesterov_R, gradient) > 0, ahead, moved)
 
 
 def _scale(hp: Hyperparameters, shape: Sequence[int]) -> float:

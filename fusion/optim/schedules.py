@@ -114,17 +114,6 @@ def _at_step(config: Mapping[str, Any], max_epochs: int, steps_per_epoch: int, s
     return lr_factor(config, step / steps_per_epoch, max_epochs, steps_per_epoch)
 
 
-def _step(config: Mapping[str, Any], epoch: int) -> float:
-    gamma: float = read(config, "gamma")
-    factor: float = gamma ** (epoch // read(config, "step_size"))
-    return factor
-
-
-def _exponential(config: Mapping[str, Any], epoch: int) -> float:
-    gamma: float = read(config, "gamma")
-    return gamma**epoch
-
-
 def _decayed(config: Mapping[str, Any], step: int, steps: int) -> float:
     floor: float = read(config, "floor")
     start, step = read(config, "decay_start") * steps, min(step, steps)
@@ -147,8 +136,8 @@ def _annealed(start: float, end: float, share: float) -> float:
 
 _BY_EPOCH: dict[Any, Callable[[Mapping[str, Any], int], float]] = {
     "constant": lambda config, epoch: 1.0,
-    "step": _step,
-    "exponential": _exponential,
+    "step": lambda config, epoch: read(config, "gamma") ** (epoch // read(config, "step_size")),
+    "exponential": lambda config, epoch: read(config, "gamma") ** epoch,
 }
 _SHAPES: dict[Any, Callable[[float], float]] = {
     "linear": lambda x: 1 - x,

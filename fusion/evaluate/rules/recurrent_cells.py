@@ -153,14 +153,6 @@ def _gru_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Saved) -
     return slopes.flatten(2, 3)
 
 
-def _rnn_tanh_step(from_input: Tensor, from_state: Tensor, state: State) -> State:
-    return ((from_input + from_state).tanh(),)
-
-
-def _rnn_relu_step(from_input: Tensor, from_state: Tensor, state: State) -> State:
-    return ((from_input + from_state).relu(),)
-
-
 def _buffer(like: Tensor, T: int, keep: bool, shape: Iterable[int], dtype: torch.dtype | None = None) -> Tensor:
     """Make room for T steps [T, *shape]; if nothing is kept, all steps share the same memory."""
     return like.new_empty(T if keep else 1, *shape, dtype=dtype).expand(T, *shape)
@@ -171,4 +163,5 @@ _tanh_backward: Any = torch.ops.aten.tanh_backward.grad_input
 
 LSTM = Cell(_lstm_step, ByHand(4, _lstm_forward, _lstm_backward))
 GRU = Cell(_gru_step, ByHand(2, _gru_forward, _gru_backward))
-RNN_TANH, RNN_RELU = Cell(_rnn_tanh_step), Cell(_rnn_relu_step)
+RNN_TANH = Cell(lambda from_input, from_state, state: ((from_input + from_state).tanh(),))
+RNN_RELU = Cell(lambda from_input, from_state, state: ((from_input + from_state).relu(),))
