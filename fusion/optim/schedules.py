@@ -11,9 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fusion.argument_checks import check_int, check_mapping, is_number, require
-from fusion.keys import SCHEDULES, check, read, warmup_epochs
-
-__all__ = ["SCHEDULES", "as_lambda_lr", "lr_factor"]
+from fusion.keys import check, read, warmup_epochs
 
 
 def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_per_epoch: float = 1) -> float:
