@@ -8,7 +8,7 @@ The page, `RESULTS.md`, is drawn from the result files alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.answers import held_out, studies, tune
@@ -17,7 +17,7 @@ from benchmarks.result_files import RESULTS, columns
 
 PAGE = Path(__file__).parent / "RESULTS.md"
 
-AUTHORS: tuple[Callable[[Path], list[Answer]], ...] = (
+AUTHORS: tuple[Callable[[Path], Iterable[Answer]], ...] = (
     tune.sooner,
     tune.as_good,
     tune.against_peers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.answers.answer import Answer, machines_of
@@ -12,7 +12,19 @@ from benchmarks.replay.anytime import AHEAD as AHEAD_OF_ASHA
 from benchmarks.replay.anytime import IN_TIME, SHARES
 from benchmarks.replay.live import agreement_with_live
 from benchmarks.replay.table import Table, pooled
-from benchmarks.replay.yardsticks import AGAIN, HEAT, RESAMPLES, RULES, TODAY, Row, halves, mean, races, rows
+from benchmarks.replay.yardsticks import (
+    AGAIN,
+    HEAT,
+    RESAMPLES,
+    RULES,
+    TODAY,
+    PolicyRow,
+    PolicyRows,
+    halves,
+    mean,
+    races,
+    rows,
+)
 from benchmarks.vs_asha.report import TASK_NAMES, of_today, read
 from benchmarks.vs_asha.statistics import BASELINE, overall
 from benchmarks.vs_asha.yardsticks import by_chance
@@ -51,22 +63,24 @@ ASKED = {
 }
 """The rules that the page of the replay compares with halving, by their names there."""
 
-Cells = tuple[str, str, str]
+Line = tuple[str, str, str]
 
 
-def held_out(folder: Path, resamples: int = RESAMPLES) -> list[Answer]:
+def held_out(folder: Path, resamples: int = RESAMPLES) -> Iterator[Answer]:
     """Answer from the second half of the tasks: is `tune` as good there, is it sure, does another rule do better?"""
     tables = halves(pooled(folder / "replay"))[1]
     if not tables:
-        return []
+        return
     found = rows(tables, {name: rule for name, rule in RULES.items() if name in ABLATIONS}, resamples)
     where = f"recorded trainings of {len(tables)} tasks"
-    return [_unseen(folder, tables, found, where), *_certainty(tables, resamples, where), _rules(folder, found, where)]
+    yield _unseen(folder, tables, found, where)
+    yield from _certainty(tables, resamples, where)
+    yield _rules(folder, found, where)
 
 
-def _unseen(folder: Path, tables: Mapping[str, Table], found: Mapping[str, Mapping[str, Row]], where: str) -> Answer:
+def _unseen(folder: Path, tables: Mapping[str, Table], found: PolicyRows, where: str) -> Answer:
     today, again = mean(found[TODAY].values()), mean(found[AGAIN].values())
-    lines: list[Cells] = [
+    lines: list[Line] = [
         ("the model handed back, replayed", f"{today.handed:.0%}", f"{again.handed:.0%}"),
         ("its configuration, trained again, replayed", f"{today.retrained:.0%}", f"{again.retrained:.0%}"),
         ("cost in full trainings, replayed", f"{today.cost:.1f}", f"{again.cost:.1f}"),
@@ -87,14 +101,14 @@ def _unseen(folder: Path, tables: Mapping[str, Table], found: Mapping[str, Mappi
     )
 
 
-def _live(folder: Path, tables: Collection[str]) -> tuple[list[Cells], str]:
+def _live(folder: Path, tables: Collection[str]) -> tuple[list[Line], str]:
     tasks = {task: methods for task, methods in of_today(read(folder / "vs_asha")).items() if task in tables}
     if not tasks:
         return [], ""
     found, chance = overall(tasks, "tune"), by_chance(tasks, "tune")
     handed = f"{found.not_worse} of {found.runs}", f"{chance.not_worse / chance.runs:.0%}"
     again = f"{found.again_not_worse} of {found.again}", f"{chance.again_not_worse / chance.again:.0%}"
-    lines: list[Cells] = [
+    lines: list[Line] = [
         ("the model handed back, really run", *handed),
         ("its configuration, trained again, really run", *again),
         ("tasks on which it is worse in the mean, really run", _named(found.lost), ""),
@@ -107,30 +121,28 @@ def _named(tasks: Iterable[str]) -> str:
     return "; ".join(TASK_NAMES.get(task, task) for task in tasks) or "none"
 
 
-def _agreement(folder: Path) -> list[Cells]:
+def _agreement(folder: Path) -> list[Line]:
     found = agreement_with_live(policies.today, folder / "replay")
     told = f"{found.alike} of {found.searches} searches"
     return [("replay and real run agree on whether ASHA's score is reached", told, "")] if found.searches else []
 
 
-def _certainty(tables: Mapping[str, Table], resamples: int, where: str) -> list[Answer]:
+def _certainty(tables: Mapping[str, Table], resamples: int, where: str) -> Iterator[Answer]:
     sure = [race for table in tables.values() for race in races(table, resamples) if race.probability >= SURE]
     if not sure:
-        return []
+        return
     stated, best = (sum(values) / len(sure) for values in ([r.probability for r in sure], [r.best for r in sure]))
-    return [
-        Answer(
-            "Can I believe the confidence that a run states?",
-            f"If a run states a confidence of {stated:.0%}, expect its winner to be the best finalist in {best:.0%}.",
-            ("stated confidence", "its mean", "winners that are the best of their finalists"),
-            [(f"at least {SURE:.0%}", f"{stated:.0%}", f"{best:.0%}")],
-            [REPLAY],
-            where,
-        )
-    ]
+    yield Answer(
+        "Can I believe the confidence that a run states?",
+        f"If a run states a confidence of {stated:.0%}, expect its winner to be the best finalist in {best:.0%}.",
+        ("stated confidence", "its mean", "winners that are the best of their finalists"),
+        [(f"at least {SURE:.0%}", f"{stated:.0%}", f"{best:.0%}")],
+        [REPLAY],
+        where,
+    )
 
 
-def _rules(folder: Path, found: Mapping[str, Mapping[str, Row]], where: str) -> Answer:
+def _rules(folder: Path, found: PolicyRows, where: str) -> Answer:
     """Compare other rules with today's on the tasks on which they can be replayed."""
     lines = []
     for name in ABLATIONS:
@@ -160,30 +172,28 @@ def _rules(folder: Path, found: Mapping[str, Mapping[str, Row]], where: str) -> 
     )
 
 
-def _percent(row: Row) -> str:
+def _percent(row: PolicyRow) -> str:
     return f"{row.retrained:.0%}, {row.handed:.0%}"
 
 
-def anytime(folder: Path) -> list[Answer]:
+def anytime(folder: Path) -> Iterator[Answer]:
     """What a search has in hand if it is given part of the time of a whole one."""
     page = _page(folder)
     costs = re.findall(f"{re.escape(AHEAD_OF_ASHA)}([0-9.]+)", page)
     rows = {cells[1]: cells[2:] for line in page.splitlines() if (cells := _cells(line))[:1] == ["second"]}
     if not costs or not rows.keys() >= {*IN_TIME}:
-        return []
+        return
     first, at_once, theirs = (rows[name] for name in IN_TIME)
     ours = [*first[:-1], at_once[-1]]  # a budget for the whole search changes nothing
-    return [
-        Answer(
-            "What is in hand if the time is short?",
-            f"From {max(costs, key=float)} full trainings on, a search of `tune` that is stopped has the better "
-            "model in the mean; before that, ASHA has.",
-            ("share of the time of a whole search", "regret of `tune`, in seeds' spreads", "of ASHA"),
-            [(f"{share:.0%}", *both) for share, *both in list(zip(SHARES, ours, theirs, strict=True))[::-1]],
-            [REPLAY],
-            "recorded trainings",
-        )
-    ]
+    yield Answer(
+        "What is in hand if the time is short?",
+        f"From {max(costs, key=float)} full trainings on, a search of `tune` that is stopped has the better "
+        "model in the mean; before that, ASHA has.",
+        ("share of the time of a whole search", "regret of `tune`, in seeds' spreads", "of ASHA"),
+        [(f"{share:.0%}", *both) for share, *both in list(zip(SHARES, ours, theirs, strict=True))[::-1]],
+        [REPLAY],
+        "recorded trainings",
+    )
 
 
 def _cells(line: str) -> list[str]:

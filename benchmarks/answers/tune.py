@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from benchmarks.vs_asha.report import read as read_cells
 from benchmarks.vs_asha.statistics import (
     BASELINE,
     Cell,
-    Row,
+    MethodRow,
     Spread,
     baseline_of,
     is_timed,
@@ -35,10 +35,10 @@ class _Task(NamedTuple):
 
     name: str
     cells: list[Cell]
-    own: Row
-    base: Row
+    own: MethodRow
+    base: MethodRow
     against_ray: bool
-    in_one_process: Row
+    in_one_process: MethodRow
     between_seeds: float
 
     @property
@@ -65,11 +65,11 @@ def _tasks(folder: Path) -> list[_Task]:
     return found
 
 
-def sooner(folder: Path) -> list[Answer]:
+def sooner(folder: Path) -> Iterator[Answer]:
     """How many times as fast as ASHA `tune` hands back a model, by task."""
     timed = [task for task in _tasks(folder) if task.own.speedup is not None]
     if not timed:
-        return []
+        return
     ray = [task.own.speedup for task in timed if task.against_ray]
     alone = [task.own.speedup for task in timed if not task.against_ray]
     told = [
@@ -93,24 +93,22 @@ def sooner(folder: Path) -> list[Answer]:
     for place in FOLDERS:
         if (folder / f"{place}.md").exists():
             rows += [[TASK_NAMES[task], *[NOT_RUN] * 4, "", ""] for task in not_run(read_cells(folder / place))]
-    return [
-        Answer(
-            "How much sooner than ASHA does `tune` hand back a trained model?",
-            f"Expect a trained model {', and '.join(told)}.{part}",
-            (
-                "task",
-                "times as fast as Ray Tune's ASHA",
-                "... without Ray's start-up",
-                "times as fast as ASHA in one process",
-                "cost, in full trainings of the winner",
-                "of it the sweep",
-                "runs",
-            ),
-            rows,
-            _sources(folder),
-            machines_of(cell["environment"] for task in timed for cell in task.cells),
-        )
-    ]
+    yield Answer(
+        "How much sooner than ASHA does `tune` hand back a trained model?",
+        f"Expect a trained model {', and '.join(told)}.{part}",
+        (
+            "task",
+            "times as fast as Ray Tune's ASHA",
+            "... without Ray's start-up",
+            "times as fast as ASHA in one process",
+            "cost, in full trainings of the winner",
+            "of it the sweep",
+            "runs",
+        ),
+        rows,
+        _sources(folder),
+        machines_of(cell["environment"] for task in timed for cell in task.cells),
+    )
 
 
 def _sweep(cells: Sequence[Cell]) -> str:
@@ -132,14 +130,15 @@ def _sources(folder: Path) -> list[str]:
     return [f"{place}.md" for place in FOLDERS if (folder / place).exists()]
 
 
-def as_good(folder: Path) -> list[Answer]:
+def as_good(folder: Path) -> Iterator[Answer]:
     """How often the model of `tune` is as good as ASHA's, over all tasks; then the scores, by task."""
-    return [*_overall(of_today(read_cells(folder / "vs_asha"))), *_by_task(folder)]
+    yield from _overall(of_today(read_cells(folder / "vs_asha")))
+    yield from _by_task(folder)
 
 
-def _overall(tasks: Cells) -> list[Answer]:
+def _overall(tasks: Cells) -> Iterator[Answer]:
     if len(tasks) < 2:
-        return []
+        return
     found, chance = overall(tasks, "tune"), by_chance(tasks, "tune")
     cells = [cell for methods in tasks.values() for method in (BASELINE, "tune") for cell in methods[method]]
     rows = [
@@ -148,26 +147,24 @@ def _overall(tasks: Cells) -> list[Answer]:
         ("its configuration, trained again, tests as well", found.again_not_worse, chance.again_not_worse),
     ]
     of = [(found.runs, chance.runs), (found.runs, chance.runs), (found.again, chance.again)]
-    return [
-        Answer(
-            "Is the model as good as ASHA's?",
-            f"The model of `tune` tests as well as Ray Tune's ASHA's in {found.not_worse / found.runs:.0%} of "
-            f"runs; a second ASHA, with another seed, does so in {chance.not_worse / chance.runs:.0%}.",
-            ("how often", "`tune`", "ASHA with another seed, and so with other configurations"),
-            [
-                (what, f"{own} of {runs}", f"{theirs:.3g} of {others}")
-                for (what, own, theirs), (runs, others) in zip(rows, of, strict=True)
-            ],
-            ["vs_asha.md"],
-            f"{len(tasks)} tasks; {machines_of(cell['environment'] for cell in cells)}",
-        )
-    ]
+    yield Answer(
+        "Is the model as good as ASHA's?",
+        f"The model of `tune` tests as well as Ray Tune's ASHA's in {found.not_worse / found.runs:.0%} of "
+        f"runs; a second ASHA, with another seed, does so in {chance.not_worse / chance.runs:.0%}.",
+        ("how often", "`tune`", "ASHA with another seed, and so with other configurations"),
+        [
+            (what, f"{own} of {runs}", f"{theirs:.3g} of {others}")
+            for (what, own, theirs), (runs, others) in zip(rows, of, strict=True)
+        ],
+        ["vs_asha.md"],
+        f"{len(tasks)} tasks; {machines_of(cell['environment'] for cell in cells)}",
+    )
 
 
-def _by_task(folder: Path) -> list[Answer]:
+def _by_task(folder: Path) -> Iterator[Answer]:
     tasks = _tasks(folder)
     if not tasks:
-        return []
+        return
     worse = [task for task in tasks if lost(task.own, task.between_seeds)]
     meaning = "On no task, the model tests worse than ASHA's by more than a seed's spread."
     if worse:
@@ -197,14 +194,14 @@ def _by_task(folder: Path) -> list[Answer]:
         "runs that reach ASHA's validation score",
     )
     where = machines_of(cell["environment"] for task in tasks for cell in task.cells)
-    return [Answer("On which tasks is it better, and on which worse?", meaning, columns, rows, _sources(folder), where)]
+    yield Answer("On which tasks is it better, and on which worse?", meaning, columns, rows, _sources(folder), where)
 
 
-def against_peers(folder: Path) -> list[Answer]:
+def against_peers(folder: Path) -> Iterator[Answer]:
     """The test score of what each search hands back in the wall time that `tune` takes, and in four times it."""
     result = read(folder / peers.FILE)
     if result is None:
-        return []
+        return
     found = []
     for task, name, rows, tests in peers.compared(result["rows"]):
         won, *later = [peers.wins(rows, of_budget) for of_budget in tests]
@@ -212,27 +209,25 @@ def against_peers(folder: Path) -> list[Answer]:
     found.sort(key=lambda line: -line[2] / line[4])
     won, of = sum(line[2] for line in found), sum(line[4] for line in found)
     ahead = dict.fromkeys(f"{name} ({task})" for task, name, wins, _, runs in found if 2 * wins < runs)
-    return [
-        Answer(
-            "And in the time that `tune` takes, what do others find?",
-            f"Given the same time, `tune` tests as well or better in {won} of {of} comparisons; "
-            f"{len(ahead)} of {len(found)} searches are mostly ahead of it.",
-            ("task", "against", "`tune` is as good or better in the same time", "... if the other has four times it"),
-            [
-                (task, name, f"{wins} of {runs}", NOT_RUN if later is None else f"{later} of {runs}")
-                for task, name, wins, later, runs in found
-            ],
-            ["peers.md"],
-            machine_of(result["environment"]),
-        )
-    ]
+    yield Answer(
+        "And in the time that `tune` takes, what do others find?",
+        f"Given the same time, `tune` tests as well or better in {won} of {of} comparisons; "
+        f"{len(ahead)} of {len(found)} searches are mostly ahead of it.",
+        ("task", "against", "`tune` is as good or better in the same time", "... if the other has four times it"),
+        [
+            (task, name, f"{wins} of {runs}", NOT_RUN if later is None else f"{later} of {runs}")
+            for task, name, wins, later, runs in found
+        ],
+        ["peers.md"],
+        machine_of(result["environment"]),
+    )
 
 
-def own_cost(folder: Path) -> list[Answer]:
+def own_cost(folder: Path) -> Iterator[Answer]:
     """What the library itself takes, with many trials, GPUs or ranks."""
     result = read(folder / scale.FILE)
     if result is None:
-        return []
+        return
     measured = {name: result["now"][name] for name in scale.ROWS if name in result["now"]}
     rows = [
         (row.what, scale.shown(measured[name], row), scale.shown(result["before"].get(name), row))
@@ -249,7 +244,7 @@ def own_cost(folder: Path) -> list[Answer]:
         meaning += f" A search on digits spends {beside.median:.2g} s beside training."
     where = machines_of({**result["environment"], **cell} for cell in measured.values())
     columns = ("what", "now", "before it was made faster")
-    return [Answer("What does the library itself cost?", meaning, columns, rows, ["scale.md"], where)]
+    yield Answer("What does the library itself cost?", meaning, columns, rows, ["scale.md"], where)
 
 
 def _beside_training(cell: Cell) -> float:

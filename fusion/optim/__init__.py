@@ -1,8 +1,9 @@
 """Optimizers over stacked parameters, and the same for one module, from the same configuration keys."""
 
+from fusion.keys import OPTIMIZERS
 from fusion.optim.fused import FusedOptimizer
 from fusion.optim.make_fused_optimizer import FusedAdam, FusedAdamW, FusedSGD, fused_optimizer
-from fusion.optim.optimizer_config import OPTIMIZERS, Hyperparameters
+from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.torch_optimizer import optimizer
 
 __all__ = [

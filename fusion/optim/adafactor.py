@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fusion.optim.members_by_rule import Run
+from fusion.optim.members_by_rule import RuleMembers, wide
 
 _EPS2, _D = 1e-3, 1.0
 """Defaults of torch.optim.Adafactor: the least root mean square that a rate is for, and the limit of an update's."""
@@ -26,7 +26,7 @@ STATE: Mapping[str, Callable[[Tensor], Tensor | None]] = {
 
 def update(
     stored: Sequence[Sequence[Tensor]],
-    run: Run,
+    run: RuleMembers,
     rates: Sequence[Tensor],
     decays: Sequence[Tensor],
     steps: Sequence[Tensor],
@@ -48,7 +48,7 @@ def update(
         precise = torch.promote_types(values.dtype, torch.float32)
         eps1 = torch.finfo(values.dtype).eps
         p, g, *before = (t.to(precise) for t in (values, gradient, *state))
-        share = _wide(steps_R**power_R, p)
+        share = wide(steps_R**power_R, p)
         if len(before) == 2:
             row, column = (
                 kept.lerp(g.square().mean(dim, keepdim=True), share) for kept, dim in zip(before, (-1, -2), strict=True)
@@ -61,15 +61,11 @@ def update(
         direction = g * second.clamp(min=eps1 * eps1).rsqrt()
         rate_R = torch.minimum(lr_R, steps_R.rsqrt()) * _root_mean_square(p).clamp(min=_EPS2)
         rate_R = rate_R / (_root_mean_square(direction) / _D).clamp(min=1)
-        moved = torch.addcmul(p * _wide(1 - lr_R * decay_R, p), direction, _wide(-rate_R, p))
+        moved = torch.addcmul(p * wide(1 - lr_R * decay_R, p), direction, wide(-rate_R, p))
         for target, value in zip((values, *state), (moved, *after), strict=True):
-            target.copy_(value if takes_R is None else torch.where(_wide(takes_R, value) > 0, value, target))
+            target.copy_(value if takes_R is None else torch.where(wide(takes_R, value) > 0, value, target))
 
 
 def _root_mean_square(t: Tensor) -> Tensor:
     """Return the root of each member's mean square, [R]."""
     return t.square().flatten(1).mean(1).sqrt() if t.dim() > 1 else t.abs()
-
-
-def _wide(values_R: Tensor, like: Tensor) -> Tensor:
-    return values_R.to(like).view(-1, *[1] * (like.dim() - 1))

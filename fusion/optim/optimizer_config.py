@@ -28,8 +28,6 @@ from fusion.optim.lion import Lion
 from fusion.optim.prodigy import Prodigy
 from fusion.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD, has_modes
 
-__all__ = ["OPTIMIZERS", "Hyperparameters"]
-
 
 @dataclass(frozen=True)
 class Hyperparameters:

@@ -11,9 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fusion.argument_checks import check_int, check_mapping, is_number, require
-from fusion.keys import SCHEDULES, check, read, warmup_epochs
-
-__all__ = ["SCHEDULES", "as_lambda_lr", "lr_factor"]
+from fusion.keys import check, read, warmup_epochs
 
 
 def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_per_epoch: float = 1) -> float:
@@ -114,17 +112,6 @@ def _at_step(config: Mapping[str, Any], max_epochs: int, steps_per_epoch: int, s
     return lr_factor(config, step / steps_per_epoch, max_epochs, steps_per_epoch)
 
 
-def _step(config: Mapping[str, Any], epoch: int) -> float:
-    gamma: float = read(config, "gamma")
-    factor: float = gamma ** (epoch // read(config, "step_size"))
-    return factor
-
-
-def _exponential(config: Mapping[str, Any], epoch: int) -> float:
-    gamma: float = read(config, "gamma")
-    return gamma**epoch
-
-
 def _decayed(config: Mapping[str, Any], step: int, steps: int) -> float:
     floor: float = read(config, "floor")
     start, step = read(config, "decay_start") * steps, min(step, steps)
@@ -147,8 +134,8 @@ def _annealed(start: float, end: float, share: float) -> float:
 
 _BY_EPOCH: dict[Any, Callable[[Mapping[str, Any], int], float]] = {
     "constant": lambda config, epoch: 1.0,
-    "step": _step,
-    "exponential": _exponential,
+    "step": lambda config, epoch: read(config, "gamma") ** (epoch // read(config, "step_size")),
+    "exponential": lambda config, epoch: read(config, "gamma") ** epoch,
 }
 _SHAPES: dict[Any, Callable[[float], float]] = {
     "linear": lambda x: 1 - x,

@@ -42,7 +42,7 @@ def test_answers_of_peers_count_seeds(tmp_path: Path) -> None:
     (found,) = against_peers(tmp_path)
     assert [row[1:] for row in found.rows] == [(name, "2 of 2", "0 of 2") for name in peers.PEERS]
     assert f"in {2 * len(peers.PEERS)} of {2 * len(peers.PEERS)} comparisons; 0 of {len(peers.PEERS)}" in found.meaning
-    assert not against_peers(tmp_path / "empty")
+    assert not [*against_peers(tmp_path / "empty")]
 
 
 def test_a_wide_task_is_compared_with_what_asha_had_at_that_time(tmp_path: Path) -> None:

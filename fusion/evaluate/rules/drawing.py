@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusion.evaluate.rules.member import Member, Rule
 from fusion.streams import Streams
@@ -32,10 +32,11 @@ def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_sc
         in_place = _is_in_place(function, args, kwargs)
         if in_place and args[0].dim is None:
             return NotImplemented
-        parted = tree_map(lambda x: _part(x, K, in_place, plain_scalars), (args, kwargs), is_leaf=_is_member)
+        leaves, spec = tree_flatten((args, kwargs), is_leaf=lambda x: isinstance(x, Member))
+        parted = [_part(x, K, in_place, plain_scalars) for x in leaves]
         results = []
         for k in range(K):
-            own_args, own_kwargs = tree_map(lambda x: x[k] if isinstance(x, _Parts) else x, parted, is_leaf=_is_parts)  # noqa: B023
+            own_args, own_kwargs = tree_unflatten([x[k] if isinstance(x, _Parts) else x for x in parted], spec)
             with streams[k].drawn_from(beyond_torch=False):
                 results.append(function(*own_args, **own_kwargs))
         if in_place:
@@ -90,14 +91,6 @@ def laid_out(x_K: Tensor) -> Tensor:
 
 class _Parts(list[Any]):
     """K values, one for each member."""
-
-
-def _is_member(x: Any) -> bool:
-    return isinstance(x, Member)
-
-
-def _is_parts(x: Any) -> bool:
-    return isinstance(x, _Parts)
 
 
 def _part(x: Any, K: int, in_place: bool, plain_scalars: bool) -> Any:
