@@ -33,7 +33,7 @@ from benchmarks.results_page import render
 PIECE_SECONDS = 480.0
 
 
-class Step(NamedTuple):
+class Bench(NamedTuple):
     """A benchmark in short, or in part.
 
     Attributes:
@@ -46,49 +46,49 @@ class Step(NamedTuple):
 
 
 STEPS = (
-    Step("vs_asha --quick --again --tasks digits --seeds 0 1"),
-    Step("vs_asha --quick --again --tasks turbulence --methods ray_asha tune --seeds 0"),
-    Step("vs_asha --quick --again --tasks shakespeare --methods ray_asha tune --seeds 0", "tinyshakespeare/input.txt"),
-    Step("vs_asha --quick --again --tasks cifar10 --methods ray_asha tune --seeds 0", "cifar10/cifar10_jpeg.npz"),
-    Step("fusion_throughput --trials 32 --seconds 5 --out {out}"),
-    Step("transfer_quality digits --configs 12 --ratios 0.125 --seeds 3 --out {out}"),
-    Step("rasda_paper --quick --out {out}", "lcbench/model.onnx"),
-    Step("packing --quick --out {out}"),
-    Step("scale imports traces dispatch scheduler simulator events examples_read --out {out}"),
+    Bench("vs_asha --quick --again --tasks digits --seeds 0 1"),
+    Bench("vs_asha --quick --again --tasks turbulence --methods ray_asha tune --seeds 0"),
+    Bench("vs_asha --quick --again --tasks shakespeare --methods ray_asha tune --seeds 0", "tinyshakespeare/input.txt"),
+    Bench("vs_asha --quick --again --tasks cifar10 --methods ray_asha tune --seeds 0", "cifar10/cifar10_jpeg.npz"),
+    Bench("fusion_throughput --trials 32 --seconds 5 --out {out}"),
+    Bench("transfer_quality digits --configs 12 --ratios 0.125 --seeds 3 --out {out}"),
+    Bench("rasda_paper --quick --out {out}", "lcbench/model.onnx"),
+    Bench("packing --quick --out {out}"),
+    Bench("scale imports traces dispatch scheduler simulator events examples_read --out {out}"),
 )
 _TASKS = {"cifar10_resnet18": "cifar10/cifar10_jpeg.npz", "shakespeare_gpt": "tinyshakespeare/input.txt"}
 ON_GPU = (
     *(
-        Step(f"fusion_cuda --cases {case} --precisions {precision} --out {{out}}")
+        Bench(f"fusion_cuda --cases {case} --precisions {precision} --out {{out}}")
         for case in ("mlp", "transformer", "resnet18")
         for precision in ("tf32", "bf16")
     ),
-    Step(
+    Bench(
         "vs_asha --gpu --tasks wide_transformer --methods tune asha --seeds 0 --out {out}/vs_asha_gpu",
         "tinyshakespeare/input.txt",
     ),
     *(
-        Step(f"vs_asha --tasks {task} --methods {method} --seeds 0 --out {{out}}/vs_asha", needs)
+        Bench(f"vs_asha --tasks {task} --methods {method} --seeds 0 --out {{out}}/vs_asha", needs)
         for task, needs in _TASKS.items()
         for method in ("tune", "ray_asha")
     ),
 )
 """Those that say most in the least time come first."""
 STAND_IN = (
-    Step("fusion_cuda --device cpu --cases mlp --precisions fp32 --widths 1 8 --out {out}"),
-    Step("vs_asha --quick --tasks digits --methods tune ray_asha --seeds 0 --data {out} --out {out}/vs_asha"),
+    Bench("fusion_cuda --device cpu --cases mlp --precisions fp32 --widths 1 8 --out {out}"),
+    Bench("vs_asha --quick --tasks digits --methods tune ray_asha --seeds 0 --data {out} --out {out}/vs_asha"),
 )
 """The same code where there is no GPU."""
 
 
-def _how(step: Step, data: Path, out: Path) -> dict[str, Any]:
+def _how(step: Bench, data: Path, out: Path) -> dict[str, Any]:
     """Return what `subprocess` is to be told of a step."""
     module, *options = step.command.format(out=out).split()
     environment = {**os.environ, "HYDRO_RASDA_DATA": str(data.resolve())}
     return {"args": [sys.executable, "-m", f"benchmarks.{module}", *options], "env": environment}
 
 
-def run(steps: Sequence[Step], data: Path, out: Path) -> list[str]:
+def run(steps: Sequence[Bench], data: Path, out: Path) -> list[str]:
     """Run steps one after another; say which were left out, and why."""
     left_out = []
     for step in steps:
@@ -103,10 +103,10 @@ def run(steps: Sequence[Step], data: Path, out: Path) -> list[str]:
 
 
 def resume(
-    steps: Sequence[Step],
+    steps: Sequence[Bench],
     device: str,
     log: Path,
-    do: Callable[[Step], str],
+    do: Callable[[Bench], str],
     may_begin: Callable[[], bool],
     missing: Callable[[str], bool],
 ) -> list[str]:
@@ -157,7 +157,7 @@ def _on_gpu(data: Path, minutes: float, again: bool) -> None:
     if not gpus:
         print("There is no GPU: a stand-in runs on the CPU, to show that everything does. Its numbers say nothing.")
 
-    def do(step: Step) -> str:
+    def do(step: Bench) -> str:
         seconds = max(1.0, min(PIECE_SECONDS, ends - time.monotonic()))
         child = subprocess.Popen(**_how(step, data, out), start_new_session=True)
         try:

@@ -31,7 +31,7 @@ import psutil
 import torch
 from torch import nn
 
-from benchmarks.result_files import columns, environment, options, read, save, texts, versions
+from benchmarks.result_files import Row, columns, environment, options, read, save, texts, versions
 from hydro_rasda import RaceConfig, RayBackend, SweepConfig, TuneResult, choice, load, loguniform, tune, uniform
 
 _OF_RAY = (
@@ -103,8 +103,6 @@ def count_alive(processes: Iterable[psutil.Process], seconds: float) -> int:
 
 
 FILE = "endurance.json"
-Found = dict[str, Any]
-"""What was found, by name; each measurement is told what an earlier call found."""
 GROWTH = 0.05
 """Memory may grow by this share from the second quarter of the readings to the last: the allocator settles."""
 
@@ -155,7 +153,7 @@ def flat(readings: Sequence[dict[str, float]]) -> dict[str, Any]:
     return {"second and last quarter": found, "grown": grown}
 
 
-def searches(count: int, seconds: float, earlier: Found) -> Found:
+def searches(count: int, seconds: float, earlier: Row) -> Row:
     """One search after another in this process, as far as the time goes."""
     until, readings = time.monotonic() + seconds, list[dict[str, float]]()
     with tempfile.TemporaryDirectory() as folder, temporary(Path(folder, "tmp")) as files:
@@ -165,7 +163,7 @@ def searches(count: int, seconds: float, earlier: Found) -> Found:
     return {"searches": len(readings), **flat(readings)}
 
 
-def trials(count: int, seconds: float, earlier: Found) -> Found:
+def trials(count: int, seconds: float, earlier: Row) -> Row:
     """One search of many trials, read at each group that is over; a time budget ends it."""
     readings = list[dict[str, float]]()
     with tempfile.TemporaryDirectory() as folder, temporary(Path(folder, "tmp")) as files:
@@ -191,7 +189,7 @@ def trials(count: int, seconds: float, earlier: Found) -> Found:
     return {"trials": begun, "checkpoints at most": most, "checkpoints left": left, **told}
 
 
-def kills(count: int, seconds: float, earlier: Found, on_ray: bool = False) -> Found:
+def kills(count: int, seconds: float, earlier: Row, on_ray: bool = False) -> Row:
     """Runs that are killed at random moments until they end, and whether they found what an unbroken one did."""
     count -= (before := sum(earlier.get("kills", {}).values()))
     rng, until = random.Random(before), time.monotonic() + seconds
@@ -227,7 +225,7 @@ def kills(count: int, seconds: float, earlier: Found, on_ray: bool = False) -> F
     return {"kills": dict(killed + Counter(earlier.get("kills", {}))), **added}
 
 
-def kills_on_ray(count: int, seconds: float, earlier: Found) -> Found:
+def kills_on_ray(count: int, seconds: float, earlier: Row) -> Row:
     """The same on a Ray cluster of two workers: its actors, and the ranks of the finalist that has both at the end."""
     return kills(count, seconds, earlier, on_ray=True)
 
@@ -284,14 +282,14 @@ def markdown(result: dict[str, Any]) -> str:
     return f"# Endurance\n\n{where} {texts('endurance')['head']}\n\n{drawn}\n"
 
 
-def _kills_in_words(found: Found) -> tuple[str, str]:
+def _kills_in_words(found: Row) -> tuple[str, str]:
     who = ", ".join(f"{kind} {times}" for kind, times in found["kills"].items())
     done = f"{sum(found['kills'].values())} kills ({who}) of {found['runs']} runs"
     left = "; ".join(f"{name}: {number}" for name, number in found.items() if name.endswith("left behind"))
     return done, f"{found['equal']} of {found['runs']} equal to an unbroken run; {left}"
 
 
-def _growth_in_words(found: Found) -> tuple[str, str]:
+def _growth_in_words(found: Row) -> tuple[str, str]:
     kept = "second and last quarter"
     told = [f"{name} {first:g} and {last:g}" for name, (first, last) in found[kept].items()]
     plain = [f"{name} {n:,}" for name, n in found.items() if isinstance(n, int) and name not in ("searches", "trials")]

@@ -83,7 +83,7 @@ def conv() -> nn.Module:
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(16 * 7 * 7, 10))
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions around a shortcut (He et al. 2016)."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
@@ -109,7 +109,7 @@ def resnet18(width: int = 8) -> nn.Module:
     channels_in = width
     for stage, stride in enumerate((1, 2, 2, 2)):
         channels = width * 2**stage
-        layers += [Block(channels_in, channels, stride), Block(channels, channels, 1)]
+        layers += [ResidualBlock(channels_in, channels, stride), ResidualBlock(channels, channels, 1)]
         channels_in = channels
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels_in, 10))
 

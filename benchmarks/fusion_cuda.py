@@ -41,7 +41,7 @@ WARM_UP = 5
 
 
 @dataclass
-class Step:
+class TimedStep:
     """A step on one batch, `graph` of which is recorded, if any is."""
 
     learn: Callable[[Any], None]
@@ -130,7 +130,7 @@ def _row(
     return {**row, "flops_per_second": K * flops / seconds, "bytes_per_second": moved / seconds}
 
 
-def _step(case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, *, fused: bool) -> Step:
+def _step(case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, *, fused: bool) -> TimedStep:
     modules, configs = case.trials(K, SEED)
     modules = [module.to(device) for module in modules]
     group: FusedModel | None = fuse(modules) if fused else None
@@ -147,7 +147,7 @@ def _step(case: Case, K: int, precision: str, how: str, device: torch.device, ba
         forward(batch).backward()
         update.step()
 
-    return Step(learn, batch, GraphedStep(learn, group, update) if how == "graph" and group else None)
+    return TimedStep(learn, batch, GraphedStep(learn, group, update) if how == "graph" and group else None)
 
 
 def _work(step: Callable[[], None]) -> tuple[int, int]:

@@ -30,15 +30,7 @@ SEED = 0
 MIN_PAIRS = 5
 # Each trial, and each group, takes its steps in a row, as it would in training: its weights are then in cache.
 STEPS = 5
-COLUMNS = [
-    "model (batch)",
-    "trials",
-    "groups",
-    "speedup, wall",
-    "speedup, CPU",
-    "ms alone",
-    "ms fused",
-]
+COLUMNS = ["model (batch)", "trials", "groups", "speedup, wall", "speedup, CPU", "ms alone", "ms fused"]
 COLUMNS += ["pairs", "load", "JAX"]
 
 Pass = Callable[[], None]

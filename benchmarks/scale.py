@@ -249,7 +249,7 @@ def _cpu_seconds(work: Any) -> float:
     return time.process_time() - began
 
 
-class Row(NamedTuple):
+class Measure(NamedTuple):
     """A line of the table.
 
     Attributes:
@@ -265,29 +265,29 @@ _LARGE, _READ = partial(simulator, 12_500, 25_000, repeats=1), "examples that 4 
 _ENGINE = "the engine of `tune` for each finished task, without waiting for the disk"
 
 ROWS = {
-    "imports": Row("`from hydro_rasda import tune`, beyond `import torch`", imports, "s of CPU"),
-    "script": Row("the first program of the guides, from `python` to its end", script, "s of CPU"),
-    "script_torch": Row("... of which `import torch` alone", partial(of_script, "torch"), "s of CPU"),
-    "script_own": Row("... of which the program's other imports", partial(of_script, "own imports"), "s of CPU"),
-    "script_training": Row("... of which training and validation", partial(of_script, "training"), "s of CPU"),
-    "script_rest": Row("... of which all else", partial(of_script, "rest"), "s of CPU"),
-    "traces": Row("`tune`, 9 trials of a model without a width argument", partial(traces, 9), "traces"),
-    "dispatch": Row("the next groups of a device, 2,000 trials waiting", partial(dispatch, 2000), "ms"),
-    "scheduler": Row("`RASDAScheduler` alone, 400 trials", partial(scheduler, 400), "s"),
-    "scheduler_large": Row("... 10,000 trials", partial(scheduler, 10_000), "s"),
-    "resume": Row("8 of a group of 256 go on from its checkpoint", partial(resume, 256, 8), "s"),
-    "simulator": Row("simulator, 1,250 GPUs: an event", partial(simulator, 1250, 2500), "us"),
-    "simulator_large": Row("... 12,500 GPUs", _LARGE, "us"),
-    "events": Row("... 256 GPUs: events", partial(simulator, 256, 2000), "million a minute"),
-    "fold": Row("a journal of a million lines, halving", partial(fold, 10**6, (1, 3, 9, 27), 1000, 50), "s of CPU"),
-    "fold_long": Row("... each epoch a unit of its own", partial(fold, 10**6, range(1, 1001), 1, 1), "s of CPU"),
-    "engine": Row(f"{_ENGINE}, 10,000 trials on 1,000 devices", partial(engine, 10_000, 1000), "ms"),
-    "engine_large": Row("... 100,000 trials on 10,000 devices", partial(engine, 100_000, 10_000), "ms"),
-    "examples_read": Row(_READ, partial(examples_read, 4, 1024), "times"),
+    "imports": Measure("`from hydro_rasda import tune`, beyond `import torch`", imports, "s of CPU"),
+    "script": Measure("the first program of the guides, from `python` to its end", script, "s of CPU"),
+    "script_torch": Measure("... of which `import torch` alone", partial(of_script, "torch"), "s of CPU"),
+    "script_own": Measure("... of which the program's other imports", partial(of_script, "own imports"), "s of CPU"),
+    "script_training": Measure("... of which training and validation", partial(of_script, "training"), "s of CPU"),
+    "script_rest": Measure("... of which all else", partial(of_script, "rest"), "s of CPU"),
+    "traces": Measure("`tune`, 9 trials of a model without a width argument", partial(traces, 9), "traces"),
+    "dispatch": Measure("the next groups of a device, 2,000 trials waiting", partial(dispatch, 2000), "ms"),
+    "scheduler": Measure("`RASDAScheduler` alone, 400 trials", partial(scheduler, 400), "s"),
+    "scheduler_large": Measure("... 10,000 trials", partial(scheduler, 10_000), "s"),
+    "resume": Measure("8 of a group of 256 go on from its checkpoint", partial(resume, 256, 8), "s"),
+    "simulator": Measure("simulator, 1,250 GPUs: an event", partial(simulator, 1250, 2500), "us"),
+    "simulator_large": Measure("... 12,500 GPUs", _LARGE, "us"),
+    "events": Measure("... 256 GPUs: events", partial(simulator, 256, 2000), "million a minute"),
+    "fold": Measure("a journal of a million lines, halving", partial(fold, 10**6, (1, 3, 9, 27), 1000, 50), "s of CPU"),
+    "fold_long": Measure("... each epoch a unit of its own", partial(fold, 10**6, range(1, 1001), 1, 1), "s of CPU"),
+    "engine": Measure(f"{_ENGINE}, 10,000 trials on 1,000 devices", partial(engine, 10_000, 1000), "ms"),
+    "engine_large": Measure("... 100,000 trials on 10,000 devices", partial(engine, 100_000, 10_000), "ms"),
+    "examples_read": Measure(_READ, partial(examples_read, 4, 1024), "times"),
 }
 
 
-def measured(row: Row) -> dict[str, Any]:
+def measured(row: Measure) -> dict[str, Any]:
     """A row's number, and when, on what and under which load it was measured."""
     before = environment()
     number = row.measure()[row.unit]
@@ -312,7 +312,7 @@ def _when(cell: dict[str, Any], cpu: str) -> str:
     return f"{cell['date']} ({cell['load']}{elsewhere})"
 
 
-def shown(cell: dict[str, Any] | None, row: Row) -> str:
+def shown(cell: dict[str, Any] | None, row: Measure) -> str:
     """A number with its unit; "-" where it was not measured."""
     if cell is None:
         return "-"

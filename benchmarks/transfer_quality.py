@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from benchmarks.result_files import Row, columns, cpu_model, environment, options, texts
-from benchmarks.transfer_tasks import TASKS, Config, Task, load_task, loss_of, score_of
+from benchmarks.transfer_tasks import TASKS, Config, TransferTask, load_task, loss_of, score_of
 from fusion import lr_factor
 from surrogate import compare_rankings, make_surrogate
 from surrogate.build import mark_as_target
@@ -35,7 +35,7 @@ BATCH_SIZES = {"sgd": [32, 64, 128], "adamw": [16, 32, 64]}
 LR_RANGE = {"sgd": (1e-4, 3.0), "adamw": (1e-5, 1e-1)}
 
 
-def sample_configs(task: Task, count: int, seed: int = 0) -> list[Config]:
+def sample_configs(task: TransferTask, count: int, seed: int = 0) -> list[Config]:
     """Random configurations of the task's space, the same for the same seed."""
     rng = np.random.default_rng(seed)
     low, high = LR_RANGE[task.optimizer]
@@ -53,7 +53,7 @@ def sample_configs(task: Task, count: int, seed: int = 0) -> list[Config]:
     ]
 
 
-def run_trial(task: Task, config: Config, width_ratio: float, *, plain: bool, seed: int) -> float:
+def run_trial(task: TransferTask, config: Config, width_ratio: float, *, plain: bool, seed: int) -> float:
     """Train one configuration at one width; its validation score."""
     torch.manual_seed(seed)
     model = _ordinary(task, config, width_ratio) if plain else make_surrogate(task.model_fn, config, width_ratio)
@@ -74,11 +74,11 @@ def run_trial(task: Task, config: Config, width_ratio: float, *, plain: bool, se
     return score_of(task, model)
 
 
-def _ordinary(task: Task, config: Config, width_ratio: float) -> nn.Module:
+def _ordinary(task: TransferTask, config: Config, width_ratio: float) -> nn.Module:
     return mark_as_target(task.model_fn(config, width_ratio))
 
 
-def study(task: Task, configs: Sequence[Config], ratios: Sequence[float], seeds: int) -> dict[str, Any]:
+def study(task: TransferTask, configs: Sequence[Config], ratios: Sequence[float], seeds: int) -> dict[str, Any]:
     """Train everything and compare each narrow width with the full one."""
     wide = _scores(task, configs, 1.0, plain=True)
     spread = seed_spread(task, configs[_best(task, wide)], seeds)
@@ -95,19 +95,19 @@ def study(task: Task, configs: Sequence[Config], ratios: Sequence[float], seeds:
     return {"wide_scores": wide, "seed_spread": spread, "rows": rows}
 
 
-def seed_spread(task: Task, config: Config, seeds: int) -> float:
+def seed_spread(task: TransferTask, config: Config, seeds: int) -> float:
     """Standard deviation of one configuration's full-size score over seeds."""
     scores = [run_trial(task, config, 1.0, plain=True, seed=1000 + seed) for seed in range(seeds)]
     return statistics.stdev(scores)
 
 
 def _scores(
-    task: Task, configs: Sequence[Config], width_ratio: float, *, plain: bool, first_seed: int = 0
+    task: TransferTask, configs: Sequence[Config], width_ratio: float, *, plain: bool, first_seed: int = 0
 ) -> list[float]:
     return [run_trial(task, config, width_ratio, plain=plain, seed=first_seed + i) for i, config in enumerate(configs)]
 
 
-def _best(task: Task, scores: Sequence[float]) -> int:
+def _best(task: TransferTask, scores: Sequence[float]) -> int:
     sign = 1.0 if task.mode == "min" else -1.0
     return int(np.nanargmin([sign * score for score in scores]))
 

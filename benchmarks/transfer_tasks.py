@@ -19,7 +19,7 @@ CONTEXT = 32
 
 
 @dataclass(frozen=True)
-class Task:
+class TransferTask:
     """What is trained, on what, and how it is scored.
 
     Attributes:
@@ -41,7 +41,7 @@ class Task:
         return "max" if self.score == "accuracy" else "min"
 
 
-def load_task(name: str, data: Path) -> Task:
+def load_task(name: str, data: Path) -> TransferTask:
     """Build a task by name.
 
     Raises:
@@ -53,7 +53,7 @@ def load_task(name: str, data: Path) -> Task:
     return TASKS[name](data)
 
 
-def digits(data: Path) -> Task:
+def digits(data: Path) -> TransferTask:
     """scikit-learn's 8x8 digits, a 4-layer MLP 512 wide."""
     from sklearn.datasets import load_digits
 
@@ -61,7 +61,7 @@ def digits(data: Path) -> Task:
     x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     x, y = x[order], y[order]
-    return Task("digits", _mlp, (x[:1200], y[:1200]), (x[1200:], y[1200:]), 10, "sgd", "accuracy")
+    return TransferTask("digits", _mlp, (x[:1200], y[:1200]), (x[1200:], y[1200:]), 10, "sgd", "accuracy")
 
 
 def _mlp(config: Config, width_ratio: float) -> nn.Module:
@@ -70,10 +70,10 @@ def _mlp(config: Config, width_ratio: float) -> nn.Module:
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *hidden, nn.Linear(width, 10))
 
 
-def cifar10(data: Path) -> Task:
+def cifar10(data: Path) -> TransferTask:
     """CIFAR-10 at 16x16 pixels, 2,000 images to train on and 1,000 to score; a CNN of 64 to 128 channels."""
     (x, y), (x_val, y_val) = cifar_images(data, "train", 0, 2000), cifar_images(data, "test", 0, 1000)
-    return Task("cifar10", _cnn, (avg_pool2d(x, 2), y), (avg_pool2d(x_val, 2), y_val), 4, "sgd", "accuracy")
+    return TransferTask("cifar10", _cnn, (avg_pool2d(x, 2), y), (avg_pool2d(x_val, 2), y_val), 4, "sgd", "accuracy")
 
 
 def cifar_images(data: Path, part: str, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -102,10 +102,10 @@ def _cnn(config: Config, width_ratio: float) -> nn.Module:
     )
 
 
-def shakespeare(data: Path) -> Task:
+def shakespeare(data: Path) -> TransferTask:
     """Characters of tiny shakespeare in windows of 32; a pre-norm transformer of 2 layers, 128 wide, heads of 16."""
     tokens, vocabulary = shakespeare_tokens(data)
-    return Task(
+    return TransferTask(
         name="shakespeare",
         model_fn=lambda config, ratio: CharTransformer(vocabulary, int(128 * ratio)),
         train=windows(tokens, 0, 2000),
@@ -167,7 +167,7 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(model(x).flatten(0, -2), y.flatten())
 
 
-def score_of(task: Task, model: nn.Module) -> float:
+def score_of(task: TransferTask, model: nn.Module) -> float:
     """Validation score; NaN for a model that diverged."""
     x, y = task.val
     model.eval()
@@ -193,4 +193,4 @@ def existing(path: Path) -> Path:
     return path
 
 
-TASKS: dict[str, Callable[[Path], Task]] = {"digits": digits, "cifar10": cifar10, "shakespeare": shakespeare}
+TASKS: dict[str, Callable[[Path], TransferTask]] = {"digits": digits, "cifar10": cifar10, "shakespeare": shakespeare}

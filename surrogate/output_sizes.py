@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
-Shape = tuple[int, ...]
+from surrogate.widths import Shape
+
 _MAIN = re.compile(r"output\['[^']*(logits|loss)")
 
 

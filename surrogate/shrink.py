@@ -26,14 +26,7 @@ from surrogate.output_sizes import main_outputs, record_calls, run_for_shapes
 from surrogate.resize import NarrowSizes, fill_from_target, resize, size_of
 from surrogate.roles_and_multipliers import width_plan
 from surrogate.transformers_config import narrow_by_config
-from surrogate.widths import (
-    ParamWidth,
-    Shape,
-    compare_widths,
-    refuse_inner_readouts,
-    refuse_single_units,
-    shapes_of,
-)
+from surrogate.widths import ParamWidth, Shape, compare_widths, refuse_inner_readouts, refuse_single_units, shapes_of
 
 
 def shrink(

@@ -193,7 +193,7 @@ def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | N
     """A size that is padded by a plain number stays: the copy could not be padded in proportion."""
     shape = list(x.shape)
     for place, (before, after) in enumerate(zip(pad[::2], pad[1::2]), start=1):
-        if _is_plain_number(before, after) and (before or after):
+        if not isinstance(before, torch.SymInt) and not isinstance(after, torch.SymInt) and (before or after):
             shape[-place] = int(shape[-place])
         shape[-place] = shape[-place] + before + after
     return x.new_zeros(shape)
@@ -228,10 +228,6 @@ def _fold(x: Tensor, output_size: Any, kernel_size: Any, *args: Any, **kwargs: A
     places = math.prod(kernel_size) if isinstance(kernel_size, Sequence) else kernel_size**2
     size = F.fold(x.new_empty((1, places, int(x.shape[-1]))), output_size, kernel_size, *args, **kwargs).shape[2:]
     return x.new_empty((*x.unflatten(-2, (-1, places)).shape[:-2], *size))
-
-
-def _is_plain_number(*values: Any) -> bool:
-    return not any(isinstance(value, torch.SymInt) for value in values)
 
 
 def _index_into(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: Any) -> Tensor:

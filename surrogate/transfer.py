@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from surrogate.argument_checks import check_function, check_int, check_list, check_width_ratio, require
-from surrogate.build import ModelFn, make_surrogate
+from surrogate.build import Config, ModelFn, make_surrogate
 from surrogate.training import Objective, evaluate, train
 from surrogate.transfer_verdict import Mode, RankComparison, check_comparison, compare_rankings
 
-Config = Mapping[str, Any]
 ScoreFn = Callable[[Sequence[Config], float], Sequence[float]]
 """`score_fn(configs, width_ratio)`: one score for each configuration, trained at that width."""
 

@@ -12,7 +12,19 @@ from benchmarks.replay.anytime import AHEAD as AHEAD_OF_ASHA
 from benchmarks.replay.anytime import IN_TIME, SHARES
 from benchmarks.replay.live import agreement_with_live
 from benchmarks.replay.table import Table, pooled
-from benchmarks.replay.yardsticks import AGAIN, HEAT, RESAMPLES, RULES, TODAY, Row, halves, mean, races, rows
+from benchmarks.replay.yardsticks import (
+    AGAIN,
+    HEAT,
+    RESAMPLES,
+    RULES,
+    TODAY,
+    PolicyRow,
+    PolicyRows,
+    halves,
+    mean,
+    races,
+    rows,
+)
 from benchmarks.vs_asha.report import TASK_NAMES, of_today, read
 from benchmarks.vs_asha.statistics import BASELINE, overall
 from benchmarks.vs_asha.yardsticks import by_chance
@@ -51,7 +63,7 @@ ASKED = {
 }
 """The rules that the page of the replay compares with halving, by their names there."""
 
-Cells = tuple[str, str, str]
+Line = tuple[str, str, str]
 
 
 def held_out(folder: Path, resamples: int = RESAMPLES) -> list[Answer]:
@@ -64,9 +76,9 @@ def held_out(folder: Path, resamples: int = RESAMPLES) -> list[Answer]:
     return [_unseen(folder, tables, found, where), *_certainty(tables, resamples, where), _rules(folder, found, where)]
 
 
-def _unseen(folder: Path, tables: Mapping[str, Table], found: Mapping[str, Mapping[str, Row]], where: str) -> Answer:
+def _unseen(folder: Path, tables: Mapping[str, Table], found: PolicyRows, where: str) -> Answer:
     today, again = mean(found[TODAY].values()), mean(found[AGAIN].values())
-    lines: list[Cells] = [
+    lines: list[Line] = [
         ("the model handed back, replayed", f"{today.handed:.0%}", f"{again.handed:.0%}"),
         ("its configuration, trained again, replayed", f"{today.retrained:.0%}", f"{again.retrained:.0%}"),
         ("cost in full trainings, replayed", f"{today.cost:.1f}", f"{again.cost:.1f}"),
@@ -87,14 +99,14 @@ def _unseen(folder: Path, tables: Mapping[str, Table], found: Mapping[str, Mappi
     )
 
 
-def _live(folder: Path, tables: Collection[str]) -> tuple[list[Cells], str]:
+def _live(folder: Path, tables: Collection[str]) -> tuple[list[Line], str]:
     tasks = {task: methods for task, methods in of_today(read(folder / "vs_asha")).items() if task in tables}
     if not tasks:
         return [], ""
     found, chance = overall(tasks, "tune"), by_chance(tasks, "tune")
     handed = f"{found.not_worse} of {found.runs}", f"{chance.not_worse / chance.runs:.0%}"
     again = f"{found.again_not_worse} of {found.again}", f"{chance.again_not_worse / chance.again:.0%}"
-    lines: list[Cells] = [
+    lines: list[Line] = [
         ("the model handed back, really run", *handed),
         ("its configuration, trained again, really run", *again),
         ("tasks on which it is worse in the mean, really run", _named(found.lost), ""),
@@ -107,7 +119,7 @@ def _named(tasks: Iterable[str]) -> str:
     return "; ".join(TASK_NAMES.get(task, task) for task in tasks) or "none"
 
 
-def _agreement(folder: Path) -> list[Cells]:
+def _agreement(folder: Path) -> list[Line]:
     found = agreement_with_live(policies.today, folder / "replay")
     told = f"{found.alike} of {found.searches} searches"
     return [("replay and real run agree on whether ASHA's score is reached", told, "")] if found.searches else []
@@ -130,7 +142,7 @@ def _certainty(tables: Mapping[str, Table], resamples: int, where: str) -> list[
     ]
 
 
-def _rules(folder: Path, found: Mapping[str, Mapping[str, Row]], where: str) -> Answer:
+def _rules(folder: Path, found: PolicyRows, where: str) -> Answer:
     """Compare other rules with today's on the tasks on which they can be replayed."""
     lines = []
     for name in ABLATIONS:
@@ -160,7 +172,7 @@ def _rules(folder: Path, found: Mapping[str, Mapping[str, Row]], where: str) -> 
     )
 
 
-def _percent(row: Row) -> str:
+def _percent(row: PolicyRow) -> str:
     return f"{row.retrained:.0%}, {row.handed:.0%}"
 
 

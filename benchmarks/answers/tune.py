@@ -15,7 +15,7 @@ from benchmarks.vs_asha.report import read as read_cells
 from benchmarks.vs_asha.statistics import (
     BASELINE,
     Cell,
-    Row,
+    MethodRow,
     Spread,
     baseline_of,
     is_timed,
@@ -35,10 +35,10 @@ class _Task(NamedTuple):
 
     name: str
     cells: list[Cell]
-    own: Row
-    base: Row
+    own: MethodRow
+    base: MethodRow
     against_ray: bool
-    in_one_process: Row
+    in_one_process: MethodRow
     between_seeds: float
 
     @property

@@ -38,7 +38,7 @@ LEAST = 0.1
 
 
 @dataclass(frozen=True)
-class Method:
+class DrawnPolicy:
     """What a curve shows, and how it is drawn: colors are those of Okabe and Ito (2008), yellow left out."""
 
     policy: Policy
@@ -47,16 +47,16 @@ class Method:
 
 
 METHODS = {
-    "today: tune's defaults": Method(today, "#000000"),
-    "the leader to its end first": Method(Tune(leader_first=True), "#000000", ":"),
-    "first look after a ninth": Method(Tune(first_look=1 / 9, by="best epochs"), "#56B4E9"),
-    "Hyperband in the sweep": Method(Tune(rule="hyperband"), "#009E73"),
-    "median stopping in the sweep": Method(Tune(rule="median"), "#009E73", "--"),
-    "no stopping in the sweep": Method(Tune(rule="none"), "#009E73", ":"),
-    "Hydro: the best surrogate's alone": Method(swept(1), "#0072B2", "--"),
-    "one epoch each, two to the end": Method(one_epoch(2), "#CC79A7"),
-    "two at random": Method(at_random(2), "#7F7F7F", "--"),
-    "ASHA": Method(asha, "#D55E00"),
+    "today: tune's defaults": DrawnPolicy(today, "#000000"),
+    "the leader to its end first": DrawnPolicy(Tune(leader_first=True), "#000000", ":"),
+    "first look after a ninth": DrawnPolicy(Tune(first_look=1 / 9, by="best epochs"), "#56B4E9"),
+    "Hyperband in the sweep": DrawnPolicy(Tune(rule="hyperband"), "#009E73"),
+    "median stopping in the sweep": DrawnPolicy(Tune(rule="median"), "#009E73", "--"),
+    "no stopping in the sweep": DrawnPolicy(Tune(rule="none"), "#009E73", ":"),
+    "Hydro: the best surrogate's alone": DrawnPolicy(swept(1), "#0072B2", "--"),
+    "one epoch each, two to the end": DrawnPolicy(one_epoch(2), "#CC79A7"),
+    "two at random": DrawnPolicy(at_random(2), "#7F7F7F", "--"),
+    "ASHA": DrawnPolicy(asha, "#D55E00"),
 }
 IN_TIME = "the leader to its end first", "today: tune's defaults", "ASHA"
 
@@ -204,7 +204,7 @@ def _panel(axis: Axes, title: str, curves: Mapping[str, Curve]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _draw(axis: Axes, method: Method, curve: Curve, name: str) -> None:
+def _draw(axis: Axes, method: DrawnPolicy, curve: Curve, name: str) -> None:
     over = min(int(np.searchsorted(GRID, max(curve.costs))), len(GRID) - 1)
     width, order = (2.8, 4) if method.policy is today else (1.7, 3)
     for part, strength in ((slice(over + 1), 1.0), (slice(over, None), 0.35)):

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.replay.anytime import in_hand
 from benchmarks.replay.policies import Heat, Ladder, Policy, Tune, asha, today
 from benchmarks.replay.table import FOLDER, Floats, Table, pooled
-from benchmarks.replay.yardsticks import AGAIN, NOT_TO_CHOOSE, TODAY, Judge, Judged, Row, applies, halves, mean
+from benchmarks.replay.yardsticks import AGAIN, NOT_TO_CHOOSE, TODAY, Judge, Judged, PolicyRow, applies, halves, mean
 from benchmarks.result_files import columns, texts
 
 SAMPLES = 200
@@ -68,7 +68,7 @@ VARIANTS: dict[str, Ladder] = {
 }
 
 
-class Found(NamedTuple):
+class Compared(NamedTuple):
     """A rule on one task.
 
     Attributes:
@@ -76,12 +76,12 @@ class Found(NamedTuple):
         error: Standard errors of `ahead`, by pairs of searches.
     """
 
-    row: Row
+    row: PolicyRow
     ahead: Floats
     error: Floats
 
 
-Half = dict[str, dict[str, Found]]
+Half = dict[str, dict[str, Compared]]
 """By rule, then by task."""
 
 
@@ -91,7 +91,7 @@ def replayed(tables: Mapping[str, Table], variants: Mapping[str, Ladder] = VARIA
     for task, table in tables.items():
         judge = Judge(table, samples)
         own = judge.no_worse(judge.judged(today)).astype(float)
-        found[AGAIN][task] = Found(judge.again(), np.full(2, math.nan), np.full(2, math.nan))
+        found[AGAIN][task] = Compared(judge.again(), np.full(2, math.nan), np.full(2, math.nan))
         asked = {TODAY: today, **{name: rule for name, rule in variants.items() if applies(rule, table)}}
         for name, rule in asked.items():
             found[name][task] = _paired(judge, judge.judged(rule), own)
@@ -99,14 +99,14 @@ def replayed(tables: Mapping[str, Table], variants: Mapping[str, Ladder] = VARIA
     return found
 
 
-def _paired(judge: Judge, found: Judged, own: Floats) -> Found:
+def _paired(judge: Judge, found: Judged, own: Floats) -> Compared:
     """A rule on one task; `own` says of today's searches what `Judge.no_worse` does of this rule's."""
     differences = judge.no_worse(found) - own
     errors = differences.std(1) / math.sqrt(differences.shape[1])
-    return Found(judge.against(found), differences.mean(1), errors)
+    return Compared(judge.against(found), differences.mean(1), errors)
 
 
-def no_worse(found: Iterable[Found]) -> bool:
+def no_worse(found: Iterable[Compared]) -> bool:
     """Whether both shares, in the mean over tasks, fall behind today's by no more than the resampling error."""
     rows = list(found)
     ahead = np.mean([one.ahead for one in rows], 0)
@@ -146,7 +146,7 @@ def page(tables: Mapping[str, Table], samples: int) -> str:
 _COLUMNS = "handed back", "trained again", "regret", "cost by width", "cost by seconds"
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: PolicyRow) -> list[str]:
     costs = f"{row.cost_by_width:.2f}", f"{row.cost:.2f}"
     return [f"{row.handed:.0%}", f"{row.retrained:.0%}", f"{row.regret:.2f}", *costs]
 

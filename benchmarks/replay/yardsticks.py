@@ -125,7 +125,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Row:
+class PolicyRow:
     """Shares of searches in which a policy is no worse than ASHA.
 
     Attributes:
@@ -149,9 +149,9 @@ class Row:
         return (self.handed + self.retrained) / 2
 
 
-def mean(rows: Iterable[Row]) -> Row:
+def mean(rows: Iterable[PolicyRow]) -> PolicyRow:
     """The mean over tasks."""
-    return Row(*np.mean([astuple(row) for row in rows], 0).tolist())
+    return PolicyRow(*np.mean([astuple(row) for row in rows], 0).tolist())
 
 
 class Judge:
@@ -172,7 +172,7 @@ class Judge:
         self._unit = max(seed_spread(table, complete_seeds(table, 1.0)), 1e-12)  # 0 where seeds change nothing
         self._baseline = self._judged(asha, "last", self._draws)
 
-    def row(self, policy: Policy, keep: Keep = "best") -> Row:
+    def row(self, policy: Policy, keep: Keep = "best") -> PolicyRow:
         """A policy against ASHA; it hands back the best epoch or the last."""
         return self.against(self.judged(policy, keep))
 
@@ -180,7 +180,7 @@ class Judge:
         """What its winners are worth, in each of the searches."""
         return self._judged(policy, keep, self._draws)
 
-    def again(self) -> Row:
+    def again(self) -> PolicyRow:
         """ASHA's own winners with another sample of configurations.
 
         Of the same seed, as a policy has ASHA's: what all trainings with one seed have in common makes none better.
@@ -199,10 +199,10 @@ class Judge:
             rows.append((*row, min(behind, MOST), search.spent_by_width()))
         return Judged(*np.array(rows).T)
 
-    def against(self, found: Judged) -> Row:
+    def against(self, found: Judged) -> PolicyRow:
         """Shares and means over the searches."""
         handed, retrained = self.no_worse(found)
-        return Row(
+        return PolicyRow(
             cost=float(np.median(found.cost)),
             reaches=float((found.validation >= self._baseline.validation).mean()),
             handed=float(handed.mean()),
@@ -217,13 +217,13 @@ class Judge:
         return np.stack([found.handed >= least[0], found.retrained >= least[1]])
 
 
-Rows = dict[str, dict[str, Row]]
+PolicyRows = dict[str, dict[str, PolicyRow]]
 """By rule, then by task."""
 
 
-def rows(tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES, resamples: int = RESAMPLES) -> Rows:
+def rows(tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES, resamples: int = RESAMPLES) -> PolicyRows:
     """Each rule on each task that has what it looks at; ASHA with another sample besides."""
-    found: Rows = {AGAIN: {}, **{name: {} for name in rules}, TODAY_LAST: {}}
+    found: PolicyRows = {AGAIN: {}, **{name: {} for name in rules}, TODAY_LAST: {}}
     for task, table in tables.items():
         judge = Judge(table, resamples)
         found[AGAIN][task] = judge.again()
@@ -241,7 +241,7 @@ def applies(rule: Tune, table: Table) -> bool:
     return has_cooldowns and complete_seeds(table, *rule.widths, 1.0) == complete_seeds(table, 1 / 8, 1.0)
 
 
-def chosen(found: Rows, names: Iterable[str] = RULES) -> str:
+def chosen(found: PolicyRows, names: Iterable[str] = RULES) -> str:
     """The rule that some tasks choose: the best by both yardsticks that costs no more than `MOST_TRAININGS`.
 
     Only rules that could be replayed on all of them are compared.
@@ -273,11 +273,11 @@ def page(tables: Mapping[str, Table], resamples: int = RESAMPLES) -> str:
     return "\n".join(parts).rstrip()
 
 
-def _words(row: Row) -> str:
+def _words(row: PolicyRow) -> str:
     return f"no worse than ASHA in {row.handed:.0%} (handed back) and {row.retrained:.0%} (trained again)"
 
 
-def _means(found: Rows) -> Iterator[str]:
+def _means(found: PolicyRows) -> Iterator[str]:
     yield "| rule | tasks | cost | reaches ASHA's validation score | handed back: no worse | trained again: no worse |"
     yield f"|{'---|' * 6}"
     for name, of_task in found.items():
@@ -286,7 +286,7 @@ def _means(found: Rows) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _by_task(found: Rows) -> Iterator[str]:
+def _by_task(found: PolicyRows) -> Iterator[str]:
     shown = [AGAIN, TODAY, "best epochs decide, first look after a ninth"]
     yield f"| task | {' | '.join(f'{name}: cost, handed back, trained again' for name in shown if name in found)} |"
     yield f"|{'---|' * (1 + sum(name in found for name in shown))}"

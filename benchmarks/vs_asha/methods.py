@@ -22,7 +22,7 @@ from benchmarks.vs_asha.search import (
     GRACE_PERIOD,
     REDUCTION_FACTOR,
     Event,
-    Outcome,
+    Searched,
     best_finished,
     configurations,
     seeds,
@@ -60,7 +60,7 @@ TOP_K = 4
 WIDTH_RATIO = 1 / 8
 
 
-def asha(task: Task, seed: int) -> Outcome:
+def asha(task: Task, seed: int) -> Searched:
     """ASHA, one trial after another in this process, on all threads or on the GPU."""
     rule = AsyncSuccessiveHalving(task.max_t, GRACE_PERIOD, REDUCTION_FACTOR, mode=task.mode)
     rungs, events, finished = rule.init(), list[Event](), dict[int, nn.Module]()
@@ -77,7 +77,7 @@ def asha(task: Task, seed: int) -> Outcome:
             if decision is Decision.STOP:
                 break
     winner = best_finished(task, events)
-    return Outcome(time.perf_counter() - began, events, winner, finished[winner])
+    return Searched(time.perf_counter() - began, events, winner, finished[winner])
 
 
 def hydro_rasda(
@@ -87,7 +87,7 @@ def hydro_rasda(
     fusion: int | Literal["auto"] = "auto",
     ema: float = RaceConfig.ema,
     **settings: Any,
-) -> Outcome:
+) -> Searched:
     """`tune()`, with nothing measured before: how wide groups may be is measured in the run."""
     with tempfile.TemporaryDirectory(prefix="vs-asha-tune-") as folder:
         os.environ["HYDRO_RASDA_CACHE"] = folder
@@ -115,7 +115,7 @@ def hydro_rasda(
         "full size": cost.target_seconds,
     }
     price = settings.get("full_trainings", TuneConfig.full_trainings)
-    return Outcome(wall, timeline(journal, wall), result.best_trial, model, apart, keep="best", full_trainings=price)
+    return Searched(wall, timeline(journal, wall), result.best_trial, model, apart, keep="best", full_trainings=price)
 
 
 def timeline(journal: Sequence[Mapping[str, Any]], wall: float) -> list[Event]:
@@ -147,7 +147,7 @@ def timeline(journal: Sequence[Mapping[str, Any]], wall: float) -> list[Event]:
     return sorted(events)
 
 
-Method = Callable[[Task, int], Outcome]
+Method = Callable[[Task, int], Searched]
 
 
 # All finalists train to the end.

@@ -19,7 +19,7 @@ from benchmarks.vs_asha.search import (
     GRACE_PERIOD,
     REDUCTION_FACTOR,
     Event,
-    Outcome,
+    Searched,
     best_finished,
     configurations,
     seeds,
@@ -27,7 +27,7 @@ from benchmarks.vs_asha.search import (
 from benchmarks.vs_asha.training import build
 
 
-def ray_asha(task: Task, seed: int) -> Outcome:
+def ray_asha(task: Task, seed: int) -> Searched:
     """Ray Tune's ASHA as a careful user runs it.
 
     One CPU slot (and one GPU, where the task needs one) for each trial, actors that are used again, data in the object
@@ -81,7 +81,7 @@ def ray_asha(task: Task, seed: int) -> Outcome:
         ray.shutdown()
         shutil.rmtree(folder)
     first = recorder.first_began - clock
-    return Outcome(wall, recorder.events, winner, model, {"ray.init": ready, "until the first trial began": first})
+    return Searched(wall, recorder.events, winner, model, {"ray.init": ready, "until the first trial began": first})
 
 
 def _recorder(began: float) -> Any:

@@ -14,8 +14,8 @@ from benchmarks.vs_asha.figure import plot
 from benchmarks.vs_asha.statistics import (
     BASELINE,
     Cell,
+    MethodRow,
     Overall,
-    Row,
     baseline_of,
     is_timed,
     overall,
@@ -189,18 +189,18 @@ def _together(tasks: Cells) -> str:
     return "\n".join(lines)
 
 
-def rows_of(cells: Cells, task: str) -> dict[str, Row]:
+def rows_of(cells: Cells, task: str) -> dict[str, MethodRow]:
     """A row for each method of a task."""
     methods = cells[task]
     return {method: row(of_method, methods.get(baseline_of(methods), ())) for method, of_method in methods.items()}
 
 
-def lost(row: Row, between_seeds: float) -> bool:
+def lost(row: MethodRow, between_seeds: float) -> bool:
     """Whether the test score is worse than the baseline's by more than the seed spread."""
     return row.gain is not None and row.gain.median < -between_seeds
 
 
-def _line(name: str, row: Row, between_seeds: float) -> str:
+def _line(name: str, row: MethodRow, between_seeds: float) -> str:
     loss = " **loss**" if lost(row, between_seeds) else ""
     columns = [
         name,
@@ -263,7 +263,7 @@ OLDER: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
 """What `tune`'s older defaults did, and whether a cell's settings are of these."""
 
 
-def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, Row]) -> str:
+def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, MethodRow]) -> str:
     """Which rows are of `tune`'s older defaults, or of another day."""
     own = [method for method in ("fusion", "surrogate", "both", "tune") if method in methods]
     told = []

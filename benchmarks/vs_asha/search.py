@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
 
 @dataclass
-class Outcome:
+class Searched:
     """What a search gave.
 
     Attributes:

@@ -144,7 +144,7 @@ def _trained_again(cell: Cell) -> bool:
     return None not in cell.get("again", [None])
 
 
-class Row(NamedTuple):
+class MethodRow(NamedTuple):
     """A method on a task.
 
     Attributes:
@@ -177,7 +177,7 @@ class Row(NamedTuple):
     floors: Spread | None
 
 
-def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
+def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> MethodRow:
     """Sum up one method's cells of a task.
 
     Args:
@@ -198,7 +198,7 @@ def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
     def of(values: Sequence[float]) -> Spread | None:
         return spread(values) if values else None
 
-    return Row(
+    return MethodRow(
         cells=len(cells),
         wall=of([cell["wall"] for cell in quiet]),
         timed=len(timed),

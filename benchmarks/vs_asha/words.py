@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.vs_asha.statistics import Cell, Row, Spread
+from benchmarks.vs_asha.statistics import Cell, MethodRow, Spread
 
 
-def how_often(row: Row) -> str:
+def how_often(row: MethodRow) -> str:
     """In how many runs the baseline's score was reached, as "2 of 5"; "" without a baseline."""
     return f"{row.reached} of {row.compared}" if row.compared else ""
 

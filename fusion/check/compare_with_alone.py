@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from fusion.argument_checks import FusionMismatch
-from fusion.check.equal_within_rounding import JUMPS, Outcome, differences, explained
+from fusion.check.equal_within_rounding import JUMPS, MemberResults, differences, explained
 from fusion.evaluate.checkpointing import activations_kept
 from fusion.evaluate.microbatch import can_be_split, split
 from fusion.evaluate.rules.drawing import ChannelsFirst
@@ -66,7 +66,7 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
         FusionMismatch: naming what differs, or a parameter in a plain list or dict that the copy cannot compute with.
     """
 
-    def outcomes() -> tuple[Outcome, Outcome] | None:
+    def outcomes() -> tuple[MemberResults, MemberResults] | None:
         own = build()
         fused = fuse([own])
         try:
@@ -158,7 +158,7 @@ def _widened(value: Any) -> Any:
     return value.to(_WIDE.get(value.dtype, torch.complex128 if value.is_complex() else torch.float64))
 
 
-def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any) -> dict[int, Outcome]:
+def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any) -> dict[int, MemberResults]:
     with restored(fused), _drawing_alike(fused.template):
         result = fused.map(objective, copied(batch))
         values_K, counted = _values(result)
@@ -166,7 +166,7 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
         # Only the members as modules have a buffer or an attribute that forward sets for the first time.
         modules = {k: fused.unfuse(k) for k in chosen}
     return {
-        k: Outcome(
+        k: MemberResults(
             {name: value[k] for name, value in values_K.items()},
             {name: value[k] for name, value in gradients_K.items()},
             _written(module, fused.written),
@@ -193,16 +193,16 @@ def _drawing_alike(module: nn.Module) -> AbstractContextManager[Any]:
 
 def _alone(
     own: nn.Module, k: int, objective: Objective, batch: Any, written: Iterable[str], seen: _Precisions | None = None
-) -> Outcome:
+) -> MemberResults:
     with preserved_generators(), seen or nullcontext(), activations_kept(), _drawing_alike(own):
         seed_generators(k)
         result = objective(own, copied(batch))
         gradients = _gradients(result, dict(own.named_parameters()))
     values, counted = _values(result)
-    return Outcome(values, gradients, _written(own, written), _attributes(own), counted)
+    return MemberResults(values, gradients, _written(own, written), _attributes(own), counted)
 
 
-def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: Any) -> Outcome | None:
+def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: Any) -> MemberResults | None:
     """Run member k alone with channels last, as fused convolutions have them; return None if it cannot run so.
 
     Other kernels compute it, and a pooling layer may take another of two elements that are a rounding apart.
@@ -223,7 +223,7 @@ def _channels_last(value: Any) -> Any:
     )
 
 
-def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _Precisions) -> list[Outcome]:
+def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _Precisions) -> list[MemberResults]:
     """Run member k alone a few times, its weights moved by some roundings of the coarsest precision seen."""
     with preserved_generators():
         seed_generators(k)

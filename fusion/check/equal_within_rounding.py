@@ -18,7 +18,7 @@ _LEAST_SHARE = 0.01
 
 
 @dataclass
-class Outcome:
+class MemberResults:
     """Results of one member's step: tensors by kind (of parameters, only those written to), and plain attributes."""
 
     values: dict[str, Tensor]
@@ -31,7 +31,7 @@ class Outcome:
         return {**self.values, **self.gradients, **self.buffers}
 
 
-def differences(together: Outcome, alone: Outcome, eps: float, jump: float) -> list[str]:
+def differences(together: MemberResults, alone: MemberResults, eps: float, jump: float) -> list[str]:
     """Return the names of results that differ by more than roundings of relative size `eps` are likely to cause."""
     found = [name for name, value in alone.attributes.items() if not _same(value, together.attributes.get(name))]
     largest = max((_size(gradient) for gradient in alone.gradients.values()), default=0.0)
@@ -46,7 +46,7 @@ def differences(together: Outcome, alone: Outcome, eps: float, jump: float) -> l
     return found
 
 
-def explained(name: str, together: Outcome, alone: Outcome, tries: Sequence[Outcome]) -> bool:
+def explained(name: str, together: MemberResults, alone: MemberResults, tries: Sequence[MemberResults]) -> bool:
     """Return whether the member alone changes about as much when its weights change in their last digits."""
     if name in alone.attributes:
         return False

@@ -32,13 +32,13 @@ def _kept(*args: Any, **kwargs: Any) -> Iterator[None]:
     return found
 
 
-class _Here(local):
+class _Depth(local):
     """Number of blocks of `activations_kept` that this thread is in."""
 
     depth = 0
 
 
-_here, _lock = _Here(), Lock()
+_here, _lock = _Depth(), Lock()
 _stand_ins = {"CheckpointFunction": _KeptReentrant, "_checkpoint_without_reentrant_generator": _kept}
 _torchs: dict[str, Any] = {}
 _users: list[None] = []

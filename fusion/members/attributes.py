@@ -37,10 +37,10 @@ class _ABSENT:
     """In the place of a value that is not there; a class, as copies and pickles of it are itself."""
 
 
-Place = tuple[int, str, str]
+AttributePlace = tuple[int, str, str]
 """Index of a module in `modules()`, "" for an attribute or "_buffers", and the name."""
 
-Snapshot = Mapping[Place, Any]
+Snapshot = Mapping[AttributePlace, Any]
 
 
 def plain_attributes(module: nn.Module) -> list[dict[str, Any]]:
@@ -61,12 +61,12 @@ def loose_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                     yield f"{path}.{name}{keystr(at)}" if path else f"{name}{keystr(at)}", leaf
 
 
-def snapshot(module: nn.Module) -> dict[Place, Any]:
+def snapshot(module: nn.Module) -> dict[AttributePlace, Any]:
     """Return all attributes and hooks, lists and dicts as copies; buffers without data are left out."""
     return {place: _copy_of(value) for place, value in _values(module)}
 
 
-def changed(module: nn.Module, before: Snapshot) -> dict[Place, Any]:
+def changed(module: nn.Module, before: Snapshot) -> dict[AttributePlace, Any]:
     """Return what has changed since a snapshot: place -> value that is there now, lists and dicts as copies."""
     found, missing = {}, before.keys() - ()
     for place, value in _values(module):
@@ -86,7 +86,7 @@ def put_back(module: nn.Module, before: Snapshot) -> None:
         _put(modules, place, before.get(place, _ABSENT))
 
 
-def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Place]) -> None:
+def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[AttributePlace]) -> None:
     """Refuse modules in which a plain attribute, such as a counter, differs; floats and the mode may differ.
 
     Raises:
@@ -154,10 +154,10 @@ class OwnValues:
     valid when all members are evaluated at once again. `part` takes them apart only if members leave or move.
 
     Attributes:
-        of_members: Place -> one value for each member.
+        of_members: AttributePlace -> one value for each member.
     """
 
-    def __init__(self, K: int, of_members: Mapping[Place, Sequence[Any]] | None = None) -> None:
+    def __init__(self, K: int, of_members: Mapping[AttributePlace, Sequence[Any]] | None = None) -> None:
         self.K = K
         self.of_members = {place: list(values) for place, values in (of_members or {}).items()}
 
@@ -233,7 +233,7 @@ class OwnValues:
         return OwnValues(self.K, self.of_members)
 
 
-def _values(module: nn.Module) -> Iterator[tuple[Place, Any]]:
+def _values(module: nn.Module) -> Iterator[tuple[AttributePlace, Any]]:
     for i, child in enumerate(module.modules()):
         for name, value in vars(child).items():
             if name not in _TENSORS_AND_MODULES:
@@ -250,7 +250,7 @@ def _copy_of(value: Any) -> Any:
     return tree_map(lambda leaf: leaf, value)
 
 
-def _put(modules: Sequence[nn.Module], place: Place, value: Any) -> None:
+def _put(modules: Sequence[nn.Module], place: AttributePlace, value: Any) -> None:
     i, kind, name = place
     holder: dict[str, Any] = modules[i]._buffers if kind else vars(modules[i])
     present: Any = holder.get(name, _ABSENT)
@@ -269,7 +269,7 @@ def _has_data(value: Any) -> bool:
     return any(isinstance(leaf, Tensor) and not leaf.is_meta for leaf in tree_leaves(value))
 
 
-def _belongs_to_members(place: Place, tensor: Tensor) -> bool:
+def _belongs_to_members(place: AttributePlace, tensor: Tensor) -> bool:
     """Return whether each member has it, or it cannot be copied, or it is a buffer that was None before."""
     return is_batched(tensor) or tensor.grad_fn is not None or (place[1] == "_buffers" and not tensor.is_meta)
 

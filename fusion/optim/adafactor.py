@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fusion.optim.members_by_rule import Run
+from fusion.optim.members_by_rule import RuleMembers
 
 _EPS2, _D = 1e-3, 1.0
 """Defaults of torch.optim.Adafactor: the least root mean square that a rate is for, and the limit of an update's."""
@@ -26,7 +26,7 @@ STATE: Mapping[str, Callable[[Tensor], Tensor | None]] = {
 
 def update(
     stored: Sequence[Sequence[Tensor]],
-    run: Run,
+    run: RuleMembers,
     rates: Sequence[Tensor],
     decays: Sequence[Tensor],
     steps: Sequence[Tensor],

@@ -2,7 +2,7 @@
 
 Shape suffixes: B members, n elements of each. p, g, m, v are [B, n]: parameters, their gradients and moments. Every
 coefficient is [B, 1] or [B, n] (or None if it is zero for all members), so no rule mixes members. Each rule follows
-torch.optim's single-tensor code, with constants folded to save passes over memory.
+torch.optim's single-tensor code, with constants folded to save passes over memory. `decayed` comes before each rule.
 """
 
 from __future__ import annotations
@@ -47,13 +47,22 @@ def for_those(takes_B1: Tensor, coefficients: Mapping[str, Tensor | None]) -> di
     }
 
 
+def decayed(p: Tensor, g: Tensor, shrink: Tensor | None, weight_decay: Tensor | None) -> Tensor:
+    """Apply the weight decay: decoupled, `p *= shrink`, in place; coupled, return `g + weight_decay p`.
+
+    `shrink` is 1 - lr * weight_decay for AdamW.
+    """
+    if shrink is not None:
+        p.mul_(shrink)
+    return g if weight_decay is None else g.addcmul(p, weight_decay)
+
+
 def sgd(
     p: Tensor,
     g: Tensor,
     m: Tensor | None = None,
     *,
     lr: Tensor,
-    weight_decay: Tensor | None,
     momentum: Tensor,
     gain: Tensor,
     direct: Tensor | None,
@@ -61,11 +70,9 @@ def sgd(
 ) -> None:
     """Update by SGD: `m = momentum m + gain g`, then `p -= lr (direct g + buffered m)`; `p -= lr g` if m is None.
 
-    g has the weight decay added. `gain` is 1 at a member's first step, then `1 - dampening`. With nesterov, `direct` is
-    1 and `buffered` is the momentum; without it they are 0 and 1.
+    `gain` is 1 at a member's first step, then `1 - dampening`. With nesterov, `direct` is 1 and `buffered` is the
+    momentum; without it they are 0 and 1.
     """
-    if weight_decay is not None:
-        g = g.addcmul(p, weight_decay)
     if m is None:
         p.addcmul_(g, lr, value=-1)
         return
@@ -86,19 +93,12 @@ def adam(
     eps: Tensor,
     one_minus_beta1: Tensor,
     one_minus_beta2: Tensor,
-    weight_decay: Tensor | None,
-    shrink: Tensor | None,
 ) -> None:
     """Adam (Kingma & Ba 2015, Algorithm 1) and AdamW (Loshchilov & Hutter 2019, Algorithm 2).
 
     With c1 = 1 - beta1^t and c2 = 1 - beta2^t, `step_size` is lr sqrt(c2) / c1 and `eps` is epsilon sqrt(c2). So
-    step_size m / (sqrt(v) + eps) = lr (m / c1) / (sqrt(v / c2) + epsilon). `weight_decay` is coupled; `shrink`
-    multiplies the weights first, 1 - lr * weight_decay for AdamW.
+    step_size m / (sqrt(v) + eps) = lr (m / c1) / (sqrt(v / c2) + epsilon).
     """
-    if shrink is not None:
-        p.mul_(shrink)
-    if weight_decay is not None:
-        g = g.addcmul(p, weight_decay)
     m.lerp_(g, one_minus_beta1)
     # One temporary for all, because more of them would displace the other tensors from the caches.
     scratch = g.square()
@@ -117,36 +117,19 @@ def adamax(
     one_minus_beta1: Tensor,
     keep: Tensor,
     least: Tensor,
-    weight_decay: Tensor | None,
 ) -> None:
     """Adamax (Kingma & Ba 2015, Algorithm 2): `u = max(beta2 u, |g| + eps)`, then `p -= step_size m / u`.
 
     `keep` is beta2, `least` epsilon, and `step_size` lr / (1 - beta1^t).
     """
-    if weight_decay is not None:
-        g = g.addcmul(p, weight_decay)
     m.lerp_(g, one_minus_beta1)
     torch.maximum(u.mul_(keep), g.abs().add_(least), out=u)
     # Both are 0 in a member that leaves out its first step.
     p.addcmul_(m / u.clamp(min=torch.finfo(u.dtype).tiny), step_size, value=-1)
 
 
-def lion(
-    p: Tensor,
-    g: Tensor,
-    m: Tensor,
-    *,
-    lr: Tensor,
-    one_minus_beta1: Tensor,
-    one_minus_beta2: Tensor,
-    shrink: Tensor | None,
-) -> None:
-    """Lion (Chen et al. 2023, Algorithm 2): `p -= lr sign(beta1 m + (1 - beta1) g)`, then m as Adam's by beta2.
-
-    `shrink` multiplies the weights first, 1 - lr * weight_decay.
-    """
-    if shrink is not None:
-        p.mul_(shrink)
+def lion(p: Tensor, g: Tensor, m: Tensor, *, lr: Tensor, one_minus_beta1: Tensor, one_minus_beta2: Tensor) -> None:
+    """Lion (Chen et al. 2023, Algorithm 2): `p -= lr sign(beta1 m + (1 - beta1) g)`, then m as Adam's by beta2."""
     p.addcmul_(m.lerp(g, one_minus_beta1).sign_(), lr, value=-1)
     m.lerp_(g, one_minus_beta2)
 
@@ -162,14 +145,11 @@ def nadam(
     eps: Tensor,
     one_minus_beta1: Tensor,
     one_minus_beta2: Tensor,
-    weight_decay: Tensor | None,
 ) -> None:
     """NAdam (Dozat 2016): `p -= (of_gradient g + of_moment m) / (sqrt(v) + eps)`, with both moments as Adam's.
 
     The coefficients and `eps` hold the root of v's bias correction, as those of `adam` do.
     """
-    if weight_decay is not None:
-        g = g.addcmul(p, weight_decay)
     m.lerp_(g, one_minus_beta1)
     v.lerp_(g.square(), one_minus_beta2)
     p.sub_((g * of_gradient).addcmul_(m, of_moment).div_(v.sqrt().add_(eps)))
@@ -204,23 +184,9 @@ def prodigy_sums(
 
 
 def prodigy(
-    p: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    s: Tensor,
-    start: Tensor,
-    *,
-    step_size: Tensor,
-    eps: Tensor,
-    shrink: Tensor | None,
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: Tensor, start: Tensor, *, step_size: Tensor, eps: Tensor
 ) -> None:
-    """Prodigy (Mishchenko & Defazio 2024, Algorithm 4), after `prodigy_sums`: `p -= step_size m / (sqrt(v) + eps)`.
-
-    `shrink` multiplies the weights first, 1 - lr * weight_decay.
-    """
-    if shrink is not None:
-        p.mul_(shrink)
+    """Prodigy (Mishchenko & Defazio 2024, Algorithm 4), after `prodigy_sums`: `p -= step_size m / (sqrt(v) + eps)`."""
     p.addcmul_(m / v.sqrt().add_(eps), step_size, value=-1)
 
 
@@ -236,14 +202,11 @@ def radam(
     eps: Tensor,
     one_minus_beta1: Tensor,
     one_minus_beta2: Tensor,
-    weight_decay: Tensor | None,
 ) -> None:
     """RAdam (Liu et al. 2020, Algorithm 2): `p -= step_size m (rectified / (sqrt(v) + eps) + plain)`.
 
     `rectified` has the rectification and the root of v's bias correction; it is 0, and `plain` 1, in first steps.
     """
-    if weight_decay is not None:
-        g = g.addcmul(p, weight_decay)
     m.lerp_(g, one_minus_beta1)
     v.lerp_(g.square(), one_minus_beta2)
     scale = (rectified / v.sqrt().add_(eps)).add_(plain)
@@ -261,11 +224,8 @@ def rmsprop(
     eps: Tensor,
     momentum: Tensor,
     gain: Tensor,
-    weight_decay: Tensor | None,
 ) -> None:
     """RMSprop as torch has it: `m = momentum m + g / (sqrt(v) + eps)`, then `p -= lr m`; without m, it is g's term."""
-    if weight_decay is not None:
-        g = g.addcmul(p, weight_decay)
     v.lerp_(g.square(), one_minus_alpha)
     scaled = g / v.sqrt().add_(eps)
     if m is not None:

@@ -23,12 +23,12 @@ from fusion.members.rows import Layout, make_dense
 from fusion.optim import adafactor, muon, native
 from fusion.optim.evaluated_weights import EvaluatedOptimizer
 from fusion.optim.learned import LEARNED
-from fusion.optim.members_by_rule import Run
+from fusion.optim.members_by_rule import RuleMembers
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.segments import numbered, segments
 from fusion.optim.torch_optimizer import torch_optimizer
 from fusion.optim.torch_per_member import go_on
-from fusion.optim.update_rules import RULE_OF, RULES, momentum_product
+from fusion.optim.update_rules import RULE_OF, UPDATE_RULES, momentum_product
 from fusion.optim.vectorized import Tile
 from fusion.structure import check_module
 
@@ -212,7 +212,9 @@ class FusedOptimizer(EvaluatedOptimizer):
                         tensors = (parameters, own, *moments)
                         native.update(hp, tensors, lr_KP[k][i], decay_KP[k][i], steps_KP[k][i], factors[k])
 
-    def _groups_of(self, run: Run, present: Sequence[str], stacked: Mapping[str, nn.Parameter]) -> list[native.Group]:
+    def _groups_of(
+        self, run: RuleMembers, present: Sequence[str], stacked: Mapping[str, nn.Parameter]
+    ) -> list[native.Alike]:
         """Return a run's parameters with a gradient in groups, kept for later steps with the same tensors."""
         names = self._in_rows(run, present)
         roles = [stacked, *(self._moment(key).parts for key in run.moments)]
@@ -221,13 +223,13 @@ class FusedOptimizer(EvaluatedOptimizer):
         return kept(self._groups, key, lambda: list(self._make_groups(run, names, roles)))
 
     def _make_groups(
-        self, run: Run, names: Sequence[str], roles: Sequence[Mapping[str, Tensor]]
-    ) -> Iterator[native.Group]:
+        self, run: RuleMembers, names: Sequence[str], roles: Sequence[Mapping[str, Tensor]]
+    ) -> Iterator[native.Alike]:
         alike = dict(zip(self.names, numbered(zip(self._multipliers(), self._history))))
         for number in dict.fromkeys(alike[name] for name in names):
             own = [name for name in names if alike[name] == number]
             views = native.views_of([[role[name][run.start : run.stop] for name in own] for role in roles])
-            yield native.Group(own, self._index[own[0]], views)
+            yield native.Alike(own, self._index[own[0]], views)
 
     def _multipliers(self) -> list[int]:
         """Number the parameters' multipliers: those with equal numbers have equal ones in each member."""
@@ -265,7 +267,7 @@ class FusedOptimizer(EvaluatedOptimizer):
             else:
                 adafactor.update(stored, run, rates, decays, steps, taking)
 
-    def _tensors(self, run: Run, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
+    def _tensors(self, run: RuleMembers, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
         """Return a parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""
         parameter = stacked[name]
         kept_of = (self._moment(key).parts.get(name) for key in run.moments)
@@ -319,11 +321,11 @@ class FusedOptimizer(EvaluatedOptimizer):
                     lr_RP, decay_RP = (t[run.start : run.stop, columns] for t in (self._lr_KP, self._decay_KP))
                     yield Tile(run, segment, lr_RP, decay_RP, device)
 
-    def _is_whole(self, run: Run, name: str) -> bool:
+    def _is_whole(self, run: RuleMembers, name: str) -> bool:
         """Return whether the elements of a parameter depend on each other in the run's rule."""
         return run.kind == "adafactor" or (run.kind == "muon" and name in self._matrices)
 
-    def _in_rows(self, run: Run, present: Sequence[str]) -> Sequence[str]:
+    def _in_rows(self, run: RuleMembers, present: Sequence[str]) -> Sequence[str]:
         """Return the parameters that a run's rule updates element by element."""
         return [name for name in present if not self._is_whole(run, name)] if run.kind in _WHOLE else present
 
@@ -340,7 +342,8 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 def _torch_state(rule: str, hp: Hyperparameters, step: float, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if rule.startswith("muon"):
         return {"momentum_buffer": moments["first"]}
-    named = {torch_name: moments[name] for name, torch_name in RULES[RULE_OF[rule]].moments.items() if name in moments}
+    torch_names = UPDATE_RULES[RULE_OF[rule]].moments
+    named = {torch_name: moments[name] for name, torch_name in torch_names.items() if name in moments}
     if "momentum_buffer" in named and not hp.momentum:
         del named["momentum_buffer"]
     if rule in ("sgd", *SCHEDULE_FREE):

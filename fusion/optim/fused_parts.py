@@ -116,11 +116,7 @@ class FusedByPart(FusedOptimizer):
         return {"parts": {name: part.state_dict() for name, part in self.parts.items()}}
 
     def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        *,
-        members: Sequence[int] | None = None,
-        hyperparameters: bool = True,
+        self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None, hyperparameters: bool = True
     ) -> None:
         """Restore the result of `state_dict`; arguments are those of `FusedOptimizer`."""
         check_mapping("state_dict", state_dict, "parts")

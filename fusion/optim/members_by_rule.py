@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fusion.optim.optimizer_config import Hyperparameters
-from fusion.optim.update_rules import RULE_OF, RULES, Coefficients, Now, Rule
+from fusion.optim.update_rules import RULE_OF, UPDATE_RULES, Coefficients, Now, UpdateRule
 
 
 @dataclass
-class Run:
+class RuleMembers:
     """Members `start` to `stop` (exclusive), which share an update rule.
 
     Attributes:
@@ -40,9 +40,9 @@ class Run:
         return self.members[0].kind
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> UpdateRule:
         """Return the rule of the rows; for Muon it is that of all but matrices."""
-        return RULES[RULE_OF[self.kind]]
+        return UPDATE_RULES[RULE_OF[self.kind]]
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class Run:
         """Return the coefficients of the update rule that never change, [R, 1] or [R, G] each, None if unused."""
         couples = any(hp.decay and not hp.decouples for hp in self.members)
         coupled_RG = decay_RG * (1 - self.vectors["decouples"]) if couples else None
-        return self.rule.constants(self.members, self.vectors, coupled_RG)
+        return {**self.rule.constants(self.members, self.vectors), "weight_decay": coupled_RG}
 
     def coefficients(
         self, lr_RG: Tensor, decay_RG: Tensor, steps_R1: Tensor, factor_R1: Tensor, *, before: bool = False
@@ -96,7 +96,7 @@ class Run:
         return self.rule.coefficients(self.members, self.vectors, now)
 
 
-def runs_of(members: Sequence[Hyperparameters]) -> Iterator[Run]:
+def runs_of(members: Sequence[Hyperparameters]) -> Iterator[RuleMembers]:
     """Split members into the longest runs with one rule; those that torch updates are left out.
 
     >>> hps = [Hyperparameters(kind, lr=0.1) for kind in ("adam", "adamw", "sgd", "adam")]
@@ -107,9 +107,9 @@ def runs_of(members: Sequence[Hyperparameters]) -> Iterator[Run]:
     for rule, group in groupby(members, key=lambda hp: RULE_OF[hp.kind] if hp.is_vectorized else None):
         run = list(group)
         if rule is not None:
-            columns = {name: [float(getattr(hp, name)) for hp in run] for name in RULES[rule].reads}
+            columns = {name: [float(getattr(hp, name)) for hp in run] for name in UPDATE_RULES[rule].reads}
             columns["decouples"] = [float(hp.decouples) for hp in run]
             columns["independent"] = [float(hp.independent_weight_decay) for hp in run]
             vectors = {name: torch.tensor(column, dtype=torch.float64)[:, None] for name, column in columns.items()}
-            yield Run(start, run, vectors)
+            yield RuleMembers(start, run, vectors)
         start += len(run)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from fusion.argument_checks import require
 from fusion.members.fused_model import FusedModel
-from fusion.optim.members_by_rule import Run
+from fusion.optim.members_by_rule import RuleMembers
 from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.parts import SeveralAsOne
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
@@ -28,9 +29,7 @@ MARK = "use_muon"
 
 
 def hidden_matrices(
-    module: nn.Module,
-    marks: Mapping[str, Mapping[str, Any]] | None = None,
-    among: Collection[str] | None = None,
+    module: nn.Module, marks: Mapping[str, Mapping[str, Any]] | None = None, among: Collection[str] | None = None
 ) -> frozenset[str]:
     """Name the parameters that Muon updates.
 
@@ -84,7 +83,7 @@ def matrices_of(
 
 def update(
     stored: Sequence[Sequence[Tensor]],
-    run: Run,
+    run: RuleMembers,
     rates: Sequence[Tensor],
     decays: Sequence[Tensor],
     takes_R: Tensor | None = None,
@@ -156,7 +155,7 @@ def _scale(hp: Hyperparameters, shape: Sequence[int]) -> float:
     return 0.2 * math.sqrt(max(rows, columns))
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
+class MuonWithAdamW(SeveralAsOne):
     """One optimizer of torch's Muon, for the groups with `use_muon`, and torch's AdamW, for the others.
 
     Args:
@@ -164,32 +163,14 @@ class MuonWithAdamW(torch.optim.Optimizer):
         hp: The other settings.
     """
 
+    key = MARK
+
     def __init__(self, groups: list[dict[str, Any]], hp: Hyperparameters) -> None:
-        super().__init__(groups, {"lr": hp.lr})
-        by_muon = [group for group in groups if group[MARK]]
-        self._muon = torch.optim.Muon(
+        by_muon, others = ([group for group in groups if group[MARK] is mark] for mark in (True, False))
+        muon = torch.optim.Muon(
             by_muon, hp.lr, momentum=hp.momentum, nesterov=hp.nesterov, adjust_lr_fn=hp.adjust_lr_fn
         )
-        others = [group for group in groups if not group[MARK]]
-        self._adamw = torch.optim.AdamW(others, hp.lr, (hp.beta1, hp.beta2), hp.eps) if others else None
-        parts = [part for part in (self._muon, self._adamw) if part is not None]
-        self.param_groups = [group for part in parts for group in part.param_groups]
-        self._share()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Have copies keep both, which torch's own would lose."""
-        return {**super().__getstate__(), "_muon": self._muon, "_adamw": self._adamw}
-
-    def _share(self) -> None:
-        """Have both update from this optimizer's groups and state."""
-        for part, by_muon in ((self._muon, True), (self._adamw, False)):
-            if part is not None:
-                part.state, part.param_groups = self.state, [g for g in self.param_groups if g[MARK] == by_muon]
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        self._share()
-        self._muon.step()
-        if self._adamw is not None:
-            self._adamw.step()
+        parts: dict[bool, torch.optim.Optimizer] = {True: muon}
+        if others:
+            parts[False] = torch.optim.AdamW(others, hp.lr, (hp.beta1, hp.beta2), hp.eps)
+        super().__init__(parts)

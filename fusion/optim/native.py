@@ -34,7 +34,7 @@ Views = list[tuple[tuple[Tensor, ...], ...]]
 
 
 @dataclass(frozen=True)
-class Group:
+class Alike:
     """Parameters that have equal multipliers and step counts in each of R members, with their views, made once.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Several optimizers as one, each for a part of a model."""
+"""Several optimizers as one, such as one for each part of a model."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ PART = "part"
 """Key of a group of parameters that names the part of the model."""
 
 
-class ByPart(torch.optim.Optimizer):
-    """One optimizer of torch's for each part of a model; a step updates every parameter that has a gradient.
+class SeveralAsOne(torch.optim.Optimizer):
+    """Optimizers of torch's that update from the groups and the state of this one; a step is one of each.
 
     Args:
-        parts: By name of the part; it becomes `group["part"]` of their groups.
+        parts: By the value that the groups of each get under `key`.
     """
 
-    def __init__(self, parts: Mapping[str, torch.optim.Optimizer]) -> None:
+    key: str
+
+    def __init__(self, parts: Mapping[Any, torch.optim.Optimizer]) -> None:
         self.parts = dict(parts)
         groups = []
         for name, optimizer in self.parts.items():
             for group in optimizer.param_groups:
-                group[PART] = name
+                group[self.key] = name
                 groups.append(group)
         super().__init__(groups, {})
         for optimizer in self.parts.values():
@@ -40,7 +42,7 @@ class ByPart(torch.optim.Optimizer):
         """Have all parts update from this optimizer's groups and state."""
         for name, optimizer in self.parts.items():
             optimizer.state = self.state
-            optimizer.param_groups = [group for group in self.param_groups if group[PART] == name]
+            optimizer.param_groups = [group for group in self.param_groups if group[self.key] == name]
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Restore the result of `state_dict` in all parts."""
@@ -53,6 +55,12 @@ class ByPart(torch.optim.Optimizer):
         self._share()
         for optimizer in self.parts.values():
             optimizer.step()
+
+
+class ByPart(SeveralAsOne):
+    """One optimizer of torch's for each part of a model, by its name."""
+
+    key = PART
 
 
 class ByPartWithModes(ByPart):

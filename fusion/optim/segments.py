@@ -9,24 +9,24 @@ import torch
 
 from fusion.members.rows import Block, Layout
 
-BLOCK = 2**17
+CHUNK = 2**17
 """Elements to update at a time on a CPU: the allocator reuses memory for temporaries of that size.
 
 Larger temporaries are mapped anew, page by page, for each operation. AdamW on 32 members of 27,000 parameters takes
-5.0 ms at once, and 1.9 ms in blocks.
+5.0 ms at once, and 1.9 ms in chunks.
 """
 
-BLOCK_ELSEWHERE = 2**24
+CHUNK_ELSEWHERE = 2**24
 """The same on other devices, where it only bounds the memory of temporaries: 64 MiB each in float32."""
 
 _LARGE = 4
-"""A parameter is faster by itself if it takes more than 1/4 of a block. Its multipliers are then [R, 1]. Side by side
+"""A parameter is faster by itself if it takes more than 1/4 of a chunk. Its multipliers are then [R, 1]. Side by side
 with others they are [R, n]: two passes over memory more."""
 
 
-def block(device: torch.device) -> int:
+def chunk(device: torch.device) -> int:
     """Return the number of elements to update at a time on a device."""
-    return BLOCK if device.type == "cpu" else BLOCK_ELSEWHERE
+    return CHUNK if device.type == "cpu" else CHUNK_ELSEWHERE
 
 
 def numbered(values: Iterable[Hashable]) -> list[int]:
@@ -62,7 +62,7 @@ class Segment:
 def segments(
     layout: Layout, steps: Mapping[str, Hashable], multipliers: Mapping[str, Hashable], K: int, device: torch.device
 ) -> Iterator[Segment]:
-    """Split parameters into segments, each at most as large as a block unless it is one parameter.
+    """Split parameters into segments, each at most as large as a chunk unless it is one parameter.
 
     Args:
         steps: Value for each parameter to update; equal values mean equal step counts.
@@ -74,14 +74,14 @@ def segments(
         if steps[name] != steps[run[0]]:
             return False
         alike = all(multipliers[n] == multipliers[name] for n in run)
-        return alike or all(K * shapes[n].numel() <= block(device) // _LARGE for n in (*run, name))
+        return alike or all(K * shapes[n].numel() <= chunk(device) // _LARGE for n in (*run, name))
 
     for where, shapes in layout.items():
         run: list[str] = []
         start = column = width = 0
         for name, shape in shapes.items():
             size = shape.numel()
-            if run and not (name in steps and width + size <= block(device) and joins(run, name, shapes)):
+            if run and not (name in steps and width + size <= chunk(device) and joins(run, name, shapes)):
                 yield Segment(where, start, run, [shapes[n].numel() for n in run])
                 run, width = [], 0
             if name in steps:

@@ -22,7 +22,7 @@ from fusion.optim.adafactor import STATE
 from fusion.optim.learned import LEARNED, at_first
 from fusion.optim.members_by_rule import runs_of
 from fusion.optim.muon import matrices_of
-from fusion.optim.native import Group
+from fusion.optim.native import Alike
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.segments import numbered
 from fusion.optim.torch_optimizer import Multipliers, check_multipliers, check_real
@@ -208,11 +208,7 @@ class OptimizerState:
         }
 
     def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        *,
-        members: Sequence[int] | None = None,
-        hyperparameters: bool = True,
+        self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None, hyperparameters: bool = True
     ) -> None:
         """Restore the result of `state_dict`.
 
@@ -297,7 +293,7 @@ class OptimizerState:
                 self._moments[key] = Rows.of(layout_of(parts, self.fused.parts), parts)
         self.changes += 1
         self._tiles: dict[Hashable, list[Tile]] = {}
-        self._groups: dict[Hashable, list[Group]] = {}
+        self._groups: dict[Hashable, list[Alike]] = {}
         self._increments: dict[tuple[str, ...], Tensor] = {}
         self._under_prodigy: dict[tuple[bool, ...], Tensor] = {}
 

@@ -43,16 +43,16 @@ Changing = Callable[[Sequence[Hyperparameters], Vectors, Now], Coefficients]
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """One update rule.
 
     Attributes:
         kinds: The optimizers whose members it updates together.
         reads: Settings that it reads from vectors.
         moments: torch's name of the state of each moment that it may keep, in the order of `update`'s arguments.
-        constants: Returns the coefficients that never change, [R, 1] or [R, G] each, None if unused. It takes the
-            members, their vectors, and their coupled weight decays (None if no member has one).
-        coefficients: Returns the others, in the same shapes.
+        constants: Returns the coefficients that never change, [R, 1] each, None if unused. It takes the members and
+            their vectors.
+        coefficients: Returns the others, [R, 1] or [R, G] each, and `shrink` of `elementwise.decayed`, if needed.
         update: The rule; see `elementwise`. None if it does not work element by element.
         before: Coefficients and function of a pass over all parameters before the update; None if it needs none. Its
             sums of each member are what `learn` takes.
@@ -62,16 +62,15 @@ class Rule:
     kinds: tuple[str, ...]
     reads: tuple[str, ...]
     moments: Mapping[str, str]
-    constants: Callable[[Sequence[Hyperparameters], Vectors, Tensor | None], Coefficients]
+    constants: Callable[[Sequence[Hyperparameters], Vectors], Coefficients]
     coefficients: Changing
     update: Callable[..., None] | None
     before: tuple[Changing, Callable[..., Tensor]] | None = None
     learn: Learn | None = None
 
 
-def _sgd_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
+def _sgd_constants(members: Sequence[Hyperparameters], v: Vectors) -> Coefficients:
     return {
-        "weight_decay": decay_RG,
         "momentum": v["momentum"],
         "direct": v["nesterov"] if any(hp.nesterov for hp in members) else None,
         "buffered": torch.where(v["nesterov"] > 0, v["momentum"], 1.0),
@@ -84,8 +83,8 @@ def _sgd_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) 
     return {"lr": now.lr_RG, "gain": torch.where(undamped, 1.0, 1.0 - v["dampening"])}
 
 
-def _adam_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
-    return {"one_minus_beta1": 1 - v["beta1"], "one_minus_beta2": 1 - v["beta2"], "weight_decay": decay_RG}
+def _adam_constants(members: Sequence[Hyperparameters], v: Vectors) -> Coefficients:
+    return {"one_minus_beta1": 1 - v["beta1"], "one_minus_beta2": 1 - v["beta2"]}
 
 
 def _adam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
@@ -97,15 +96,11 @@ def _adam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now)
             # A parameter whose learning rate is multiplied by 0 stays as it is, as in torch's optimizer.
             rate = torch.where(v["independent"] > 0, now.factor_R1 * (rate > 0), rate)
         shrink = 1 - rate * now.decay_RG
-    return {
-        "step_size": now.lr_RG * root / (1 - v["beta1"] ** now.steps_R1),
-        "eps": v["eps"] * root,
-        "shrink": shrink,
-    }
+    return {"step_size": now.lr_RG * root / (1 - v["beta1"] ** now.steps_R1), "eps": v["eps"] * root, "shrink": shrink}
 
 
-def _adamax_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
-    return {"one_minus_beta1": 1 - v["beta1"], "keep": v["beta2"], "least": v["eps"], "weight_decay": decay_RG}
+def _adamax_constants(members: Sequence[Hyperparameters], v: Vectors) -> Coefficients:
+    return {"one_minus_beta1": 1 - v["beta1"], "keep": v["beta2"], "least": v["eps"]}
 
 
 def _adamax_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
@@ -138,10 +133,6 @@ def _radam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now
     }
 
 
-def _lion_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
-    return {"one_minus_beta1": 1 - v["beta1"], "one_minus_beta2": 1 - v["beta2"]}
-
-
 def _lion_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
     decays = any(hp.decay for hp in members)
     return {"lr": now.lr_RG, "shrink": 1 - now.lr_RG * now.decay_RG if decays else None}
@@ -168,13 +159,12 @@ def _prodigy_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: N
     return {"step_size": v["step"] * now.lr_RG, "eps": v["d"] * v["eps"], "shrink": shrink}
 
 
-def _rmsprop_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
+def _rmsprop_constants(members: Sequence[Hyperparameters], v: Vectors) -> Coefficients:
     return {
         "one_minus_alpha": 1 - v["alpha"],
         "eps": v["eps"],
         "momentum": v["momentum"],
         "gain": torch.ones_like(v["momentum"]),
-        "weight_decay": decay_RG,
     }
 
 
@@ -182,7 +172,7 @@ def _rmsprop_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: N
     return {"lr": now.lr_RG}
 
 
-def _schedule_free_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
+def _schedule_free_constants(members: Sequence[Hyperparameters], v: Vectors) -> Coefficients:
     return {"one_minus_beta2": 1 - v["beta2"]} if "beta2" in v else {}
 
 
@@ -203,8 +193,8 @@ def _schedule_free_coefficients(members: Sequence[Hyperparameters], v: Vectors, 
 _BETAS = ("beta1", "beta2", "eps")
 _ADAM = {"first": "exp_avg", "second": "exp_avg_sq"}
 
-RULES = {
-    "sgd": Rule(
+UPDATE_RULES = {
+    "sgd": UpdateRule(
         ("sgd",),
         ("momentum", "dampening", "nesterov"),
         {"first": "momentum_buffer"},
@@ -212,20 +202,20 @@ RULES = {
         _sgd_coefficients,
         elementwise.sgd,
     ),
-    "adam": Rule(("adam", "adamw"), _BETAS, _ADAM, _adam_constants, _adam_coefficients, elementwise.adam),
+    "adam": UpdateRule(("adam", "adamw"), _BETAS, _ADAM, _adam_constants, _adam_coefficients, elementwise.adam),
     # Its rows are those that AdamW updates.
-    "muon": Rule(
+    "muon": UpdateRule(
         ("muon",), (*_BETAS, "momentum", "nesterov"), _ADAM, _adam_constants, _adam_coefficients, elementwise.adam
     ),
-    "adafactor": Rule(
+    "adafactor": UpdateRule(
         ("adafactor",),
         ("beta2_decay",),
         {"row": "row_var", "column": "col_var", "variance": "variance"},
-        lambda members, vectors, decay_RG: {},
+        lambda members, vectors: {},
         lambda members, vectors, now: {},
         None,
     ),
-    "adamax": Rule(
+    "adamax": UpdateRule(
         ("adamax",),
         _BETAS,
         {"first": "exp_avg", "second": "exp_inf"},
@@ -233,22 +223,22 @@ RULES = {
         _adamax_coefficients,
         elementwise.adamax,
     ),
-    "lion": Rule(
-        ("lion",), ("beta1", "beta2"), {"first": "exp_avg"}, _lion_constants, _lion_coefficients, elementwise.lion
+    "lion": UpdateRule(
+        ("lion",), ("beta1", "beta2"), {"first": "exp_avg"}, _adam_constants, _lion_coefficients, elementwise.lion
     ),
-    "nadam": Rule(("nadam",), _BETAS, _ADAM, _adam_constants, _nadam_coefficients, elementwise.nadam),
-    "prodigy": Rule(
+    "nadam": UpdateRule(("nadam",), _BETAS, _ADAM, _adam_constants, _nadam_coefficients, elementwise.nadam),
+    "prodigy": UpdateRule(
         ("prodigy",),
         ("lr", *_BETAS, "d_coef", "d0", "use_bias_correction", "safeguard_warmup"),
         {**_ADAM, "sum": "s", "start": "p0"},
-        lambda members, vectors, decay_RG: {},
+        lambda members, vectors: {},
         _prodigy_coefficients,
         elementwise.prodigy,
         (_prodigy_sums, elementwise.prodigy_sums),
         learn_distance,
     ),
-    "radam": Rule(("radam",), _BETAS, _ADAM, _adam_constants, _radam_coefficients, elementwise.radam),
-    "rmsprop": Rule(
+    "radam": UpdateRule(("radam",), _BETAS, _ADAM, _adam_constants, _radam_coefficients, elementwise.radam),
+    "rmsprop": UpdateRule(
         ("rmsprop",),
         ("alpha", "eps", "momentum"),
         {"second": "square_avg", "first": "momentum_buffer"},
@@ -256,7 +246,7 @@ RULES = {
         _rmsprop_coefficients,
         elementwise.rmsprop,
     ),
-    "schedule_free_adamw": Rule(
+    "schedule_free_adamw": UpdateRule(
         ("schedule_free_adamw",),
         ("lr", *_BETAS),
         {"iterate": "z", "second": "exp_avg_sq"},
@@ -265,7 +255,7 @@ RULES = {
         elementwise.schedule_free,
         learn=learn_average,
     ),
-    "schedule_free_sgd": Rule(
+    "schedule_free_sgd": UpdateRule(
         ("schedule_free_sgd",),
         ("lr", "momentum"),
         {"iterate": "z"},
@@ -277,7 +267,7 @@ RULES = {
 }
 """All rules by name; those of Muon's matrices and of Adafactor are in modules of their own."""
 
-RULE_OF = {kind: name for name, rule in RULES.items() for kind in rule.kinds}
+RULE_OF = {kind: name for name, rule in UPDATE_RULES.items() for kind in rule.kinds}
 
 _MOMENTUM_DECAY = 4e-3
 """Of `torch.optim.NAdam`."""

@@ -1,6 +1,6 @@
 """The members of a run updated together, on rows that hold all their parameters, on any device.
 
-Shape suffixes: K members, R of them in the run and B in a block. A member has N elements, n of them in a segment. The
+Shape suffixes: K members, R of them in the run and B in a chunk. A member has N elements, n of them in a segment. The
 segment has P parameters, in G groups of neighbours with equal multipliers.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fusion.members.bounded_cache import kept
 from fusion.optim import elementwise, native
-from fusion.optim.members_by_rule import Run
-from fusion.optim.segments import Segment, block
+from fusion.optim.members_by_rule import RuleMembers
+from fusion.optim.segments import Segment, chunk
 from fusion.optim.update_rules import Coefficients
 
 
@@ -27,7 +27,9 @@ class Tile:
         decay_RP: Weight decays, on the CPU.
     """
 
-    def __init__(self, run: Run, segment: Segment, lr_RP: Tensor, decay_RP: Tensor, device: torch.device) -> None:
+    def __init__(
+        self, run: RuleMembers, segment: Segment, lr_RP: Tensor, decay_RP: Tensor, device: torch.device
+    ) -> None:
         self.run, self.segment = run, segment
         # As in torch, the real and the imaginary part of a complex number are each updated by themselves.
         self._reals = 2 if segment.block.dtype.is_complex else 1
@@ -74,7 +76,7 @@ class Tile:
         start, stop = self._reals * segment.start, self._reals * segment.stop
         tensors = [_columns(_rows(t, run.start, run.stop), start, stop) for t in stored]
         R, n = tensors[0].shape
-        step, sums = max(1, block(tensors[0].device) // max(1, n)), []
+        step, sums = max(1, chunk(tensors[0].device) // max(1, n)), []
         for start in range(0, R, step):
             stop = min(start + step, R)
             inside = {
@@ -126,6 +128,8 @@ class Tile:
     def _apply(self, stored: Sequence[Tensor], coefficients: Coefficients, before: bool) -> Tensor | None:
         """Apply the rule to some members, [B, n] each, in the precision of its coefficients."""
         tensors = [t if t.dtype == self._math else t.to(self._math) for t in stored]
+        decays = (coefficients.pop(name, None) for name in ("shrink", "weight_decay"))
+        tensors[1] = elementwise.decayed(*tensors[:2], *decays)
         rule = self.run.rule
         apply: Callable[..., Tensor | None] | None = rule.before[1] if before and rule.before else rule.update
         assert apply is not None

@@ -20,7 +20,7 @@ from fusion.evaluate.microbatch import backward, can_be_split, split
 from fusion.graph import GraphedStep
 from fusion.keys import read
 from fusion.members.assemble import fuse
-from fusion.members.fused_model import FusedModel
+from fusion.members.fused_model import FusedModel, Objective
 from fusion.optim import FusedOptimizer, fused_optimizer
 from fusion.optim.clip import clip_grad_norm_
 from fusion.optim.make_fused_optimizer import member
@@ -29,8 +29,7 @@ from fusion.structure.module_parts import copied
 from fusion.width.memory import objects_so_far_set_aside, peak_memory, usable_memory
 from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, memory_line, next_width
 
-Objective = Callable[[Any, Any], Any]
-Step = Callable[[], None]
+TimedStep = Callable[[], None]
 
 # After these steps a step is recorded, if it can be.
 _WARM_UP_STEPS = 2
@@ -169,7 +168,7 @@ class _Trials:
     multipliers: Mapping[str, Any]
     graph: bool
 
-    def step(self, width: int, parts: int = 1) -> tuple[FusedModel, Step]:
+    def step(self, width: int, parts: int = 1) -> tuple[FusedModel, TimedStep]:
         """Return the first `width` trials as one model, and its training step; width 1 trains as one trial alone."""
         fused, update, learn = self.training(width, parts)
         graph = self.graph and update.can_be_recorded
@@ -191,7 +190,7 @@ class _Trials:
         return fused, update, learn
 
 
-def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone: Step, peak_1: int) -> FusionPlan:
+def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone: TimedStep, peak_1: int) -> FusionPlan:
     device = next(trials.modules[0].parameters()).device
     speedup: dict[int, float] = {}
     peaks = {1: peak_1}
@@ -234,10 +233,10 @@ def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:
     return groups if len(groups) > 1 else peaks
 
 
-def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple[int, Step, int]:
+def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple[int, TimedStep, int]:
     """Find the least number of parts of a batch with which one trial fits: (parts, its step, its peak in bytes)."""
     parts = 1
-    step: Step | None
+    step: TimedStep | None
     while True:
         step = None  # what a step that did not fit holds, the next one needs
         last = not can_be_split(trials.batch) or len(split(trials.batch, 2 * parts)) <= parts
@@ -257,7 +256,7 @@ def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple
 
 
 def _race(
-    alone: Step, fused: Step, width: int, best: float, seconds: float, device: torch.device
+    alone: TimedStep, fused: TimedStep, width: int, best: float, seconds: float, device: torch.device
 ) -> tuple[float, list[float]]:
     """Return the median speedup of `fused`, and the seconds of each step alone; `best` is that of narrower groups."""
     start, ratios, times = time.perf_counter(), list[float](), list[float]()
@@ -274,7 +273,7 @@ def _race(
     return statistics.median(ratios), times
 
 
-def _seconds(step: Step, device: torch.device) -> float:
+def _seconds(step: TimedStep, device: torch.device) -> float:
     """Return the time of a step; on one thread of a CPU, without the time in which other processes had the core."""
     clock = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
@@ -284,6 +283,6 @@ def _seconds(step: Step, device: torch.device) -> float:
     return clock() - start
 
 
-def _warm_up(step: Step, device: torch.device, graph: bool) -> None:
+def _warm_up(step: TimedStep, device: torch.device, graph: bool) -> None:
     for _ in range(_WARM_UP_STEPS_OF_GRAPHS if graph else _WARM_UP_STEPS):
         _seconds(step, device)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench import ON_GPU, STAND_IN, STEPS, Step, resume
+from benchmarks.bench import ON_GPU, STAND_IN, STEPS, Bench, resume
 
-SOME = (Step("a"), Step("c", needs="c.txt"), Step("d"))
+SOME = (Bench("a"), Bench("c", needs="c.txt"), Bench("d"))
 
 
 def test_short_calls_do_what_a_long_one_does(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_short_calls_do_what_a_long_one_does(tmp_path: Path) -> None:
             left[0] -= 1
             return left[0] >= 0
 
-        def do(step: Step) -> str:
+        def do(step: Bench) -> str:
             did.append(step.command)
             return "done"
 
@@ -43,7 +43,7 @@ def test_short_calls_do_what_a_long_one_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [*STEPS, *ON_GPU, *STAND_IN], ids=lambda step: step.command)
-def test_each_step_is_a_benchmark_that_there_is(step: Step) -> None:
+def test_each_step_is_a_benchmark_that_there_is(step: Bench) -> None:
     module = step.command.split()[0]
     spec = importlib.util.find_spec(f"benchmarks.{module}")
     assert spec is not None

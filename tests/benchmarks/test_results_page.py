@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import results_page
 from benchmarks.answers.answer import Answer, machines_of, settled
-from benchmarks.bench import STEPS, Step, run
+from benchmarks.bench import STEPS, Bench, run
 from benchmarks.result_files import RESULTS
 from benchmarks.results_page import PAGE, answers, page, render
 
@@ -89,7 +89,7 @@ def test_steps_without_their_data_are_left_out(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_step_writes_where_it_is_told(tmp_path: Path) -> None:
     (tmp_path / "vs_asha").mkdir()
-    assert run([Step("vs_asha --render --out {out}/vs_asha")], tmp_path, tmp_path) == []
+    assert run([Bench("vs_asha --render --out {out}/vs_asha")], tmp_path, tmp_path) == []
     assert (tmp_path / "vs_asha.md").read_text().startswith("# `tune` against plain ASHA")
 
 

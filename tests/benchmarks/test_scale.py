@@ -35,7 +35,7 @@ def test_ranks_share_a_data_set() -> None:
 
 
 def test_a_row_is_measured_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = scale.Row("things", lambda: {"ms": 7.0, "else": 1.0}, "ms")
+    row = scale.Measure("things", lambda: {"ms": 7.0, "else": 1.0}, "ms")
     monkeypatch.setattr(scale, "ROWS", {"a": row, "b": row, "c": row})
     was = {"number": 8.0, "date": "2026-01-01", "load": 0.1}
     (tmp_path / "scale.json").write_text(json.dumps({"before": {"a": was}, "now": {"a": was}}))

@@ -41,6 +41,17 @@ def test_the_size_of_a_head_stays() -> None:
     assert scale_sizes(trace(64, 16, name="head_dim"), 1 / 4)[h] == 16
 
 
+def test_of_heads_and_other_parts_of_one_size_the_heads_become_fewer() -> None:
+    parts = SizeTrace(
+        tensors={"in": (h * f, d), "out": (d, h * f)},
+        seeds=frozenset({d, h, f}),
+        attributes={("layer", "n_head"): (h,), ("layer", "states"): (f,)},
+        sizes={d: 64, h: 4, f: 8},
+        equations=(),
+    )
+    assert scale_sizes(parts, 1 / 4) == {d: 16, h: 1, f: 8}
+
+
 def test_equations_that_rounding_breaks_are_met_at_the_next_multiple() -> None:
     third = SizeTrace({"w": (d, f)}, frozenset({d, f}), {}, {d: 100, f: 50}, (sympy.Eq(d, 2 * f),))
     values = scale_sizes(third, 0.13)

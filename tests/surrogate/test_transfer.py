@@ -6,7 +6,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from surrogate import plain_score_fn, transfer_check
-from surrogate.transfer import Config, ScoreFn
+from surrogate.build import Config
+from surrogate.transfer import ScoreFn
 from tests.surrogate.models import mlp
 
 

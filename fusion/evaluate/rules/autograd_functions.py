@@ -19,13 +19,13 @@ from fusion.evaluate.rules.member import fold
 from fusion.streams import Streams
 
 
-class _Here(local):
+class _Drawing(local):
     """The members' random numbers, in a thread that evaluates members at once."""
 
     streams: Streams | None = None
 
 
-_here, _lock = _Here(), Lock()
+_here, _lock = _Drawing(), Lock()
 _torchs: Callable[..., Any] = vars(Function)["apply"].__func__
 _users: list[None] = []
 """One entry for each block that any thread is in: the last one that ends puts torch's own back."""

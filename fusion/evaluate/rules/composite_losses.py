@@ -93,12 +93,7 @@ def linear_cross_entropy(
 
 
 def gaussian_nll(
-    input: Tensor,
-    target: Tensor,
-    var: Tensor | float,
-    full: bool = False,
-    eps: float = 1e-6,
-    reduction: str = "mean",
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
     """`F.gaussian_nll_loss`; torch's own asks each member whether a variance is below 0."""
     if not isinstance(var, Tensor):

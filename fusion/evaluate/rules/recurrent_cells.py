@@ -15,7 +15,7 @@ from torch import Tensor
 
 State = tuple[Tensor, ...]
 # What `forward` keeps for `backward`, T or 1 + T steps first: with 1 + T, the first is the initial state.
-Kept = tuple[Tensor, ...]
+Saved = tuple[Tensor, ...]
 
 
 class ByHand(NamedTuple):
@@ -24,7 +24,7 @@ class ByHand(NamedTuple):
     Attributes:
         summed: Number of first gates for which only the sum of both products counts.
         forward: `(T, from_input, weight, bias, state, keep)` -> outputs [T, K, H, N], last state without the output,
-            `Kept`. `from_input` has the gates from the input of each step, [K, G*H, N]. The weight [K, G*H, H] and the
+            `Saved`. `from_input` has the gates from the input of each step, [K, G*H, N]. The weight [K, G*H, H] and the
             bias [K, G*H, 1] are those of the state, whose parts are [K, H, N]. `keep` is True if a gradient will be
             needed.
         backward: `(grad, grad_last, weight, kept)` -> gradient of the gates [T, K, G*H, N]. `grad` has the gradients of
@@ -34,8 +34,8 @@ class ByHand(NamedTuple):
     """
 
     summed: int
-    forward: Callable[[int, Iterable[Tensor], Tensor, Tensor, State, bool], tuple[Tensor, State, Kept]]
-    backward: Callable[[Tensor, State, Tensor, Kept], Tensor]
+    forward: Callable[[int, Iterable[Tensor], Tensor, Tensor, State, bool], tuple[Tensor, State, Saved]]
+    backward: Callable[[Tensor, State, Tensor, Saved], Tensor]
 
 
 class Cell(NamedTuple):
@@ -58,7 +58,7 @@ def _lstm_step(from_input: Tensor, from_state: Tensor, state: State) -> State:
 
 def _lstm_forward(
     T: int, from_input: Iterable[Tensor], weight: Tensor, bias: Tensor, state: State, keep: bool
-) -> tuple[Tensor, State, Kept]:
+) -> tuple[Tensor, State, Saved]:
     h, c = state
     K, H, N = h.shape
     dtype = torch.promote_types(weight.dtype, c.dtype)
@@ -80,7 +80,7 @@ def _lstm_forward(
     return outputs, (c,), (gates, cells, tanhs)
 
 
-def _lstm_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Kept) -> Tensor:
+def _lstm_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Saved) -> Tensor:
     gates, cells, tanhs = kept
     i, f, g, o = gates.chunk(4, 2)
     # The parts without a gradient in them, for all steps at once: slopes of the gates, and of the output by the cell.
@@ -113,7 +113,7 @@ def _gru_step(from_input: Tensor, from_state: Tensor, state: State) -> State:
 
 def _gru_forward(
     T: int, from_input: Iterable[Tensor], weight: Tensor, bias: Tensor, state: State, keep: bool
-) -> tuple[Tensor, State, Kept]:
+) -> tuple[Tensor, State, Saved]:
     (h,) = state
     K, H, N = h.shape
     dtype = torch.promote_types(weight.dtype, h.dtype)
@@ -134,7 +134,7 @@ def _gru_forward(
     return outputs[1:], (), (r_z, from_state, new, outputs)
 
 
-def _gru_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Kept) -> Tensor:
+def _gru_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Saved) -> Tensor:
     r_z, from_state, new, outputs = kept
     T, K, H, N = new.shape
     r, z = r_z.chunk(2, 2)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from benchmarks.replay.__main__ import main
-from benchmarks.replay.ladder import SHOWN, Found, chosen, no_worse, replayed
+from benchmarks.replay.ladder import SHOWN, Compared, chosen, no_worse, replayed
 from benchmarks.replay.policies import Heat, Ladder, Search, price_by_width
 from benchmarks.replay.table import Table, empty, save
-from benchmarks.replay.yardsticks import AGAIN, TODAY, Row
+from benchmarks.replay.yardsticks import AGAIN, TODAY, PolicyRow
 from tests.benchmarks.replay.tables import parallel, search, table_of
 
 WIDTHS = [1 / 8, 1 / 4, 1.0]
@@ -78,10 +78,10 @@ def test_a_forecast_adds_what_the_narrow_model_gains_from_the_look_on() -> None:
     assert rule.compared(run, 14, 9) < rule.compared(run, 15, 9)
 
 
-def found(handed: float, cost: float, regret: float = 1.0, error: float = 0.01) -> dict[str, Found]:
+def found(handed: float, cost: float, regret: float = 1.0, error: float = 0.01) -> dict[str, Compared]:
     """Today's rule is as good as ASHA in 90 %."""
-    row = Row(cost, 1.0, handed, 0.9, regret, cost / 2)
-    return {"a": Found(row, np.array([handed - 0.9, 0.0]), np.full(2, error))}
+    row = PolicyRow(cost, 1.0, handed, 0.9, regret, cost / 2)
+    return {"a": Compared(row, np.array([handed - 0.9, 0.0]), np.full(2, error))}
 
 
 def test_a_half_chooses_the_cheapest_that_is_no_worse_and_of_those_the_least_regret() -> None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.replay.__main__ import main
 from benchmarks.replay.policies import Search, asha, swept, today
 from benchmarks.replay.table import Table, save
-from benchmarks.replay.yardsticks import AGAIN, TODAY, Judge, Row, chosen, halves, mean, races, rows
+from benchmarks.replay.yardsticks import AGAIN, TODAY, Judge, PolicyRow, chosen, halves, mean, races, rows
 from tests.benchmarks.replay.tables import parallel, table_of
 
 
@@ -55,15 +55,15 @@ def test_asha_with_another_seed_is_as_good_as_the_samples_are_alike() -> None:
 
 def test_each_half_chooses_what_is_best_by_both_and_affordable() -> None:
     found = {
-        AGAIN: {"a": Row(8, 1, 1, 1)},
-        "dear": {"a": Row(9, 1, 1, 1)},
-        "handed": {"a": Row(3, 1, 1, 0.2)},
-        "both": {"a": Row(3, 0, 0.8, 0.8)},
+        AGAIN: {"a": PolicyRow(8, 1, 1, 1)},
+        "dear": {"a": PolicyRow(9, 1, 1, 1)},
+        "handed": {"a": PolicyRow(3, 1, 1, 0.2)},
+        "both": {"a": PolicyRow(3, 0, 0.8, 0.8)},
     }
     assert chosen(found, ["dear", "handed", "both"]) == "both"
-    found[AGAIN]["spoken_digits"] = Row(8, 1, 1, 1)
+    found[AGAIN]["spoken_digits"] = PolicyRow(8, 1, 1, 1)
     assert chosen(found, ["dear", "handed", "both"]) == "both"
-    assert mean([Row(1, 0, 0, 1, 2, 4), Row(3, 1, 0, 0, 4, 5)]) == Row(2, 0.5, 0, 0.5, 3, 4.5)
+    assert mean([PolicyRow(1, 0, 0, 1, 2, 4), PolicyRow(3, 1, 0, 0, 4, 5)]) == PolicyRow(2, 0.5, 0, 0.5, 3, 4.5)
 
 
 def test_halves_are_those_that_chose_and_those_that_did_not() -> None:

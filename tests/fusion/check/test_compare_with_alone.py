@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import FusionMismatch, FusionWarning, dry_run, fuse
-from fusion.check.compare_with_alone import _differing_in_float64, restored
+from fusion.check.compare_with_alone import _differing_in_float64, check_copy, restored
 from tests.zoo import CASES, Case
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
@@ -284,3 +284,38 @@ def test_buffers_that_are_put_back_lie_elsewhere_and_the_changes_count() -> None
         fused(X)
     assert fused.stacked_buffers["running_mean"] is not mean
     assert fused.changes > changes
+
+
+class OfTheOther(nn.Linear):
+    """A layer of which a copy goes on calling the original, unless `own`."""
+
+    def __init__(self, own: bool) -> None:
+        torch.manual_seed(0)
+        super().__init__(4, 3)
+        self.function = self.product if own else lambda x: self.product(x)
+
+    def product(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.function(x)
+        return out
+
+
+class Listing(nn.Linear):
+    """A layer that computes with one of its parameters by a plain list."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.held = [self.bias]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T + self.held[0]
+
+
+def test_a_copy_that_computes_with_parts_of_the_original_is_refused() -> None:
+    check_copy(lambda: OfTheOther(own=True), loss, BATCH)
+    with pytest.raises(FusionMismatch, match=r"a copy and the model itself differ in gradient of weight"):
+        check_copy(lambda: OfTheOther(own=False), loss, BATCH)
+    with pytest.raises(FusionMismatch, match=r"the loss depends on `held\[0\]`, a parameter in a plain list"):
+        check_copy(Listing, loss, BATCH)

@@ -338,6 +338,14 @@ def test_hooks_survive() -> None:
     torch.testing.assert_close(fused.unfuse(1)(x), models[1](x))
 
 
+def test_members_take_the_floats_of_other_modules() -> None:
+    models, other, x = [Scaled(8.0) for _ in range(2)], Scaled(3.0), torch.randn(4, 3)
+    fused = fuse(models)
+    fused.set_floats({1: other})
+    other.load_state_dict(models[1].state_dict())
+    torch.testing.assert_close(fused(x), torch.stack([models[0](x), other(x)]))
+
+
 class Annealed(nn.Linear):
     """A layer that counts its calls and cools down with them, in plain attributes."""
 

@@ -65,9 +65,9 @@ class Operators(TorchDispatchMode):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks as large as there, all parameters in one, and with none of the kernels that a CPU has."""
+    """In chunks as large as there, all parameters in one, and with none of the kernels that a CPU has."""
     monkeypatch.setattr(native, "takes", lambda tensors: False)
-    monkeypatch.setattr(segments, "BLOCK", segments.BLOCK_ELSEWHERE)
+    monkeypatch.setattr(segments, "CHUNK", segments.CHUNK_ELSEWHERE)
     monkeypatch.setattr(rows, "LARGE", math.inf)
 
 
@@ -215,7 +215,7 @@ def test_a_schedule_given_again_is_the_one_of_a_fresh_optimizer() -> None:
     assert all(torch.equal(ends[0][name], p) for name, p in ends[1].items())
 
 
-def test_members_are_updated_as_many_at_a_time_as_a_block_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_are_updated_as_many_at_a_time_as_a_chunk_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     apply = Tile._apply
 
@@ -228,6 +228,6 @@ def test_members_are_updated_as_many_at_a_time_as_a_block_holds(monkeypatch: pyt
     fused = fuse([nn.Linear(4, 2, bias=False) for _ in range(K)])
     optimizer = fused_optimizer(fused, CONFIGS["adamw"])
     fused.map(lambda model, x: model(x).sum(), torch.ones(1, 4)).sum().backward()
-    monkeypatch.setattr("fusion.optim.vectorized.block", lambda device: 3 * 8 + 1)
+    monkeypatch.setattr("fusion.optim.vectorized.chunk", lambda device: 3 * 8 + 1)
     optimizer.step()
     assert taken == [3, 1]

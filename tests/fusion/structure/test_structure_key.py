@@ -170,6 +170,7 @@ DIFFERENT: list[tuple[nn.Module, nn.Module, str]] = [
     (Block(type=1), Block(type=2), "type"),
     (Block(modules_=[], my_hooks={"a": F.relu}), Block(modules_=[], my_hooks={"b": F.relu}), "my_hooks"),
     (Levels(2), Levels(3), "levels"),
+    (Block(kind=nn.ReLU), Block(kind=nn.GELU), r"kind: torch\.nn\.modules\.activation\.GELU against"),
     (Block(config={"optimizer": "sgd"}), Block(config={"optimizer": "adam"}), r"config\['optimizer'\]"),
     (Block(config={"a": 1, "b": 2}), Block(config={"b": 2, "a": 1}), r"config.key\[0\]"),
     (two_locals(0), two_locals(1), "2.type"),

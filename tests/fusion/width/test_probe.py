@@ -6,7 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,6 +90,31 @@ def test_a_width_is_measured_until_it_is_clear_how_it_compares(
     plan_fusion(*trials(8), loss, BATCH, memory=2**33, seconds=60.0)
     fused = [step for step in timed if step is not timed[0]]
     assert list(collections.Counter(fused).values()) == rounds
+
+
+class Compiled:
+    """Stands for a step that is compiled on a machine with a compiler, and with none is not."""
+
+    recorded = True
+
+    def __init__(self, learn: Callable[[Any], None], *others: Any, compiled: bool) -> None:
+        self.learn = learn
+
+    def __call__(self, batch: Any) -> None:
+        self.learn(batch)
+
+
+def test_a_compiled_step_is_compared_with_the_same_step_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(step: Any, device: torch.device) -> float:
+        step()
+        return 0.5 if isinstance(step.func, Compiled) else 2.0
+
+    monkeypatch.setattr(probe, "GraphedStep", Compiled)
+    monkeypatch.setattr(probe, "_seconds", seconds)
+    found = probe.compiled_speedup(*trials(3), loss, BATCH)
+    assert (found.speedup, found.seconds) == (4.0, 2.0)
+    monkeypatch.setattr(Compiled, "recorded", False)
+    assert probe.compiled_speedup(*trials(3), loss, BATCH).speedup == 1.0
 
 
 def test_time_of_other_processes_does_not_count_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
