@@ -52,7 +52,7 @@ class _Form:
         leaves: Form of each tensor in the batch, and all other values.
         inputs: Tensors into which each batch is copied; the recording reads them.
         trace: Trace of the last traced step; None if there is none.
-        compared: Whether two traced steps have been compared.
+        compared: True once two traced steps have been compared.
         replay: Replays the recording; None if there is none.
         result: Tensors that the recorded step returned, into which each replay writes.
     """

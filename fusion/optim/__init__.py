@@ -1,4 +1,4 @@
-"""Optimizers over stacked parameters, and the same for one module, from the same configuration keys."""
+"""Optimizers of stacked parameters, and equal ones for a single module, from the same configuration keys."""
 
 from fusion.optim.fused import FusedOptimizer
 from fusion.optim.make_fused_optimizer import FusedAdam, FusedAdamW, FusedSGD, fused_optimizer

@@ -56,8 +56,8 @@ def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws
     """Run a rule below `vmap`; return `NotImplemented` if it does not apply.
 
     Args:
-        draws: Whether the rule also applies if no argument has a K axis. For example, an operator that draws random
-            numbers gives each member its own result even then.
+        draws: If True, the rule applies even if no argument has a K axis. For example, an operator that draws random
+            numbers gives each member its own result.
     """
     vmap = innermost_vmap()
     if vmap is None:
