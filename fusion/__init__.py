@@ -1,4 +1,4 @@
-"""Many models as one: K modules of one shape, one forward, one backward, one optimizer step."""
+"""Trains K modules of one shape as one model: one forward pass, one backward pass and one optimizer step for all."""
 
 from typing import TYPE_CHECKING
 

@@ -103,7 +103,7 @@ def check_each(name: str, values: Sequence[Any], kind: type, count: int | None =
 
 
 def number(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
-    """Return a function that tells whether a value is a number, but no bool, for which `holds` returns True."""
+    """Return a function that tells whether a value is a number and `holds` returns True for it; bools are refused."""
     return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and holds(value)
 
 

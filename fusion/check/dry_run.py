@@ -257,7 +257,7 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool
                 return SharedDraws("it draws from a generator that all share, such as Python's or NumPy's")
             losses = [t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
             trainable = [p for p in fused.stacked.values() if p.requires_grad]
-            if losses and torch.is_grad_enabled():  # in evaluation, an objective may enable gradients of its own
+            if losses and torch.is_grad_enabled():  # off in evaluation, even if the objective enables them inside
                 torch.autograd.grad(losses, trainable, allow_unused=True)
         except Exception as error:
             if is_out_of_memory(error):

@@ -111,7 +111,7 @@ def in_turn(
         for name, parameter in own.items():
             if parameter.requires_grad:
                 parameter.register_hook(partial(_reached, on_gradient, name, k))
-        # Copies, because a write of one member must not invalidate tensors that another's backward pass needs.
+        # Copy the buffers: if one member writes into its own, the tensors for another's backward pass must stay valid.
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
         with streams.drawn_from(k):

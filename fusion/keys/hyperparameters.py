@@ -285,9 +285,9 @@ def own_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_class(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration that names torch's class, such as `torch.optim.Adam`, and has an argument that is no key.
+    """Refuse a configuration with arguments of torch's optimizer class that training would ignore.
 
-    The class only stands for its name, so the argument would be ignored.
+    The class only stands for its name. Its arguments have an effect only if they are also keys that training reads.
 
     Raises:
         ValueError: if the configuration has such an argument, for example `amsgrad`.

@@ -75,7 +75,7 @@ def update(
 
 
 def _root_mean_square(t: Tensor) -> Tensor:
-    """Return the root of each member's mean square, [R]."""
+    """Return the root mean square of each member's values, [R]."""
     return t.square().flatten(1).mean(1).sqrt() if t.dim() > 1 else t.abs()
 
 

@@ -301,7 +301,7 @@ class FusedOptimizer(EvaluatedOptimizer):
         for tile in tiles:
             update(tile)
         for name in present:
-            # Tell autograd that the parameter has changed, in case that it is saved for a backward pass.
+            # Tell autograd that the parameter has changed: it may be saved for a backward pass.
             increment_version(stacked[name])
 
     def _tiles_of(self, present: Sequence[str], layout: Layout) -> list[Tile]:

@@ -59,7 +59,7 @@ class LossScale:
         """Divide the members' gradients by their scales.
 
         Args:
-            fused: After `backward`.
+            fused: The model, after `backward`.
 
         Returns:
             [K] of booleans: True for members whose gradients are finite. The gradients of the others are set to 0.

@@ -54,7 +54,7 @@ class RuleMembers:
         return tuple(name for name in self.rule.moments if name != "first" or has_first)
 
     def to(self, device: torch.device) -> None:
-        """Move the vectors."""
+        """Move the vectors to a device."""
         self.vectors = {name: vector.to(device) for name, vector in self.vectors.items()}
 
     @torch.no_grad()

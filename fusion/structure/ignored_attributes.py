@@ -25,7 +25,7 @@ _LORA, _LORA_NOTES = "peft.tuners.lora.", {"lora_alpha", "r", "lora_dropout"}
 PLAIN = {bool, int, str, bytes, type(None), type(...), type(NotImplemented)}
 TEXTS = {complex, range, torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size}
 TEXTS |= {torch._ops.OpOverload, torch._ops.OpOverloadPacket}
-# Paths are described by their text, because their attributes are caches, such as that of the hash.
+# Paths are described by their text. Their attributes are only caches, for example of the hash.
 TEXTS |= {PosixPath, WindowsPath, PurePosixPath, PureWindowsPath}
 # Objects without a state that affects results. A handle can only remove a hook; the hook itself is described.
 STATELESS = {type(Lock()), type(RLock()), RemovableHandle}
