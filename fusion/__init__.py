@@ -1,10 +1,10 @@
-"""Many models as one: K modules of one shape, one forward, one backward, one optimizer step."""
+"""Trains K modules of one shape as one model: one forward pass, one backward pass and one optimizer step for all."""
 
 from typing import TYPE_CHECKING
 
 from fusion.lazy_names import lazy_exports
 
-__distribution__ = "hydro-rasda"  # which tells it from other packages of this name
+__distribution__ = "hydro-rasda"  # tells this package from others named `fusion`
 
 if TYPE_CHECKING:
     from fusion.argument_checks import FusionMismatch as FusionMismatch

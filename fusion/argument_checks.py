@@ -1,4 +1,4 @@
-"""Rules for values, and one wording for every refused argument: its name, its value and the rule."""
+"""Checks of arguments. Every error message has the same form: the argument's name, its value and the broken rule."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _shown.maxstring = _shown.maxother = 200
 
 
 class FusionMismatch(ValueError):
-    """Members of a fused model compute something else than they do alone."""
+    """Raised if members of a fused model compute other results than they do alone."""
 
 
 def require(holds: bool, name: str, value: object, rule: str) -> None:
-    """Refuse an argument that breaks its rule.
+    """Raise a `ValueError` about the argument `name` unless `holds` is True.
 
     >>> require(0.5 >= 1, "steps_per_epoch", 0.5, ">= 1")
     Traceback (most recent call last):
@@ -30,12 +30,14 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
 
 
 def refusal(name: str, value: object, rule: str) -> str:
-    """Return the text of a refusal; long values are cut."""
+    """Return the error message for an argument that breaks `rule`; a long value is shortened."""
     return f"`{name}` is {_shown.repr(value)}, but must be {rule}{_in_python(value)}{meant(value, rule)}"
 
 
 def meant(value: object, rule: str) -> str:
-    """Return the word of a rule's list that a text is close to, as a question; empty if there is none.
+    """Return "did you mean ...?" with the allowed word that `value` resembles; "" if it resembles none.
+
+    The allowed words are read from a rule of the form "one of ...".
 
     >>> meant("Adam", "one of sgd, adam, adamw"), meant("AdamW", "one of 'sgd', 'adamw'"), meant("new", "one of sgd")
     ('; did you mean "adam"?', '; did you mean "adamw"?', '')
@@ -48,45 +50,48 @@ def meant(value: object, rule: str) -> str:
 
 
 def _in_python(value: object) -> str:
-    """Say how a scalar of NumPy's or torch's, which breaks a rule by its type alone, becomes Python's own."""
+    """Return advice to call `.item()` if `value` is a scalar of NumPy or torch; "" for all other values."""
     scalar = hasattr(value, "item") and getattr(value, "ndim", None) == 0
     return "; `.item()` makes Python's own of it" if scalar and not isinstance(value, int | float | str) else ""
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Return whether a value is an integer; a bool is none."""
+    """Return whether `value` is an integer; a bool does not count as one."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a finite number; a bool is none."""
+    """Return whether `value` is a finite number; a bool does not count as one."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def check_int(name: str, value: object, at_least: int) -> None:
-    """Refuse a value that is no integer of `at_least` or more."""
+    """Raise a `ValueError` unless `value` is an integer >= `at_least`."""
     require(is_int(value) and value >= at_least, name, value, f"an integer >= {at_least}")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse a value that is neither True nor False."""
+    """Raise a `ValueError` unless `value` is True or False."""
     require(isinstance(value, bool), name, value, "True or False")
 
 
 def check_function(name: str, value: object, arguments: int | None = None) -> None:
-    """Refuse a value that cannot be called, or whose signature does not take so many `arguments`."""
+    """Raise a `ValueError` unless `value` is a function that can be called with `arguments` positional arguments."""
     holds = callable(value) and not isinstance(value, type) and (arguments is None or takes(value, *range(arguments)))
     require(holds, name, value, "a function" + (f" of {arguments} arguments" if arguments else ""))
 
 
 def check_mapping(name: str, value: object, *keys: str) -> None:
-    """Refuse a value that is no mapping of texts to values, or lacks one of `keys`."""
+    """Raise a `ValueError` unless `value` is a mapping whose keys are strings and include all of `keys`."""
     mapping = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
     require(mapping and all(key in value for key in keys), name, value, f"a mapping with {keys or 'names as keys'}")  # type: ignore[operator]
 
 
 def check_each(name: str, values: Sequence[Any], kind: type, count: int | None = None) -> None:
-    """Refuse a value that is no list, or another sequence, of `count` objects of one class; None: of one or more."""
+    """Raise a `ValueError` unless `values` is a sequence of `count` objects of the class `kind`.
+
+    If `count` is None, any number from 1 on is allowed.
+    """
     listed = isinstance(values, Sequence) and not isinstance(values, str | bytes)
     require(listed, name, values, f"a list of objects of the class {kind.__name__}")
     many = len(values)
@@ -98,22 +103,22 @@ def check_each(name: str, values: Sequence[Any], kind: type, count: int | None =
 
 
 def number(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
-    """Make a rule for numbers; a bool is none."""
+    """Return a function that tells whether a value is a number and `holds` returns True for it; bools are refused."""
     return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and holds(value)
 
 
 def is_count(value: Any) -> bool:
-    """Tell integers >= 1 from other values."""
+    """Return whether `value` is an integer >= 1."""
     return is_int(value) and value >= 1
 
 
 def is_flag(value: Any) -> bool:
-    """Tell True and False from other values."""
+    """Return whether `value` is True or False."""
     return isinstance(value, bool)
 
 
 def is_norm(value: Any) -> bool:
-    """Tell None, and norms that gradients can be clipped to, from other values."""
+    """Return whether gradients can be clipped to the norm `value`: a number > 0, or None for no clipping."""
     return value is None or number(lambda norm: norm > 0)(value)
 
 
@@ -124,7 +129,7 @@ is_share = number(lambda value: 0 <= value <= 1)
 
 
 def takes(value: Any, *args: Any, **kwargs: Any) -> bool:
-    """Tell functions that can be called with these arguments from other values."""
+    """Return whether `value` can be called with these arguments."""
     try:
         inspect.signature(value).bind(*args, **kwargs)
     except TypeError:
@@ -135,10 +140,10 @@ def takes(value: Any, *args: Any, **kwargs: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return Python's own number in place of one of NumPy, or of a tensor with one element; else the value."""
+    """Convert a NumPy scalar, or a tensor with one element, to a Python number; return any other value as it is."""
     if not hasattr(value, "item"):
         return value
     try:
         return value.item()
-    except (RuntimeError, TypeError, ValueError):  # of several numbers
+    except (RuntimeError, TypeError, ValueError):  # it has several elements
         return value

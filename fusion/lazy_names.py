@@ -1,4 +1,4 @@
-"""The public names of a package, each imported when it is first used: a process pays only for what it uses."""
+"""Lazy public names of a package: each is imported when it is first used, so that unused modules cost nothing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Exports = tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]
 
 
 def lazy_exports(package: str) -> Exports:
-    """Make a package's `__all__`, `__getattr__` and `__dir__` (PEP 562) of the imports that it has for type checkers.
+    """Make `__all__`, `__getattr__` and `__dir__` (PEP 562) of a package from its imports for type checkers.
 
-    `__getattr__` also imports the modules of the package: `fusion.optim` works after `import fusion` alone.
+    `__getattr__` also imports modules of the package: `fusion.optim` works after `import fusion` alone.
 
     Args:
-        package: Its name. Its source has an `if TYPE_CHECKING:` with `from module import name as name`, and no other
-            list of its public names.
+        package: Name of the package. Its source lists the public names only in an `if TYPE_CHECKING:` block, as
+            `from module import name as name`.
     """
     namespace, homes = vars(sys.modules[package]), _homes(package)
 
@@ -37,7 +37,7 @@ def lazy_exports(package: str) -> Exports:
 
 
 def _homes(package: str) -> dict[str, str]:
-    """The module of each name that a package's source imports for type checkers."""
+    """Map each name that a package imports for type checkers to the module that has it."""
     spec = sys.modules[package].__spec__
     source = spec.loader.get_source(package) if spec else None  # type: ignore[union-attr]
     if source is None:
@@ -48,15 +48,17 @@ def _homes(package: str) -> dict[str, str]:
 
 
 def _imported(module: str) -> ModuleType:
-    """Import a module without passes of the garbage collector: they walk over all of torch, and imports leave no
-    garbage."""
+    """Import a module while the garbage collector is off.
+
+    Its passes would walk over all of torch, although imports leave no garbage.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
         return importlib.import_module(module)
     finally:
         if not gc.get_freeze_count():
-            # Else the collector would soon pass over all of them, as it does over young objects.
+            # This moves the new objects to the oldest generation. Else the collector would soon walk over all of them.
             gc.freeze()
             gc.unfreeze()
         if collects:

@@ -1,4 +1,4 @@
-"""Random numbers of one member: those that it would draw alone from global generators that are seeded for it.
+"""Random number streams: each member draws the same numbers as if it ran alone with seeded global generators.
 
 The global generators are torch's default ones (CPU, CUDA, MPS), Python's `random` and NumPy's.
 """
@@ -16,11 +16,11 @@ import torch
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators: models and data sets draw from any of them."""
+    """Seed all global generators, because models and data sets may draw from any of them."""
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)
-    # `torch.manual_seed` does this, too, but records the whole stack for each kind of device that is missing.
+    # `torch.manual_seed` would do this, too, but it records the call stack for each kind of device that is missing.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
@@ -30,7 +30,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Put the global generators back to where they were."""
+    """Restore the states of the global generators at the end of this context."""
     beyond_torch = _beyond_torch()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
@@ -40,12 +40,15 @@ def preserved_generators() -> Iterator[None]:
 
 
 Exchange = Callable[[torch.Generator, torch.Generator], Callable[[bool], None]]
-"""(default generator, own) -> a function that ends the exchange. In between, numbers that are drawn from the default
-generator come from `own`. The returned function takes True if `own` goes on from there, False if from its old state."""
+"""Takes a default generator and a member's `own`; from then on, draws from the default generator come from `own`.
+
+It returns a function that ends the exchange. This takes True if `own` keeps its advanced state, and False if `own`
+returns to its old state.
+"""
 
 
 def by_state(default: torch.Generator, own: torch.Generator) -> Callable[[bool], None]:
-    """Exchange generators by copies of their states, which any generator allows."""
+    """Exchange two generators by copying their states, which works for all generators."""
     before = default.get_state()
     default.set_state(own.get_state())
 
@@ -62,7 +65,7 @@ _exchange: ContextVar[Exchange] = ContextVar("exchange", default=by_state)
 
 @contextmanager
 def exchanged(exchange: Exchange) -> Iterator[None]:
-    """Inside, streams replace the default generators by another `Exchange`, such as that of a recorded step."""
+    """Make streams use another `Exchange` inside this context, such as that of a recorded step."""
     token = _exchange.set(exchange)
     try:
         yield
@@ -71,7 +74,10 @@ def exchanged(exchange: Exchange) -> Iterator[None]:
 
 
 class Stream:
-    """The numbers that the global generators give after `seed_generators(seed)`, and how many of them are drawn."""
+    """The sequence of random numbers that the global generators give after `seed_generators(seed)`.
+
+    A stream remembers how far it has been drawn.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -79,23 +85,25 @@ class Stream:
         self._own_beyond_torch: tuple[Any, Any] | None = None
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """Return the generator of a device, which takes the place of torch's default generator there."""
+        """Return this stream's generator on `device`, which replaces torch's default generator there."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
 
     def seed(self, seed: int) -> None:
-        """Begin anew, with the same generators."""
+        """Restart with a seed, but keep the generator objects."""
         self._seed, self._own_beyond_torch = seed, None
         for generator in self._generators.values():
             generator.manual_seed(seed)
 
     @contextmanager
     def drawn_from(self, *, beyond_torch: bool = True) -> Iterator[None]:
-        """Inside, the global generators go on from this stream; after an error, the stream is as it was.
+        """Make the global generators continue this stream, inside this context.
+
+        After an error, the stream returns to its state from before.
 
         Args:
-            beyond_torch: If True, Python's and NumPy's go on from it, too: that takes 0.3 ms, torch's alone 5 us.
+            beyond_torch: If True, include Python's and NumPy's generators. This takes 0.3 ms; torch's alone take 5 us.
         """
         exchange, drawn = _exchange.get(), False
         backs = [exchange(default, self.generator(default.device)) for default in _defaults()]
@@ -114,7 +122,7 @@ class Stream:
                 _set_beyond_torch(others)
 
     def copy(self) -> Stream:
-        """Return a stream that goes on alike, independent of this one."""
+        """Return an independent stream that continues with the same numbers."""
         twin = Stream(self._seed)
         for device, generator in self._generators.items():
             twin.generator(device).set_state(generator.get_state())
@@ -122,7 +130,7 @@ class Stream:
         return twin
 
     def follow(self, other: Stream) -> None:
-        """Go on as `other` does, but keep the generator objects, because a recorded step draws from these."""
+        """Continue with the same numbers as `other`, but keep the generators, because recorded steps draw from them."""
         self.seed(other._seed)
         for device, generator in other._generators.items():
             self.generator(device).set_state(generator.get_state())
@@ -135,8 +143,8 @@ class Stream:
 class Streams:
     """One stream for each of K members.
 
-    If members were never seeded, torch's default generator seeds them when all of them draw at once. Unseeded members
-    that are evaluated one after another draw from the global generators, as plain code does.
+    If members were never seeded, torch's default generator seeds them when they first draw together. Unseeded members
+    that are evaluated one after another draw from the global generators, as ordinary code does.
     """
 
     def __init__(self, K: int, seeds: Sequence[int] | None = None) -> None:
@@ -145,29 +153,32 @@ class Streams:
         self.look_again()
 
     def seed(self, seeds: Sequence[int]) -> None:
-        """Begin anew, but keep each member's generator objects, because a recorded step draws from these."""
+        """Restart with new seeds. Keep the members' generator objects, because recorded steps draw from them."""
         for k, seed in enumerate(seeds):
             self[k].seed(seed)
         self.look_again()
 
     def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
-        """Make members go on as others do, each with its own generators."""
+        """Make the members `targets` continue with the same numbers as `sources`, but with their own generators."""
         if self.seeded:
             for k, stream in zip(targets, [self[k].copy() for k in sources]):
                 self[k].follow(stream)
 
     @property
     def draw_beyond_torch(self) -> bool:
-        """Return whether members last drew from Python's or NumPy's generators; True until they have run."""
+        """Return whether members drew from Python's or NumPy's generators in their last run; True before the first.
+
+        Return False if they are not seeded.
+        """
         return self.seeded and self._beyond_torch
 
     def generators(self, device: torch.device) -> list[torch.Generator]:
-        """Return the generators that members have on a device."""
+        """Return the members' generators on a device; none if members are not seeded."""
         return [member.generator(device) for member in self._members or ()]
 
     @property
     def seeded(self) -> bool:
-        """Return whether anything has been drawn or seeded."""
+        """Return whether the members have been seeded, explicitly or by their first draw."""
         return self._members is not None
 
     def __getitem__(self, k: int) -> Stream:
@@ -176,14 +187,15 @@ class Streams:
         return self._members[k]
 
     def look_again(self) -> None:
-        """Find out anew whether members draw from Python's or NumPy's generators, which are slow to exchange."""
+        """Check again in the next run whether members draw from Python's or NumPy's generators: exchanging is slow."""
         self._beyond_torch, self._found = True, False
 
     @contextmanager
     def drawn_from(self, k: int) -> Iterator[None]:
-        """Inside, the global generators go on from member `k`'s stream; members take turns from the first to the last.
+        """Make the global generators continue member `k`'s stream, inside this context.
 
-        Once none of them has drawn from Python's or NumPy's generators, these stay as they are.
+        Enter it for each member in turn, from the first to the last. After a round in which no member has drawn from
+        Python's or NumPy's generators, these are not exchanged any more.
         """
         if not self.seeded:
             yield
@@ -196,7 +208,7 @@ class Streams:
             self._beyond_torch, self._found = self._found, False
 
     def joined(self, chosen: Sequence[int], other: Streams | None = None) -> Streams:
-        """Return copies of the chosen members' streams, then of all streams of `other`."""
+        """Return copies of the chosen members' streams, followed by copies of all streams of `other`."""
         others = other.K if other else 0
         whole = Streams(len(chosen) + others)
         if self.seeded or (other and other.seeded):
@@ -206,7 +218,7 @@ class Streams:
 
 
 def global_states() -> list[Any]:
-    """Return the states of the global generators: equal lists if nothing was drawn in between."""
+    """Return the states of the global generators. Two results are equal if nothing was drawn between the calls."""
     return [*(generator.get_state().tolist() for generator in _defaults()), *states_beyond_torch()]
 
 
@@ -220,13 +232,13 @@ def _defaults() -> list[torch.Generator]:
 
 
 def _beyond_torch() -> tuple[Any, Any]:
-    """Return the states of Python's generator and of NumPy's; the latter is None if NumPy is not imported."""
+    """Return the states of Python's and NumPy's generators; NumPy's is None if NumPy is not imported."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), numpy.random.get_state() if numpy else None
 
 
 def states_beyond_torch() -> list[Any]:
-    """Return the states of Python's generator and NumPy's, in the form of `global_states`."""
+    """Return the states of Python's and NumPy's generators in a form that can be compared, as in `global_states`."""
     python, numpy = _beyond_torch()
     return [python, None if numpy is None else [part.tolist() if hasattr(part, "tolist") else part for part in numpy]]
 

@@ -1,4 +1,4 @@
-"""Warnings that name the line of the user's own code, however deep in the library they arise."""
+"""Warnings that point to the line of the user's code, even if they arise deep in the library."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 import warnings
 
 OURS = frozenset({"contextlib", "fusion", "hydro_rasda", "surrogate"})
-"""The packages of this distribution, and the module that runs the bodies of their context managers."""
+"""Top-level names of modules that are not the user's code. `contextlib` runs the library's context managers."""
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the innermost frame that runs no code of this distribution."""
+    """Warn with the location of the innermost frame that is not in `OURS`."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
         frame, level = frame.f_back, level + 1

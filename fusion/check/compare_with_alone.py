@@ -1,4 +1,7 @@
-"""A check that fused members compute what each computes alone: values, gradients, buffers, changing attributes."""
+"""A check that fused members compute what each computes alone.
+
+It compares values, gradients, buffers, and attributes that forward changes.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +25,26 @@ from fusion.members.fused_model import FusedModel, Objective
 from fusion.streams import Streams, preserved_generators, seed_generators
 from fusion.structure.module_parts import copied, count_samples
 
-# Only this many members are compared.
+# Number of members that are compared.
 _MEMBERS = 3
-# Fused, sums are added up in another order. In this many tries alone, weights move by this many roundings.
+# Fused models add up sums in another order, so results differ by rounding. To estimate by how much, a member runs
+# `_TRIES` times alone, with weights moved by `_ROUNDINGS` roundings.
 _TRIES, _ROUNDINGS = 3, 30.0
-# Samples that are compared at once in float64, which takes twice the memory.
+# Number of samples that are compared at once in float64, which takes twice the memory.
 _SAMPLES = 16
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 _TF32 = 2.0**-10
 
 
 def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
-    """Compare one forward and backward pass of a few members with that of each by itself, on its own module.
+    """Compare a forward and backward pass of a few fused members with the same pass of each member's own module.
 
-    Random numbers are the same; the model is left as it was. Differences within rounding pass: those that are small
-    for the precision, and those that vanish in float64. A model that does not run in float64 is compared with itself.
-    Then a difference passes if a member alone differs as much when its weights move by a few roundings.
+    Both passes draw the same random numbers, and the model is left as it was. A difference passes if it is small for
+    the precision, or vanishes in float64. If the model does not run in float64, each member is also run alone with
+    weights moved by a few roundings. A difference then passes if this moves the member's results as much.
+
+    Raises:
+        FusionMismatch: if a larger difference remains.
     """
     chosen = sorted({round(i * (fused.K - 1) / (_MEMBERS - 1)) for i in range(_MEMBERS)})
     found = _differing(fused, chosen, objective, batch)
@@ -57,13 +64,15 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
 
 
 def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any) -> None:
-    """Compare the copy that `fuse` makes of a module with the module itself: a copy may lose something silently.
+    """Compare the copy that `fuse` makes of a module with the module itself, because a copy may lose something.
 
-    An example is a function that sees a part of the module in its closure (`self.f = lambda x: self.layer(x)`). In a
-    copy it goes on calling the other module's part. A model that does not do the same twice is not compared.
+    An example is a function that holds a part of the module in its closure (`self.f = lambda x: self.layer(x)`). The
+    copied function still calls the layer of the original. The comparison is skipped if the module gives different
+    results when it runs twice.
 
     Raises:
-        FusionMismatch: naming what differs, or a parameter in a plain list or dict that the copy cannot compute with.
+        FusionMismatch: if results differ; the message names them. If the loss depends on a parameter in a plain list
+            or dict, which a copy does not follow.
     """
 
     def outcomes() -> tuple[MemberResults, MemberResults] | None:
@@ -74,14 +83,14 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
         except FusionMismatch:
             raise
         except Exception as error:
-            if "meta" in str(error):  # a tensor without data, which only the copy has
+            if "meta" in str(error):  # the copy met a tensor without data; the module itself has none
                 _check_no_loose_parameters(own)
-            return None  # the caller has run the model, and knows what it raises
+            return None  # an error of the model itself: the caller has run the model before, and knows of it
         if any(value.is_meta for value in copy.values.values()):
             _check_no_loose_parameters(own)
         return copy, alone
 
-    # The same operators run on the same numbers: more than 1 % is no rounding.
+    # Copy and module run the same operators on the same numbers: rounding cannot explain a difference above 1 %.
     eps = 1e-4
     first = outcomes()
     what = differences(*first, eps, 1.0) if first else []
@@ -94,7 +103,7 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
 
 
 def _check_no_loose_parameters(module: nn.Module) -> None:
-    """Refuse parameters in plain attributes (FusionMismatch): a copy finds its own only where torch lists them."""
+    """Raise `FusionMismatch` if a plain attribute holds a parameter: a copy would keep using the original's one."""
     known = {id(parameter) for parameter in module.parameters()}
     where = next((where for where, tensor in loose_tensors(module) if id(tensor) in known), None)
     if where is not None:
@@ -107,9 +116,9 @@ def _check_no_loose_parameters(module: nn.Module) -> None:
 def _differing(
     fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any, *, explain: bool = False
 ) -> dict[int, list[str]]:
-    """Return, for each chosen member that differs, the names of what differs.
+    """Return the names of the results that differ, for each chosen member that has any.
 
-    With `explain`, drop differences that the rounding of its weights also causes in the member alone.
+    With `explain`, leave out differences that are no larger than those that rounded weights cause in the member alone.
     """
     together = _fused(fused, chosen, objective, batch)
     found = {}
@@ -132,9 +141,12 @@ def _differing(
 def _differing_in_float64(
     fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any
 ) -> dict[int, list[str]] | None:
-    """Do the same for copies in float64, over parts of the batch; return None if these cannot be made or cannot run.
+    """Do what `_differing` does for copies of the members in float64, on one part of the batch after another.
 
-    In float64 a rounding changes next to nothing. In float32 it may make a pooling layer take another element.
+    A rounding hardly changes results in float64. In float32, it may make a pooling layer pick another element.
+
+    Returns:
+        None if the copies cannot be made or cannot run.
     """
     parts = max(1, count_samples(batch) // _SAMPLES) if can_be_split(batch) else 1
     found: dict[int, list[str]] = {}
@@ -146,7 +158,7 @@ def _differing_in_float64(
             for i, what in _differing(copies, range(len(chosen)), objective, part, explain=True).items():
                 found.setdefault(chosen[i], what)
     except Exception:
-        # There are many reasons: a dtype that code insists on, a device without float64, too little memory.
+        # The model may insist on a dtype, the device may lack float64, or memory may not suffice.
         return None
     return found
 
@@ -163,7 +175,7 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
         result = fused.map(objective, copied(batch))
         values_K, counted = _values(result)
         gradients_K = _gradients(result, fused.stacked)
-        # Only the members as modules have a buffer or an attribute that forward sets for the first time.
+        # If forward creates a buffer or an attribute, only the unfused modules have it.
         modules = {k: fused.unfuse(k) for k in chosen}
     return {
         k: MemberResults(
@@ -178,15 +190,16 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
 
 
 def _written(module: nn.Module, parameters: Iterable[str]) -> dict[str, Tensor]:
-    """Return buffers, and the parameters of these names, under names that tell the two apart."""
+    """Return all buffers and the named `parameters`, under the names "buffer ..." and "parameter ..."."""
     found = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
     return found | {f"parameter {name}": module.get_parameter(name).detach() for name in parameters}
 
 
 def _drawing_alike(module: nn.Module) -> AbstractContextManager[Any]:
-    """Have a module that trains draw in the order of fused members.
+    """Return a context in which a module in training mode draws random numbers in the order of fused members.
 
-    One that is evaluated draws nothing, and torch takes other paths through it while functions are intercepted.
+    In evaluation mode nothing is intercepted. A module then draws nothing, and interception would make torch take
+    other code paths.
     """
     return ChannelsFirst() if module.training else nullcontext()
 
@@ -203,9 +216,13 @@ def _alone(
 
 
 def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: Any) -> MemberResults | None:
-    """Run member k alone with channels last, as fused convolutions have them; return None if it cannot run so.
+    """Run member `k` alone in channels-last layout, which fused convolutions use.
 
-    Other kernels compute it, and a pooling layer may take another of two elements that are a rounding apart.
+    Other kernels run in this layout. A pooling layer may then pick another one of two elements that differ by a
+    rounding.
+
+    Returns:
+        None if the layout changes no tensor of the batch, or the member does not run in it.
     """
     laid = tree_map(_channels_last, batch)
     if all(new is old for new, old in zip(tree_leaves(laid), tree_leaves(batch))):
@@ -224,7 +241,7 @@ def _channels_last(value: Any) -> Any:
 
 
 def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _Precisions) -> list[MemberResults]:
-    """Run member k alone a few times, its weights moved by some roundings of the coarsest precision seen."""
+    """Run member `k` alone a few times, each time with weights moved by a few roundings of the coarsest precision."""
     with preserved_generators():
         seed_generators(k)
         return [_alone(_moved(fused.unfuse(k), seen.eps), k, objective, batch, fused.written) for _ in range(_TRIES)]
@@ -232,14 +249,14 @@ def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _P
 
 @contextmanager
 def restored(fused: FusedModel) -> Iterator[None]:
-    """Undo all changes of forward afterwards; inside, member k draws the random numbers of seed k."""
+    """Undo all changes that forward makes to the model inside this context. Inside, member k draws with seed k."""
     attributes, own_values = snapshot(fused.template), fused.own_values.copy()
     shared = fused.common.bufs().keys()
     before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
     parameters = {name: tensor for name in fused.written if (tensor := fused.own.get(name)) is not None}
     values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     streams = fused.streams
-    # Not by `seed`, which would begin the members' own streams anew.
+    # `fused.seed` would not do here: it would restart the members' own streams.
     fused.streams = Streams(fused.K, range(fused.K))
     with preserved_generators():
         try:
@@ -260,7 +277,10 @@ def restored(fused: FusedModel) -> Iterator[None]:
 
 
 def _values(result: Any) -> tuple[dict[str, Tensor], frozenset[str]]:
-    """Return an objective's results by place, and the places of those that it only counts or measures."""
+    """Return an objective's results by their place in the nesting, and the places of results without a gradient.
+
+    Results without a gradient are metrics, such as an accuracy.
+    """
     leaves = [(f"value{keystr(path)}", torch.as_tensor(leaf)) for path, leaf in tree_flatten_with_path(result)[0]]
     counted = frozenset(name for name, leaf in leaves if not leaf.requires_grad)
     return {name: leaf.detach() for name, leaf in leaves}, counted
@@ -279,7 +299,7 @@ def _gradients(result: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return plain attributes by path, without the mode."""
+    """Return plain attributes (numbers, strings, None) by path, without `training`."""
     return {
         f"attribute {path}.{name}".replace(" .", " "): value
         for (path, child), attributes in zip(module.named_modules(), plain_attributes(module))
@@ -289,24 +309,24 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _coarseness(fused: FusedModel) -> float:
-    """Return the relative rounding of arithmetic coarser than the tensors' types (TF32 on CUDA); 0 elsewhere."""
+    """Return the rounding of TF32 if CUDA may compute in it, because dtypes do not show it; 0 otherwise."""
     first = next(iter(fused.parameters()), torch.empty(0))
     if first.device.type != "cuda" or first.dtype == torch.float64:
         return 0.0
     try:
         fast = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    except RuntimeError:  # whoever called has set it by torch's newer names
+    except RuntimeError:  # TF32 was set by torch's newer names, beside which torch refuses to read the old ones
         fast = True
     return _TF32 if fast else 0.0
 
 
 def _jump(batch: Any) -> float:
-    """Return by how much a mean over the batch changes if a few of its examples count differently."""
+    """Return how far a mean over the batch moves if `JUMPS` of its examples are counted differently."""
     return JUMPS / max(count_samples(batch), 1)
 
 
 class _Precisions(TorchDispatchMode):
-    """Note the coarsest precision that is computed in, autocast's included."""
+    """Records in `eps` the coarsest precision of all computed tensors, including precisions that autocast chooses."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -321,7 +341,10 @@ class _Precisions(TorchDispatchMode):
 
 
 def _moved(own: nn.Module, eps: float) -> nn.Module:
-    """Move the weights by some roundings of size `eps`, or of their own type if coarser; in half precision by fewer."""
+    """Move the weights at random by about `_ROUNDINGS` roundings, in half precision by fewer.
+
+    A rounding is `eps`, or that of the weight's dtype if that is coarser.
+    """
     with torch.no_grad():
         for p in own.parameters():
             if p.is_floating_point() or p.is_complex():

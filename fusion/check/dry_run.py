@@ -1,4 +1,4 @@
-"""A check, before training, that a model can be vmapped; it names the line that vmap cannot follow."""
+"""A check before training whether a model can be vmapped. If not, it names the line that vmap cannot follow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fusion.warn import warn
 
 
 class FusionWarning(UserWarning):
-    """A fused model trains its members one after another: exact, but not fast."""
+    """Warns that a fused model trains its members one after another: results are the same, but it is slower."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Obstacle:
 
     Attributes:
         module: Path and type of the innermost module that was running, e.g. "encoder.2 (Router)"; empty if none was.
-        location: "file:line" there; empty if the error arose in the backward pass, or none did.
-        code: That line.
-        reason: In words, if torch's message is a known one; else that message.
+        location: "file:line" of the obstacle; empty if the error arose in the backward pass, or there was no error.
+        code: The source code of that line.
+        reason: An explanation if torch's error message is a known one; else that message.
     """
 
     module: str
@@ -54,11 +54,14 @@ class Obstacle:
 
 
 class SharedDraws(RuntimeError):
-    """Members that are evaluated at once drew from a generator that all of them share."""
+    """Raised if members that are evaluated at once draw from one shared generator, such as Python's."""
 
 
 class CountsPadding(RuntimeError):
-    """In evaluation, results depend on padded places of an `nn.TransformerEncoder`, of which it makes zeros alone."""
+    """Raised if results in evaluation depend on the padding of an `nn.TransformerEncoder`.
+
+    A member alone sets padded outputs to zero there; a fused one does not.
+    """
 
 
 def dry_run(
@@ -83,7 +86,7 @@ def dry_run(
             are losses, other values that the objective returns, gradients and buffers.
         written: The parameters that the objective writes to, which an earlier dry run of the same objective left in
             `fused.written`. If None, one more forward of one member finds them.
-        own_data: As of `fused.map`; members are then compared on the first member's batch.
+        own_data: See `fused.map`. If True, members are compared on the first member's batch.
 
     Returns:
         The obstacle, or None if the members can be evaluated at once.
@@ -115,12 +118,12 @@ def dry_run(
 
 
 def _check_modes(fused: FusedModel) -> None:
-    """Refuse a module whose `train()` writes to tensors (FusionMismatch): here it is called where there is no data."""
+    """Raise `FusionMismatch` if the model's `train()` writes to tensors: a fused model calls it without their data."""
     if all(type(part).train is nn.Module.train for part in fused.template.modules()):
         return
     own = fused.unfuse(0)
     with torch.no_grad(), preserved_generators():
-        for p in own.parameters():  # an adapter that begins at zero would change nothing
+        for p in own.parameters():  # merging an adapter of zeros would change nothing, and go unnoticed
             p.copy_(torch.randn_like(p)) if p.is_floating_point() else None
     for mode in (not own.training, own.training):
         before = {name: tensor.detach().clone() for name, tensor in named_tensors(own).items()}
@@ -135,14 +138,16 @@ def _check_modes(fused: FusedModel) -> None:
 
 
 def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[str]:
-    """Return the parameters that one member's forward writes to; the fused pass raises the errors ignored here.
+    """Return the names of the parameters that one member's forward writes to.
+
+    Errors of forward are ignored here, because the fused pass raises them later.
 
     Raises:
-        FusionMismatch: if forward writes to a tensor that overlaps another, even through `.data`, which torch does not
-            count as a write.
+        FusionMismatch: if forward writes to a tensor that shares memory with another one. Writes through `.data`
+            count, although torch does not track them.
     """
     own = fused.unfuse(0)
-    # Move the weights, zeros too: an average of two equal weights would change nothing.
+    # Move all weights, zeros included: averaging two equal weights writes equal values, which would go unnoticed.
     with torch.no_grad(), preserved_generators():
         for p in (p for p in own.parameters() if p.is_floating_point()):
             noise = 0.1 * torch.rand(p.shape, device=p.device)
@@ -166,12 +171,12 @@ def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[s
 
 
 def _places(module: nn.Module) -> dict[str, int]:
-    """Return the addresses of the memory of parameters that have any."""
+    """Return the memory address of each parameter that is not empty."""
     return {name: p.untyped_storage().data_ptr() for name, p in module.named_parameters() if p.numel()}
 
 
 def _check_apart(before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Refuse a forward that gives a parameter the memory of another (FusionMismatch)."""
+    """Raise `FusionMismatch` if forward made a parameter use the memory of another one."""
     for name, place in after.items():
         other = next((own for own in after if own != name and after[own] == place), None)
         if other is not None and before.get(name) != place:
@@ -184,7 +189,7 @@ def _check_apart(before: Mapping[str, int], after: Mapping[str, int]) -> None:
 def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data: bool, first: Any) -> Obstacle | None:
     failure = _attempt(fused, objective, batch, own_data)
     if failure and fused.common.bufs():
-        # A module may be writing into a buffer that was held once because it was equal in all members.
+        # A module may write into a buffer that is held once, because it was equal in all members.
         fused.part_buffers()
         failure = _attempt(fused, objective, batch, own_data)
     failure = failure or _fails_in_evaluation(fused, objective, batch, own_data, first)
@@ -203,7 +208,10 @@ def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data
 def _fails_in_evaluation(
     fused: FusedModel, objective: Objective, batch: Any, own_data: bool, first: Any
 ) -> Exception | None:
-    """Return the error of a forward pass in evaluation mode, if any that members do not have one after another."""
+    """Return the error of a forward pass in evaluation mode if members fail together but not one after another.
+
+    Return None otherwise.
+    """
     if fused.K == 1 or not fused.training:
         return None
     modes = snapshot(fused.template)
@@ -222,7 +230,10 @@ def _fails_in_evaluation(
 
 
 def _counts_padding(fused: FusedModel, objective: Objective, batch: Any) -> Exception | None:
-    """Compare members with each alone if their encoders pack padded sequences; return an error if they differ."""
+    """Return an error if padding changes results: compare members with each alone if an encoder packs sequences.
+
+    Return None if the results agree, or if no encoder packs padded sequences.
+    """
     for path, part in fused.template.named_modules():
         if isinstance(part, nn.TransformerEncoder) and getattr(part, "use_nested_tensor", False):
             try:
@@ -237,7 +248,7 @@ def _counts_padding(fused: FusedModel, objective: Objective, batch: Any) -> Exce
 
 
 def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool) -> Exception | None:
-    """Return the error of a forward and backward pass, if any; leave no trace of the pass in the model."""
+    """Run a forward and backward pass; return its error, or None. The model stays as it was."""
     with restored(fused):
         try:
             before = global_states()
@@ -246,7 +257,7 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool
                 return SharedDraws("it draws from a generator that all share, such as Python's or NumPy's")
             losses = [t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
             trainable = [p for p in fused.stacked.values() if p.requires_grad]
-            if losses and torch.is_grad_enabled():  # in evaluation, an objective may enable gradients of its own
+            if losses and torch.is_grad_enabled():  # off in evaluation, even if the objective enables them inside
                 torch.autograd.grad(losses, trainable, allow_unused=True)
         except Exception as error:
             if is_out_of_memory(error):
@@ -256,7 +267,10 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool
 
 
 def _explained(error: Exception) -> Exception:
-    """Explain an error of a parameter that forward freezes, or of a backward pass that recomputes without data."""
+    """Return an error that explains `error`: forward freezes a parameter, or the backward pass recomputes forward.
+
+    Return `error` itself if it has another cause.
+    """
     if "requires_grad flags of leaf" in str(error):
         explained: RuntimeError = FreezesInside()
     elif any(word in str(error) for word in ("meta", "use_reentrant")):
@@ -286,7 +300,7 @@ def _locate(error: Exception, template: nn.Module) -> Obstacle:
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of the model, the objective and torch's layers, without torch's machinery and ours."""
+    """Yield the frames of the model, the objective and torch's layers; leave out internals of torch and fusion."""
     for frame, line in traceback.walk_tb(trace):
         file = Path(frame.f_code.co_filename)
         machinery = file.name in ("module.py", "container.py") or _LAYERS not in file.parents
@@ -311,7 +325,7 @@ _WORDS = {
     "setup_context": "it hands a function to a torch.autograd.Function that has no `setup_context` and no `vmap`",
     "may have escaped": "its torch.autograd.Function computes with a tensor of the model: hand it to `apply`",
 }
-"""Part of a message of torch's -> what the model does, in the user's words."""
+"""Maps a part of torch's error message to a description of what the model does."""
 
 _OURS = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent

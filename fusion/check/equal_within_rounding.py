@@ -1,4 +1,4 @@
-"""Results of a member's step, fused or alone, and a comparison of two of them within rounding."""
+"""The results of one member's step, fused or alone, and a comparison of two such results within rounding."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A member fused may differ this many times as much as it does alone when its weights move by some roundings.
+# A fused member may differ from the member alone by `_SLACK` times the change that rounded weights cause alone.
 _SLACK = 4.0
-# Metrics that count, such as accuracy, jump if an example's two best classes are a rounding apart.
+# Number of examples that metrics such as accuracy may count differently: two classes may be a rounding apart.
 JUMPS = 2
-# A gradient that is zero but for rounding has no scale of its own: it is measured by 1 % of the largest gradient.
+# A gradient that would be zero without rounding has no scale. Its scale is then 1 % of the largest gradient.
 _LEAST_SHARE = 0.01
 
 
 @dataclass
 class MemberResults:
-    """Results of one member's step: tensors by kind (of parameters, only those written to), and plain attributes."""
+    """Results of one member's step.
+
+    Attributes:
+        buffers: All buffers, and the parameters that forward writes to.
+        attributes: Plain attributes of the modules.
+        counted: The names of those `values` that have no gradient, such as an accuracy.
+    """
 
     values: dict[str, Tensor]
     gradients: dict[str, Tensor]
@@ -32,7 +38,12 @@ class MemberResults:
 
 
 def differences(together: MemberResults, alone: MemberResults, eps: float, jump: float) -> list[str]:
-    """Return the names of results that differ by more than roundings of relative size `eps` are likely to cause."""
+    """Return the names of the results that differ by more than rounding explains.
+
+    Args:
+        eps: Relative size of a rounding.
+        jump: Allowed relative difference of means in `counted`.
+    """
     found = [name for name, value in alone.attributes.items() if not _same(value, together.attributes.get(name))]
     largest = max((_size(gradient) for gradient in alone.gradients.values()), default=0.0)
     ours = together.tensors()
@@ -47,7 +58,10 @@ def differences(together: MemberResults, alone: MemberResults, eps: float, jump:
 
 
 def explained(name: str, together: MemberResults, alone: MemberResults, tries: Sequence[MemberResults]) -> bool:
-    """Return whether the member alone changes about as much when its weights change in their last digits."""
+    """Return whether rounding explains that the result `name` differs.
+
+    It does if the result changes about as much in `tries`: runs of the member alone with slightly moved weights.
+    """
     if name in alone.attributes:
         return False
     ours, value = together.tensors()[name], alone.tensors()[name]
@@ -56,7 +70,10 @@ def explained(name: str, together: MemberResults, alone: MemberResults, tries: S
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference; 0 if neither is finite, infinite if only one is."""
+    """Return the largest absolute difference of two tensors.
+
+    Return 0 if both have values that are not finite, and infinity if only one has, or the shapes differ.
+    """
     if a.shape != b.shape:
         return float("inf")
     a, b = _dense(a), _dense(b)
@@ -86,7 +103,10 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _tolerance(value: Tensor, eps: float) -> float:
-    """Return the tolerance, half the digits: rounding errors add up over layers, but faults are seldom small."""
+    """Return the allowed relative difference: the root of the rounding, which is half of the digits.
+
+    Rounding errors add up over layers, but real faults are seldom that small. Integers must be equal.
+    """
     if not (value.is_floating_point() or value.is_complex()):
         return 0.0
     return float(max(torch.finfo(value.dtype).eps, eps) ** 0.5)

@@ -1,1 +1,1 @@
-"""Ways to evaluate one function for K members: vmapped or in turn, a batch at once or in parts."""
+"""Ways to evaluate a function for K members: under vmap or one after another, on a whole batch or on parts of it."""

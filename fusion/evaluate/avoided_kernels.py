@@ -1,4 +1,4 @@
-"""Kernels that take a module's own parameters, but not a member's part of stacked ones, are avoided."""
+"""Switches off kernels of torch that fail on views, because a member's parameters are views of stacked ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 @contextmanager
 def avoiding_kernels(template: nn.Module, tensors: Iterable[Tensor], vmapped: bool = False) -> Iterator[None]:
-    """Inside, modules whose tensors are on a GPU take parameters that are views, at any place in memory.
+    """Let modules on a GPU run with parameters that are views, inside this context.
 
-    Recurrent layers would copy their weights into one chunk: under vmap these have no place in memory, and a recorded
-    step would read the first copy for ever. Attention's kernels for inference read 16 bytes at once. A view that begins
-    between two such places is a "misaligned address", after which the process can use the GPU no more.
+    Recurrent layers do not copy their weights into one chunk. Under vmap, weights have no address to copy from. A
+    recorded step would read the first copy forever. Attention does not use torch's kernels for inference: they read 16
+    aligned bytes at once. On an unaligned view they fail with "misaligned address", and the process loses the GPU.
 
-    Under vmap, on a CPU too, `nn.TransformerEncoder` packs no padded sequences in evaluation: vmap cannot follow that.
+    Under vmap, on a CPU as well, `nn.TransformerEncoder` packs no padded sequences in evaluation: vmap cannot follow
+    that.
     """
     on_gpu = any(tensor.is_cuda for tensor in tensors)
     if not (on_gpu or vmapped):
@@ -39,12 +40,12 @@ def avoiding_kernels(template: nn.Module, tensors: Iterable[Tensor], vmapped: bo
 
 
 _LOCK = threading.Lock()
-_were_on: list[bool] = []  # one for each that is inside
+_were_on: list[bool] = []  # torch's setting before, once for each open `without_fast_attention`
 
 
 @contextmanager
 def without_fast_attention() -> Iterator[None]:
-    """Inside, attention does without torch's kernels for inference; any number of threads may be inside at once."""
+    """Switch off torch's attention kernels for inference, inside this context. Several threads may enter it at once."""
     with _LOCK:
         _were_on.append(_were_on[0] if _were_on else torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
@@ -58,4 +59,4 @@ def without_fast_attention() -> Iterator[None]:
 
 
 def _leave() -> None:
-    """Leave weights where they are."""
+    """Do nothing: stands for `flatten_parameters`, so that weights stay where they are."""

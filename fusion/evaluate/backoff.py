@@ -1,4 +1,4 @@
-"""Going on after an out-of-memory error with smaller pieces of work."""
+"""Recovery from out-of-memory errors: the work is split into smaller pieces and tried again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIGNS = (
     *("CUSOLVER_STATUS_ALLOC_FAILED", "CUSPARSE_STATUS_ALLOC_FAILED", "failed to allocate memory"),
     *("Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute this computation"),
 )
-"""Messages of the allocators of the system, of CUDA and of its libraries; cuDNN finds no algorithm that fits."""
+"""Parts of error messages that mean out of memory. cuDNN then reports that it finds no algorithm or engine."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -29,7 +29,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory() -> None:
-    """Give the memory of tensors that nothing refers to any more back to the system, also in circles of references."""
+    """Free tensors that are no longer in use, including those in reference cycles, and empty CUDA's cache."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -41,23 +41,22 @@ def back_off(
     can_be_smaller: Callable[[Work], bool],
     smaller: Callable[[Work], Sequence[Work]],
 ) -> list[Result]:
-    """Do a piece of work; if memory runs out, do smaller pieces in its place, one after the other.
+    """Call `do(work)`. If memory runs out, split the work and do the smaller pieces one after another.
 
-    If memory runs out again for a smaller piece, still smaller ones replace it. The memory of the failed attempt is
-    free before the next attempt begins, provided that `do` keeps nothing of it.
+    A smaller piece is split again if memory runs out for it, too. The memory of a failed attempt is freed before the
+    next attempt begins, provided that `do` keeps no reference to it.
 
     Args:
         do: Does a piece of work, and returns its result.
-        work: The piece to begin with.
-        can_be_smaller: Tells whether a piece has smaller ones. It is called before the out-of-memory error is dropped.
-        smaller: Returns the pieces that together take the place of one.
+        work: The whole work.
+        can_be_smaller: Tells whether a piece can be split. It is called while the out-of-memory error is being handled.
+        smaller: Splits a piece; the returned pieces together replace it.
 
     Returns:
         The results of the pieces that were done, in their order.
 
     Raises:
-        Exception: any error of `do` that is no out-of-memory error. An out-of-memory error if the piece cannot be made
-            smaller.
+        Exception: any other error of `do`, and an out-of-memory error if the piece cannot be split.
 
     >>> def add_up_two_at_most(numbers):
     ...     if len(numbers) > 2:
@@ -71,6 +70,6 @@ def back_off(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error) or not can_be_smaller(work):
             raise
-    # Only here are the failed attempt's tensors gone: until then the error's traceback holds them.
+    # Free memory only here: inside the `except` block, the error's traceback still holds the attempt's tensors.
     free_memory()
     return [result for part in smaller(work) for result in back_off(do, part, can_be_smaller, smaller)]

@@ -1,4 +1,4 @@
-"""Activation checkpointing in fused models: activations are kept, as for them nothing could compute them again."""
+"""Activation checkpointing in fused models is switched off: activations are kept, because they cannot be recomputed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from torch.utils import checkpoint
 
 
 class _KeptReentrant:
-    """Stands for torch's function of `use_reentrant=True`, which records nothing unless an argument needs gradients."""
+    """Replaces the autograd function of `use_reentrant=True`.
+
+    As torch does, it records gradients only if an argument needs them.
+    """
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
@@ -25,7 +28,7 @@ class _KeptReentrant:
 
 
 def _kept(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Stand for torch's way of `use_reentrant=False`, around the function's call."""
+    """Replace the generator that torch runs around the function's call with `use_reentrant=False`."""
     if _here.depth:
         return iter([None])
     found: Iterator[None] = _torchs["_checkpoint_without_reentrant_generator"](*args, **kwargs)
@@ -33,7 +36,7 @@ def _kept(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 
 class _Depth(local):
-    """Number of blocks of `activations_kept` that this thread is in."""
+    """Holds the number of `activations_kept` blocks that this thread has entered."""
 
     depth = 0
 
@@ -42,14 +45,14 @@ _here, _lock = _Depth(), Lock()
 _stand_ins = {"CheckpointFunction": _KeptReentrant, "_checkpoint_without_reentrant_generator": _kept}
 _torchs: dict[str, Any] = {}
 _users: list[None] = []
-"""One entry for each block that any thread is in: the last one that ends puts torch's own back."""
+"""One entry for each open `activations_kept` block of any thread. The last block to end restores torch's functions."""
 
 
 @contextmanager
 def activations_kept() -> Iterator[None]:
-    """Have `torch.utils.checkpoint` compute what it would, without recomputing it in the backward pass, in this thread.
+    """Make `torch.utils.checkpoint` keep activations instead of recomputing them, inside this context and thread.
 
-    The backward pass of a fused model runs after its members' tensors have left the module.
+    Recomputing would fail: in the backward pass of a fused model, the module no longer holds the members' tensors.
     """
     with _lock:
         if not _users:

@@ -1,8 +1,13 @@
 """Ways to evaluate one function for K members: all at once under vmap, in turn, or directly if there is only one.
 
-They take `one(tensors, settings, rows) -> (result, rebound)`. Its arguments are one member's tensors by name, its own
-floats by path, and its rows of data that members have of their own. It returns a result and the buffers that it
-replaced. The ways return the same with a leading K.
+Each way takes a function `one(tensors, settings, rows) -> (result, rebound)` that computes for one member:
+
+- `tensors` are the member's parameters and buffers, by name.
+- `settings` are the floats in which members differ, by path.
+- `rows` are the member's rows of the batch, if each member has its own batch.
+- `rebound` has the buffers that the function replaced.
+
+The ways return the results and buffers of all members, each with a leading K.
 """
 
 from __future__ import annotations
@@ -26,7 +31,11 @@ One = Callable[[Mapping[str, Tensor], Mapping[str, Any], Sequence[Tensor]], tupl
 
 
 def own_rows(batch: Any, K: int) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """Return the tensors of a batch (ValueError without a leading K) and a function that puts in one member's rows."""
+    """Return the tensors of a batch, and a function that builds one member's batch from its rows of these tensors.
+
+    Raises:
+        ValueError: if a tensor has no leading axis of length K.
+    """
     leaves, spec = tree_flatten(look_into(batch))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     for i in places:
@@ -43,9 +52,9 @@ def own_rows(batch: Any, K: int) -> tuple[list[Tensor], Callable[[Sequence[Tenso
 def at_once(
     one: One, tensors: Mapping[str, Tensor], settings: Settings, streams: Streams, K: int, rows_K: Sequence[Tensor] = ()
 ) -> tuple[Any, Mapping[str, Tensor]]:
-    """Evaluate by one vmapped call; of a single member, by a plain one.
+    """Evaluate all members by one call under vmap; evaluate a single member by a plain call.
 
-    Writes of `one` into buffers go to `tensors`, [K, ...] each.
+    If `one` writes into buffers, it writes into `tensors`, [K, ...] each.
     """
     if K == 1:
         return _alone(one, tensors, streams, rows_K)
@@ -58,7 +67,7 @@ def at_once(
     def each(tensors: Mapping[str, Tensor], scalars: Mapping[str, Tensor], _: Tensor, rows: list[Tensor]) -> Any:
         with PlainFloats(scalars.values(), values, streams) if scalars else nullcontext():
             result, rebound = one(tensors, scalars, rows)
-        # A new tensor that members wrote to stands for one of each.
+        # If members wrote different values into a tensor that they created together, each gets its own.
         result, rebound = tree_map(mode.of_each, (result, dict(rebound)))
         return tree_map(_as_tensor, result), rebound
 
@@ -70,7 +79,7 @@ def at_once(
 def _alone(
     one: One, tensors: Mapping[str, Tensor], streams: Streams, rows_K: Sequence[Tensor]
 ) -> tuple[Any, Mapping[str, Tensor]]:
-    """Evaluate by one plain call on views, for K = 1. Writes of `one` into buffers go to `tensors`, [1, ...] each."""
+    """Evaluate a single member by a plain call on views, so that writes into buffers reach `tensors`, [1, ...] each."""
     with streams.drawn_from(0):
         own = {name: tensor.squeeze(0) for name, tensor in tensors.items()}
         result, rebound = one(own, {}, [row.squeeze(0) for row in rows_K])
@@ -88,13 +97,12 @@ def in_turn(
     on_gradient: Callable[[str, int], None],
     rows_K: Sequence[Tensor] = (),
 ) -> tuple[Any, Mapping[str, Tensor]]:
-    """Evaluate by K calls, one after another.
+    """Evaluate the members by K calls, one after another.
 
     Args:
         parameters: [K, ...] each.
-        buffers: [K, ...] each; they are copied, and all are among those replaced.
-        on_gradient: Called in the backward pass with the name of a parameter and the member in which it gets a
-            gradient.
+        buffers: [K, ...] each. Each call gets copies; the returned buffers have all of them.
+        on_gradient: Called in the backward pass as `on_gradient(name, k)` when a parameter of member k gets a gradient.
     """
     parts = {name: _Rows.apply(parameter) for name, parameter in parameters.items()}  # type: ignore[no-untyped-call]
     results, written = [], []
@@ -103,7 +111,7 @@ def in_turn(
         for name, parameter in own.items():
             if parameter.requires_grad:
                 parameter.register_hook(partial(_reached, on_gradient, name, k))
-        # Copies, because a write of one member must not invalidate tensors that another's backward pass needs.
+        # Copy the buffers: if one member writes into its own, the tensors for another's backward pass must stay valid.
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
         with streams.drawn_from(k):
@@ -115,10 +123,10 @@ def in_turn(
 
 
 class _Rows(torch.autograd.Function):
-    """[K, ...] as K tensors in the same memory, with one backward node: indexing would make a gradient of K for each.
+    """Splits [K, ...] into K tensors that share its memory, with one backward node.
 
-    They are no views, because a module may not write into views. An embedding with `max_norm` writes into its weight,
-    and so does a layer that sets its scale by the first batch.
+    Indexing would instead make a gradient of size [K, ...] for each member. The K tensors are no views for autograd,
+    because a module may not write into views. An embedding with `max_norm` writes into its weight, for example.
     """
 
     @staticmethod
@@ -133,10 +141,13 @@ class _Rows(torch.autograd.Function):
 
 
 def _take_data(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], k: int, hooks: int) -> None:
-    """Write the data that code gave to a member's tensors (`p.data = ...`) to the tensors [K, ...].
+    """Copy data that forward assigned to member `k`'s tensors (`p.data = ...`) into the stacked tensors [K, ...].
+
+    Args:
+        hooks: Number of hooks that each tensor had before forward.
 
     Raises:
-        RuntimeError: if code gave a tensor more hooks than it had, which would be lost.
+        RuntimeError: if forward registered a hook on a tensor: it would be lost.
     """
     for name, tensor in tensors.items():
         if len(own[name]._backward_hooks or ()) > hooks:
@@ -148,7 +159,7 @@ def _take_data(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], k: int,
 
 
 def _reached(on_gradient: Callable[[str, int], None], name: str, k: int, grad: Tensor | None) -> None:
-    """Report a gradient of member `k`'s parameter; if none arrives, torch calls a hook with None."""
+    """Report that member `k`'s parameter got a gradient. Without a gradient, torch calls the hook with None."""
     if grad is not None:
         on_gradient(name, k)
 
@@ -162,7 +173,7 @@ def _stack(*tensors: Tensor) -> Tensor:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """Return a result of an objective as a tensor; numbers, such as a count of samples, are allowed."""
+    """Return an objective's result as a tensor. A number, such as a count of samples, is converted."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, bool | int | float):

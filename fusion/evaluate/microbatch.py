@@ -1,4 +1,4 @@
-"""A batch in parts that fit memory: gradients add up to those of the whole batch."""
+"""Micro-batches: a batch is split into parts that fit memory. Their gradients add up to those of the whole batch."""
 
 from __future__ import annotations
 
@@ -15,36 +15,41 @@ from fusion.structure.module_parts import count_samples, has_samples
 from fusion.structure.objects_of_tensors import look_into
 
 Means = Mapping[str, Tensor]
-"""Means over the samples of a batch by name: [] for one model, or [K] for K of them.
+"""Means over the samples of a batch, by name: shape [] for one model, [K] for K models.
 
-A mean that is not over the samples has its weight beside it. The weight is the number, or the summed weights, of the
-averaged items, such as the targets that are not ignored. The key "weight" gives the weight of all means,
-"weight/loss" that of one alone. A mean of weight 0 does not count, not even if it is NaN.
+If a mean is over other items than the samples, such as targets that are not ignored, the mapping also has its weight.
+This is the number of averaged items, or the sum of their weights. The key "weight" holds the weight of all means, and
+"weight/loss" that of "loss" alone. A mean of weight 0 does not count, even if it is NaN.
 """
 
 WEIGHT = "weight"
 
 
 def is_weight(name: str) -> bool:
-    """Return whether a name among means is that of a weight."""
+    """Return whether `name` is the key of a weight rather than that of a mean."""
     return name == WEIGHT or name.startswith(f"{WEIGHT}/")
 
 
 def weight_of(means: Means, name: str) -> Tensor | None:
-    """Return the weight of a mean; None if that is the number of samples."""
+    """Return the weight of the mean `name`; None if the mean is weighted by the number of samples."""
     own = means.get(f"{WEIGHT}/{name}", means.get(WEIGHT))
-    return None if own is None else own.detach().to(means[name].device)  # often a number, made on the host
+    return None if own is None else own.detach().to(means[name].device)  # a weight is often made on the host
 
 
 class Sums:
-    """Means added up over batches, in double precision, without waiting for the device; `totals` has weights in."""
+    """Adds up means over batches, in double precision and without waiting for the device.
+
+    Attributes:
+        totals: Sums of each mean times its weight.
+        weights: Sums of the weights.
+    """
 
     def __init__(self) -> None:
         self.totals: dict[str, Tensor] = {}
         self.weights: dict[str, Tensor | float] = {}
 
     def add(self, means: Means, samples: int) -> None:
-        """Add the means over a batch of `samples` samples; a batch of 0 samples is a filler and does not count."""
+        """Add the means over a batch with `samples` samples. A batch with 0 samples is a filler and does not count."""
         for name, mean in means.items():
             if is_weight(name):
                 continue
@@ -59,7 +64,7 @@ class Sums:
             self.weights[name] = self.weights.get(name, 0.0) + weight
 
     def means(self) -> dict[str, Tensor]:
-        """Return the means over all batches; NaN if there was nothing to average."""
+        """Return the means over all batches; a mean is NaN if its weight is 0."""
         return {name: total / self.weights[name] for name, total in self.totals.items()}
 
 
@@ -67,12 +72,12 @@ def split(batch: Any, parts: int) -> list[Any]:
     """Split a batch into at most `parts` parts of nearly equal size.
 
     Args:
-        batch: Tensors with samples first, in any nesting of tuples, lists, dicts and objects (`look_into`). Tensors
-            without axes, and all other values, go into every part.
-        parts: At least 1, which takes any batch as it is. Fewer parts come back if there are fewer samples.
+        batch: Tensors whose first axis is the samples, in any nesting of tuples, lists, dicts and objects
+            (`look_into`). Tensors without axes, and all other values, go into every part.
+        parts: At least 1. With 1, any batch is returned as it is. If there are fewer samples, there are fewer parts.
 
     Raises:
-        ValueError: if `parts` is below 1. If `parts` is above 1, and the batch has no tensors, or tensors with
+        ValueError: if `parts` is below 1. If `parts` is above 1, and the batch has no tensors, or its tensors have
             different numbers of samples.
     """
     require(parts >= 1, "parts", parts, ">= 1")
@@ -88,9 +93,9 @@ def split(batch: Any, parts: int) -> list[Any]:
 
 
 def can_be_split(batch: Any) -> bool:
-    """Return whether all tensors of a batch have one length, which is taken for its number of samples.
+    """Return whether all tensors of a batch have the same length, which is taken for the number of samples.
 
-    Tensors of graphs, boxes or sequences have several: then it is unknown which rows belong to which sample.
+    Batches of graphs, boxes or sequences have several lengths. It is then unknown which rows belong to which sample.
     """
     return len(_sizes(batch)) == 1
 
@@ -105,18 +110,18 @@ def backward(
     gradients: Callable[[], Iterable[Tensor | None]] | None = None,
     over_ranks: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Compute the gradients of the mean loss over a batch, added up part by part, with the activations of one part.
+    """Compute the gradients of the mean loss over a batch, part by part, so that memory holds one part's activations.
 
-    They equal those of the whole batch at once if the loss is a weighted mean over samples that do not see each other.
-    They differ with BatchNorm in training mode, which sees the part as its batch.
+    The gradients equal those of the whole batch if the loss is a weighted mean over independent samples. They differ
+    with BatchNorm in training mode, which normalizes each part by itself.
 
     Args:
-        objective: batch -> means; the gradients are those of "loss".
+        objective: Maps a batch to its means; the gradients are those of "loss".
         batch: See `split`.
         weight: Further factor of a loss that is a mean over the samples.
-        apart: Entered for each part but the last, such as DDP's `no_sync`, so that gradients are averaged once.
+        apart: Context for each part but the last, such as DDP's `no_sync`, so that ranks average gradients once.
         scaled: Scales the losses before their backward pass, such as `LossScale.apply`.
-        gradients: Returns all gradients so far. Needed for more than one part if a loss has a weight.
+        gradients: Returns all gradients so far. It is needed if there are several parts and the loss has a weight.
         over_ranks: Averages the weight of this rank's batch over all ranks whose gradients are averaged.
 
     Returns:
@@ -149,7 +154,10 @@ def backward(
 
 
 def evaluate(objective: Callable[[Any], Means], batch: Any, parts: int = 1) -> dict[str, Tensor]:
-    """Return the means over a batch, part by part, without gradients, and their weights. Arguments as of `backward`."""
+    """Compute the means over a batch, and their weights, part by part without gradients.
+
+    `backward` describes the arguments.
+    """
     pieces, whole = split(batch, parts), _Whole()
     with torch.no_grad():
         for piece, size in zip(pieces, _sizes_of(pieces)):
@@ -176,18 +184,18 @@ class _Whole:
         for means, size in zip(self.parts, self.sizes):
             sums.add(means, size)
         weights = {name: sum((part[name] for part in more), first[name]) for name in first if is_weight(name)}
-        means = sums.means()  # of counts and flags, too, which are whole in each part alone
+        means = sums.means()  # also of integers and booleans, whose means stay float64
         floats = {name: mean.to(first[name].dtype) for name, mean in means.items() if first[name].is_floating_point()}
         return means | floats | weights
 
 
 def _or_one(weight: Tensor) -> Tensor:
-    """Return a weight to divide by: 1 if nothing counts."""
+    """Return `weight`, with 1 in place of 0, so that it can be divided by."""
     return weight.where(weight > 0, 1)
 
 
 def _multiply(gradients: Iterable[Tensor | None], factor: Tensor) -> None:
-    """Multiply gradients by a factor; those of K members, [K, ...] each, may have one factor for each member."""
+    """Multiply gradients by `factor`, in place; a factor [K] multiplies stacked gradients [K, ...] by member."""
     for gradient in gradients:
         if gradient is not None:
             ones = (1,) * (gradient.ndim - 1) if factor.ndim else ()
@@ -195,7 +203,7 @@ def _multiply(gradients: Iterable[Tensor | None], factor: Tensor) -> None:
 
 
 def _sizes_of(pieces: Sequence[Any]) -> list[int]:
-    """Return the number of samples of each part; a batch in one part need not have any."""
+    """Return the number of samples of each part; a single part counts as 1, because it may have no samples."""
     return [1] if len(pieces) == 1 else [count_samples(piece) for piece in pieces]
 
 

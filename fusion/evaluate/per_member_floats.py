@@ -1,7 +1,7 @@
 """Floats inside modules (dropout probability, label smoothing, multipliers) that differ from member to member.
 
-Inside the vmapped call such a float is a tensor without dimensions. Arithmetic takes it as it is, and the rules know
-the operators that matter for speed. If an operator insists on a number, `PlainFloats` runs it member by member.
+Inside the vmapped call, such a float is a 0-dimensional tensor. Arithmetic works with it, and the rules handle the
+operators that matter for speed. If another operator insists on a number, `PlainFloats` runs it member by member.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fusion.structure import FloatSlot
 
 
 class Settings:
-    """The floats in which members differ; those that all have in common stay plain numbers in the module.
+    """The floats in which members differ. Floats that are equal in all members stay plain numbers in the module.
 
     Args:
-        members: For each of the K members, path -> place of its float; the first one's module computes for all.
+        members: For each of the K members, path -> place of its float. The first member's module computes for all.
 
     Attributes:
         values_K: path -> [K], float64 on the CPU.
@@ -38,14 +38,14 @@ class Settings:
 
     def __init__(self, members: Sequence[Mapping[str, FloatSlot]]) -> None:
         values = {path: [float(slots[path].get()) for slots in members] for path in members[0]}
-        # By their bits: 0.0 and -0.0 compute differently, two NaN alike.
+        # Floats are compared by their bits: 0.0 and -0.0 give different results, and NaN counts as equal to NaN.
         differing = {path: value for path, value in values.items() if len(set(map(float.hex, value))) > 1}
         self._slots = {path: members[0][path] for path in differing}
         self.values_K = {path: torch.tensor(value, dtype=torch.float64) for path, value in differing.items()}
         self._copies: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
     def like(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return the values, [K] each, on the device and in the precision of the first floating-point tensor."""
+        """Return the values, [K] each, on the device and in the precision of the first floating-point tensor given."""
         first = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         if (first.device, dtype) in self._copies:
@@ -53,18 +53,19 @@ class Settings:
         scalars_K = {path: value.to(first.device, dtype, copy=True) for path, value in self.values_K.items()}
         for path, scalar_K in scalars_K.items():
             vars(scalar_K)["numbers"] = self.values_K[path].tolist()
-        # Copied once, so that no step waits for it; training could not use tensors made in inference mode.
+        # Copy to the device only once, so that later steps do not wait. Tensors made in inference mode are not kept,
+        # because training cannot use them.
         if not torch.is_inference_mode_enabled():
             self._copies[first.device, dtype] = scalars_K
         return scalars_K
 
     def places(self) -> set[tuple[int, Any]]:
-        """Return (id of the owner, key) of each float in which members differ, in the module that computes."""
+        """Return (id of the owner, key) of each float in which members differ, in the first member's module."""
         return {(id(slot.owner), slot.key) for slot in self._slots.values()}
 
     @contextmanager
     def bound(self, values: Mapping[str, Any]) -> Iterator[None]:
-        """Put one member's values, numbers or 0-dimensional tensors, in their places for a while."""
+        """Put one member's values, numbers or 0-dimensional tensors, into the module, inside this context."""
         before = {path: slot.get() for path, slot in self._slots.items()}
         for path, slot in self._slots.items():
             slot.set(values[path])
@@ -76,15 +77,15 @@ class Settings:
 
 
 class PlainFloats(TorchFunctionMode):
-    """Inside `torch.func.vmap`, give plain numbers to operators that cannot take a setting that is a tensor.
+    """Inside `torch.func.vmap`, lets code use settings that are tensors where Python or torch wants plain numbers.
 
-    An operator that fails on one is run member by member. A comparison with a number (`if self.p > 0`) and a conversion
-    (`int(10 * self.ratio)`) are decided at once if the members agree. Functions of `math`, and `round`, compute each
-    member's number: while the mode is active, others that also take tensors stand in their places.
+    An operator that fails on such a tensor runs member by member, with numbers. A comparison (`if self.p > 0`) or a
+    conversion (`int(10 * self.ratio)`) works if all members give the same result. `round` and the functions of `math`
+    are replaced while the mode is active: the replacements compute each member's number.
 
     Args:
-        scalars: The settings, as they are inside.
-        values: K values of each setting.
+        scalars: The settings as tensors, as they are inside `vmap`.
+        values: The K numbers of each setting.
     """
 
     def __init__(self, scalars: Iterable[Tensor], values: Iterable[list[float]], streams: Streams) -> None:
@@ -96,12 +97,12 @@ class PlainFloats(TorchFunctionMode):
         self._streams = streams
 
     def __enter__(self) -> Any:
-        """Have the functions of numbers ask this mode."""
+        """Replace `round` and the functions of `math` by functions that also take settings."""
         _STAND_INS.enter(self)
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        """Put them back."""
+        """Restore `round` and the functions of `math`."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         _STAND_INS.leave()
 
@@ -132,7 +133,10 @@ class PlainFloats(TorchFunctionMode):
             return result
 
     def of_numbers(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function of plain numbers for each member, if an argument is a setting."""
+        """Call `function`, which takes plain numbers, once for each member if an argument is a setting.
+
+        The result is a number if all members get the same one; else it is a tensor.
+        """
         if not all(isinstance(x, Tensor | int | float) for x in args) or not (rows := self._rows(args)):
             return function(*args, **kwargs)
         first = next(x for x in args if isinstance(x, Tensor))
@@ -140,7 +144,7 @@ class PlainFloats(TorchFunctionMode):
         if _agree(values):
             return values[0]
         if {*map(type, values)} not in ({int}, {float}):
-            return function(*args, **kwargs)  # torch says that it cannot
+            return function(*args, **kwargs)  # it fails with an error of torch that says why
         dtype = self._dtype if isinstance(values[0], float) else torch.int64
         written = tuple(float(value).hex() for value in values)
         result = fold(lambda K, x: Member(_stacked(written, dtype, x.value.device), 0), (first,), {})
@@ -149,7 +153,10 @@ class PlainFloats(TorchFunctionMode):
         return result
 
     def _rows(self, args: Sequence[Any]) -> list[list[Any]] | None:
-        """Return each member's numbers in place of the arguments, if these are settings and plain numbers alone."""
+        """Return the arguments as numbers, one list for each member.
+
+        Return None if no argument is a setting, or one is neither a setting nor a plain number.
+        """
         own = [self._values.get(id(x)) if isinstance(x, Tensor) else x for x in args]
         count = next((len(x) for x in own if isinstance(x, list)), 0)
         if not count or any(x is None or isinstance(x, str) for x in own):
@@ -157,18 +164,18 @@ class PlainFloats(TorchFunctionMode):
         return [[x[k] if isinstance(x, list) else x for x in own] for k in range(count)]
 
     def _note(self, result: Tensor, function: Callable[..., float], rows: Sequence[Sequence[Any]]) -> None:
-        """Note the K values of a result that is computed from settings and plain numbers alone."""
+        """Compute and remember the K numbers of a result, so that the result counts as a setting, too."""
         try:
             self._values[id(result)] = [function(*row) for row in rows]
         except (ArithmeticError, TypeError):
             return
-        self._computed.append(result)  # nothing else may get its id
+        self._computed.append(result)  # keeps it alive, so that no other object gets its id
 
 
 _COMPARISONS: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
 }
-# For `s > x`, torch calls `gt` or `__gt__`, by operator and version.
+# For `s > x`, torch calls `gt` or `__gt__`, depending on the operator and on torch's version.
 _DECISIONS: dict[Any, Callable[..., Any]] = {
     Tensor.__bool__: bool,
     Tensor.__int__: int,
@@ -189,7 +196,7 @@ _ARITHMETIC: dict[Any, Callable[..., float]] = {
     for name in (known, f"__{known}__")
     if hasattr(Tensor, name)
 }
-"""Functions of torch's that `1 - s` and the like call -> the same for plain numbers."""
+"""Maps functions that torch calls for arithmetic such as `1 - s` to the same functions of plain numbers."""
 
 _OF_PYTHON = {
     **{name: name for name in ("add", "sub", "mul", "pow")},
@@ -201,11 +208,11 @@ _AUGMENTED: dict[Any, Any] = {
     for name in (f"{known}_", f"__i{of_python}__")
     if hasattr(Tensor, name)
 }
-"""Functions of torch's that `s *= 2` and the like call -> those of `s * 2`, as a float is no place to write to."""
+"""Maps in-place functions (`s *= 2`) to ordinary ones (`s * 2`): like a float, a setting is never written to."""
 
 
 class _StandIns:
-    """Stand for `round` and all functions of `math` while a mode is active; each thread has modes of its own."""
+    """Replacements of `round` and all functions of `math` while a mode is active. Each thread has its own modes."""
 
     def __init__(self) -> None:
         of_math = {name: x for name, x in vars(math).items() if callable(x) and not name.startswith("_")}
@@ -240,13 +247,13 @@ _STAND_INS = _StandIns()
 
 
 def _agree(values: Sequence[Any]) -> bool:
-    """Return whether numbers are the same to the last bit; 0.0 and -0.0 are not, NaN is."""
+    """Return whether all values are equal to the last bit: 0.0 differs from -0.0, and NaN equals NaN."""
     return len({*map(repr, values)}) == 1
 
 
 @lru_cache(maxsize=64)
 def _stacked(written: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return K hexadecimal numbers as a tensor; the same one in each step, so that no step waits for a copy."""
+    """Return K numbers, written in hexadecimal, as a tensor. It is cached, so that no later step waits for a copy."""
     values = [*map(float.fromhex, written)]
     with torch.inference_mode(False):
         values_K = torch.tensor(values, dtype=dtype, device=device)

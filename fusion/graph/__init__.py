@@ -1,4 +1,4 @@
-"""A whole training step as one launch."""
+"""A training step that is recorded and replayed as one launch, or compiled."""
 
 from fusion.graph.step import GraphedStep, GraphWarning, can_record
 

@@ -1,4 +1,4 @@
-"""Recording of a step: the interface that a device must offer, and CUDA's graphs."""
+"""Recording of a training step: the interface for devices, and its implementation with CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ Replay = Callable[[], None]
 
 
 class Capture(Protocol):
-    """Records steps."""
+    """Records training steps on one kind of device."""
 
     def aside(self, step: Callable[[], Result]) -> Result:
-        """Run a step in the place (CUDA: stream) where it will be recorded; the caller need not synchronize."""
+        """Run a step where it will be recorded, such as on a CUDA stream. The caller need not synchronize."""
         ...
 
     def record(self, step: Callable[[], Result], generators: Iterable[torch.Generator]) -> tuple[Result, Replay]:
-        """Run a step; return its result and a function that runs its operators again on the same tensors.
+        """Run a step; return its result, and a function that runs the step's operators again on the same tensors.
 
         Args:
-            step: Reads no value, see `Trace`.
+            step: It must not read values from the device, see `Trace`.
             generators: Generators that the step draws from, besides the device's default one. Each replay draws the
-                next numbers of each of them.
+                next numbers from each generator.
 
         Raises:
-            Exception: any error that prevents the recording. Then nothing has been computed.
+            Exception: any error that prevents the recording. The step has then changed nothing.
         """
         ...
 
 
 class CudaGraphs:
-    """`torch.cuda.CUDAGraph`: all kernels of a step in one launch, in memory of their own."""
+    """Records steps as `torch.cuda.CUDAGraph`: one launch runs all kernels, in a memory pool of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -48,7 +48,11 @@ class CudaGraphs:
         return _stream_of(self._device)
 
     def aside(self, step: Callable[[], Result]) -> Result:
-        """Run a step on a separate stream: capturing needs one, and gradients accumulate on their first stream."""
+        """Run a step on a separate stream.
+
+        Capturing needs such a stream. Autograd accumulates gradients on the stream of the first step, so that step must
+        use it, too.
+        """
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -57,7 +61,7 @@ class CudaGraphs:
         return result
 
     def record(self, step: Callable[[], Result], generators: Iterable[torch.Generator]) -> tuple[Result, Replay]:
-        """Record, which computes nothing, then run the recording once."""
+        """Record the step, which computes nothing yet, then replay it once."""
         graph, here, collects = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device), gc.isenabled()
         pool = torch.cuda.graph_pool_handle()
         own = [generator for generator in generators if generator.device.type == "cuda"]
@@ -68,43 +72,43 @@ class CudaGraphs:
         gc.disable()  # the collector might free memory that must not be freed during a capture
         with torch.cuda.device(self._device):
             try:
-                # By default, an allocation in any thread (that loads data, say) would spoil the capture.
+                # By default, an allocation in any other thread, such as a data loader's, would spoil the capture.
                 capture = torch.cuda.graph(graph, pool, self._stream, "thread_local")
                 with exchanged(_by_reference), capture:
                     result = step()
             except BaseException:
                 self._leave(pool)
-                for generator, state in states.items():  # those of before would wait for the end of the capture
+                for generator, state in states.items():  # the states until now wait for the capture to end
                     generator.graphsafe_set_state(state)
                 raise
             finally:
-                torch.cuda.set_stream(here)  # a capture that fails leaves its own
+                torch.cuda.set_stream(here)  # a failed capture leaves its stream set
                 if collects:
                     gc.enable()
             graph.replay()
         return result, graph.replay
 
     def _leave(self, pool: Any) -> None:
-        """Tell the allocator that CUDA ended a capture by itself, because torch does not tell it."""
+        """Tell torch's allocator that a capture has failed: torch does not tell it if CUDA ended the capture."""
         index = torch.cuda.current_device()
-        with suppress(RuntimeError):  # where torch did tell it
+        with suppress(RuntimeError):  # the allocator knows already
             torch._C._cuda_endAllocateToPool(index, pool)
             torch._C._cuda_releasePool(index, pool)
 
 
 @cache
 def _stream_of(device: torch.device) -> torch.cuda.Stream:
-    """Return one stream for all recordings: libraries keep a workspace for each stream that they have seen."""
+    """Return the stream of all recordings on a device. Libraries keep a workspace per stream, so one is enough."""
     return torch.cuda.Stream(device)
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """Return an object that records steps on a device; None if there is none."""
+    """Return an object that records steps on `device`; None if steps cannot be recorded there."""
     return CudaGraphs(device) if device.type == "cuda" else None
 
 
 def _by_reference(default: torch.Generator, own: torch.Generator) -> Callable[[bool], None]:
-    """Exchange generators by reference, as a graph needs it: replays would reuse copies of the first states."""
+    """Exchange generators by reference, which a graph needs: with copies, each replay would draw the same numbers."""
     if default.device.type != "cuda":
         return by_state(default, own)
     before = default.graphsafe_get_state()

@@ -1,4 +1,4 @@
-"""A step compiled by torch's compiler: it takes the place of a graph on a CPU, where nothing is launched."""
+"""A step compiled by torch's compiler. On a CPU, it takes the place of a CUDA graph."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fusion.graph.trace import place_of
 Result = TypeVar("Result")
 
 TOLERANCE = 0.05
-"""Largest difference between the results of compiled code and of the step: rounding stays below, even in bfloat16."""
+"""Largest relative difference between the results of compiled code and of the step: even bfloat16 rounds to less."""
 
 
 def compiling_pays(seconds: float, speedup: float, compile_seconds: float) -> bool:
-    """Return whether compiling a step wins more than twice the time that it takes.
+    """Return whether compiling a step saves more than twice the time that compiling takes.
 
     Args:
-        seconds: Time that all steps to come take as they are.
-        speedup: How many times as fast they are once compiled.
+        seconds: Time that all remaining steps take if they are not compiled.
+        speedup: Speed of a compiled step over that of the step as it is written.
         compile_seconds: Time that compiling takes.
 
     >>> compiling_pays(39.0, 2.0, 10.0), compiling_pays(41.0, 2.0, 10.0)
@@ -37,26 +37,26 @@ def compiling_pays(seconds: float, speedup: float, compile_seconds: float) -> bo
 
 
 class Inductor:
-    """A `Capture` that compiles: all operators of a step, forward, backward and update, become loops in C++.
+    """A `Capture` that compiles a whole step (forward, backward and update) to C++.
 
-    It needs a C++ compiler on the machine, and takes seconds to minutes. Torch keeps compiled code in its own cache on
-    disk, where another process finds it. It compiles in this process, for as many threads as torch now has.
+    It needs a C++ compiler on the machine, and takes seconds to minutes. Torch caches compiled code on disk, where
+    other processes find it. Compilation runs in this process. The code is for torch's present number of threads.
     """
 
     def aside(self, step: Callable[[], Result]) -> Result:
-        """Run a step in the ordinary way: a CPU needs no other place."""
+        """Run a step as it is: a CPU has no streams."""
         return step()
 
     def record(self, step: Callable[[], Result], generators: Iterable[torch.Generator]) -> tuple[Result, Replay]:
-        """Run a step and compile its operators; in the end the compiled code has computed the step once.
+        """Compile a step, and run the compiled code once.
 
-        Before, the step and the compiled code both compute twice in a row, and must return the same up to rounding.
-        The second result also shows the first one's update. The weights themselves may differ by more if a gradient is
-        nothing but rounding, as that of a bias before batch normalization.
+        First the step and the compiled code each compute two steps in a row from the same state. They must return the
+        same results up to rounding; the second result also depends on the first update. Weights are not compared: they
+        may differ by more if a gradient is only rounding, such as that of a bias before batch normalization.
 
         Raises:
-            RuntimeError: if the step draws random numbers, because compiled code would draw other ones. If compiled
-                code returns something else.
+            RuntimeError: if the step draws random numbers, because compiled code would draw other ones. If the
+                compiled code returns other results.
             Exception: any error of the compiler.
         """
         tape, sources = _Tape(), [torch.default_generator, *generators]
@@ -71,7 +71,7 @@ class Inductor:
             graph, inputs = _graph(tape.calls, found, made), [of.whole for of in found]
             given: list[Any] = list(inputs)
             with torch.no_grad(), torch._inductor.config.patch(compile_threads=1), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # those that torch has for its own code
+                warnings.simplefilter("ignore")  # torch's warnings about its own code
                 compiled = torch._inductor.compile(graph, given)
             expected = [*map(torch.clone, made), *_tensors(step())]
             tape.undo()
@@ -96,18 +96,22 @@ class Inductor:
 
 @dataclass(frozen=True)
 class _Found:
-    """Memory that a step did not make itself."""
+    """Memory that a step uses but did not allocate, and its content before the step."""
 
     whole: Tensor
     before: Tensor
 
 
 _Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
-"""An operator, its arguments and its result. All tensors of a step are held, so that no two lie in one place."""
+"""An operator, its arguments and its result. Calls keep all tensors of a step alive, so that none reuses memory."""
 
 
 class _Tape(TorchDispatchMode):
-    """Record the operators that a step calls; `found` has by place the memory that it uses and did not make."""
+    """Records the operators that a step calls.
+
+    Attributes:
+        found: Memory that the step uses but did not allocate, by its place.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -117,7 +121,7 @@ class _Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "profiler":  # torch's optimizers tell profilers where they are
+        if func.namespace == "profiler":  # a mark of torch's optimizers for profilers, which computes nothing
             return func(*args, **kwargs)
         for leaf in _tensors((args, kwargs)):
             if (place := place_of(leaf)) not in self._made and place not in self.found:
@@ -129,14 +133,14 @@ class _Tape(TorchDispatchMode):
         return result
 
     def undo(self) -> None:
-        """Put back what was there before the step."""
+        """Restore the content that the memory had before the step."""
         with torch.no_grad():
             for of in self.found.values():
                 of.whole.copy_(of.before)
 
 
 def _graph(calls: Sequence[_Call], found: Sequence[_Found], made: Sequence[Tensor]) -> fx.GraphModule:
-    """Build a function that repeats the calls: it writes into the found memory and returns the tensors `made`."""
+    """Build a function that repeats `calls`: it writes into the memory `found`, and returns the tensors `made`."""
     graph = fx.Graph()
     memory = {place_of(of.whole): graph.placeholder(f"memory_{i}") for i, of in enumerate(found)}
     nodes: dict[tuple[Any, ...], fx.Node] = {}
@@ -144,7 +148,7 @@ def _graph(calls: Sequence[_Call], found: Sequence[_Found], made: Sequence[Tenso
     def node(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        # Not by identity: the backward pass gets other tensor objects that lie where those of the forward pass do.
+        # Identify a tensor by its place, not by its object: backward gets other objects for the same memory.
         key = _key(leaf)
         if key not in nodes:
             shape = (list(leaf.shape), list(leaf.stride()), leaf.storage_offset())

@@ -25,7 +25,10 @@ from fusion.warn import warn
 Step = Callable[[Any], Any]
 
 FIRST_CHECK = 64
-"""Replays before a step is first run as written and compared; the next check comes after twice as many, and so on."""
+"""Number of replays before the first check. Later checks follow at twice the number of replays each time.
+
+A check runs a step as it is written, and compares its operators with the recorded ones.
+"""
 
 _MOST_FORMS = 4
 _PLAIN = (bool, int, float, str, type(None))
@@ -37,18 +40,21 @@ def can_record(device: torch.device) -> bool:
 
 
 class GraphWarning(UserWarning):
-    """A step runs as it is written: its results are right, but each of its kernels waits for the host."""
+    """Warns that a step runs as it is written: its results are right, but the host launches each kernel by itself."""
 
 
 @dataclass
 class _Form:
-    """Batches of one form, on models whose state has not changed.
+    """The trace or recording for batches of one form: equal nesting, shapes, dtypes and plain values.
 
     Attributes:
-        spec: Nesting of their tensors.
-        leaves: Form of each tensor, and all other values.
-        inputs: Tensors that each batch is copied to; the recording reads these.
-        trace: Of the last step that was run as it is written and traced, if any.
+        spec: Nesting of the batches.
+        leaves: Form of each tensor in the batch, and all other values.
+        inputs: Tensors into which each batch is copied; the recording reads them.
+        trace: Trace of the last traced step; None if there is none.
+        compared: True once two traced steps have been compared.
+        replay: Replays the recording; None if there is none.
+        result: Tensors that the recorded step returned, into which each replay writes.
     """
 
     spec: Any
@@ -65,32 +71,32 @@ class _Form:
 
 
 class GraphedStep:
-    """A training step as a CUDA graph: one launch in the place of hundreds.
+    """A training step that is recorded as a CUDA graph: one launch in the place of hundreds.
 
-    On other devices it is the step itself, unless `compiled`.
+    On other devices, the step runs as it is written, unless `compiled` is True.
 
-    For the first three batches the step runs as it is written. The operators of the second and third are compared. A
-    step cannot be recorded if it reads values of the device or changes attributes of the model. Nor can it if its
-    numbers or tensors differ from one batch to the next. The fourth batch is recorded, and all later ones of its form
-    are replayed. Batches of another form (an epoch's last, smaller batch) run as the step is written. If recording is
-    refused, a `GraphWarning` says why, and all batches run as the step is written. Results are the same up to rounding.
+    The first three batches also run as written, and the operators of the second and third are compared. A step cannot
+    be recorded if it reads values from the device or changes attributes of the model. It cannot be recorded either if
+    its numbers or tensors differ between the two batches. The fourth batch is recorded, and later batches of the same
+    form are replayed. Batches of another form, such as an epoch's smaller last batch, run as written. If the step
+    cannot be recorded, a `GraphWarning` says why, and all batches run as written. Results are equal up to rounding.
 
     The step is recorded anew after `keep`, `concat` and `load_state_dict` of a fused model or its optimizer, and after
-    `schedule` for another number of steps. If tensors move for another reason, or you freeze parameters or set the mode
-    of a part of the model, call `reset`. A recording keeps values that the step read outside of the device's tensors,
-    such as a counter in a closure or torch's settings. To find changes of these, one step is run as it is written and
-    compared after 64 replays, 128, 256 and so on. If it differs, no step is replayed any more.
+    `schedule` for another number of steps. Call `reset` if tensors move for another reason, if you freeze parameters,
+    or if you set the mode of a part of the model. A recording does not see new values of things that are no tensors on
+    the device, such as a counter in a closure or a setting of torch. To find such changes, one step runs as written
+    after 64, 128, 256 replays and so on, and is compared. If it differs, later steps are not replayed.
 
     Args:
-        step: Called with a batch (tensors in any nesting): trains on it, and returns tensors in any nesting.
+        step: Called with a batch (tensors in any nesting). It trains on the batch, and returns tensors in any nesting.
         model: The model that the step trains: a `FusedModel`, or an ordinary module.
-        optimizer: The optimizer of the model, if it is this package's.
-        compiled: If True, the step is compiled on a CPU instead of being recorded. That takes seconds to minutes, and
-            a C++ compiler. A step runs as it is written if it draws random numbers (dropout), or if compiled code
-            returns something else. Compiling pays for small models that take thousands of steps.
+        optimizer: The model's optimizer if it is a `FusedOptimizer`; else None.
+        compiled: If True, the step is compiled on a CPU instead of being recorded. This needs a C++ compiler, and takes
+            seconds to minutes. The step runs as written if it draws random numbers (dropout), or if compiled code
+            returns other results. Compiling pays for small models that take thousands of steps.
 
     Attributes:
-        refusal: Reason why the step is not recorded, in words; empty if there is none.
+        refusal: The reason why the step is not recorded; empty if there is none.
 
     Example:
         >>> def step(batch):
@@ -127,14 +133,14 @@ class GraphedStep:
         return self._recorded is not None
 
     def reset(self) -> None:
-        """Forget the recording: the next steps are compared and recorded anew."""
+        """Discard the recording. The next steps are compared and recorded anew."""
         self._forms: list[_Form] = []
         self._recorded: _Form | None = None
         self._stood: tuple[Any, ...] = ()
         self._replays, self._check_at = 0, FIRST_CHECK
 
     def __call__(self, batch: Any) -> Any:
-        """Train on a batch; later steps do not change the returned tensors."""
+        """Train on a batch. Later steps do not overwrite the returned tensors."""
         if self._capture is None or self.refusal:
             return self._step(batch)
         leaves, spec = tree_flatten(batch)
@@ -150,13 +156,13 @@ class GraphedStep:
         return self._first(batch, leaves, spec)
 
     def _stand(self) -> tuple[Any, ...]:
-        """Return values that change once tensors lie elsewhere, or the model runs in another way."""
+        """Return values that change if tensors are replaced, or if the mode or the random streams change."""
         model, optimizer = self._model, self._optimizer
         changes = (model.changes, model.streams) if isinstance(model, FusedModel) else ()
         return (model.training, *changes, optimizer.changes if optimizer else 0)
 
     def _refuses(self, leaves: Sequence[Any]) -> str:
-        """Return the reason against a recording that is known before a step is run; empty if there is none."""
+        """Return a reason why the step cannot be recorded, as far as it is known before it runs; empty if none."""
         model = self._model
         if isinstance(model, FusedModel) and model.one_by_one and model.K > 1:
             return "its members train one after another"
@@ -170,11 +176,11 @@ class GraphedStep:
         return ""
 
     def _first(self, batch: Any, leaves: Sequence[Any], spec: Any) -> Any:
-        """Run a step while nothing is recorded."""
+        """Run one of the steps before the first replay: as written, traced, or recorded."""
         assert self._capture is not None
         known = next((form for form in self._forms if form.is_like(spec, leaves)), None)
         if known is None or not self._stood:
-            # This step makes what is made once, such as the optimizer's state: only after it is the model complete.
+            # The first step creates the optimizer state and other lasting tensors, so it is not compared.
             result = self._capture.aside(lambda: self._step(batch))
             if known is None:
                 self._forms = [*self._forms[1 - _MOST_FORMS :], _Form(spec, list(map(_form_of, leaves)))]
@@ -191,17 +197,17 @@ class GraphedStep:
             self._refuse(_told(error))
             return self._step(batch)
         self._recorded, self._forms = known, []
-        return copied(known.result)  # the next replay writes over it
+        return copied(known.result)  # the next replay overwrites the result itself
 
     def _looked_at(self, form: _Form) -> Any:
-        """Run a step as it is written, where the recording runs, and compare its operators with the last step's."""
+        """Run a step as written, on the recording's stream, and compare its operators with the last traced step's."""
         assert self._capture is not None
         model = self._model
         module = model.template if isinstance(model, FusedModel) else model
         attributes, states = plain_attributes(module), states_beyond_torch()
         with Trace(self._device, form.trace) as trace:
             result = self._capture.aside(partial(self._run, form))
-        # A member alone draws from its own generators, which replace Python's during the step only.
+        # With one member, a step draws from the member's own generators instead of Python's, so these show no change.
         draws = isinstance(model, FusedModel) and model.K == 1 and model.streams.draw_beyond_torch
         if obstacle := trace.finish():
             self._refuse(obstacle)
@@ -254,7 +260,7 @@ def _fill(inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
 
 
 def _changed(module: nn.Module, before: list[dict[str, Any]]) -> str:
-    """Return the name of an attribute that has changed; empty if there is none."""
+    """Return the name of an attribute that differs from `before`; empty if there is none."""
     for (path, _), then, now in zip(module.named_modules(), before, plain_attributes(module)):
         for name in {**then, **now}:
             if name not in then or name not in now or then[name] != now[name]:
@@ -263,7 +269,7 @@ def _changed(module: nn.Module, before: list[dict[str, Any]]) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """Return the first error of a capture, not the later one that only says that the capture failed."""
+    """Describe the error that made a capture fail, rather than a later error that only says that it failed."""
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -1,4 +1,4 @@
-"""A trace of a step, operator by operator: a step can be recorded only if two traces are equal."""
+"""A trace of the operators that a step calls. A step can be recorded only if the traces of two steps are equal."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Call = tuple[Any, ...]
-"""An operator with its arguments: numbers and the like as they are, tensors by their form and place in memory."""
+"""An operator and its arguments: numbers as they are, tensors by their form and their place in memory."""
 
 
 class Trace(TorchDispatchMode):
-    """Note the calls of one step; `obstacle` says why a recording of it would not do what the step does.
+    """Records the operators that one step calls, and finds reasons why a replay would differ from the step.
 
-    A recording cannot follow a step that reads a value of the device, copies data between devices, or draws random
-    numbers on the host. Nor can it if, compared with the step before, a number or the place of a tensor has changed.
+    A replay differs if the step reads a value from the device, copies data between devices, or draws random numbers on
+    the host. It also differs if a number, or the place of a tensor, is not the same as in the step before.
 
     Args:
-        before: The trace of the step before, on a batch of the same form in the same place.
+        before: The trace of the step before, whose batch had the same form and lay in the same memory.
 
     Attributes:
-        obstacle: Empty if there is none.
-        found: Storages that the step did not make itself, which a recording of it reads and must keep.
-        generators: The generators that operators were given.
+        obstacle: The first such reason; empty if there is none.
+        found: Storages that the step uses but did not allocate. A recording reads them, so they must be kept.
+        generators: The generators that were passed to operators.
     """
 
     def __init__(self, device: torch.device, before: Trace | None = None) -> None:
@@ -44,7 +44,7 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "profiler":  # torch's optimizers tell profilers where they are
+        if func.namespace == "profiler":  # a mark of torch's optimizers for profilers, which computes nothing
             return func(*args, **kwargs)
         given = tree_leaves((args, kwargs))
         literal = func is _LITERAL
@@ -64,7 +64,7 @@ class Trace(TorchDispatchMode):
         return result
 
     def finish(self) -> str:
-        """Return `obstacle` after the step: it now also tells if this step called less than the one before."""
+        """End the trace; return `obstacle`, which now also covers a step with fewer calls than the one before."""
         if not self.obstacle and self._before is not None and len(self._calls) < len(self._before._calls):
             self.obstacle = f"{self._before._calls[len(self._calls)][0]} is called in one step and not in the next"
         self._before = None
@@ -76,7 +76,7 @@ class Trace(TorchDispatchMode):
             return id(leaf)
         if isinstance(leaf, torch.ScriptObject):
             return type(leaf)
-        if isinstance(leaf, torch.UntypedStorage):  # an autocast LSTM's weights become views of one
+        if isinstance(leaf, torch.UntypedStorage):  # under autocast, an LSTM's weights become views of one storage
             return ("made", self._made[leaf._cdata]) if leaf._cdata in self._made else ("found", leaf._cdata)
         if not isinstance(leaf, Tensor):
             return leaf if leaf == leaf else repr(leaf)  # NaN differs from itself
@@ -88,11 +88,11 @@ class Trace(TorchDispatchMode):
         return (*form, "number", str(leaf.item())) if self._is_number(leaf) else (*form, "found", place)
 
     def _value(self, leaf: Any) -> Any:
-        """Return type and values of a CPU tensor that `torch.tensor` made of numbers, which no operator shows."""
+        """Return the dtype and values of a CPU tensor that `torch.tensor` made: no operator has them as arguments."""
         return (leaf.dtype, str(leaf.tolist())) if isinstance(leaf, Tensor) and leaf.device.type == "cpu" else None
 
     def _is_number(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is one number on the host, which hands kernels its value."""
+        """Return whether a tensor is a single number on the host, whose value kernels get as an argument."""
         return tensor.device.type == "cpu" != self._device.type and tensor.ndim == 0
 
     def _obstacle(self, func: Any, args: Sequence[Any], given: Sequence[Tensor], made: Sequence[Tensor]) -> str:
@@ -124,7 +124,7 @@ class Trace(TorchDispatchMode):
 
 
 _ATTENTION = "aten::_scaled_dot_product"
-"""Attention returns the place of its dropout in the generator's numbers: on the host, but on the device if recorded."""
+"""Attention returns the seed and offset of its dropout: on the host, but on the device while a step is recorded."""
 
 _LITERAL = torch.ops.aten.lift_fresh.default
 _INDEXING = frozenset(getattr(torch.ops.aten, name) for name in ("index", "index_put", "index_put_"))
@@ -133,20 +133,20 @@ _DEPENDING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 def _waits(func: Any, args: Sequence[Any]) -> bool:
-    """Return whether the host needs a value of a tensor to go on."""
+    """Return whether the host must wait for a value of a tensor before it can continue."""
     if func.overloadpacket in _INDEXING:
         return any(isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8) for t in args[1])
     return any(tag in func.tags for tag in _DEPENDING)
 
 
 def place_of(tensor: Tensor) -> int:
-    """Tell which memory a tensor lies in."""
+    """Return an identifier of the storage in which a tensor lies."""
     place: int = tensor.untyped_storage()._cdata
     return place
 
 
 def _where() -> str:
-    """Return the line of the user's code that called the operator; empty in the backward pass, which has none."""
+    """Return the line of the user's code that called the operator; empty in the backward pass."""
     frames = traceback.extract_stack()
     inside = max((i for i, frame in enumerate(frames) if Path(frame.filename) == _STEP), default=0)
     theirs = [frame for frame in frames[inside:] if _MACHINERY.isdisjoint(Path(frame.filename).parents)]

@@ -1,6 +1,7 @@
-"""The keys of a configuration that the library reads: allowed values, defaults, and the part that reads each.
+"""The keys of a configuration that the library reads: their allowed values, defaults and readers.
 
-`KEYS` is the table; `optimizer.PART`, `lr.PART` and the like are the settings of parts of a model. Needs no torch.
+`KEYS` is the table of all keys. Keys such as `optimizer.PART` and `lr.PART` are settings of one part of a model. This
+package does not import torch.
 """
 
 from fusion.keys.hyperparameters import (

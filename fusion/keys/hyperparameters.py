@@ -1,4 +1,4 @@
-"""The keys of a configuration that training reads: allowed values, defaults, and the part that reads each key."""
+"""The keys of a configuration that training reads: their allowed values, defaults and readers."""
 
 from __future__ import annotations
 
@@ -22,52 +22,52 @@ from fusion.argument_checks import (
 )
 
 ONE_PASS = ("sgd", "adam", "adamw")
-"""Optimizers for which torch has kernels that pass over memory once."""
+"""Optimizers for which torch has fused kernels, which pass over memory once."""
 
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
-"""Optimizers whose weights to evaluate are averages of those that they train."""
+"""Optimizers that train one set of weights, and evaluate an average of them."""
 
 VECTORIZED = (
     *(*ONE_PASS, "adafactor", "adamax", "lion", "muon", "nadam", "prodigy", "radam", "rmsprop"),
     *SCHEDULE_FREE,
 )
-"""Optimizers whose members are updated together."""
+"""Optimizers that update all their members together."""
 
 OPTIMIZERS = (*VECTORIZED, "adadelta", "adagrad", "asgd")
-"""All optimizers with a name here: with those not in `VECTORIZED`, torch updates each member by itself."""
+"""All optimizers that have a name. If one is not in `VECTORIZED`, torch updates each member by itself."""
 
 OWN = "own"
-"""Stands for the name of an optimizer that a user's function makes."""
+"""The name for an optimizer that a user's function makes."""
 
 KINDS = (*OPTIMIZERS, OWN)
 """All names that `optimizer_name` returns."""
 
 MUON_ORIGINAL = "muon.original"
-"""Stands for muon with `adjust_lr_fn="original"`, whose learning rates scale differently with the width."""
+"""The name for Muon with `adjust_lr_fn="original"`, whose learning rate scales differently with the width."""
 
 RULES = (*KINDS, MUON_ORIGINAL)
-"""Names under which multipliers of learning rates and weight decays are given."""
+"""Names by which multipliers of learning rates and weight decays are looked up."""
 
 ADJUSTMENTS = ("match_rms_adamw", "original")
 
 _UNFIT = ("lbfgs", "rprop", "sparseadam", "torch.optim.Muon")
-"""Optimizers of torch that cannot train here."""
+"""Optimizers of torch that are not supported."""
 
 SCHEDULES = ("constant", "cosine", "step", "exponential", "linear", "wsd", "one_cycle")
 
 
 @dataclass(frozen=True)
 class Key:
-    """One row of the table.
+    """One key of a configuration: a row of the table `KEYS`.
 
     Attributes:
-        kind: Type of its values, or a function that makes one of a plain Python value.
+        kind: Type of the key's values, or a function that converts a plain Python value.
         holds: Tells whether a plain Python value is allowed.
-        rule: The same in words.
-        reader: The part of the library that reads it.
-        default: Its value if it is left out; None for `lr`, which cannot be left out.
-        under: Another key on whose value it depends; None for a key that is always read.
-        defaults: Its value if it is left out, for each value of `under` with which it is read.
+        rule: The allowed values, in words.
+        reader: The part of the library that reads the key.
+        default: Value if the key is left out; None for `lr`, which must be given.
+        under: Name of another key that decides whether this key is read; None if it is always read.
+        defaults: Maps each value of `under` with which this key is read to the value if it is left out.
     """
 
     kind: Callable[[Any], Any]
@@ -82,7 +82,7 @@ class Key:
 def _schedule(value: Any) -> bool:
     if isinstance(value, str):
         return value in SCHEDULES
-    # It must be hashable, because it is looked up among the names that other keys depend on.
+    # A function must be hashable, because it is looked up in `Key.defaults` of other keys.
     return isinstance(value, Hashable) and takes(value, 0, 1)
 
 
@@ -98,9 +98,10 @@ def _optimizer(value: Any) -> bool:
 
 
 def _name_of(value: Any) -> Any:
-    """Return the name of one of torch's own classes if it has one here; else the value.
+    """Return the name of an optimizer class of torch if it has one here; return any other value as it is.
 
-    "muon" is no name of `torch.optim.Muon`, which has another default rate and other matrices, and no AdamW beside it.
+    `torch.optim.Muon` does not get the name "muon", because it has another default learning rate, updates other
+    matrices, and does not use AdamW for the other parameters.
     """
     if isinstance(value, type) and value.__module__.startswith("torch.optim"):
         name = "torch.optim.Muon" if value.__name__ == "Muon" else value.__name__.lower()
@@ -109,7 +110,7 @@ def _name_of(value: Any) -> Any:
 
 
 def _of_optimizer(kind: type, holds: Callable[[Any], bool], rule: str, **defaults: Any) -> Key:
-    """Make a key that is read by the optimizers for which a default is given."""
+    """Make a key that only those optimizers read for which `defaults` has a value."""
     return Key(kind, holds, rule, "optimizer", under="optimizer", defaults=defaults)
 
 
@@ -195,18 +196,20 @@ KEYS: Mapping[str, Key] = {
     "warmup_epochs": Key(float, is_finite, _EPOCHS, "schedule", 0.0),
     "rescale_warmup_epochs": Key(float, is_finite, _EPOCHS, "full-size stage on Ray, where workers are added", 1.0),
 }
-"""All keys; the defaults of torch's optimizers and of the step schedule are torch's, but for `adjust_lr_fn`.
+"""All keys. Optimizers of torch and the step schedule have torch's defaults, except for `adjust_lr_fn`.
 
-Lion has those of its paper (Chen et al. 2023, arXiv:2302.06675, Algorithm 2), Prodigy those of prodigyopt, and the
-Schedule-Free optimizers those of schedulefree.
+Lion has the defaults of its paper (Chen et al. 2023, arXiv:2302.06675, Algorithm 2), Prodigy those of prodigyopt, and
+the Schedule-Free optimizers those of schedulefree.
 
-With `match_rms_adamw`, Muon's updates are as large as AdamW's, so that one `lr` serves both (Liu et al. 2025,
+With `match_rms_adamw`, Muon's updates are as large as AdamW's, so that one `lr` suits both (Liu et al. 2025,
 arXiv:2502.16982).
 """
 
 
 def is_read(name: str, config: Mapping[str, Any]) -> bool:
-    """Return whether a key of the table is read in a configuration; otherwise it is the user's own, with any value.
+    """Return whether training with `config` reads the key `name` of the table.
+
+    If not, the key is the user's own, and may have any value.
 
     >>> is_read("gamma", {"schedule": "step"}), is_read("gamma", {"schedule": "cosine"})
     (True, False)
@@ -216,7 +219,7 @@ def is_read(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def default(name: str, config: Mapping[str, Any]) -> Any:
-    """Return the value of a key that a configuration reads but leaves out.
+    """Return the default of a key that `config` leaves out; the default may depend on the optimizer or the schedule.
 
     >>> default("weight_decay", {}), default("weight_decay", {"optimizer": "sgd"})
     (0.01, 0.0)
@@ -226,7 +229,9 @@ def default(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def read(config: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a key in a configuration in which it is read: a plain Python value of the key's type.
+    """Return the value of the key `name`, or its default, as a plain Python value of the key's type.
+
+    The key must be one that `config` reads, see `is_read`.
 
     Raises:
         ValueError: if the value breaks the key's rule.
@@ -242,7 +247,7 @@ def read(config: Mapping[str, Any], name: str) -> Any:
 
 
 def warmup_epochs(config: Mapping[str, Any], max_epochs: int) -> float:
-    """Return how many epochs a configuration's warm-up lasts, in a training of `max_epochs`.
+    """Return the length of the warm-up in epochs, for a training of `max_epochs` epochs.
 
     >>> warmup_epochs({"warmup": 0.25}, 8), warmup_epochs({"warmup_epochs": 1.5}, 8)
     (2.0, 1.5)
@@ -252,7 +257,7 @@ def warmup_epochs(config: Mapping[str, Any], max_epochs: int) -> float:
 
 
 def optimizer_name(config: Mapping[str, Any]) -> str:
-    """Return the name of a configuration's optimizer; `OWN` if that is a user's function.
+    """Return the name of a configuration's optimizer; `OWN` if a user's function makes it.
 
     >>> optimizer_name({}), optimizer_name({"optimizer": lambda params, lr: None})
     ('adamw', 'own')
@@ -262,9 +267,9 @@ def optimizer_name(config: Mapping[str, Any]) -> str:
 
 
 def own_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments, besides parameters and learning rate, for a user's function that makes the optimizer.
+    """Return the keyword arguments, besides `lr`, for a user's function that makes the optimizer.
 
-    These are all keys of the configuration that the function has arguments for, with any value.
+    These are the keys of the configuration that the function has arguments for. Return {} for other optimizers.
 
     >>> own_arguments({"optimizer": lambda params, lr, wd=0.0: None, "lr": 0.1, "wd": 0.5, "width": 8})
     {'wd': 0.5}
@@ -280,7 +285,9 @@ def own_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_class(config: Mapping[str, Any]) -> None:
-    """Refuse arguments of an optimizer's class that have no key: the class stands for its name.
+    """Refuse a configuration with arguments of torch's optimizer class that training would ignore.
+
+    The class only stands for its name. Its arguments have an effect only if they are also keys that training reads.
 
     Raises:
         ValueError: if the configuration has such an argument, for example `amsgrad`.
@@ -299,7 +306,7 @@ def check_class(config: Mapping[str, Any]) -> None:
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Check every key that is read in a configuration; `part_settings.check_settings` also checks those of parts.
+    """Check every key that `config` reads. `part_settings.check_settings` also checks the settings of parts.
 
     Raises:
         ValueError: if a value breaks its rule. If sgd has `nesterov` without momentum or with dampening. If a

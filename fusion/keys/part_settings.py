@@ -1,4 +1,4 @@
-"""Settings of parts of a model: the keys `optimizer.PART`, `lr.PART`, `beta1.PART` and the like of a configuration."""
+"""Settings of parts of a model: keys of a configuration such as `optimizer.PART`, `lr.PART` and `beta1.PART`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BESIDE_MUON = "lr.adamw"
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """Split the key of a part into a key of the optimizer and the part; the part of all other keys is "".
+    """Split a key such as `beta1.critic` into the optimizer's key and the part; for other keys the part is "".
 
     >>> split_key("beta1.critic"), split_key("lr.net.head"), split_key("beta1"), split_key("my.own")
     (('beta1', 'critic'), ('lr', 'net.head'), ('beta1', ''), ('my.own', ''))
@@ -22,17 +22,17 @@ def split_key(name: str) -> tuple[str, str]:
 
 
 def is_of_part(name: str) -> bool:
-    """Return whether a key gives a part of the model a learning rate or another setting of its own."""
+    """Return whether a key is a setting of a part of the model, such as `lr.PART` or `beta1.PART`."""
     return bool(split_key(name)[1])
 
 
 def is_rate(name: str) -> bool:
-    """Return whether a key gives a part of the model a learning rate of its own: `lr.PART`; see `lr_factors`."""
+    """Return whether a key is the learning rate of a part, `lr.PART`; see `lr_factors`."""
     return name.startswith("lr.")
 
 
 def keys_of(setting: str, part: str) -> list[str]:
-    """Return the keys that can give a part a setting; the first of them that a configuration has counts.
+    """Return the keys that can hold a setting of a part, most specific first. The first one in a configuration counts.
 
     >>> keys_of("beta1", "net.head")
     ['beta1.net.head', 'beta1.net', 'beta1']
@@ -42,10 +42,10 @@ def keys_of(setting: str, part: str) -> list[str]:
 
 
 def configs_of_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the settings of each part with an optimizer of its own, and under "" those of the rest of the model.
+    """Return the settings of each part that has its own optimizer, and under "" those of the rest of the model.
 
-    A part has an optimizer of its own if it has a key besides `lr.PART`, which only multiplies. A setting that it has
-    no key for is that of the part around it, or of the model.
+    A part has its own optimizer if it has any key other than `lr.PART`, which only multiplies the learning rate. A
+    setting without a key is taken from the enclosing part, or from the model.
 
     >>> configs_of_parts({"lr": 0.1, "beta1": 0.5, "optimizer.head": "adam", "lr.head": 1.0})
     {'': {'lr': 0.1, 'beta1': 0.5}, 'head': {'lr': 1.0, 'beta1': 0.5, 'optimizer': 'adam'}}
@@ -64,23 +64,23 @@ def configs_of_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def own_parts(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the parts with optimizers of their own, sorted; models with the same ones can be fused."""
+    """Return the names of the parts that have their own optimizer, sorted. Fused members must have the same ones."""
     return tuple(sorted(configs_of_parts(config).keys() - {""}))
 
 
 def part_of(name: str, parts: Iterable[str]) -> str:
-    """Return the longest of some parts' names that a parameter's name begins with; "" if it begins with none."""
+    """Return the part that contains the parameter `name`: the longest name if several do, "" if none does."""
     return max((part for part in parts if part and _is_in(name, part)), key=len, default="")
 
 
 def names_of_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of the parameters that learn by the optimizer of each part, and under "" of the others.
+    """Return the names of the parameters that each part's optimizer updates; those of the rest are under "".
 
     Args:
-        names: Of the model's parameters.
+        names: Names of the model's parameters.
 
     Raises:
-        ValueError: if a part has none.
+        ValueError: if a part has no parameter.
 
     >>> names_of_parts({"lr": 0.1, "optimizer.head": "sgd"}, ["body.weight", "head.weight", "header.weight"])
     {'': ['body.weight', 'header.weight'], 'head': ['head.weight']}
@@ -98,23 +98,24 @@ def names_of_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str,
 
 
 def optimizer_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a configuration's optimizers: of the model, then of each part that has its own."""
+    """Return the names of a configuration's optimizers: first the model's, then that of each part with its own."""
     configs = configs_of_parts(config)
     return tuple(optimizer_name(configs[part]) for part in ("", *own_parts(config)))
 
 
 def lr_factors(config: Mapping[str, Any], names: Iterable[str], matrices: Container[str] = ()) -> dict[str, float]:
-    """Return the factors of `lr` for parameters that have a learning rate of their own.
+    """Return factors of the learning rate `lr`, by parameter name, for parameters that have their own learning rate.
 
-    The key `lr.PART` is the learning rate of all parameters below that part of the model. If several names of parts
-    fit, the longest counts. With the optimizer muon, `lr.adamw` is that of all other parameters that AdamW updates.
+    The key `lr.PART` is the learning rate of all parameters in that part of the model. If a parameter is in several
+    such parts, the longest name counts. With the optimizer muon, `lr.adamw` is the learning rate of the remaining
+    parameters that AdamW updates.
 
     Args:
-        names: Of the model's parameters.
+        names: Names of the model's parameters.
         matrices: Names of the parameters that Muon updates.
 
     Raises:
-        ValueError: if no parameter is of a part, or a learning rate breaks its rule.
+        ValueError: if `lr.PART` applies to no parameter, or a learning rate breaks its rule.
 
     >>> lr_factors({"lr": 0.5, "lr.head": 1.0}, ["body.weight", "head.weight", "header.weight"])
     {'head.weight': 2.0}
@@ -140,10 +141,11 @@ def lr_factors(config: Mapping[str, Any], names: Iterable[str], matrices: Contai
 
 
 def check_settings(config: Mapping[str, Any]) -> None:
-    """Check every key that is read in a configuration, those of parts included.
+    """Check every key that `config` reads, including the settings of parts.
 
     Raises:
-        ValueError: as of `hyperparameters.check`. If a part's optimizer does not read a key of the part.
+        ValueError: if `hyperparameters.check` raises it for the model or a part. If a part's optimizer does not read a
+            key of the part.
     """
     check(config)
     _rates(config)
@@ -155,7 +157,7 @@ def check_settings(config: Mapping[str, Any]) -> None:
 
 
 def checked_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the result of `configs_of_parts`, if the keys of parts are read and hold.
+    """Check the keys of all parts, and return the result of `configs_of_parts`.
 
     Raises:
         ValueError: if a key's value breaks its rule, or the part's optimizer does not read the key.

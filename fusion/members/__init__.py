@@ -1,1 +1,1 @@
-"""K modules as one: stacked, kept, copied, joined, and taken apart again."""
+"""Fused models: K modules are stacked into one, and can be kept, copied, joined and taken apart again."""

@@ -1,4 +1,4 @@
-"""From K modules to a `FusedModel`."""
+"""Making a `FusedModel` from K modules."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from fusion.structure.reduced_values import memory
 
 
 def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedModel:
-    """Fuse K modules of one structure into one, which trains all of them at once, each as if it were alone.
+    """Fuse K modules of equal structure into one model that trains all of them at once, each as if it were alone.
 
     Args:
-        modules: K >= 1 modules with equal `fusion_key`, in one mode and on one device. They are copied, and stay as
-            they are.
-        one_by_one: Evaluate the members in a loop; see `FusedModel`.
+        modules: K >= 1 modules with equal `fusion_key`, in the same mode and on one device. They are copied, and stay
+            as they are.
+        one_by_one: If True, evaluate the members in a loop; see `FusedModel`.
 
     Returns:
-        A `FusedModel` whose parameters, gradients and buffers are those of the modules, stacked as [K, ...]. Frozen
-            parameters that are equal in all members, and constants that are (non-persistent buffers), are held once,
-            without K.
+        A `FusedModel` with the parameters, gradients and buffers of the modules, stacked as [K, ...]. Frozen parameters
+            and non-persistent buffers are held once, without K, if they are equal in all members.
 
     Raises:
-        ValueError: if `modules` is empty or holds something else than modules. If the modules differ in more than the
+        ValueError: if `modules` is empty or holds an object that is no module. If the modules differ in more than the
             values of tensors and floats. If a trained parameter shares memory with another tensor, or has a hook that
-            captures a tensor of the module. Other tensors may share memory, as a view of a buffer does, if nothing is
-            written to them.
+            captures a tensor of the module. Other tensors may share memory, such as a buffer and a view of it, if
+            nothing is written to them.
 
     >>> fused = fuse([nn.Linear(2, 3) for _ in range(4)])
     >>> fused.stacked["weight"].shape, fused(torch.ones(5, 2)).shape
@@ -65,7 +64,7 @@ def _take_apart(module: nn.Module, state: Mapping[str, Tensor]) -> Shell:
 
 
 def _gradients(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the gradients that the modules have, as [K, ...]."""
+    """Return the gradients of one parameter as [K, ...]; None if no module has one."""
     found = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     if not found:
         return None
@@ -76,7 +75,11 @@ def _gradients(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def _overlapping(k: int, state: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of tensors that share memory with another; ValueError if training one would change another."""
+    """Return the names of the tensors that share memory with another one.
+
+    Raises:
+        ValueError: if one of them is trained, because training it would change the other.
+    """
     places = []
     for name, tensor in state.items():
         if memory(tensor) and tensor.numel():
@@ -103,7 +106,7 @@ def _all_equal(tensors: Sequence[Tensor]) -> bool:
 
 
 def _states(modules: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
-    """Return each module's tensors by name; raise if a module is not initialized yet, or is no module."""
+    """Return each module's tensors by name; raise a `ValueError` if a module is lazy and not yet initialized."""
     states = []
     for k, module in enumerate(modules):
         require(isinstance(module, nn.Module), f"modules[{k}]", module, "an nn.Module")
@@ -115,7 +118,7 @@ def _states(modules: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
 
 
 def _check_same(modules: Sequence[nn.Module], states: Iterable[Mapping[str, Tensor]]) -> FusionKey:
-    """Return the key that all modules share; raise if they differ in structure, device or mode."""
+    """Return the key that all modules share; raise a `ValueError` if they differ in structure, device or mode."""
     key = check_same((fusion_key(module) for module in modules), "modules")
     for path, value in key:
         if HOOK in path and isinstance(value, tuple) and value[0] == UNKNOWN:

@@ -1,8 +1,8 @@
-"""Attributes that modules change while they run: the mode, counters, hooks, tensors that forward keeps for later.
+"""Attributes that modules change while they run, such as the mode, counters, hooks, and tensors that forward assigns.
 
-One module computes for all members. If all members change alike, the change is made in that module alone, and the other
-modules catch up before they are used. Each member keeps the values in which members differ, such as tensors that
-forward assigned (`OwnValues`).
+One module, the template, computes for all members. A change that is the same in all members is made in the template
+alone; the members' own modules catch up before they are used. If values differ between members, such as tensors that
+forward assigned, `OwnValues` keeps one for each member.
 """
 
 from __future__ import annotations
@@ -34,24 +34,27 @@ _IN_PLACE = (dict, OrderedDict, list)
 
 
 class _ABSENT:
-    """In the place of a value that is not there; a class, as copies and pickles of it are itself."""
+    """Stands for a missing value. It is a class instead of an object, because a copy or pickle of a class is itself."""
 
 
 AttributePlace = tuple[int, str, str]
-"""Index of a module in `modules()`, "" for an attribute or "_buffers", and the name."""
+"""Index of the module in `modules()`; "_buffers" for a buffer, "" for another attribute; the name."""
 
 Snapshot = Mapping[AttributePlace, Any]
 
 
 def plain_attributes(module: nn.Module) -> list[dict[str, Any]]:
-    """Return, for each module in order, its attributes that are numbers, strings or None."""
+    """Return for each module of `modules()` its attributes that are numbers, strings or None."""
     return [
         {name: value for name, value in vars(child).items() if isinstance(value, _PLAIN)} for child in module.modules()
     ]
 
 
 def loose_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors that need a gradient and lie in plain attributes, or in lists and dicts there, by their places."""
+    """Yield the path and value of each tensor that needs a gradient and is in a plain attribute.
+
+    The attribute may also be a list or dict that holds the tensor.
+    """
     for path, child in module.named_modules():
         for name, value in vars(child).items():
             if name in _BY_TORCH or (isinstance(child, nn.RNNBase) and name == "_flat_weights"):
@@ -62,12 +65,15 @@ def loose_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def snapshot(module: nn.Module) -> dict[AttributePlace, Any]:
-    """Return all attributes and hooks, lists and dicts as copies; buffers without data are left out."""
+    """Return all attributes and hooks, with copies of lists and dicts. Buffers without data are left out."""
     return {place: _copy_of(value) for place, value in _values(module)}
 
 
 def changed(module: nn.Module, before: Snapshot) -> dict[AttributePlace, Any]:
-    """Return what has changed since a snapshot: place -> value that is there now, lists and dicts as copies."""
+    """Return the attributes that have changed since a snapshot, with their present values; lists and dicts as copies.
+
+    A removed attribute has the value `_ABSENT`.
+    """
     found, missing = {}, before.keys() - ()
     for place, value in _values(module):
         then = before.get(place, _ABSENT)
@@ -80,17 +86,20 @@ def changed(module: nn.Module, before: Snapshot) -> dict[AttributePlace, Any]:
 
 
 def put_back(module: nn.Module, before: Snapshot) -> None:
-    """Make all attributes and hooks what they were at a snapshot."""
+    """Restore all attributes and hooks from a snapshot."""
     modules = list(module.modules())
     for place in changed(module, before):
         _put(modules, place, before.get(place, _ABSENT))
 
 
 def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[AttributePlace]) -> None:
-    """Refuse modules in which a plain attribute, such as a counter, differs; floats and the mode may differ.
+    """Check that two modules have equal plain attributes, such as counters. Floats and the mode may differ.
+
+    Args:
+        but: Places of attributes that may differ.
 
     Raises:
-        ValueError: naming the attribute and both values.
+        ValueError: if an attribute differs; the message names it and both values.
     """
     left_out = {*but}
     for i, ((path, child), (_, twin)) in enumerate(zip(module.named_modules(), other.named_modules())):
@@ -98,7 +107,7 @@ def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Attribut
             if name == "training" or not isinstance(value, _PLAIN) or isinstance(value, float):
                 continue
             theirs = vars(twin).get(name, _ABSENT)
-            # A flag that running sets for the first time says that something is set up here, such as hooks.
+            # A flag that only one module has was set by its first run, such as when forward registers hooks: allowed.
             set_up = isinstance(value, bool) and theirs is _ABSENT
             if not set_up and (i, "", name) not in left_out and value != (None if theirs is _ABSENT else theirs):
                 where = f"{path}.{name}" if path else name
@@ -107,17 +116,18 @@ def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Attribut
 
 
 def follow(source: nn.Module, target: nn.Module, own: set[tuple[int, Any]], before: Snapshot) -> None:
-    """Give `target` what has changed in `source`, a module of the same structure: attributes, hooks, modes.
+    """Make the changes of `source` in `target`, too: those of attributes, hooks and modes.
 
     Args:
-        target: The module that catches up.
-        own: (id of an owner in `source`, attribute or key) of each float in which members differ.
-        before: A snapshot of `source`, since when `target` has not caught up.
+        source: The template.
+        target: A module of the same structure.
+        own: (id of an owner in `source`, attribute or key) of each float in which members differ; these stay.
+        before: A snapshot of `source` from the last time that `target` caught up.
     """
     if source is target:
         return
     theirs, ours = list(source.modules()), list(target.modules())
-    # A hook, or an object, that refers to a part of the one module is to refer to that part of the other.
+    # If a hook or an object refers to a part of `source`, its copy must refer to the same part of `target`.
     pairs = [*zip(theirs, ours), *zip(named_tensors(source).values(), named_tensors(target).values())]
     hooks = [(vars(one)[name], vars(other)[name]) for one, other in zip(theirs, ours) for name in _HOOKS]
     memo: dict[int, Any] = {id(one): other for one, other in (*pairs, *hooks)}
@@ -140,7 +150,10 @@ def _follow_dict(ours: dict[Any, Any], theirs: dict[Any, Any], own: set[tuple[in
 def _follow_hooks(
     ours: dict[Any, Any], before: Mapping[Any, Any], now: Mapping[Any, Any], memo: dict[int, Any]
 ) -> None:
-    """Make the hooks of a module follow; hooks from before, which each module has itself, correspond by order."""
+    """Make the changes of hooks, from `before` to `now`, in `ours`, too.
+
+    Each module has its own copies of the earlier hooks; they correspond by their order.
+    """
     if list(before) != list(now):
         own = dict(zip(before, ours.values()))
         ours.clear()
@@ -148,13 +161,14 @@ def _follow_hooks(
 
 
 class OwnValues:
-    """Values of attributes in which members differ, by place: one for each of K members.
+    """Values of attributes in which members differ, one for each of K members.
 
-    Inside vmap, tensors that forward assigns have a hidden member axis. They stay where forward put them, and remain
-    valid when all members are evaluated at once again. `part` takes them apart only if members leave or move.
+    Tensors that forward assigns inside vmap have a hidden member axis. They stay in the module, and are valid as long
+    as all members are evaluated at once. `part` splits them by member only if it is needed: if members are dropped, for
+    example.
 
     Attributes:
-        of_members: AttributePlace -> one value for each member.
+        of_members: Place of an attribute -> one value for each member.
     """
 
     def __init__(self, K: int, of_members: Mapping[AttributePlace, Sequence[Any]] | None = None) -> None:
@@ -162,7 +176,7 @@ class OwnValues:
         self.of_members = {place: list(values) for place, values in (of_members or {}).items()}
 
     def part(self, module: nn.Module) -> bool:
-        """Take from `module` the tensors that forward left there; returns whether there were any."""
+        """Take the tensors that forward assigned out of `module`, split by member. Return whether there were any."""
         modules, found = list(module.modules()), False
         for place, value in snapshot(module).items():
             leaves, spec = tree_flatten(value)
@@ -174,7 +188,10 @@ class OwnValues:
         return found
 
     def join(self, module: nn.Module) -> bool:
-        """Put all members' values into `module` for vmap; returns whether that can be done, as for tensors alike."""
+        """Put all members' values into `module` for vmap. Return False, and do nothing, if this is not possible.
+
+        It is possible if the values differ only in tensors, and these have equal shapes, dtypes and devices.
+        """
         joined = {place: _joined(values) for place, values in self.of_members.items()}
         if any(value is _ABSENT for value in joined.values()):
             return False
@@ -185,13 +202,20 @@ class OwnValues:
         return True
 
     def put(self, module: nn.Module, k: int) -> None:
-        """Put member k's values into `module`."""
+        """Put member `k`'s values into `module`."""
         modules = list(module.modules())
         for place, values in self.of_members.items():
             _put(modules, place, values[k])
 
     def take(self, module: nn.Module, before: Snapshot, after: Sequence[Snapshot]) -> None:
-        """Sort the changes of each member: those alike in all go into `module`, each member keeps the others."""
+        """Take over the changes that each member's run made to `module`.
+
+        If a value is equal in all members, it goes into `module`; else each member keeps its own.
+
+        Args:
+            before: A snapshot of `module` before the runs.
+            after: The changes of each member since then.
+        """
         put_back(module, before)
         modules = list(module.modules())
         self.of_members.clear()
@@ -203,7 +227,7 @@ class OwnValues:
                 self.of_members[place] = [_detached(value) for value in values]
 
     def keep(self, chosen: Sequence[int]) -> OwnValues:
-        """Return the values of these members."""
+        """Return the values of the chosen members, in this order."""
         kept = {
             place: [copied(values[k]) if k in chosen[:i] else values[k] for i, k in enumerate(chosen)]
             for place, values in self.of_members.items()
@@ -211,7 +235,7 @@ class OwnValues:
         return OwnValues(len(chosen), kept)
 
     def concat(self, module: nn.Module, other: OwnValues, its_module: nn.Module) -> OwnValues:
-        """Return the values of all members of two models, after `part` of both."""
+        """Return the values of all members of two models. Call `part` for both models before."""
         ours, theirs = snapshot(module), snapshot(its_module)
         joined = {}
         for place in {**ours, **theirs, **self.of_members, **other.of_members}:
@@ -223,7 +247,7 @@ class OwnValues:
         return OwnValues(self.K + other.K, joined)
 
     def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
-        """Give members copies of the values of others; call `part` before."""
+        """Give the members `targets` copies of the values of the members `sources`. Call `part` before."""
         for values in self.of_members.values():
             for k, value in zip(targets, [copied(values[k]) for k in sources]):
                 values[k] = value
@@ -244,7 +268,7 @@ def _values(module: nn.Module) -> Iterator[tuple[AttributePlace, Any]]:
 
 
 def _copy_of(value: Any) -> Any:
-    """Lists, dicts and tuples as copies that hold the same."""
+    """Copy lists, dicts and tuples, nested ones included, but not the objects in them; return other values as is."""
     if not value if (cls := type(value)) in _IN_PLACE else cls not in SUPPORTED_NODES:
         return cls() if cls in _IN_PLACE else value
     return tree_map(lambda leaf: leaf, value)
@@ -257,7 +281,7 @@ def _put(modules: Sequence[nn.Module], place: AttributePlace, value: Any) -> Non
     if value is _ABSENT:
         holder.pop(name, None) if name not in _HOOKS else None
     elif type(present) in _IN_PLACE and type(present) is type(value):
-        # In place: others hold on to it, such as the handle of a hook, or the slot of a float.
+        # Write in place, because other objects refer to this container, such as a hook's handle or a float's slot.
         if not _same(present, value, by_identity=True):
             present.clear()
             present.extend(value) if isinstance(present, list) else present.update(value)
@@ -270,7 +294,11 @@ def _has_data(value: Any) -> bool:
 
 
 def _belongs_to_members(place: AttributePlace, tensor: Tensor) -> bool:
-    """Return whether each member has it, or it cannot be copied, or it is a buffer that was None before."""
+    """Return whether a tensor that forward left in an attribute has to be kept for each member by itself.
+
+    This holds for tensors with a hidden member axis, tensors that cannot be copied because they have a `grad_fn`, and
+    buffers that were None before.
+    """
     return is_batched(tensor) or tensor.grad_fn is not None or (place[1] == "_buffers" and not tensor.is_meta)
 
 
@@ -284,7 +312,10 @@ def _row(leaf: Any, k: int) -> Any:
 
 
 def _joined(values: Sequence[Any]) -> Any:
-    """Return one value for all members, with a hidden axis if they differ; `_ABSENT` if more than tensors differ."""
+    """Join the members' values into one, in which tensors that differ have a hidden member axis.
+
+    Return `_ABSENT` if the values differ in anything but tensors of equal form.
+    """
     flat = [tree_flatten(value) for value in values]
     if any(spec != flat[0][1] for _, spec in flat):
         return _ABSENT
@@ -320,7 +351,10 @@ def _same(value: Any, other: Any, *, by_identity: bool = False) -> bool:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Compare tensors: those without data are equal; those with a hidden axis cannot be read, so they differ."""
+    """Return whether two tensors are equal.
+
+    Two tensors without data count as equal. A tensor with a hidden axis cannot be read, so it counts as different.
+    """
     if not (isinstance(value, Tensor) and isinstance(other, Tensor)) or is_batched(value) or is_batched(other):
         return False
     if value.is_meta or other.is_meta:

@@ -1,4 +1,4 @@
-"""A cache of a few values, each computed once."""
+"""A dict as a cache with a bounded number of values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 8
 
 
 def kept(values: dict[K, V], key: K, make: Callable[[], V]) -> V:
-    """Return the value of a key; make it if it is missing. If `MOST` others are kept, forget these first.
+    """Return `values[key]`; make and keep it if it is missing. If the dict has `MOST` values already, clear it first.
 
     >>> squares = {2: 4}
     >>> kept(squares, 2, lambda: 5), kept(squares, 3, lambda: 9)

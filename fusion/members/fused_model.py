@@ -1,7 +1,7 @@
 """K modules of one structure as one module.
 
-Shape suffixes: K members, N samples of a batch. Every stacked tensor has K as its first axis; a tensor without it is
-shared by all members.
+Shape suffixes: K members, N samples of a batch. Stacked tensors have K as their first axis. All members share a tensor
+that has no K axis.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from fusion.structure.module_parts import (
 )
 
 Objective = Callable[[Any, Any], Any]
-"""`objective(model, batch)`, written for one module: returns a tensor, or a dict, list or tuple of tensors."""
+"""A function `objective(model, batch)`, written for one module. It returns tensors, also in dicts, lists or tuples."""
 
 
 @dataclass(frozen=True)
 class Shell:
-    """A member, apart from the data of its tensors.
+    """A member without the data of its tensors.
 
     Attributes:
-        skeleton: The module without data.
-        marks: Attributes that were set on its tensors, by name: other libraries mark parameters so.
-        floats: The places of floats in the skeleton, by path.
+        skeleton: The module, whose tensors have shapes but no data.
+        marks: Tensor name -> attributes that were set on the tensor, such as marks of other libraries.
+        floats: Path -> place of a float in the skeleton.
     """
 
     skeleton: nn.Module
@@ -55,7 +55,7 @@ class Shell:
     floats: Mapping[str, FloatSlot]
 
     def twin(self) -> Shell:
-        """Return a member like this one, with a skeleton of its own."""
+        """Return a copy with its own skeleton."""
         memo: dict[int, Any] = {}
         hollow = copy.deepcopy(self.skeleton, memo)
         owners = ((path, slot, memo.get(id(slot.owner), slot.owner)) for path, slot in self.floats.items())
@@ -63,12 +63,13 @@ class Shell:
 
 
 class StackedTensors(nn.Module):
-    """K modules taken apart: their tensors stacked, or held once, and beside them the rest of each member.
+    """The tensors of K modules, stacked or held once, and a `Shell` with the rest of each member.
 
     Attributes:
-        own: The tensors that differ between members, [K, ...] each.
-        changes: Number of times that tensors replaced others.
-        parts: Parameter name -> part of the model, of those that `flat` puts in rows of their part.
+        own: Tensors of which each member has its own, [K, ...] each.
+        common: Tensors that all members share, without K.
+        changes: Number of times that tensors were replaced by others.
+        parts: Parameter name -> part of the model. `flat` puts each part in separate rows.
     """
 
     _members: list[Shell]
@@ -89,7 +90,7 @@ class StackedTensors(nn.Module):
 
     @property
     def marks(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return attributes that were set on the tensors of the first member, by name."""
+        """Return the attributes that were set on the first member's tensors, by name of the tensor."""
         return self._members[0].marks
 
     def __len__(self) -> int:
@@ -97,22 +98,22 @@ class StackedTensors(nn.Module):
 
     @property
     def template(self) -> nn.Module:
-        """Return the module, without data, that computes for all members; its modes and attributes hold for all."""
+        """Return the module without data that computes for all members. Its mode and attributes hold for all."""
         return self._members[0].skeleton
 
     @property
     def stacked(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that each member has its own of, by their name in the original module: [K, ...]."""
+        """Return the stacked parameters [K, ...], by their names in the original module."""
         return self.own.params()
 
     @property
     def stacked_buffers(self) -> dict[str, Tensor]:
-        """Return the buffers that each member has its own of, by their name in the original module: [K, ...]."""
+        """Return the stacked buffers [K, ...], by their names in the original module."""
         return self.own.bufs()
 
     @property
     def shared(self) -> dict[str, Tensor]:
-        """Return the tensors that all members have in common (frozen parameters, constants), by name, without K."""
+        """Return the tensors that all members share (frozen parameters, constants), without K, by name."""
         return {**self.common.params(), **self.common.bufs()}
 
     def load_state_dict(
@@ -123,15 +124,15 @@ class StackedTensors(nn.Module):
         *,
         members: Sequence[int] | None = None,
     ) -> Any:
-        """Restore the result of `state_dict`; the members may share other tensors now than they did then.
+        """Restore the result of `state_dict`; members need not share the same tensors as when it was saved.
 
         Args:
-            state_dict: Of as many members as this model has, or of more.
-            members: The members of `state_dict` to load, in this order, as after `keep(members)`; all if None.
+            state_dict: The state of as many members as this model has, or of more.
+            members: Indices of the members in `state_dict` to load, in this order; None for all.
 
         Raises:
             IndexError: if one of `members` is not in [-K, K) of the K in `state_dict`.
-            RuntimeError: if names or shapes differ, or the number of members.
+            RuntimeError: if names, shapes or the number of members differ.
         """
         check_mapping("state_dict", state_dict)
         state = dict(state_dict)
@@ -140,7 +141,7 @@ class StackedTensors(nn.Module):
             chosen = member_indices(members, len(next(iter(own.values()))), "members")
             state |= {name: member_rows(tensor, chosen) for name, tensor in own.items()}
         for name, parameter in self.stacked.items():
-            if parameter.requires_grad and f"common.{name}" in state:  # frozen then, and trained now
+            if parameter.requires_grad and f"common.{name}" in state:  # was frozen when saved, and is trained now
                 held = state.pop(f"common.{name}")
                 state[f"own.{name}"] = held.expand(self.K, *held.shape).clone()
         for name in self.shared:
@@ -153,9 +154,9 @@ class StackedTensors(nn.Module):
         return super().load_state_dict(state, strict, assign)
 
     def flat(self, names: Iterable[str]) -> FlatParameters:
-        """Put these stacked parameters and their gradients side by side in memory.
+        """Move the named stacked parameters and their gradients side by side in memory.
 
-        Their values stay the same, but their addresses change. A later call for the same names finds them in place.
+        Values stay the same, but addresses change. A later call with the same names moves nothing.
         """
         stacked = self.stacked
         wanted = {name: stacked[name] for name in names}
@@ -165,18 +166,18 @@ class StackedTensors(nn.Module):
         return self._flat
 
     def in_rows(self, name: str) -> bool:
-        """Return whether `flat` has put a parameter in rows."""
+        """Return whether `flat` has put the parameter `name` in rows."""
         return self._flat is not None and name in self._flat.values.parts
 
     def set_parts(self, parts: Mapping[str, str]) -> None:
-        """Say which part of the model each parameter is of, where parts have optimizers of their own."""
+        """Set the part of the model to which each parameter belongs, if parts have their own optimizers."""
         if parts != self.parts:
             self.parts, self._flat = dict(parts), None
 
     def diverged(self) -> list[int]:
-        """Return the members that have an infinite or NaN value in a parameter or floating-point buffer.
+        """Return the indices of members with an infinite or NaN value in a parameter or floating-point buffer.
 
-        A member that diverges harms no other: it can train on as it is, or be left out by `keep`.
+        A diverged member does not affect the others. It can stay, or `keep` can drop it.
         """
         tensors = [t.detach() for t in (*self.stacked.values(), *self.stacked_buffers.values())]
         numbers = [t for t in tensors if t.is_floating_point() or t.is_complex()]
@@ -187,11 +188,11 @@ class StackedTensors(nn.Module):
 
     @property
     def attributes_changed(self) -> bool:
-        """Return whether modules have changed attributes while they ran, other than parameters and buffers."""
+        """Return whether modules changed attributes other than parameters and buffers while they ran."""
         return bool(self.own_values.of_members) or bool(changed(self.template, self._caught_up))
 
     def set_floats(self, modules: Mapping[int, nn.Module]) -> None:
-        """Give members the floats (dropout probability, label smoothing) of modules, whose tensors are not read."""
+        """Give member k the floats (dropout probability, label smoothing) of `modules[k]`; its tensors are not read."""
         self._catch_up(range(self.K))
         for k, module in modules.items():
             theirs = describe(module).floats
@@ -200,32 +201,32 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _collect_floats(self) -> None:
-        """Take the floats of all members as vectors; a recorded step has read the earlier ones."""
+        """Collect the members' floats as vectors. If there are any, recorded steps are out of date: count a change."""
         self._caught_up = snapshot(self.template)
         before, self._settings = self._settings.values_K, Settings([member.floats for member in self._members])
         if before or self._settings.values_K:
             self.changes += 1
 
     def part_buffers(self) -> None:
-        """Give each member its own copy of the buffers that all share, so that one may write into its own."""
+        """Give each member its own copy of the shared buffers, so that a member can write into its copy."""
         for name in self.common.bufs():
             self._unshare(name)
 
     def part_parameters(self, names: Iterable[str]) -> None:
-        """Give each member its own copy of those of these parameters that all share."""
+        """Give each member its own copy of the named parameters, if all members share them now."""
         chosen = set(names)
         for name in [name for name in self.common.params() if name in chosen]:
             self._unshare(name)
 
     def _copy_tensors(self, targets: Sequence[int], sources: Sequence[int]) -> None:
-        """Write members' tensors, and their gradients, over those of others, in place."""
+        """Copy tensors and gradients of the members `sources` to the members `targets`, in place."""
         make_dense(self.stacked.values())
         tensors = [*self.stacked.values(), *self.stacked_buffers.values()]
         for tensor in (*tensors, *(tensor.grad for tensor in tensors if tensor.grad is not None)):
             copy_rows(tensor, targets, sources)
 
     def _copy_shells(self, targets: Sequence[int], sources: Sequence[int], paths: Iterable[str]) -> None:
-        """Give members the floats at these paths, and the attributes of tensors, that others have."""
+        """Copy floats at `paths`, and attributes of tensors, of the members `sources` to the members `targets`."""
         self._catch_up(range(self.K))
         found = [
             ({path: self._members[k].floats[path].get() for path in paths}, self._members[k].marks) for k in sources
@@ -237,14 +238,14 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _catch_up(self, indices: Iterable[int]) -> None:
-        """Give members the changes of the template in the meantime, such as its mode or its hooks."""
+        """Make later changes of the template, such as its mode or hooks, in these members' modules, too."""
         self._part_values()
         own = self._settings.places()
         for k in indices:
             follow(self.template, self._members[k].skeleton, own, self._caught_up)
 
     def _part_values(self) -> None:
-        """Take from the template the tensors that forward left there, and give each member its own."""
+        """Take the tensors that forward assigned out of the template, and split them by member."""
         if self.own_values.part(self.template):
             self.changes += 1
 
@@ -254,7 +255,7 @@ class StackedTensors(nn.Module):
         return self
 
     def _per_member(self, name: str) -> Tensor:
-        """Return the tensor `name` as [K, ...]; a shared one is not copied."""
+        """Return the tensor `name` as [K, ...]; a shared tensor is expanded, not copied."""
         own = self.own.get(name)
         if own is not None:
             return own.detach()
@@ -274,36 +275,35 @@ class StackedTensors(nn.Module):
         self.own.arrange(named_tensors(self.template))
 
     def _rebind(self, name: str, value: Tensor) -> None:
-        """Take a tensor that a module assigned to its buffer: from now on each member has its own."""
+        """Store a tensor [K, ...] that a module assigned to its buffer: from now on each member has its own."""
         if name in self.shared:
             self._unshare(name)
         self.own.put(name, value.contiguous())
 
 
 def check_fused(fused: object, name: str = "fused") -> None:
-    """Refuse a value that is no fused model."""
+    """Raise a `ValueError` unless `fused` is a `FusedModel`."""
     require(isinstance(fused, FusedModel), name, fused, "a FusedModel, which `fuse` makes")
 
 
 class FusedModel(StackedTensors):
     """K modules in one, made by `fuse`.
 
-    Code for one module runs for all of them: `fused(x)` is their forward, `fused.map(objective, batch)` calls any
-    function of one module. The K results come from one vmapped computation. The sum of K losses gives each member its
-    own gradient, because no member's loss depends on another's parameters.
+    Code for one module runs for all members: `fused(x)` is their forward, and `fused.map(objective, batch)` calls any
+    function of one module. One vmapped computation gives all K results. The sum of K losses gives each member its own
+    gradient, because no member's loss depends on another's parameters.
 
     Attributes:
-        key: The `fusion_key` that a module must have to join the members.
+        key: The `fusion_key` of every member.
         streams: Generators of each member's random numbers, see `seed`.
-        changes: Number of times that tensors replaced others. Code that keeps the places of tensors (a recorded step)
-            reads it.
-        written: Parameters that forward itself writes to, such as a momentum encoder's, as `dry_run` found.
-        one_by_one: If True, `map` evaluates the members one after another. That runs any code that one module runs,
-            but as slowly; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
-        updated_in_turn: If True, torch's CPU kernels may update large members one after another, which is faster there.
-            Then a step cannot be compiled, because no two steps have the same operators with the same numbers.
-        overlapping: Buffers and frozen parameters that share memory with another tensor of their module. Here they do
-            not share it: `map` refuses an objective that writes to one.
+        changes: Number of times that tensors were replaced by others. Recorded steps, which keep addresses, read it.
+        written: Parameters that forward itself writes to, such as a momentum encoder's; `dry_run` finds them.
+        one_by_one: If True, `map` evaluates the members one after another. This works with any code, but is as slow as
+            separate models; results are the same. `dry_run` sets it for modules that cannot be vmapped.
+        updated_in_turn: If True, torch's CPU kernels may update large members one after another, which is faster. Such
+            steps cannot be compiled, because their operators get other numbers in each step.
+        overlapping: Buffers and frozen parameters that share memory with another tensor in the original module, but not
+            here. `map` refuses an objective that writes to one of them.
     """
 
     def __init__(
@@ -327,29 +327,30 @@ class FusedModel(StackedTensors):
 
     @property
     def settings(self) -> dict[str, Tensor]:
-        """Return the floats in which members differ, [K], by their path in the module, e.g. `"encoder.dropout.p"`."""
+        """Return the floats in which members differ, [K] each, by path in the module, e.g. `"encoder.dropout.p"`."""
         return dict(self._settings.values_K)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the members' forward on the same arguments: every tensor of the result gains a leading K."""
+        """Run the members' forward on the same arguments. Every tensor of the result has a leading K."""
         return self.map(lambda model, given: model(*given[0], **given[1]), (args, kwargs))
 
     def map(self, objective: Objective, batch: Any, own_data: bool = False) -> Any:
-        """Evaluate a function of one module for every member, on one batch, or each on a batch of its own.
+        """Evaluate a function of one module for every member, on a shared batch or on each member's own batch.
+
+        Each member has its own buffers (running statistics, counters) and tensors that forward assigns to attributes;
+        they are updated for each. Each member draws random numbers (dropout) from its own stream, see `seed`.
 
         Args:
-            objective: Called as `objective(model, batch)` with a real module, attributes and methods included, whose
-                tensors are one member's. It returns a tensor or number, or a dict, list or tuple of them.
-            batch: Passed on as it is, and shared by all members.
-            own_data: True if tensors in `batch` have a leading K: member k gets the batch of their rows k.
+            objective: Called as `objective(model, batch)` with a real module that holds one member's tensors; its
+                attributes and methods can be used. It returns tensors or numbers, also in dicts, lists or tuples.
+            batch: Passed to `objective` as it is; all members share it.
+            own_data: If True, tensors in `batch` have a leading K, and member k gets row k of each.
 
         Returns:
-            The result of `objective`, each tensor with a leading K: losses are [K]. Buffers that the modules update
-            (running statistics, counters) are updated member by member. So are tensors that they assign to attributes.
-            Random numbers (dropout) are drawn from each member's own stream, see `seed`.
+            The result of `objective`, each tensor with a leading K: a loss becomes [K].
 
         Raises:
-            ValueError: if `objective` returns something else, or a tensor of members' own data has no leading K.
+            ValueError: if `objective` returns other objects. If `own_data` is True, and a tensor has no leading K.
             FusionMismatch: if `objective` writes to one of `overlapping`.
         """
         check_function("objective", objective)
@@ -363,7 +364,7 @@ class FusedModel(StackedTensors):
         run_hooks(self)
 
         def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], rows: Sequence[Tensor]) -> Any:
-            # In turn, the next member must not see what this one writes into its batch.
+            # One after another, members get copies: the next one must not see what this one writes into the batch.
             own = batch_of(rows) if together else copied(batch_of(rows))
             bound_here = bound(self._slots, {**shared, **tensors})
             with bound_here as rebound, self._settings.bound(settings), activations_kept():
@@ -381,7 +382,7 @@ class FusedModel(StackedTensors):
         return result
 
     def _in_turn(self, one: One, rows_K: Sequence[Tensor]) -> tuple[Any, Mapping[str, Tensor]]:
-        """Evaluate members one after another; each finds the state that it left itself."""
+        """Evaluate members one after another; each finds the attributes that its own last run left."""
         self._part_values()
         before, after = snapshot(self.template), list[Snapshot]()
         shared = self.shared
@@ -405,12 +406,12 @@ class FusedModel(StackedTensors):
         return found
 
     def seed(self, seeds: Sequence[int]) -> None:
-        """Seed the members: each draws the random numbers that it would draw alone, beside any other members.
+        """Seed the members, so that each draws the same random numbers as if it ran alone.
 
         Member `k` draws what its module would after `torch.manual_seed(seeds[k])`, on the CPU and on CUDA devices.
         Members that are evaluated one after another also draw as after `random.seed(seeds[k])` and
-        `numpy.random.seed(seeds[k] % 2**32)`. Through `keep` and `concat`, a member keeps its place in these numbers.
-        The global generators stay as they are. A generator that the code itself holds is not touched.
+        `numpy.random.seed(seeds[k] % 2**32)`. After `keep` and `concat`, members continue their sequences. The global
+        generators stay as they are, and so do generators that the code itself holds.
 
         Members that were never seeded draw their seeds from torch's default generator when they first draw at once.
 
@@ -432,8 +433,8 @@ class FusedModel(StackedTensors):
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, in place.
 
-        Stacked parameters are replaced by new ones without gradients; optimizers of this package find them by name
-        (call their `keep` with the same indices). A repeated index makes a copy of that member, which also draws the
+        Stacked parameters are replaced by new ones without gradients. Call the optimizer's `keep` with the same
+        indices; it finds the new parameters by name. A repeated index makes a copy of the member, which also draws the
         same random numbers until it is seeded.
 
         Raises:
@@ -452,11 +453,11 @@ class FusedModel(StackedTensors):
     def copy(self, sources: Mapping[int, int]) -> None:
         """Make members copies of others, in place: `copy({2: 0})` makes member 2 a copy of member 0.
 
-        It copies weights, buffers, gradients, floats and other values of attributes. The copy draws the random numbers
-        that its source draws, from generators of its own, until it is seeded. No tensor takes the place of another.
+        Weights, buffers, gradients, floats and other attributes are copied, into the same tensors as before. Until the
+        copy is seeded, it draws the same random numbers as its source, from its own generators.
 
         Args:
-            sources: For each member that becomes a copy, its source as it was before any copy.
+            sources: Maps each member that becomes a copy to its source. All sources are read before any is written.
 
         Raises:
             ValueError: if `sources` is no dict of integers.
@@ -475,10 +476,10 @@ class FusedModel(StackedTensors):
 
     @torch.inference_mode(False)
     def concat(self, other: FusedModel) -> None:
-        """Append the members of `other`, in place; `other` keeps them, too.
+        """Append copies of the members of `other`, in place.
 
         Raises:
-            ValueError: if the structures differ, or a plain attribute that the modules change as they run.
+            ValueError: if the structures differ. If a plain attribute differs that modules change as they run.
         """
         check_fused(other, "other")
         check_same((self.key, other.key), "models")
@@ -502,9 +503,9 @@ class FusedModel(StackedTensors):
 
     @torch.inference_mode(False)
     def unfuse(self, k: int) -> nn.Module:
-        """Return member `k` as an ordinary module with tensors of its own: `unfuse` undoes `fuse`.
+        """Return member `k` as an ordinary module with its own tensors: `unfuse` undoes `fuse`.
 
-        It has all that the member gained while it ran: hooks, attributes, tensors that forward assigned to these.
+        The module also has the hooks and attributes, tensors included, that the member gained while it ran.
 
         Raises:
             IndexError: if `k` is not in [-K, K).
@@ -525,14 +526,14 @@ class FusedModel(StackedTensors):
             put_back(own, before)
         for layer in module.modules():
             if isinstance(layer, nn.RNNBase):
-                layer.flatten_parameters()  # on a GPU; cuDNN would do it at each call
+                layer.flatten_parameters()  # on a GPU, cuDNN would otherwise do it at each call
         return module
 
     def unreached(self) -> dict[str, list[int]]:
-        """Return parameters with a gradient that not every member has: name -> the members without one.
+        """Return the members without a gradient of a parameter for which others have one, by name of the parameter.
 
-        Only a model that runs one by one can have any, because there a member may take a branch of its own.
-        `torch.optim` does not update a parameter without a gradient, but it does with a gradient of zero.
+        There are such members only if `one_by_one` is True: each member may then take another branch. The difference
+        matters because `torch.optim` skips a parameter without a gradient, but updates one with a gradient of zero.
         """
         return {
             name: missing
@@ -541,13 +542,13 @@ class FusedModel(StackedTensors):
         }
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, or set them to 0."""
+        """Remove the gradients, or set them to 0."""
         if set_to_none:
             self._reached.clear()
             super().zero_grad()
             return
         for parameter in self.parameters():
-            if parameter.grad is not None:  # in rows, where torch warns of a backward pass that adds to it
+            if parameter.grad is not None:  # replaced, because torch warns if backward adds to a gradient in rows
                 parameter.grad = parameter.grad.new_zeros(parameter.shape)
 
     def train(self, mode: bool = True) -> FusedModel:
@@ -565,12 +566,12 @@ class FusedModel(StackedTensors):
         self._reached.setdefault(name, set()).add(k)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Make copies and pickles possible, which tensors with a hidden axis do not allow; theirs lie in no rows."""
+        """Allow copies and pickles: split tensors with a hidden axis by member, and leave out the rows."""
         self._part_values()
         return {**vars(self), "_flat": None}
 
     def _set_members(self, members: Sequence[Shell]) -> None:
-        """Make these the members; from now on the first one's skeleton computes."""
+        """Replace the members. From now on the skeleton of the first new member computes for all."""
         self._members = list(members)
         self._flat = None
         self.changes += 1
@@ -582,7 +583,7 @@ class FusedModel(StackedTensors):
 
 
 def overlap_written(name: str) -> FusionMismatch:
-    """Make the error for a forward that writes to a tensor that shares memory with another one of its module."""
+    """Make the error for a forward that writes to `name`, whose memory another tensor of the module shares."""
     return FusionMismatch(
         f"forward writes to `{name}`, which shares memory with another tensor of its module, such as a view of it: in "
         "a copy, only one of them changes. Register one of them, and compute the other from it in forward"

@@ -1,7 +1,7 @@
-"""Hooks on parameters (`torch.Tensor.register_hook` and the like), which no copy of a module keeps by itself.
+"""Hooks on parameters (`torch.Tensor.register_hook` and the like), which a copy of a module would lose.
 
-A fused model runs each member's hooks on its part of the stacked gradient. Meanwhile the member's module has the
-member's tensors.
+A fused model runs each member's hooks on the member's part of the stacked gradient. While they run, the member's module
+holds the member's tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fusion.structure.module_parts import HOOKS, Hooks, bound, tensor_slots
 
 
 def run_hooks(fused: Any) -> None:
-    """Make backward passes of a `FusedModel` run its members' hooks on the tensors that are its parameters now."""
+    """Make backward passes of a `FusedModel` run its members' hooks; parameters that already do so are skipped."""
     for name in vars(fused.template).get(HOOKS, ()):
         parameter = fused.own.get(name)
         if parameter is None or not parameter.requires_grad:
@@ -32,7 +32,7 @@ class _Running:
         self.fused, self.name = fused, name
 
     def members(self) -> Iterator[tuple[int, Hooks]]:
-        """Yield each member that a gradient reached, with its hooks; meanwhile its module has its tensors."""
+        """Yield the index and hooks of each member that got a gradient. Meanwhile, its module holds its tensors."""
         fused, unreached = self.fused, self.fused.unreached().get(self.name, [])
         for k, member in enumerate(fused._members):
             if k in unreached:

@@ -1,9 +1,9 @@
-"""LoRA adapters (Hu et al. 2022, arXiv:2106.09685) of different ranks and dropouts, made alike so that they fuse.
+"""LoRA adapters (Hu et al. 2022, arXiv:2106.09685) with different ranks and dropouts, padded so that they fuse.
 
-Shapes: A is [rank, in], B is [out, rank]. If a row of A and its column of B are zero, they stay zero. Each gets its
-gradient through the other, so neither gets any. Padding with zeros is therefore exact under each optimizer that works
-element by element, and the padded part adds nothing to gradient norms or weight decay. The steps of Adafactor and Muon
-depend on shapes: an adapter then steps as one of the padded rank does.
+Shapes: A is [rank, in], B is [out, rank]. If a row of A and the matching column of B are zero, they stay zero: each
+gets its gradient through the other. So padding with zeros is exact with every optimizer that works element by element.
+The padding adds nothing to gradient norms or weight decay. Steps of Adafactor and Muon depend on shapes: they move a
+padded adapter like one of the larger rank.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fusion.structure import check_module
 def pad_lora(modules: Sequence[nn.Module], rank: int = 1) -> list[nn.Module]:
     """Copy models whose LoRA adapters (as `peft` makes them) differ in rank and dropout, so that the copies fuse.
 
-    Every adapter is padded with zeros to the largest rank at its place in any of the modules. An adapter without
-    dropout gets a dropout of probability 0. Frozen parameters are not copied: the copies share them with the
-    originals, and `fuse` holds those that are equal once. Adapters train as with their own ranks, except with Adafactor
-    and Muon, whose steps depend on shapes.
+    Each adapter is padded with zeros to the largest rank that any of the modules has at the same place. An adapter
+    without dropout gets a dropout of probability 0. The copies share frozen parameters with the originals, and `fuse`
+    holds equal ones only once. Padded adapters train as with their own ranks, except with Adafactor and Muon, whose
+    steps depend on shapes.
 
     Args:
         modules: Models of one architecture, adapted in the same places.
-        rank: The least rank that any adapter is padded to. With it, modules that are padded one by one fuse, too.
+        rank: The least rank that any adapter is padded to. Pass it to pad modules in several calls and fuse them later.
 
     Returns:
-        As many modules; `trim_lora` takes the padding off again.
+        A copy of each module; `trim_lora` removes the padding again.
 
     Raises:
-        ValueError: if a module has no adapters, or has them in other places than the first, or if `rank` is below 1.
+        ValueError: if a module has no adapters, or in other places than the first module, or if `rank` is below 1.
     """
     check_each("modules", modules, nn.Module)
     check_int("rank", rank, at_least=1)
@@ -60,9 +60,10 @@ def pad_lora(modules: Sequence[nn.Module], rank: int = 1) -> list[nn.Module]:
 
 
 def trim_lora(module: nn.Module) -> nn.Module:
-    """Copy a module from `pad_lora`, e.g. unfused after training, with its adapters at their own ranks again.
+    """Copy a module that `pad_lora` has padded, such as one unfused after training, with adapters at their own ranks.
 
-    Frozen parameters are not copied. `peft` notes the rank of each adapter in its layer; padding leaves that unchanged.
+    Frozen parameters are not copied. `peft` keeps the rank of each adapter in its layer, and `pad_lora` does not change
+    that.
     """
     check_module(module)
     trimmed = _copy(module)
@@ -73,7 +74,7 @@ def trim_lora(module: nn.Module) -> nn.Module:
 
 
 def _adapters(module: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    """Yield ((path of the adapted layer, adapter's name), A)."""
+    """Yield ((path of the adapted layer, name of the adapter), its matrix A)."""
     for path, layer in module.named_modules():
         lora_A = getattr(layer, "lora_A", None)
         if isinstance(lora_A, nn.ModuleDict):
@@ -82,7 +83,7 @@ def _adapters(module: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
 
 
 def _resize(module: nn.Module, place: tuple[str, str], rank: int) -> None:
-    """Cut an adapter, or pad it with zeros, to a rank."""
+    """Cut an adapter to `rank`, or pad it with zeros."""
     path, name = place
     layer = module.get_submodule(path)
     for kind, dim, size in (("lora_A", 0, "out"), ("lora_B", 1, "in")):
@@ -97,5 +98,5 @@ def _resize(module: nn.Module, place: tuple[str, str], rank: int) -> None:
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    """Make a deep copy that shares the frozen parameters."""
+    """Make a deep copy that shares the frozen parameters with the original."""
     return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})

@@ -1,4 +1,4 @@
-"""The member axis: indices into it, and vectors along it."""
+"""Checks and operations along the member axis: indices of members, rows of tensors, and vectors [K]."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from fusion.argument_checks import refusal, require
 
 
 def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> list[int]:
-    """Check indices of members, and return them as non-negative integers.
+    """Check the indices of members, and return them as non-negative integers.
+
+    Raises:
+        ValueError: if there are none, or one is no integer.
+        IndexError: if one is not in [-K, K).
 
     >>> member_indices([0, -1], 4)
     [0, 3]
@@ -31,7 +35,9 @@ def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> lis
 
 
 def member_pairs(sources: Mapping[int, int], K: int) -> tuple[list[int], list[int]]:
-    """Check copies, and return their targets and sources as non-negative integers; copies to itself are left out.
+    """Check `sources`, which maps each member that becomes a copy to its source; return the targets and the sources.
+
+    They are returned as non-negative integers, without members that would become copies of themselves.
 
     >>> member_pairs({2: 0, -1: 1, 1: 1}, 4)
     ([2, 3], [0, 1])
@@ -47,13 +53,13 @@ def member_pairs(sources: Mapping[int, int], K: int) -> tuple[list[int], list[in
 
 @torch.no_grad()
 def copy_rows(tensor_K: Tensor, targets: Sequence[int], sources: Sequence[int]) -> None:
-    """Write rows of [K, ...] over others, in place; all are read before any is written."""
+    """Copy the rows `sources` of [K, ...] to the rows `targets`, in place. All rows are read before any is written."""
     tensor_K.index_copy_(0, torch.tensor(targets, device=tensor_K.device), member_rows(tensor_K, sources))
 
 
 def _index(name: str, value: object) -> int:
     try:
-        # A mask of booleans would be read as members 0 and 1.
+        # A bool is refused: a mask such as [False, True] would otherwise mean the members 0 and 1.
         if not isinstance(value, bool):
             return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -62,12 +68,14 @@ def _index(name: str, value: object) -> int:
 
 
 def member_rows(tensor_K: Tensor, chosen: Sequence[int]) -> Tensor:
-    """Copy [K, ...] with these members alone, in this order: [len(chosen), ...]."""
+    """Copy the rows of the chosen members, in this order: [len(chosen), ...]."""
     return tensor_K.detach().index_select(0, torch.tensor(chosen, device=tensor_K.device))
 
 
 def member_vector(name: str, value: Any, K: int, *, flags: bool = False) -> Tensor:
-    """Make a float64 vector [K] on the CPU of one number, or of one per member; with `flags`, of booleans as 0 and 1.
+    """Make a float64 vector [K] on the CPU from one number, or from one number per member.
+
+    With `flags`, make it from booleans, as 0 and 1.
 
     >>> member_vector("lr", 0.1, 3).tolist()
     [0.1, 0.1, 0.1]

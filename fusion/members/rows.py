@@ -1,6 +1,6 @@
-"""Tensors of K members side by side in memory: row k of a [K, N] holds all values of member k.
+"""Tensors of K members side by side in memory: row k of a matrix [K, N] holds all values of member k.
 
-A computation over all of a model's parameters takes one operation for each parameter; on rows, it takes one in all.
+A computation over all parameters then takes one operation, instead of one for each parameter.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from fusion.members.bounded_cache import kept
 from fusion.members.member_indices import copy_rows, member_rows
 
 LARGE = 2**14
-"""A tensor with at least this many elements in a member has rows of its own on a CPU.
+"""On a CPU, a tensor with at least this many elements per member gets its own matrix [K, N].
 
-If a tensor shares a row with others, there are gaps between its members. An operator that takes them as one matrix,
-such as a first layer whose input all share, copies them first. For large tensors, a few more operations cost less.
+If tensors share a matrix, there are gaps between the members of each. An operator that needs them without gaps, such as
+a first layer whose input all members share, copies them first. For large tensors, a separate operation costs less.
 """
 
 
 class Block(NamedTuple):
-    """The content of one [K, N]: tensors of one type, or of one part of the model, or one that is `alone`."""
+    """Identifies one matrix [K, N]: tensors of one dtype and one part of the model, or a single tensor `alone`."""
 
     dtype: torch.dtype
     alone: str = ""
@@ -31,11 +31,11 @@ class Block(NamedTuple):
 
 
 Layout = Mapping[Block, Mapping[str, torch.Size]]
-"""Content of the rows of each block, in order: name -> shape of one member's tensor."""
+"""The tensors in each block, in the order of columns: name -> shape of one member's tensor."""
 
 
 def layout_of(tensors: Mapping[str, Tensor], parts: Mapping[str, str] = {}) -> Layout:
-    """Return the layout of tensors [K, ...]; those of different parts of the model have rows of their own.
+    """Return the layout of tensors [K, ...]. Tensors of different parts of the model go into different blocks.
 
     >>> layout_of({"weight": torch.zeros(5, 4, 3), "bias": torch.zeros(5, 4)})
     {Block(dtype=torch.float32, alone='', part=''): {'weight': torch.Size([4, 3]), 'bias': torch.Size([4])}}
@@ -43,25 +43,25 @@ def layout_of(tensors: Mapping[str, Tensor], parts: Mapping[str, str] = {}) -> L
     layout: dict[Block, dict[str, torch.Size]] = {}
     for name, tensor in tensors.items():
         shape = tensor.shape[1:]
-        # A tensor of pairs can be viewed as complex numbers; none of these may begin inside a pair.
+        # A tensor of pairs may be viewed as complex numbers, which must begin at an even offset in memory.
         alone = (tensor.device.type == "cpu" and shape.numel() >= LARGE) or shape[-1:] == (2,)
         layout.setdefault(Block(tensor.dtype, name if alone else "", parts.get(name, "")), {})[name] = shape
     return layout
 
 
 def make_dense(parameters: Iterable[Tensor]) -> None:
-    """Replace gradients that are sparse, which do not fit in rows, by dense ones."""
+    """Replace sparse gradients by dense ones, because sparse ones do not fit in rows."""
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             parameter.grad = parameter.grad.to_dense()
 
 
 class Rows:
-    """Tensors by name that lie side by side, those of one block in one [K, N].
+    """Named tensors of K members that lie side by side in memory: each block is one matrix [K, N].
 
     Attributes:
-        blocks: Block -> [K, N].
-        parts: Name -> [K, ...], a view.
+        blocks: Block -> its matrix [K, N].
+        parts: Name of a tensor -> the tensor [K, ...], a view of its block.
     """
 
     def __init__(self, layout: Layout, blocks: Mapping[Block, Tensor]) -> None:
@@ -73,7 +73,7 @@ class Rows:
                 self.parts[name] = part.view(len(part), *shape)
 
     def __reduce__(self) -> Any:
-        """Have `pickle` make the views anew; it would copy each by itself."""
+        """Pickle only the blocks: the views are made again on loading. By default, `pickle` would copy each view."""
         return Rows, (self.layout, self.blocks)
 
     @classmethod
@@ -83,20 +83,20 @@ class Rows:
 
     @classmethod
     def of(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> Rows:
-        """Copy tensors [K, ...] into rows."""
+        """Copy tensors [K, ...] into new rows."""
         return cls(layout, {block: torch.cat([_flat(tensors[name]) for name in of], 1) for block, of in layout.items()})
 
     def keep(self, chosen: Sequence[int]) -> Rows:
-        """Return a copy with these members alone, in this order."""
+        """Return a copy with only the chosen members, in this order."""
         return Rows(self.layout, {block: member_rows(rows, chosen) for block, rows in self.blocks.items()})
 
     def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
-        """Write members' rows over those of others, in place."""
+        """Copy the rows of the members `sources` to those of `targets`, in place."""
         for rows in self.blocks.values():
             copy_rows(rows, targets, sources)
 
     def concat(self, other: Rows) -> Rows:
-        """Return a copy with another's members after its own."""
+        """Return a copy to which the members of `other` are appended."""
         joined = {n: torch.cat([part, other.parts[n].to(part.device)]) for n, part in self.parts.items()}
         return Rows.of(self.layout, joined)
 
@@ -104,11 +104,12 @@ class Rows:
 class FlatParameters:
     """Stacked parameters and their gradients in rows.
 
-    The parameters become views of the rows: a change of one changes the other. Parameters that are replaced later (by
-    `FusedModel.keep`, `.to(device)`, copying) leave the rows. `holds` tells whether all are still there.
+    The parameters become views of the rows, so both always have the same values. If a parameter is replaced later (by
+    `FusedModel.keep`, `.to(device)` or copying), it is no view any more. `holds` tells whether all still are.
 
     Attributes:
-        gradients: Their gradients, as of the last `gather`.
+        values: The parameters.
+        gradients: Their gradients, as of the last call of `gather`.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], parts: Mapping[str, str] = {}) -> None:
@@ -121,16 +122,16 @@ class FlatParameters:
         self._constants: dict[tuple[tuple[float, ...], torch.dtype], Tensor] = {}
 
     def holds(self, parameters: Mapping[str, nn.Parameter]) -> bool:
-        """Return whether these parameters, and no others, are views of the rows."""
+        """Return whether the views of the rows are exactly these parameters."""
         return parameters.keys() == self._places.keys() and all(
             parameter.data_ptr() == self._places[name] for name, parameter in parameters.items()
         )
 
     def gather(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Copy the gradients into the rows and make them views of these; a missing gradient becomes zeros there.
+        """Copy the gradients into the rows, and make them views of the rows. A missing gradient counts as zeros.
 
         Args:
-            parameters: All, or all of some parts of the model.
+            parameters: All parameters, or all parameters of some parts of the model.
         """
         for block, names in self.gradients.layout.items():
             if not names.keys() <= parameters.keys():
@@ -141,7 +142,7 @@ class FlatParameters:
                 continue
             there = [grad for grad in grads if grad is not None and grad.numel()]
             if len(there) == len(grads) and all(grad.is_contiguous() for grad in there):
-                # On a GPU this is one kernel; copies into columns are one kernel each.
+                # On a GPU this takes one kernel, while copies into columns take one kernel each.
                 rows = self.gradients.blocks[block]
                 torch._chunk_cat(there, 0, len(rows), out=rows)
             else:
@@ -151,7 +152,7 @@ class FlatParameters:
                     parameters[name].grad = part
 
     def on_device(self, numbers: tuple[float, ...], dtype: torch.dtype) -> Tensor:
-        """Return one number for each member as [K, 1], copied to the device once and then kept."""
+        """Return one number for each member as a tensor [K, 1]. It is cached, so that it is copied only once."""
         device = next(iter(self.values.blocks.values())).device
         return kept(
             self._constants, (numbers, dtype), lambda: torch.tensor(numbers, dtype=dtype, device=device)[:, None]

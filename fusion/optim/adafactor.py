@@ -1,7 +1,8 @@
 """Adafactor (Shazeer & Stern 2018, Algorithms 4 and 5) as `torch.optim.Adafactor` has it, for many members at once.
 
-Shape suffixes: R members of a run. A parameter is [R, ..., m, n]; its second moment is kept as means over rows and over
-columns, [R, ..., m, 1] and [R, ..., 1, n]. That of a parameter of one dimension in a member is kept whole.
+Shape suffixes: R members of a run. A parameter is [R, ..., m, n]. Its second moment is stored as means over rows and
+over columns, [R, ..., m, 1] and [R, ..., 1, n]. If a parameter has at most one dimension per member, it is stored
+whole.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ from torch import Tensor
 from fusion.optim.members_by_rule import RuleMembers, wide
 
 _EPS2, _D = 1e-3, 1.0
-"""Defaults of torch.optim.Adafactor: the least root mean square that a rate is for, and the limit of an update's."""
+"""Defaults of torch.optim.Adafactor.
+
+The learning rate is multiplied by the root mean square of the weights, or by `_EPS2` if that is larger. An update is
+scaled down if its root mean square exceeds `_D`.
+"""
 
 STATE: Mapping[str, Callable[[Tensor], Tensor | None]] = {
     "row": lambda p: p[..., :1] if p.dim() > 2 else None,
     "column": lambda p: p[..., :1, :] if p.dim() > 2 else None,
     "variance": lambda p: None if p.dim() > 2 else p,
 }
-"""Each state's name here -> a tensor of its shape for a stacked parameter, None if the parameter has none of that."""
+"""Name of a state -> function that takes a stacked parameter and returns a tensor of the state's shape.
+
+The function returns None if the parameter does not have this state.
+"""
 
 
 def update(
@@ -37,14 +45,14 @@ def update(
     Args:
         stored: For each parameter, its values, its gradients and its states, [R, ...] each.
         run: The R members.
-        rates: For each parameter, the learning rates [R], multipliers and the schedule's factor included.
-        decays: Likewise, the weight decays.
-        steps: Likewise, the steps so far, the coming one included.
-        takes_R: The members that take the step; all if None. Of the others nothing changes.
+        rates: For each parameter, the learning rates [R], including multipliers and the schedule's factor.
+        decays: For each parameter, the weight decays [R].
+        steps: For each parameter, the numbers of steps [R], including this one.
+        takes_R: True for members that take the step; None for all. The other members do not change.
     """
     power_R = run.vectors["beta2_decay"][:, 0]
     for (values, gradient, *state), lr_R, decay_R, steps_R in zip(stored, rates, decays, steps, strict=True):
-        # In half precision, 1 - lr * weight_decay would be 1.
+        # Compute in float32 at least: in half precision, 1 - lr * weight_decay would round to 1.
         precise = torch.promote_types(values.dtype, torch.float32)
         eps1 = torch.finfo(values.dtype).eps
         p, g, *before = (t.to(precise) for t in (values, gradient, *state))
@@ -67,5 +75,5 @@ def update(
 
 
 def _root_mean_square(t: Tensor) -> Tensor:
-    """Return the root of each member's mean square, [R]."""
+    """Return the root mean square of each member's values, [R]."""
     return t.square().flatten(1).mean(1).sqrt() if t.dim() > 1 else t.abs()

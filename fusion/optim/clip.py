@@ -1,4 +1,4 @@
-"""Gradient clipping that knows its members."""
+"""Gradient clipping by each member's own norm."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fusion.optim import native
 
 @torch.no_grad()
 def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tensor) -> Tensor:
-    """Scale each member's gradients down to a norm of its own, as `torch.nn.utils.clip_grad_norm_` does for one.
+    """Clip each member's gradients by the member's own norm, as `torch.nn.utils.clip_grad_norm_` does for one model.
 
     Args:
         fused: The model, after `backward`.
-        max_norm: The largest 2-norm over all of a member's gradients, one for all members or [K]; inf clips
-            nothing.
+        max_norm: The largest 2-norm of all gradients of a member: one number for all members, or [K]. With inf, nothing
+            is clipped.
 
     Returns:
-        The norms before clipping, [K]. A member whose norm is infinite or NaN affects no other.
+        The norms before clipping, [K]. If a member's norm is infinite or NaN, the other members are not affected.
 
     Raises:
         ValueError: if `max_norm` is negative or has another length than K.
@@ -42,7 +42,7 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
     else:
         limit_K1 = flat.on_device(limits, norm_K1.dtype)
         unlimited_K1 = flat.on_device(tuple(map(math.isinf, limits)), torch.bool)
-    # torch divides by norm + 1e-6 too; if nothing is to be clipped, inf / inf must not make a NaN.
+    # Divide by norm + 1e-6, as torch does. Without a limit, the scale is 1: inf / inf would be NaN.
     scale_K1 = (limit_K1 / (norm_K1 + 1e-6)).clamp_(max=1.0).masked_fill_(unlimited_K1, 1.0)
     for grad in grads:
         scale = scale_K1.to(grad.dtype)
@@ -51,8 +51,8 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
 
 
 def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
-    """Return the gradients that an update will read: [K, ...] each, or the rows of all parameters, [K, N]."""
-    # Parameters that were frozen in the meantime stay in their rows: the update would put them there again.
+    """Return the gradients that the update will read: [K, ...] each, or rows [K, N] with the parameters in rows."""
+    # Include parameters in rows that have been frozen since: otherwise `flat` would move all others out of their rows.
     parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad or fused.in_rows(name)}
     make_dense(parameters.values())
     grads = [p.grad for p in parameters.values() if p.grad is not None]
@@ -64,7 +64,7 @@ def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
 
 
 def _limits(max_norm: float | Sequence[float] | Tensor, K: int) -> tuple[float, ...]:
-    """Return a checked limit for each member; lists skip the tensor, because each step calls this."""
+    """Return the checked limit of each member. Lists of floats take a fast path, because each step calls this."""
     if isinstance(max_norm, float):
         limits = (max_norm,) * K
     elif isinstance(max_norm, list) and len(max_norm) == K and all(isinstance(limit, float) for limit in max_norm):
@@ -82,6 +82,6 @@ def _norms(grads: Sequence[Tensor]) -> Tensor:
     ]
     if len(norms) == 1:
         return norms[0]
-    joined = torch.cat(norms, 1)  # in the widest of their types, as torch does
+    joined = torch.cat(norms, 1)  # in the widest of their dtypes, as in torch
     norm_K1: Tensor = torch.linalg.vector_norm(joined, dim=1, keepdim=True)
     return norm_K1

@@ -1,8 +1,9 @@
-"""The update rules that work element by element, for some parameters of members that use the same rule.
+"""The update rules that work element by element, for members that use the same rule.
 
-Shape suffixes: B members, n elements of each. p, g, m, v are [B, n]: parameters, their gradients and moments. Every
-coefficient is [B, 1] or [B, n] (or None if it is zero for all members), so no rule mixes members. Each rule follows
-torch.optim's single-tensor code, with constants folded to save passes over memory. `decayed` comes before each rule.
+Shape suffixes: B members, n elements of each member. The tensors p, g, m, v are [B, n]: parameters, gradients and
+moments. Each coefficient is [B, 1] or [B, n], or None if it is zero for all members, so no rule mixes members. Rules
+follow the single-tensor code of torch.optim, with constants folded to save passes over memory. `decayed` is called
+before each rule.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _NEUTRAL = {
     "of_gradient": 0.0,
     "of_moment": 0.0,
 }
-"""Coefficients with which parameters and moments stay as they are, if the gradient is finite."""
+"""Values of coefficients that make a rule change nothing, provided that the gradient is finite."""
 
 
 def for_those(takes_B1: Tensor, coefficients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Return coefficients with which only members change whose `takes_B1` is True."""
+    """Return coefficients that leave members unchanged if their `takes_B1` is False."""
     return {
         name: c if c is None or name not in _NEUTRAL else torch.where(takes_B1, c, _NEUTRAL[name])
         for name, c in coefficients.items()
@@ -48,9 +49,10 @@ def for_those(takes_B1: Tensor, coefficients: Mapping[str, Tensor | None]) -> di
 
 
 def decayed(p: Tensor, g: Tensor, shrink: Tensor | None, weight_decay: Tensor | None) -> Tensor:
-    """Apply the weight decay: decoupled, `p *= shrink`, in place; coupled, return `g + weight_decay p`.
+    """Apply the weight decay, and return the gradient to use.
 
-    `shrink` is 1 - lr * weight_decay for AdamW.
+    A decoupled decay multiplies p by `shrink` in place, for example by 1 - lr * weight_decay for AdamW. A coupled decay
+    returns `g + weight_decay p`. An argument that is None is not applied.
     """
     if shrink is not None:
         p.mul_(shrink)
@@ -70,8 +72,8 @@ def sgd(
 ) -> None:
     """Update by SGD: `m = momentum m + gain g`, then `p -= lr (direct g + buffered m)`; `p -= lr g` if m is None.
 
-    `gain` is 1 at a member's first step, then `1 - dampening`. With nesterov, `direct` is 1 and `buffered` is the
-    momentum; without it they are 0 and 1.
+    `gain` is 1 at a member's first step, then `1 - dampening`. With Nesterov momentum, `direct` is 1 and `buffered` is
+    the momentum. Without it, `direct` is 0 and `buffered` is 1. `direct` is None if no member uses Nesterov momentum.
     """
     if m is None:
         p.addcmul_(g, lr, value=-1)
@@ -100,7 +102,7 @@ def adam(
     step_size m / (sqrt(v) + eps) = lr (m / c1) / (sqrt(v / c2) + epsilon).
     """
     m.lerp_(g, one_minus_beta1)
-    # One temporary for all, because more of them would displace the other tensors from the caches.
+    # Reuse one temporary tensor: more of them would displace the other tensors from the caches.
     scratch = g.square()
     v.lerp_(scratch, one_minus_beta2)
     denominator = torch.sqrt(v, out=scratch).add_(eps)
@@ -124,12 +126,12 @@ def adamax(
     """
     m.lerp_(g, one_minus_beta1)
     torch.maximum(u.mul_(keep), g.abs().add_(least), out=u)
-    # Both are 0 in a member that leaves out its first step.
+    # In a member that skips its first step, m and u are 0, and 0 / 0 would be NaN.
     p.addcmul_(m / u.clamp(min=torch.finfo(u.dtype).tiny), step_size, value=-1)
 
 
 def lion(p: Tensor, g: Tensor, m: Tensor, *, lr: Tensor, one_minus_beta1: Tensor, one_minus_beta2: Tensor) -> None:
-    """Lion (Chen et al. 2023, Algorithm 2): `p -= lr sign(beta1 m + (1 - beta1) g)`, then m as Adam's by beta2."""
+    """Lion (Chen et al. 2023, Algorithm 2): `p -= lr sign(beta1 m + (1 - beta1) g)`, `m = beta2 m + (1 - beta2) g`."""
     p.addcmul_(m.lerp(g, one_minus_beta1).sign_(), lr, value=-1)
     m.lerp_(g, one_minus_beta2)
 
@@ -146,9 +148,9 @@ def nadam(
     one_minus_beta1: Tensor,
     one_minus_beta2: Tensor,
 ) -> None:
-    """NAdam (Dozat 2016): `p -= (of_gradient g + of_moment m) / (sqrt(v) + eps)`, with both moments as Adam's.
+    """NAdam (Dozat 2016): `p -= (of_gradient g + of_moment m) / (sqrt(v) + eps)`, with the moments of Adam.
 
-    The coefficients and `eps` hold the root of v's bias correction, as those of `adam` do.
+    As in `adam`, the root of v's bias correction is folded into both coefficients and `eps`.
     """
     m.lerp_(g, one_minus_beta1)
     v.lerp_(g.square(), one_minus_beta2)
@@ -171,10 +173,11 @@ def prodigy_sums(
     sum_keep: Tensor,
     sum_gain: Tensor,
 ) -> Tensor:
-    """Update all that Prodigy keeps, and return sums [B, 2] from which it estimates its rate; see `learn_distance`.
+    """Update Prodigy's state, and return the sums [B, 2] from which it estimates its step size; see `learn_distance`.
 
-    `first` is 1 at the first step, from where `start` has the weights, then 0. The other coefficients multiply the
-    moments, the weighted sum of the gradients, and what joins them.
+    `first` is 1 at the first step, which copies the weights to `start`, and 0 later. The names of the other
+    coefficients say what they multiply: m and its new gradient (`momentum`, `gain`), v (`square_keep`, `square_gain`),
+    and the weighted sum s of the gradients (`sum_keep`, `sum_gain`).
     """
     start.lerp_(p, first)
     m.mul_(momentum).addcmul_(g, gain)
@@ -205,7 +208,8 @@ def radam(
 ) -> None:
     """RAdam (Liu et al. 2020, Algorithm 2): `p -= step_size m (rectified / (sqrt(v) + eps) + plain)`.
 
-    `rectified` has the rectification and the root of v's bias correction; it is 0, and `plain` 1, in first steps.
+    `rectified` is the rectification times the root of v's bias correction, and `plain` is 0. In the first steps,
+    `rectified` is 0 and `plain` is 1.
     """
     m.lerp_(g, one_minus_beta1)
     v.lerp_(g.square(), one_minus_beta2)
@@ -225,7 +229,10 @@ def rmsprop(
     momentum: Tensor,
     gain: Tensor,
 ) -> None:
-    """RMSprop as torch has it: `m = momentum m + g / (sqrt(v) + eps)`, then `p -= lr m`; without m, it is g's term."""
+    """RMSprop as in torch: `m = momentum m + g / (sqrt(v) + eps)`, then `p -= lr m`.
+
+    If m is None, `p -= lr g / (sqrt(v) + eps)`.
+    """
     v.lerp_(g.square(), one_minus_alpha)
     scaled = g / v.sqrt().add_(eps)
     if m is not None:
@@ -247,10 +254,11 @@ def schedule_free(
     eps: Tensor | None = None,
     one_minus_beta2: Tensor | None = None,
 ) -> None:
-    """Schedule-Free SGD, and with v AdamW (Defazio et al. 2024, Algorithm 1), where p are the weights of the gradients.
+    """Schedule-Free SGD, or AdamW if v is given (Defazio et al. 2024, Algorithm 1).
 
-    With a direction u, g or Adam's, `z -= step_size (u + pull p)` and `p = lerp(p, z, share) + move (u + pull p)`.
-    `first` is 1 at the first step, to which z has the weights, then 0.
+    p are the weights at which gradients are taken. With a direction u, which is g for SGD and Adam's for AdamW,
+    `p = lerp(p, z, share) + move (u + pull p)` and `z -= step_size (u + pull p)`. `first` is 1 at the first step, which
+    copies the weights to z, and 0 later.
     """
     z.lerp_(p, first)
     if v is not None:

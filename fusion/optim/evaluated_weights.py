@@ -1,4 +1,4 @@
-"""The weights to evaluate of K members, where they differ from those that train."""
+"""Evaluation of members whose optimizer trains other weights than it evaluates, such as Schedule-Free."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fusion.optim.state import OptimizerState
 
 
 class EvaluatedOptimizer(OptimizerState):
-    """The state of a `FusedOptimizer`, and the weights to evaluate of its members."""
+    """The state of a `FusedOptimizer`, with a context in which the model holds the weights to evaluate."""
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Have the model hold the weights to evaluate; afterwards, exactly the weights that it held.
+        """Put the weights to evaluate into the model, inside this context; then restore the weights that train.
 
-        They differ for Schedule-Free members, and for a function's optimizers with `train()` and `eval()`.
+        The two differ for Schedule-Free members, and for users' optimizers that have `train()` and `eval()`.
         """
         stacked, averaging = self.fused.stacked, [run for run in self._runs if run.kind in SCHEDULE_FREE]
-        with torch.inference_mode(False):  # later steps write to what is made here
+        with torch.inference_mode(False):  # later steps write to tensors that may be made here
             self._move(stacked[self.names[0]].device)
             iterates = self._moment("iterate").parts if averaging else {}
             apart = {k: self._apart_of(k) for k, hp in enumerate(self.members) if not hp.is_vectorized}
@@ -45,7 +45,7 @@ class EvaluatedOptimizer(OptimizerState):
                 write(held, before)
 
     def take_hyperparameters(self, other: OptimizerState) -> None:
-        """See `OptimizerState`; the averages of Schedule-Free members stay as they are."""
+        """Do what `OptimizerState` does, but keep the averages of Schedule-Free members as they are."""
         before = [hp.average_share for hp in self.members]
         super().take_hyperparameters(other)
         self._keep_averages(before)
@@ -53,7 +53,10 @@ class EvaluatedOptimizer(OptimizerState):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None, hyperparameters: bool = True
     ) -> None:
-        """See `OptimizerState`; the averages of Schedule-Free members are as saved, if the model is loaded before."""
+        """Do what `OptimizerState` does, and restore the averages of Schedule-Free members as saved.
+
+        Load the model's state before this call.
+        """
         super().load_state_dict(state_dict, members=members, hyperparameters=hyperparameters)
         if not hyperparameters:
             saved = state_dict["members"]
@@ -63,7 +66,11 @@ class EvaluatedOptimizer(OptimizerState):
 
     @torch.no_grad()
     def _keep_averages(self, before: Sequence[float]) -> None:
-        """Move the weights that train as the averages' shares in them have changed, so that the averages stay."""
+        """Move the weights that train, so that the averages stay the same although `average_share` has changed.
+
+        Args:
+            before: The earlier `average_share` of each member.
+        """
         for k, (hp, share) in enumerate(zip(self.members, before)):
             if hp.kind in SCHEDULE_FREE and hp.average_share != share:
                 for name, z in self._moment("iterate").parts.items():

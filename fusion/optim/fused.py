@@ -1,7 +1,7 @@
-"""One optimizer for K members, each with its own hyperparameters, and if need be its own update rule.
+"""One optimizer for K members, each with its own hyperparameters and, if members differ in it, its own update rule.
 
-Shape suffixes: K members, P trainable parameters, N elements of them in a member, S steps. Hyperparameters are kept as
-vectors [K], the moments as [K, N]. Values that also differ between parameters (multipliers, step counts) are [K, P].
+Shape suffixes: K members, P trainable parameters, N elements of these in a member, S steps. Hyperparameters are vectors
+[K], and moments are [K, N]. Values that also differ between parameters (multipliers, step counts) are [K, P].
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from fusion.structure import check_module
 class FusedOptimizer(EvaluatedOptimizer):
     """Updates the stacked parameters of a `FusedModel`, each member as `torch.optim` would update it alone.
 
-    Neighbouring members with the same rule are updated together, all parameters of one type at once. If the members of
-    one optimizer stand side by side, K members of any depth take as few operators as one member of one layer. For that,
-    parameters and gradients become views of [K, N] in `step`, unless torch's own kernels for CPUs are faster. Muon's
-    matrices are updated together with all others of their shape, Adafactor's parameters one by one. Members with
-    adadelta, adagrad, asgd or a function's optimizer are updated by torch's own, one after another.
+    Adjacent members with the same rule are updated together, with all their parameters of one dtype at once. If members
+    with the same optimizer are adjacent, K deep models take as few operators as one model with one layer. For that,
+    `step` makes parameters and gradients views of [K, N], unless torch's own kernels for CPUs are faster. Muon updates
+    all matrices of one shape together; Adafactor updates parameters one by one. Members with adadelta, adagrad, asgd or
+    a user's optimizer are updated one after another, by torch's own code.
 
     Args:
-        fused: The model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
-        members: K hyperparameters.
-        own_lr_factors: For each member, parameter name -> further factor of its learning rate.
-        names: Of the parameters to update, if another optimizer updates the others; see `FusedByPart`.
+        fused: The model. Parameters are found by name, so the optimizer stays valid after `fused.keep`.
+        members: The hyperparameters of the K members.
+        own_lr_factors: For each member, parameter name -> further factor of the learning rate.
+        names: Names of the parameters to update if another optimizer updates the rest, see `FusedByPart`; None for all.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 
     Attributes:
         lr_factor_K: [K], the schedule's factor of each member's learning rate; 1 at first.
         steps_KP: [K, P], number of updates of each member's parameters.
-        changes: As of `FusedModel`.
+        changes: Number of times that tensors were replaced by others, as in `FusedModel`.
 
     Raises:
         ValueError: if the number of hyperparameters is not K, or multipliers name no parameter.
@@ -60,24 +60,24 @@ class FusedOptimizer(EvaluatedOptimizer):
 
     @property
     def can_be_recorded(self) -> bool:
-        """Return whether `step` never waits for the host, as Muon, NAdam and members that torch updates do.
+        """Return whether a recording of `step` is possible: it exchanges no values between host and device.
 
-        On a GPU, Adafactor does, too.
+        It is not possible with Muon, NAdam, or members that torch updates, nor with Adafactor on a GPU.
         """
         waiting = ("muon", "nadam", *(["adafactor"] if self.lr_factor_K.is_cuda else []))
         return all(hp.is_vectorized and hp.kind not in waiting for hp in self.members)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out views of tensors, which `pickle` would copy."""
+        """Leave out views of tensors, because `pickle` would make independent copies of them."""
         return {**vars(self), "_runs": [], "_tiles": {}, "_groups": {}}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Make the views anew."""
+        """Restore the attributes, and make the views again."""
         vars(self).update(state)
         self._tabulate()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, or set them to 0, as torch's optimizers do."""
+        """Remove the gradients, or set them to 0, as torch's optimizers do."""
         self.fused.zero_grad(set_to_none)
 
     @torch.no_grad()
@@ -85,16 +85,17 @@ class FusedOptimizer(EvaluatedOptimizer):
         """Update every parameter that has a gradient; as in torch, the others stay as they are.
 
         Args:
-            takes: [K] of booleans, on the members' device: True for members that take the step, as
-                `LossScale.unscale` returns it; all if None. Members with False stay as they are, their steps are not
-                counted, and their gradients must be finite.
+            takes: [K] of booleans, on the model's device, such as `LossScale.unscale` returns: True for members that
+                take the step. All do if it is None. Other members stay as they are, and the step does not count for
+                them. Their gradients must be finite.
         """
         if self.fused.K != self.K:
             raise RuntimeError(f"the optimizer has {self.K} members, but its model has {self.fused.K}")
         fits = takes is None or (isinstance(takes, Tensor) and takes.dtype == torch.bool and takes.shape == (self.K,))
         require(fits, "takes", takes, f"a tensor of {self.K} booleans, one for each member")
         stacked = self.fused.stacked
-        known = self._index if self._among is None else self.fused.parts  # without parts, others may update the rest
+        # If only some parameters are updated here, and there are no parts, another optimizer may update the others.
+        known = self._index if self._among is None else self.fused.parts
         for name, p in {**self.fused.common.params(), **stacked}.items() if known else ():
             if p.requires_grad and p.grad is not None and name not in known:
                 raise RuntimeError(f"`{name}` was frozen when the optimizer was made: make a new one")
@@ -117,12 +118,12 @@ class FusedOptimizer(EvaluatedOptimizer):
 
     @torch.inference_mode(False)
     def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
-        """Return member `k`'s optimizer as torch's own, in the same state; its learning rate is the base rate.
+        """Return member `k`'s optimizer as one of torch's, in the same state; its learning rate is the base rate.
 
-        One with the modes `train()` and `eval()` is in that of training.
+        If it has the modes `train()` and `eval()`, it is in training mode.
 
         Args:
-            module: The module to update: `fused.unfuse(k)`.
+            module: The module that it updates: the result of `fused.unfuse(k)`.
 
         Raises:
             IndexError: if `k` is not in [-K, K).
@@ -146,7 +147,7 @@ class FusedOptimizer(EvaluatedOptimizer):
                 optimizer.state[parameters[name]] = _torch_state(hp.rule(name in self._matrices), hp, step, moments)
         first, second, taken = self._estimates_K3[k].tolist()
         for group in optimizer.param_groups:
-            # The largest rate of a group, and the sum of its squares, are those of its own rates.
+            # A Schedule-Free group keeps its own largest learning rate and the sum of squared ones: rescale both.
             factor = group["lr"] / hp.lr if hp.kind in SCHEDULE_FREE else 1.0
             group.update(zip(LEARNED.get(hp.kind, ()), (factor * first, factor**2 * second, int(taken))))
         # Torch's own checks also put each tensor on the device that this kind of optimizer needs.
@@ -154,7 +155,7 @@ class FusedOptimizer(EvaluatedOptimizer):
         return optimizer
 
     def _learning(self, takes: Tensor | None) -> Tensor | None:
-        """Have members under Prodigy leave out a step at a learning rate of 0, as prodigyopt does."""
+        """Return `takes`, but False for Prodigy members with a learning rate of 0: prodigyopt skips such steps."""
         under_prodigy = [hp.kind == "prodigy" for hp in self.members]
         if not any(under_prodigy):
             return takes
@@ -166,7 +167,7 @@ class FusedOptimizer(EvaluatedOptimizer):
         return learn if takes is None else learn & takes
 
     def _count(self, present: Sequence[str], takes: Tensor | None) -> None:
-        """Count a step for parameters that have a gradient, in members that take the step."""
+        """Count the step, for parameters with a gradient and members that take it."""
         taken: Tensor | int = 1 if takes is None else takes[:, None].to(self.steps_KP.dtype)
         if len(present) == len(self.names):
             self.steps_KP += taken
@@ -181,12 +182,12 @@ class FusedOptimizer(EvaluatedOptimizer):
 
     @contextmanager
     def _left_alone(self, stacked: Mapping[str, nn.Parameter], takes: Tensor | None) -> Iterator[None]:
-        """Undo a step for members that have no gradient of a parameter of which others have one."""
+        """Undo the step for members that have no gradient of a parameter, although other members have one."""
         without = {name: ks for name, ks in self.fused.unreached().items() if name in self._index}
         saved = {n: [t[ks] for t in (stacked[n], *self._moments_of(n))] for n, ks in without.items()}
         for name, ks in without.items():
             for moment in self._moments_of(name):
-                moment[ks] = 0  # counts in no sum over parameters
+                moment[ks] = 0  # so that it adds nothing to sums over parameters
         yield
         for name, ks in without.items():
             for tensor, before in zip_longest((stacked[name], *self._moments_of(name)), saved[name]):
@@ -215,7 +216,7 @@ class FusedOptimizer(EvaluatedOptimizer):
     def _groups_of(
         self, run: RuleMembers, present: Sequence[str], stacked: Mapping[str, nn.Parameter]
     ) -> list[native.Alike]:
-        """Return a run's parameters with a gradient in groups, kept for later steps with the same tensors."""
+        """Return groups of a run's parameters with a gradient; they are cached for later steps on the same tensors."""
         names = self._in_rows(run, present)
         roles = [stacked, *(self._moment(key).parts for key in run.moments)]
         addresses = tuple(role[name].data_ptr() for role in roles for name in names)
@@ -232,7 +233,7 @@ class FusedOptimizer(EvaluatedOptimizer):
             yield native.Alike(own, self._index[own[0]], views)
 
     def _multipliers(self) -> list[int]:
-        """Number the parameters' multipliers: those with equal numbers have equal ones in each member."""
+        """Return a number for each parameter: equal numbers mean that multipliers are equal in every member."""
         both_PK = torch.stack([self._lr_KP, self._decay_KP]).permute(2, 0, 1)
         return numbered(map(str, both_PK.tolist()))
 
@@ -251,7 +252,7 @@ class FusedOptimizer(EvaluatedOptimizer):
             increment_version(stacked[name])
 
     def _step_whole(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
-        """Update the parameters of which elements depend on each other."""
+        """Update the parameters whose elements depend on each other: Muon's matrices, and all of Adafactor's."""
         for run in self._runs:
             names = [name for name in present if self._is_whole(run, name)]
             if not names:
@@ -268,7 +269,7 @@ class FusedOptimizer(EvaluatedOptimizer):
                 adafactor.update(stored, run, rates, decays, steps, taking)
 
     def _tensors(self, run: RuleMembers, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
-        """Return a parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""
+        """Return a parameter, its gradient, and the moments that the run's rule uses, [K, ...] each."""
         parameter = stacked[name]
         kept_of = (self._moment(key).parts.get(name) for key in run.moments)
         return [parameter, _gradient(parameter), *(moment for moment in kept_of if moment is not None)]
@@ -300,11 +301,11 @@ class FusedOptimizer(EvaluatedOptimizer):
         for tile in tiles:
             update(tile)
         for name in present:
-            # Tensors that autograd has kept for a backward pass have changed.
+            # Tell autograd that the parameter has changed: it may be saved for a backward pass.
             increment_version(stacked[name])
 
     def _tiles_of(self, present: Sequence[str], layout: Layout) -> list[Tile]:
-        """Return the tiles of the parameters with a gradient, kept for later steps with the same parameters."""
+        """Return the tiles of the parameters with a gradient; they are cached for later steps on the same ones."""
         key = (tuple(present), tuple(self._history))
         return kept(self._tiles, key, lambda: list(self._make_tiles(present, layout)))
 
@@ -322,16 +323,16 @@ class FusedOptimizer(EvaluatedOptimizer):
                     yield Tile(run, segment, lr_RP, decay_RP, device)
 
     def _is_whole(self, run: RuleMembers, name: str) -> bool:
-        """Return whether the elements of a parameter depend on each other in the run's rule."""
+        """Return whether the run's rule updates a parameter as a whole, because its elements depend on each other."""
         return run.kind == "adafactor" or (run.kind == "muon" and name in self._matrices)
 
     def _in_rows(self, run: RuleMembers, present: Sequence[str]) -> Sequence[str]:
-        """Return the parameters that a run's rule updates element by element."""
+        """Return the names of the parameters that the run's rule updates element by element."""
         return [name for name in present if not self._is_whole(run, name)] if run.kind in _WHOLE else present
 
 
 _WHOLE = ("adafactor", "muon")
-"""Optimizers of which some parameters are updated as a whole."""
+"""Optimizers that update some parameters as a whole instead of element by element."""
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

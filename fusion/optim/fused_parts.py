@@ -1,4 +1,4 @@
-"""Optimizers of K members as one, each for a part of the model."""
+"""Several fused optimizers as one: each updates one part of the model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fusion.optim.state import OptimizerState
 
 
 class FusedByPart(FusedOptimizer):
-    """One `FusedOptimizer` for each part of a model. Each method calls the method of all of them, which hold the state.
+    """Joins one `FusedOptimizer` for each part of a model. They hold the state; each method calls that of all of them.
 
     Args:
-        parts: By name of the part; they update different parameters of one model.
+        parts: Name of the part -> its optimizer. All update the same model, but different parameters.
     """
 
     def __init__(self, parts: Mapping[str, FusedOptimizer]) -> None:
@@ -37,12 +37,12 @@ class FusedByPart(FusedOptimizer):
 
     @property
     def members(self) -> list[Hyperparameters]:  # type: ignore[override]
-        """Return the hyperparameters of the members, for the first part."""
+        """Return the members' hyperparameters for the first part."""
         return next(iter(self.parts.values())).members
 
     @property
     def lr_factor_K(self) -> Tensor:  # type: ignore[override]  # noqa: N802
-        """Return the schedule's factors, which are those of each part."""
+        """Return the schedule's factors, which are equal for all parts."""
         return next(iter(self.parts.values())).lr_factor_K
 
     @property
@@ -52,12 +52,12 @@ class FusedByPart(FusedOptimizer):
 
     @property
     def changes(self) -> int:  # type: ignore[override]
-        """Return the number of times that tensors of any part replaced others."""
+        """Return the number of times that tensors of any part were replaced by others."""
         return sum(part.changes for part in self.parts.values())
 
     @property
     def can_be_recorded(self) -> bool:
-        """Return whether no part's `step` waits for the host."""
+        """Return whether the `step` of every part can be recorded."""
         return all(part.can_be_recorded for part in self.parts.values())
 
     def step(self, takes: Tensor | None = None) -> None:
@@ -67,7 +67,7 @@ class FusedByPart(FusedOptimizer):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Have the model hold the weights to evaluate of all parts; afterwards, exactly the weights that it held."""
+        """Put the weights to evaluate of all parts into the model, inside this context; then restore the others."""
         with ExitStack() as stack:
             for part in self.parts.values():
                 stack.enter_context(part.evaluating())
@@ -79,7 +79,7 @@ class FusedByPart(FusedOptimizer):
             part.set_lr_factor(factor)
 
     def schedule(self, factors: Sequence[Sequence[float]]) -> None:
-        """Set the factors of the coming S steps of all parts at once, [S, K]."""
+        """Set the factors [S, K] of the next S steps for all parts."""
         for part in self.parts.values():
             part.schedule(factors)
 
@@ -94,7 +94,7 @@ class FusedByPart(FusedOptimizer):
             part.copy(sources)
 
     def take_hyperparameters(self, other: OptimizerState) -> None:
-        """Go on with the hyperparameters and learning rate multipliers of another optimizer of the same parts."""
+        """Replace hyperparameters and learning rate multipliers by those of another optimizer of the same parts."""
         for name, part in self._like(other).items():
             self.parts[name].take_hyperparameters(part)
 
@@ -104,7 +104,7 @@ class FusedByPart(FusedOptimizer):
             self.parts[name].concat(part)
 
     def _tabulate(self) -> None:
-        """Do nothing: each part has its own values."""
+        """Do nothing: each part tabulates its own values."""
 
     def _like(self, other: OptimizerState) -> Mapping[str, FusedOptimizer]:
         parts = other.parts if isinstance(other, FusedByPart) else {}
@@ -112,13 +112,13 @@ class FusedByPart(FusedOptimizer):
         return parts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that `load_state_dict` restores, by part."""
+        """Return the state of each part, which `load_state_dict` restores."""
         return {"parts": {name: part.state_dict() for name, part in self.parts.items()}}
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None, hyperparameters: bool = True
     ) -> None:
-        """Restore the result of `state_dict`; arguments are those of `FusedOptimizer`."""
+        """Restore the result of `state_dict`; `FusedOptimizer` describes the arguments."""
         check_mapping("state_dict", state_dict, "parts")
         saved = state_dict["parts"]
         require(saved.keys() == self.parts.keys(), "state_dict", [*saved], f"of the parts {[*self.parts]}")
@@ -126,5 +126,5 @@ class FusedByPart(FusedOptimizer):
             part.load_state_dict(saved[name], members=members, hyperparameters=hyperparameters)
 
     def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
-        """Return member `k`'s optimizer, in the same state: one of torch's own for each part."""
+        """Return member `k`'s optimizer in the same state: one of torch's for each part, joined by `by_part`."""
         return by_part({name: part.unfuse(k, module) for name, part in self.parts.items()})

@@ -1,6 +1,6 @@
-"""Numbers of a member that its rule learns from step to step: Prodigy's estimate, and the weights of an average.
+"""Numbers that an update rule learns for each member: Prodigy's estimates, and the averaging weights of Schedule-Free.
 
-Shape suffixes: R members of a run. Each member has three numbers, float64.
+Shape suffixes: R members of a run. Each member has three numbers, in float64.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from fusion.optim.prodigy import ESTIMATES
 from fusion.optim.schedule_free import AVERAGING
 
 LEARNED: Mapping[str, tuple[str, ...]] = {"prodigy": ESTIMATES, **dict.fromkeys(SCHEDULE_FREE, AVERAGING)}
-"""Optimizer -> names of the numbers, which are keys of the groups of such an optimizer alone."""
+"""Optimizer -> names of its learned numbers. They are also the keys in a parameter group of torch's optimizer."""
 
 Learn = Callable[[Sequence[Hyperparameters], dict[str, Tensor], Tensor, Tensor | None, Tensor, Tensor | None], None]
-"""A function with the arguments of `learn_distance`."""
+"""Type of functions with the arguments of `learn_distance`."""
 
 
 def at_first(members: Sequence[Hyperparameters]) -> Tensor:
-    """Return the numbers [K, 3] of members that have taken no step."""
+    """Return the learned numbers [K, 3] of members before their first step."""
     of_each = [[hp.d0 if hp.kind == "prodigy" else 0.0, 0.0, 0.0] for hp in members]
     return torch.tensor(of_each, dtype=torch.float64)
 
 
 def corrected(members: Sequence[Hyperparameters], vectors: Mapping[str, Tensor]) -> Tensor:
-    """Return Prodigy's estimates [R, 1] as learning rates, with the moments' bias correction where it is asked for."""
+    """Return Prodigy's estimates [R, 1], with bias correction for members that have `use_bias_correction`."""
     if not any(hp.use_bias_correction for hp in members):
         return vectors["d"]
     after = vectors["k"] + 1
@@ -45,14 +45,17 @@ def learn_distance(
     factor_R1: Tensor,
     takes_R1: Tensor | None,
 ) -> None:
-    """Update Prodigy's estimates of R members, in place, and write down how far their weights move.
+    """Update Prodigy's estimates of R members, in place, and set `vectors["rate"]` and `vectors["step"]`.
+
+    These two multiply the learning rate in the weight decay and in the update.
 
     Args:
-        vectors: [R, 1] each: settings, and the columns of the estimates.
-        estimates_R3: The values of `ESTIMATES`.
-        sums_R2: Over all parameters, the gradients' products with the way so far, and the absolute weighted gradients.
+        vectors: [R, 1] each: the members' settings, and the columns of `estimates_R3`.
+        estimates_R3: The numbers that `ESTIMATES` names.
+        sums_R2: Two sums over all elements, as `prodigy_sums` returns them: of the gradient times (start - weight), and
+            of the absolute values of the weighted gradient sums.
         factor_R1: The schedule's factor.
-        takes_R1: The members that take the step; all if None.
+        takes_R1: True for members that take the step; None for all.
     """
     d, rate_R1 = vectors["d"], corrected(members, vectors)
     assert sums_R2 is not None
@@ -63,7 +66,7 @@ def learn_distance(
     moves_R1 = size_R1 != 0 if takes_R1 is None else (size_R1 != 0) & takes_R1
     vectors["rate"] = rate_R1 * moves_R1
     vectors["step"] = vectors["rate"]
-    if any(hp.beta1 == 0 for hp in members):  # whose moment is the gradient times the estimate
+    if any(hp.beta1 == 0 for hp in members):  # their first moment is the gradient times the estimate
         vectors["step"] = vectors["rate"] * torch.where(vectors["beta1"] == 0, grown_R1 / d, 1.0)
     after_R3 = torch.cat([grown_R1, numerator_R1, vectors["k"] + 1], 1)
     estimates_R3.copy_(torch.where(moves_R1, after_R3, estimates_R3))
@@ -77,10 +80,10 @@ def learn_average(
     factor_R1: Tensor,
     takes_R1: Tensor | None,
 ) -> None:
-    """Update `AVERAGING` of R Schedule-Free members, in place, and write down the new weights' share in the average.
+    """Update the numbers of `AVERAGING` for R Schedule-Free members, in place, and set `vectors["share"]`.
 
-    The share does not depend on multipliers of learning rates, so it is that of the rates without them. Arguments are
-    as of `learn_distance`.
+    This is the share of the new weights in the average. It is computed without learning rate multipliers, because they
+    would not change it. `learn_distance` describes the arguments.
     """
     largest_R1 = torch.maximum(vectors["lr_max"], vectors["lr"] * factor_R1)
     weight_R1 = largest_R1.square()

@@ -1,4 +1,4 @@
-"""Lion (Chen et al. 2023, arXiv:2302.06675), which torch does not have, as one of torch's optimizers."""
+"""The optimizer Lion (Chen et al. 2023, arXiv:2302.06675), which torch does not have, as a `torch.optim.Optimizer`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 
 
 class Lion(torch.optim.Optimizer):
-    """Move each weight by the learning rate, in the direction of the sign of a momentum.
+    """Moves each weight by the learning rate, against the sign of a mix of momentum and gradient.
 
     Args:
         params: Groups of parameters.
         lr: Learning rate.
-        betas: Shares of the momentum in the direction of a step, and in the next momentum.
-        weight_decay: Taken off the weights, times the learning rate.
+        betas: The momentum's share in this mix, and its share in the next momentum.
+        weight_decay: Decoupled: this times the learning rate times the weight is subtracted.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""Losses scaled so that float16 gradients do not vanish: each member has a scale of its own.
+"""Loss scaling, so that float16 gradients do not vanish, with a separate scale for each member.
 
 Micikevicius et al., "Mixed precision training" (2018), section 3.2, with the dynamic scale of `torch.amp.GradScaler`.
-With one scale for all, each member's overflow would skip the step of all, and the worst member would set the scale.
+With one common scale, an overflow in one member would make all members skip the step, and the member that overflows
+most often would determine the scale.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ INITIAL, INTERVAL = 2.0**16, 2000
 """Defaults of `GradScaler`: the first scale, and the number of steps without an overflow after which it doubles."""
 
 LARGEST = 2.0**24
-"""A scale stays within this and its inverse: else that of a diverged member would become 0 or inf."""
+"""Largest scale; its inverse is the smallest. Without bounds, the scale of a diverged member would reach 0 or inf."""
 
 
 class LossScale:
@@ -30,7 +31,7 @@ class LossScale:
 
         scale = LossScale(K, device)
         scale.apply(loss_K).sum().backward()
-        takes_K = scale.unscale(fused)              # gradients are the loss's own again: clip them now
+        takes_K = scale.unscale(fused)              # gradients are unscaled now: clip them here
         optimizer.step(takes_K)                     # members whose gradients are not finite stay as they are
         scale.update(takes_K)
 
@@ -50,7 +51,7 @@ class LossScale:
         return len(self.scale_K)
 
     def apply(self, loss_K: Tensor) -> Tensor:
-        """Multiply losses [K], or that of a single member, by their scales."""
+        """Multiply losses [K] by the members' scales. A single member's loss may be a scalar."""
         return loss_K * self.scale_K.view(loss_K.shape).to(loss_K.dtype)
 
     @torch.no_grad()
@@ -58,7 +59,7 @@ class LossScale:
         """Divide the members' gradients by their scales.
 
         Args:
-            fused: After `backward`.
+            fused: The model, after `backward`.
 
         Returns:
             [K] of booleans: True for members whose gradients are finite. The gradients of the others are set to 0.
@@ -74,9 +75,9 @@ class LossScale:
 
     @torch.no_grad()
     def unscale_module(self, module: nn.Module) -> Tensor:
-        """Do the same for a module by itself (K = 1), but do not set gradients to 0.
+        """Do what `unscale` does for a module alone (K = 1), but leave gradients that are not finite as they are.
 
-        Under DDP all ranks have the same gradient, so they return the same.
+        Under DDP all ranks have the same gradients, so the result is the same on all of them.
         """
         overflow = torch.zeros_like(self.scale_K)
         grads = [p.grad for p in module.parameters() if p.grad is not None]
@@ -86,7 +87,11 @@ class LossScale:
 
     @torch.no_grad()
     def update(self, takes_K: Tensor) -> None:
-        """Halve the scales of members that overflowed (`unscale`); double those that did not for `INTERVAL` steps."""
+        """Halve the scale of members that overflowed; double it after `INTERVAL` steps without an overflow.
+
+        Args:
+            takes_K: The result of `unscale`: False for members that overflowed.
+        """
         self.steps_K += 1
         grows_K = self.steps_K >= INTERVAL
         self.scale_K *= torch.where(takes_K, torch.where(grows_K, 2.0, 1.0), 0.5)
@@ -99,7 +104,7 @@ class LossScale:
         self.scale_K, self.steps_K = member_rows(self.scale_K, chosen), member_rows(self.steps_K, chosen)
 
     def copy(self, sources: Mapping[int, int]) -> None:
-        """Make members' scales copies of others, in place, as `FusedModel.copy` does."""
+        """Copy the scales of members to others, in place, as `FusedModel.copy` copies members."""
         targets, copied = member_pairs(sources, self.K)
         if targets:
             copy_rows(self.scale_K, targets, copied)
@@ -116,7 +121,9 @@ class LossScale:
         return {"scale": self.scale_K.clone(), "steps": self.steps_K.clone()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None) -> None:
-        """Restore the result of `state_dict`; if `members` is given, only these, in that order.
+        """Restore the result of `state_dict`.
+
+        If `members` is given, load only these members of `state_dict`, in this order.
 
         Raises:
             ValueError: if the number of members differs from K.

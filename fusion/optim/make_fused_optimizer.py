@@ -1,4 +1,4 @@
-"""Ways to make a `FusedOptimizer`: from vectors, or from the configurations of the members."""
+"""Functions and classes that make a `FusedOptimizer`, from the members' configurations or from vectors of settings."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def fused_optimizer(
     lr_multipliers: Multipliers | None = None,
     weight_decay_multipliers: Multipliers | None = None,
 ) -> FusedOptimizer:
-    """Make one optimizer for members whose configurations may name different ones.
+    """Make one optimizer for members whose configurations may name different optimizers.
 
     Args:
-        configs: K configurations, with the keys of `Hyperparameters.from_config`. Parts of a model may have learning
-            rates (`lr.PART`) and optimizers (`optimizer.PART`, `beta1.PART`) of their own, see
-            `fusion.keys.part_settings`; the same parts have optimizers of their own in all members. Keep members of one
-            optimizer side by side: each run of them is one update.
+        configs: K configurations, with the keys of `Hyperparameters.from_config`. Parts of a model may have their own
+            learning rates (`lr.PART`) and optimizers (`optimizer.PART`, `beta1.PART`), see `fusion.keys.part_settings`.
+            In all members, the same parts must have their own optimizer. Put members with the same optimizer side by
+            side, because adjacent ones are updated together.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 
     Raises:
-        ValueError: for an unknown optimizer, part, parameter name, or a value out of range; the member is named. If
-            members have optimizers of their own for different parts.
+        ValueError: for an unknown optimizer, part or parameter name, or a value out of range; the message names the
+            member. If members have their own optimizers for different parts.
     """
     check_fused(fused)
     check_each("configs", configs, Mapping, fused.K)
@@ -60,14 +60,14 @@ def fused_optimizer(
 
 
 class FusedSGD(FusedOptimizer):
-    """`torch.optim.SGD` for K members; each setting is one number for all of them, or K.
+    """`torch.optim.SGD` for K members. Each setting is one number for all members, or K numbers.
 
     Args:
         lr: Learning rates.
         momentum: Momenta.
-        dampening: The gradient enters the momentum times `1 - dampening`.
-        weight_decay: Added to the gradient, times the weights.
-        nesterov: If True, look ahead; needs momentum > 0 and dampening 0.
+        dampening: The gradient is multiplied by `1 - dampening` before it is added to the momentum.
+        weight_decay: Coupled: this times the weight is added to the gradient.
+        nesterov: If True, use Nesterov momentum; needs momentum > 0 and dampening 0.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.
     """
 
@@ -122,13 +122,13 @@ class _FusedAdam(FusedOptimizer):
 
 
 class FusedAdam(_FusedAdam):
-    """`torch.optim.Adam` for K members; each setting is one number for all of them, or K.
+    """`torch.optim.Adam` for K members. Each setting is one number for all members, or K numbers.
 
     Args:
         lr: Learning rates.
         betas: Decay rates of the two moments.
         eps: Added to the root of the second moment.
-        weight_decay: Added to the gradient, times the weights.
+        weight_decay: Coupled: this times the weight is added to the gradient.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.
     """
 
@@ -136,14 +136,15 @@ class FusedAdam(_FusedAdam):
 
 
 class FusedAdamW(_FusedAdam):
-    """`torch.optim.AdamW` for K members; each setting is one number for all of them, or K.
+    """`torch.optim.AdamW` for K members. Each setting is one number for all members, or K numbers.
 
     Args:
         lr: Learning rates.
         betas: Decay rates of the two moments.
         eps: Added to the root of the second moment.
-        weight_decay: Taken off the weights, times the learning rate; 0.01 by default.
-        independent_weight_decay: Take the weight decay off times the schedule's factor alone.
+        weight_decay: Decoupled: this times the learning rate times the weight is subtracted; 0.01 by default.
+        independent_weight_decay: If True, the weight decay is multiplied by the schedule's factor instead of the
+            learning rate.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.
     """
 
@@ -151,7 +152,7 @@ class FusedAdamW(_FusedAdam):
 
 
 def member(k: int, config: Mapping[str, Any]) -> Hyperparameters:
-    """Return one member's hyperparameters; an error names the member."""
+    """Return the hyperparameters of member `k`; an error message names the member."""
     return _of_member(k, Hyperparameters.from_config, config)
 
 

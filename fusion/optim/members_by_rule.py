@@ -1,6 +1,6 @@
-"""Neighbouring members with one update rule, and the coefficients of their next step.
+"""Runs of adjacent members that share an update rule, and the coefficients of their next step.
 
-Shape suffixes: R members of the run, G groups of parameters that differ in their multipliers.
+Shape suffixes: R members of the run, G groups of parameters with equal multipliers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fusion.optim.update_rules import RULE_OF, UPDATE_RULES, Coefficients, Now, 
 
 @dataclass
 class RuleMembers:
-    """Members `start` to `stop` (exclusive), which share an update rule.
+    """A run of members, from `start` to `stop` (exclusive), that share an update rule.
 
     Attributes:
-        members: Their R hyperparameters.
-        vectors: Each hyperparameter that the rule reads, as [R, 1], and what the members have learned.
+        members: The hyperparameters of the R members.
+        vectors: [R, 1] each: the hyperparameters that the rule reads, and the members' learned numbers.
     """
 
     start: int
@@ -31,37 +31,40 @@ class RuleMembers:
 
     @property
     def stop(self) -> int:
-        """Return the index after the last member."""
+        """Return the index of the last member plus 1."""
         return self.start + len(self.members)
 
     @property
     def kind(self) -> str:
-        """Return the name of the members' optimizer, or of that of the first where one rule has two."""
+        """Return the name of the first member's optimizer; with Adam and AdamW, others in the run may differ."""
         return self.members[0].kind
 
     @property
     def rule(self) -> UpdateRule:
-        """Return the rule of the rows; for Muon it is that of all but matrices."""
+        """Return the rule for parameters in rows. With Muon, these are the parameters that AdamW updates."""
         return UPDATE_RULES[RULE_OF[self.kind]]
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Return the names of the moments that the rule keeps: without beta1, a first one needs momentum."""
+        """Return the names of the moments that are kept.
+
+        If the rule has no beta1, it keeps a first moment only if a member has momentum.
+        """
         has_first = "beta1" in self.rule.reads or any(hp.momentum for hp in self.members)
         return tuple(name for name in self.rule.moments if name != "first" or has_first)
 
     def to(self, device: torch.device) -> None:
-        """Move the vectors."""
+        """Move the vectors to a device."""
         self.vectors = {name: vector.to(device) for name, vector in self.vectors.items()}
 
     @torch.no_grad()
     def average(self, values: Tensor, iterate: Tensor, steps_K: Tensor) -> Tensor:
-        """Return the weights [R, ...] to evaluate of Schedule-Free members, as `ScheduleFree.eval` does.
+        """Return the averages [R, ...] that Schedule-Free members evaluate, as `ScheduleFree.eval` computes them.
 
         Args:
-            values: A parameter of all members in training.
-            iterate: Its z.
-            steps_K: Its steps so far.
+            values: A parameter of all K members, in training.
+            iterate: The sequence z of this parameter.
+            steps_K: The number of steps of this parameter.
         """
         own = slice(self.start, self.stop)
         of_average_R = steps_K.new_tensor([hp.average_share for hp in self.members])
@@ -71,7 +74,7 @@ class RuleMembers:
         return torch.lerp(precise, iterate[own].to(precise), wide(share_R, precise))
 
     def constants(self, decay_RG: Tensor) -> Coefficients:
-        """Return the coefficients of the update rule that never change, [R, 1] or [R, G] each, None if unused."""
+        """Return the coefficients of the rule that never change, [R, 1] or [R, G] each; None if not used."""
         couples = any(hp.decay and not hp.decouples for hp in self.members)
         coupled_RG = decay_RG * (1 - self.vectors["decouples"]) if couples else None
         return {**self.rule.constants(self.members, self.vectors), "weight_decay": coupled_RG}
@@ -79,13 +82,13 @@ class RuleMembers:
     def coefficients(
         self, lr_RG: Tensor, decay_RG: Tensor, steps_R1: Tensor, factor_R1: Tensor, *, before: bool = False
     ) -> Coefficients:
-        """Return the other coefficients, which change from step to step, in the same shapes.
+        """Return the coefficients that change from step to step, [R, 1] or [R, G] each.
 
         Args:
-            before: If True, those of the pass before the update.
+            before: If True, return those for the pass before the update.
             lr_RG: Learning rates without the schedule's factor.
-            decay_RG: Weight decays that are decoupled, 0 for other members.
-            steps_R1: Steps so far, the coming one included.
+            decay_RG: Weight decays if they are decoupled; 0 for members with coupled ones.
+            steps_R1: Number of steps, including the one that is about to be taken.
             factor_R1: The schedule's factor.
         """
         now = Now(lr_RG * factor_R1, decay_RG, steps_R1, factor_R1)
@@ -101,7 +104,7 @@ def wide(values_R: Tensor, like: Tensor) -> Tensor:
 
 
 def runs_of(members: Sequence[Hyperparameters]) -> Iterator[RuleMembers]:
-    """Split members into the longest runs with one rule; those that torch updates are left out.
+    """Split members into the longest runs of adjacent members with one rule. Members that torch updates are skipped.
 
     >>> hps = [Hyperparameters(kind, lr=0.1) for kind in ("adam", "adamw", "sgd", "adam")]
     >>> [(run.start, run.stop) for run in runs_of(hps)]

@@ -1,7 +1,7 @@
 """Muon for hidden matrices, AdamW for the other parameters (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
-Shape suffixes: R members of a run; [m, n] one matrix. Matrices of one shape, of all layers and members, are
-orthogonalized at once, as one batch of products.
+Shape suffixes: R members of a run; a matrix is [m, n]. All matrices of one shape, in all layers and members, are
+orthogonalized together by batched products.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from fusion.optim.parts import SeveralAsOne
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
 _EPS = 1e-7
-"""The polynomial, the number of iterations and the least norm of torch.optim.Muon."""
+"""Coefficients of the polynomial, number of iterations and smallest norm, as in torch.optim.Muon."""
 
 MARK = "use_muon"
-"""Name of the attribute by which a parameter says, True or False, whether Muon updates it."""
+"""Name of an attribute of parameters: True or False sets whether Muon updates the parameter."""
 
 
 def hidden_matrices(
     module: nn.Module, marks: Mapping[str, Mapping[str, Any]] | None = None, among: Collection[str] | None = None
 ) -> frozenset[str]:
-    """Name the parameters that Muon updates.
+    """Return the names of the parameters that Muon updates.
 
-    These are the real 2-D parameters that learn, without those of embeddings and of the last module that has one. That
-    module is taken to be the readout. The attribute `use_muon`, True or False, of a parameter overrides this.
+    These are real 2-D parameters that are trained, except for embeddings and the readout. The readout is taken to be
+    the last module that has such a parameter. A parameter's attribute `use_muon`, True or False, overrides this.
 
     Args:
-        module: A model; only shapes count.
-        marks: Attributes of parameters by the parameters' names; if None, those that the parameters have.
-        among: Names of the only parameters to look at; None for all.
+        module: A model, which needs no data.
+        marks: Parameter name -> attributes of the parameter; if None, they are read from the parameters.
+        among: Names of the parameters to consider; None for all.
 
     Raises:
         ValueError: if Muon would update no parameter, or `use_muon` is set on a parameter that is no real matrix.
@@ -71,10 +71,13 @@ def hidden_matrices(
 def matrices_of(
     fused: FusedModel, members: Sequence[Hyperparameters], among: Collection[str] | None = None
 ) -> frozenset[str]:
-    """Return the names of the parameters that Muon updates, among some; none if it is no member's optimizer.
+    """Return the names of the parameters that Muon updates; none if no member uses Muon.
+
+    Args:
+        among: Names of the parameters to consider; None for all.
 
     Raises:
-        ValueError: as of `hidden_matrices`.
+        ValueError: if `hidden_matrices` raises it.
     """
     if all(hp.kind != "muon" for hp in members):
         return frozenset()
@@ -93,9 +96,9 @@ def update(
     Args:
         stored: For each parameter, its values, its gradients and its momenta, [R, m, n] each.
         run: The R members.
-        rates: For each parameter, the learning rates [R], multipliers and the schedule's factor included.
-        decays: Likewise, the weight decays.
-        takes_R: The members that take the step; all if None. Of the others nothing changes.
+        rates: For each parameter, the learning rates [R], including multipliers and the schedule's factor.
+        decays: For each parameter, the weight decays [R].
+        takes_R: True for members that take the step; None for all. The other members do not change.
     """
     momentum_R, nesterov_R = (run.vectors[name][:, 0] for name in ("momentum", "nesterov"))
     alike: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
@@ -113,13 +116,14 @@ def update(
 
 
 def orthogonalized(directions: Tensor) -> Tensor:
-    """Bring the singular values of matrices near 1 by Newton and Schulz's iteration, in bfloat16.
+    """Bring the singular values of matrices close to 1 by the Newton-Schulz iteration, in bfloat16.
 
     Args:
         directions: [..., m, n].
 
     Returns:
-        [..., m, n], bfloat16: U S V^T of U D V^T with S between about .7 and 1.2, as `torch.optim.Muon` has it.
+        [..., m, n] in bfloat16. A matrix U D V^T becomes U S V^T with S between about 0.7 and 1.2, as in
+            `torch.optim.Muon`.
     """
     tall = directions.shape[-2] > directions.shape[-1]
     x = directions.to(torch.bfloat16).flatten(0, -3)
@@ -144,7 +148,7 @@ def _direction(
 
 
 def _scale(hp: Hyperparameters, shape: Sequence[int]) -> float:
-    """Return the factor of a matrix's learning rate for its shape, as in `torch.optim.Muon`."""
+    """Return the factor of the learning rate for a matrix of this shape, as in `torch.optim.Muon`."""
     rows, columns = shape
     if hp.adjust_lr_fn == "original":
         return math.sqrt(max(1.0, rows / columns))
@@ -152,11 +156,11 @@ def _scale(hp: Hyperparameters, shape: Sequence[int]) -> float:
 
 
 class MuonWithAdamW(SeveralAsOne):
-    """One optimizer of torch's Muon, for the groups with `use_muon`, and torch's AdamW, for the others.
+    """Joins torch's Muon, for groups with `use_muon=True`, and torch's AdamW, for the others, into one optimizer.
 
     Args:
-        groups: Of parameters, with `lr`, `weight_decay` and `use_muon`.
-        hp: The other settings.
+        groups: Parameter groups with `lr`, `weight_decay` and `use_muon`.
+        hp: All other settings.
     """
 
     key = MARK

@@ -1,7 +1,7 @@
-"""On a CPU, torch's own one-pass kernels, member by member.
+"""Updates on a CPU by torch's fused kernels, member by member.
 
-A vectorized update reads and writes memory once for each of its operations. Torch's fused kernel passes over memory
-once. It is called once for each member and each pair of multipliers, so values of one member cannot reach another.
+A vectorized update passes over memory once for each of its operations, but torch's fused kernel only once in all. The
+kernel is called once for each member and pair of multipliers, so no member's values can reach another member.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from fusion.members.fused_model import FusedModel
 from fusion.optim.optimizer_config import Hyperparameters
 
 LEAST_PER_CALL = 2**11
-"""Elements of a member and of a pair of multipliers from which a call costs less than the passes that it saves.
+"""Least number of elements in a call (of one member and pair of multipliers) for which the kernel is worth the call.
 
-Measured on one thread, AdamW, 32 members of 1,000, 4,000 and 16,000 elements in rows: 0.9, 1.2 and 1.9 of the
-vectorized speed.
+Measured with AdamW on one thread, for 32 members of 1,000, 4,000 and 16,000 elements in rows: 0.9, 1.2 and 1.9 times
+the vectorized speed.
 """
 
 LEAST_PER_PARAMETER = 2**12
-"""Elements of a parameter, on average, from which the kernel takes parameters where they lie.
+"""Least average number of elements of a parameter for which the kernel takes parameters without moving them to rows.
 
-A call then takes 1.6 us for each of them. Gathering their gradients in rows first takes 1.5 us for 4,000 elements.
+Without rows, a call takes 1.6 us per parameter. Gathering gradients in rows takes 1.5 us for 4,000 elements.
 """
 
 Views = list[tuple[tuple[Tensor, ...], ...]]
-"""The members' parts of tensors, [member][role][parameter]; the first role is the parameter."""
+"""The members' parts of tensors, indexed [member][role][parameter]. Roles are the parameter itself and its moments."""
 
 
 @dataclass(frozen=True)
 class Alike:
-    """Parameters that have equal multipliers and step counts in each of R members, with their views, made once.
+    """Parameters with equal multipliers and step counts in each of R members, and the views of them.
 
     Attributes:
-        names: Of the parameters.
-        column: Of their settings in [K, P].
-        views: Of the parameters and their moments: none, one (SGD) or two (Adam).
+        names: Names of the parameters.
+        column: Column of tables [K, P] with the parameters' common settings.
+        views: Views of the parameters and their moments: none or one for SGD, two for Adam.
     """
 
     names: Sequence[str]
@@ -49,17 +49,17 @@ class Alike:
 
 
 def views_of(stored: Sequence[Sequence[Tensor]]) -> Views:
-    """Return the members' parts of tensors [role][parameter], [R, ...] each."""
+    """Return the members' views of tensors [R, ...] that are indexed [role][parameter]."""
     return list(zip(*(list(zip(*(t.detach().unbind() for t in of_role))) for of_role in stored)))
 
 
 def takes(tensors: Sequence[Tensor]) -> bool:
-    """Return whether the kernels take tensors."""
+    """Return whether the kernels support the device and dtype of these tensors."""
     return all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
 
 
 def takes_in_place(fused: FusedModel, parameters: Sequence[Tensor]) -> bool:
-    """Return whether the kernels take a model's stacked parameters [K, ...] where they lie, and are worth it."""
+    """Return whether the kernels can take stacked parameters [K, ...] without rows, and whether that is faster."""
     sizes = sum(p.numel() for p in parameters) // fused.K
     large = sizes >= LEAST_PER_PARAMETER * len(parameters) or fused.K == 1
     return fused.updated_in_turn and large and takes(parameters) and all(p.is_contiguous() for p in parameters)
@@ -71,15 +71,15 @@ def update(
     """Update parameters of one member.
 
     Args:
-        hp: Its hyperparameters; learning rate and weight decay are replaced.
-        tensors: [role][parameter]; the roles are the parameter, its gradient and its moments.
-        lr: Learning rate, the multiplier and the schedule's factor included.
-        decay: Weight decay, the multiplier included.
-        step: Steps so far, the coming one included.
-        factor: The schedule's factor; an independent weight decay follows it alone.
+        hp: The member's hyperparameters; `lr` and `decay` replace its learning rate and weight decay.
+        tensors: Indexed [role][parameter]; the roles are the parameter, its gradient and its moments.
+        lr: Learning rate, including the multiplier and the schedule's factor.
+        decay: Weight decay, including the multiplier.
+        step: Number of steps, including this one.
+        factor: The schedule's factor, for an independent weight decay.
     """
     if hp.independent_weight_decay:
-        # The kernel takes lr * decay off.
+        # The kernel multiplies the decay by lr, but it must be multiplied by the schedule's factor only.
         decay = decay * factor / lr if lr > 0 else 0.0
     parameters, gradients, *moments = tensors
     if hp.kind == "sgd":

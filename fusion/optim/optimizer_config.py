@@ -1,4 +1,4 @@
-"""The hyperparameters of one optimizer, read from a configuration in one place for fused and single training."""
+"""The hyperparameters of one member's optimizer, read from a configuration; fused and single training share them."""
 
 from __future__ import annotations
 
@@ -31,34 +31,35 @@ from fusion.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD, has_m
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """One member's optimizer. `fusion.keys` has ranges and defaults; most are those of `torch.optim`.
+    """The settings of one member's optimizer. `fusion.keys` has their ranges and defaults, most of them torch's.
 
     Attributes:
-        kind: Name of the optimizer. For one that `make` makes, the name of its class or base class here, or "own".
+        kind: Name of the optimizer. If `make` makes it, the name of its class or base class, or "own" if that has none.
         lr: Learning rate.
         momentum: Momentum of SGD, Muon and RMSprop. With Schedule-Free SGD, the average's share in the weights at which
             gradients are taken.
-        dampening: Dampening of SGD: the gradient enters the momentum times `1 - dampening`.
-        nesterov: Nesterov momentum of SGD and Muon; that of SGD needs momentum > 0 and dampening 0.
-        weight_decay: Taken off the weights by adamw, adafactor, lion, muon, prodigy and Schedule-Free optimizers
-            (decoupled), added to the gradient by the others. None stands for the optimizer's default.
-        beta1: Decay rate of the first moment of Adam and its kin, and of the AdamW beside Muon. With Lion, the share of
-            the momentum in the direction of a step. With Schedule-Free AdamW, as `momentum` of Schedule-Free SGD.
-        beta2: Decay rate of the second moment, likewise; with Lion, of the momentum.
-        beta2_decay: Exponent of the step in the share of a new gradient in Adafactor's second moment.
-        d_coef: Multiplies Prodigy's estimate where it grows.
+        dampening: SGD multiplies the gradient by `1 - dampening` before it is added to the momentum.
+        nesterov: Nesterov momentum of SGD and Muon; SGD then needs momentum > 0 and dampening 0.
+        weight_decay: Decoupled in adamw, adafactor, lion, muon, prodigy and Schedule-Free optimizers. The others add it
+            times the weight to the gradient. None stands for the optimizer's default.
+        beta1: Decay rate of the first moment in Adam and its variants, and in the AdamW part of Muon. With Lion, the
+            momentum's share in the direction of a step. With Schedule-Free AdamW, the share that is `momentum` in
+            Schedule-Free SGD.
+        beta2: Decay rate of the second moment in the same optimizers; with Lion, that of the momentum.
+        beta2_decay: Adafactor gives a new squared gradient the share `step ** beta2_decay` in its second moment.
+        d_coef: Multiplies Prodigy's estimate when it grows.
         d0: Prodigy's first estimate.
-        use_bias_correction: Prodigy corrects the moments for their zeros at the beginning, as Adam does.
-        safeguard_warmup: Prodigy leaves the learning rate out of the estimate's denominator.
+        use_bias_correction: If True, Prodigy corrects the moments for their start at zero, as Adam does.
+        safeguard_warmup: If True, Prodigy leaves the learning rate out of the estimate's denominator.
         alpha: Decay rate of RMSprop's second moment.
         eps: Added to the root of the second moment.
-        independent_weight_decay: AdamW takes `weight_decay` times the schedule's factor off the weights, instead of
-            times the learning rate. So the two can be tuned apart (Wortsman et al. 2023, arXiv:2309.14322).
+        independent_weight_decay: If True, AdamW multiplies the weight decay by the schedule's factor instead of the
+            learning rate. The two can then be tuned separately (Wortsman et al. 2023, arXiv:2309.14322).
         adjust_lr_fn: How Muon's learning rate depends on a matrix's shape, as in `torch.optim.Muon`.
-        options: Keyword arguments besides `lr` of an optimizer that is not vectorized, without torch's defaults; the
-            fields from `momentum` on keep their defaults.
-        make: Function that makes the optimizer from parameter groups, `lr` and the options. If None, it is torch's
-            class of the name `kind`.
+        options: For an optimizer that is not vectorized: its keyword arguments besides `lr`, if they are given. The
+            fields from `momentum` on then keep their defaults.
+        make: A user's function that makes the optimizer from parameter groups, `lr` and the options. If None, torch's
+            class with the name `kind` is used.
     """
 
     kind: str
@@ -96,29 +97,29 @@ class Hyperparameters:
 
     @property
     def is_vectorized(self) -> bool:
-        """Return whether rules of this package update such members together; else torch updates each by itself."""
+        """Return whether this package updates members with this optimizer together; else torch updates each alone."""
         return self.make is None and self.kind in VECTORIZED
 
     @property
     def decouples(self) -> bool:
-        """Return whether the weight decay is taken off the weights, instead of being added to the gradient."""
+        """Return whether the weight decay is decoupled: it shrinks the weights, and is not added to the gradient."""
         return self.kind in ("adafactor", "adamw", "lion", "muon", "prodigy", *SCHEDULE_FREE)
 
     @property
     def average_share(self) -> float:
-        """Return a Schedule-Free average's share in the weights at which gradients are taken."""
+        """Return the share of a Schedule-Free average in the weights at which gradients are taken."""
         return self.momentum if self.kind == "schedule_free_sgd" else self.beta1
 
     @property
     def has_modes(self) -> bool:
-        """Return whether the weights to evaluate are others than those that the optimizer trains."""
+        """Return whether the optimizer evaluates other weights than it trains, by `train()` and `eval()`."""
         return self.kind in SCHEDULE_FREE if self.make is None else has_modes(_tried(self))
 
     def rule(self, matrix: bool) -> str:
-        """Return the name of the rule that updates a parameter; multipliers are looked up by it.
+        """Return the name of the rule for a parameter, by which multipliers are looked up.
 
         Args:
-            matrix: True for a parameter that Muon updates, if this is Muon.
+            matrix: True if Muon updates the parameter; ignored for other optimizers.
         """
         if self.kind != "muon":
             return self.kind
@@ -128,11 +129,11 @@ class Hyperparameters:
 
     @property
     def decay(self) -> float:
-        """Return the weight decay, by default torch's; 0 for members that torch updates, because torch has theirs."""
+        """Return the weight decay; 0 if torch updates the member, because torch then has the weight decay itself."""
         return self.weight_decay or 0.0
 
     def as_torch(self, groups: list[dict[str, Any]], **more: Any) -> torch.optim.Optimizer:
-        """Make torch's optimizer of a member that is vectorized; Muon is made by `MuonWithAdamW`."""
+        """Make a `torch.optim.Optimizer` that updates like this vectorized one. For Muon, use `MuonWithAdamW`."""
         names = {"momentum", "dampening", "nesterov", "alpha", "beta2_decay", "eps"} | _OF_PRODIGY
         read_ = {name: getattr(self, name) for name in names if self.kind in KEYS[name].defaults}
         if self.kind in KEYS["beta1"].defaults:
@@ -141,13 +142,13 @@ class Hyperparameters:
         return optimizer
 
     def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Make the optimizer of a member that is not vectorized; if it has modes, it is in that of training.
+        """Make the optimizer of a member that is not vectorized; if it has modes, it is in training mode.
 
         Args:
-            groups: Of parameters, with their learning rates.
+            groups: Parameter groups with their learning rates.
 
         Raises:
-            ValueError: if a user's function makes no optimizer, or one whose step needs a closure.
+            ValueError: if a user's function returns no optimizer, or one whose step needs a closure.
         """
         optimizer: torch.optim.Optimizer = (self.make or _TORCH[self.kind])(groups, lr=self.lr, **dict(self.options))
         rule = "one that makes a torch optimizer whose step needs no closure"
@@ -159,7 +160,7 @@ class Hyperparameters:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Hyperparameters:
-        """Read `optimizer` and, of the fields above, those that this optimizer has; other keys are ignored.
+        """Read the key `optimizer` and the settings that this optimizer has; other keys are ignored.
 
         Raises:
             ValueError: if `lr` is missing, or a value breaks its rule.
@@ -193,7 +194,7 @@ WRITTEN: dict[str, type[torch.optim.Optimizer]] = {
     "schedule_free_adamw": ScheduleFreeAdamW,
     "schedule_free_sgd": ScheduleFreeSGD,
 }
-"""The classes of optimizers that torch does not have."""
+"""Optimizers that torch does not have, and their classes in this package."""
 
 _TORCH = {cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)} | WRITTEN
 
@@ -207,12 +208,15 @@ def _steps_alone(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _tried(hp: Hyperparameters) -> torch.optim.Optimizer:
-    """Make the optimizer of a function for parameters that nobody trains."""
-    # A function may have different rules for matrices and vectors, so it gets both.
+    """Make the optimizer of a user's function for dummy parameters, to inspect it."""
+    # The function may treat matrices and vectors differently, so there is one of each.
     return hp.made([{"params": [torch.nn.Parameter(torch.zeros(1, *more)) for more in ((1,), ())], "lr": hp.lr}])
 
 
 def _known_class(hp: Hyperparameters) -> str:
-    """Return the name of the class of a function's optimizers, or of its first base class with a name here."""
+    """Return the name in `OPTIMIZERS` of the class, or first base class, of the optimizer that a user's function makes.
+
+    Return `OWN` if none of these classes has a name there.
+    """
     names = (cls.__name__.lower() for cls in type(_tried(hp)).__mro__ if cls.__module__.startswith("torch.optim"))
     return next((name for name in names if name in OPTIMIZERS), OWN)

@@ -1,4 +1,4 @@
-"""Several optimizers as one, such as one for each part of a model."""
+"""Several of torch's optimizers as one, such as one for each part of a model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from fusion.optim.schedule_free import ScheduleFree, has_modes, keep_average
 
 PART = "part"
-"""Key of a group of parameters that names the part of the model."""
+"""Key of a parameter group under which it has the name of its part of the model."""
 
 
 class SeveralAsOne(torch.optim.Optimizer):
-    """Optimizers of torch's that update from the groups and the state of this one; a step is one of each.
+    """Joins several of torch's optimizers: they share the groups and state of this one, and it steps all of them.
 
     Args:
-        parts: By the value that the groups of each get under `key`.
+        parts: Name -> optimizer. The optimizer's groups get the name under `key`.
     """
 
     key: str
@@ -35,17 +35,17 @@ class SeveralAsOne(torch.optim.Optimizer):
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Have copies keep the parts, which torch's own would lose."""
+        """Keep the parts in copies; torch's own method would lose them."""
         return {**super().__getstate__(), "parts": self.parts}
 
     def _share(self) -> None:
-        """Have all parts update from this optimizer's groups and state."""
+        """Make all parts use this optimizer's groups and state."""
         for name, optimizer in self.parts.items():
             optimizer.state = self.state
             optimizer.param_groups = [group for group in self.param_groups if group[self.key] == name]
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Restore the result of `state_dict` in all parts."""
+        """Restore the result of `state_dict`, in all parts."""
         super().load_state_dict(state_dict)
         self._share()
 
@@ -58,20 +58,20 @@ class SeveralAsOne(torch.optim.Optimizer):
 
 
 class ByPart(SeveralAsOne):
-    """One optimizer of torch's for each part of a model, by its name."""
+    """Joins one of torch's optimizers for each part of a model, by name of the part."""
 
     key = PART
 
 
 class ByPartWithModes(ByPart):
-    """The same, if some of the optimizers train other weights than those to evaluate."""
+    """A `ByPart` in which some optimizers evaluate other weights than they train."""
 
     def train(self) -> None:
-        """Have the parameters hold the weights at which gradients are taken."""
+        """Put the weights at which gradients are taken into the parameters."""
         self._switch("train")
 
     def eval(self) -> None:
-        """Have the parameters hold the weights to evaluate."""
+        """Put the weights to evaluate into the parameters."""
         self._switch("eval")
 
     def _switch(self, mode: str) -> None:
@@ -82,15 +82,15 @@ class ByPartWithModes(ByPart):
 
 
 def by_part(parts: Mapping[str, torch.optim.Optimizer]) -> ByPart:
-    """Make one optimizer of those of the parts; it has modes if one of them has."""
+    """Join the optimizers of all parts into one, which has `train()` and `eval()` if one of them has."""
     return (ByPartWithModes if any(map(has_modes, parts.values())) else ByPart)(parts)
 
 
 def keep_averages(optimizer: torch.optim.Optimizer, before: Sequence[Mapping[str, Any]]) -> None:
-    """Do as `keep_average` for each Schedule-Free optimizer among those of parts, or for the only one.
+    """Call `keep_average` for `optimizer`, or for those of its parts, if they are Schedule-Free.
 
     Args:
-        before: The groups of all of them with the settings until now.
+        before: The earlier parameter groups of all of them.
     """
     parts = optimizer.parts if isinstance(optimizer, ByPart) else {"": optimizer}
     for part, own in parts.items():

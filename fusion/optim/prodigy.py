@@ -1,7 +1,8 @@
-"""Prodigy (Mishchenko & Defazio 2024, arXiv:2306.06101, Algorithm 4) as prodigyopt 1.1 has it, alone and for members.
+"""Prodigy (Mishchenko & Defazio 2024, arXiv:2306.06101, Algorithm 4), as in prodigyopt 1.1.
 
-Adam's steps, times an estimate `d` of how far the weights are from a solution. The estimate is of all parameters of a
-model: the gradients' products with the way so far, over the absolute sums of the gradients.
+Steps are those of Adam, times an estimate `d` of the distance from the start to a solution. All parameters of a model
+share one estimate. Its numerator sums gradients times (start - weights); its denominator sums the absolute values of
+accumulated gradients.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ from typing import Any
 import torch
 
 ESTIMATES = ("d", "d_numerator", "k")
-"""Keys of a parameter group that later steps are taken by: the estimate, its numerator, and the steps so far."""
+"""Keys of a parameter group for the optimizer's own values: the estimate, its numerator, and the number of steps."""
 
 
 class Prodigy(torch.optim.Optimizer):
-    """Adam whose learning rate is multiplied by an estimate of the distance to a solution, which only grows.
+    """Adam, with the learning rate multiplied by an estimate of the distance to a solution. The estimate never shrinks.
 
-    A group may have a learning rate of its own, unlike in prodigyopt: `lr_factor` says how many times as large as that
-    of the others it is. The estimate is then that of weights divided by these factors, which share one rate.
+    Unlike in prodigyopt, groups may have different learning rates: the factor `lr_factor` of a group says by how much
+    its rate is larger than the common one. The estimate is then that for weights divided by these factors, with the
+    common rate.
 
     Args:
-        params: Groups of parameters, with their `lr` and, if that is no common one, `lr_factor`.
+        params: Parameter groups with their `lr`, and with `lr_factor` if the learning rates differ.
         lr: Multiplies the estimate; 1 in the paper.
         betas: Decay rates of the moments.
-        eps: Added to the root of the second moment, times the estimate.
-        weight_decay: Taken off the weights, times the learning rate and the estimate.
-        d_coef: Multiplies the estimate where it grows.
+        eps: Multiplied by the estimate and added to the root of the second moment.
+        weight_decay: Decoupled: this times the learning rate times the estimate times the weight is subtracted.
+        d_coef: Multiplies the estimate when it grows.
         d0: The first estimate.
-        use_bias_correction: Correct the moments for their zeros at the beginning, as Adam does.
-        safeguard_warmup: Leave the learning rate out of the estimate's denominator, for trainings with a warm-up.
+        use_bias_correction: If True, correct the moments for their start at zero, as Adam does.
+        safeguard_warmup: If True, leave the learning rate out of the estimate's denominator, for a training with
+            warm-up.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Prodigy(torch.optim.Optimizer):
             group.update(d=grown, d_numerator=numerator, k=after)
 
     def _slot(self, p: torch.Tensor) -> list[torch.Tensor]:
-        """Return a parameter, its gradient and its state, complex ones as pairs of real numbers."""
+        """Return a parameter, its gradient and its state. Complex tensors are viewed as pairs of real numbers."""
         if not self.state[p]:
             self.state[p] = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq", "s")}
             self.state[p]["p0"] = p.detach().clone()
@@ -90,5 +93,5 @@ class Prodigy(torch.optim.Optimizer):
     @staticmethod
     def _total(parts: list[torch.Tensor]) -> float:
         total = torch.stack([part.double() for part in parts]).sum()
-        # Ranks that split the parameters have a part each.
+        # If ranks hold shards of the parameters (DTensor), each has computed a part of the sum.
         return float(total.full_tensor() if hasattr(total, "full_tensor") else total)

@@ -1,8 +1,8 @@
-"""Schedule-Free AdamW and SGD (Defazio et al. 2024, arXiv:2405.15682), as schedulefree 1.4 has them.
+"""Schedule-Free AdamW and SGD (Defazio et al. 2024, arXiv:2405.15682), as in schedulefree 1.4.
 
-A sequence z takes the steps, and x is the average of all z so far, weighted by the square of the largest rate so far.
-Gradients are those at y = (1 - beta) z + beta x. In training the parameters hold y and the state holds z. In evaluation
-the parameters hold x.
+The steps update a sequence z. The sequence x is the average of all z so far, each weighted by the square of the largest
+learning rate until then. Gradients are taken at y = (1 - beta) z + beta x. In training mode, the parameters hold y, and
+the optimizer state holds z. In evaluation mode, the parameters hold x.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 AVERAGING = ("lr_max", "weight_sum", "k")
-"""Keys of a parameter group: the largest rate, the sum of the average's weights, and the steps so far."""
+"""Keys of a parameter group: largest learning rate so far, sum of the average's weights, and number of steps."""
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """Steps and modes of the Schedule-Free optimizers; they begin in the mode of training."""
+    """Base class of the Schedule-Free optimizers, with their steps and modes. They start in training mode."""
 
     def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, {**settings, "lr_max": 0.0, "weight_sum": 0.0, "k": 0, "train_mode": True})
 
     def train(self) -> None:
-        """Have the parameters hold the weights at which gradients are taken."""
+        """Put the weights y, at which gradients are taken, into the parameters."""
         self._switch(True)
 
     def eval(self) -> None:
-        """Have the parameters hold the averages, which are the weights to evaluate."""
+        """Put the averages x, which are the weights to evaluate, into the parameters."""
         self._switch(False)
 
     @torch.no_grad()
@@ -82,7 +82,7 @@ class ScheduleFreeAdamW(ScheduleFree):
         betas: The average's share in the weights at which gradients are taken, in (0, 1), and the decay rate of the
             second moment.
         eps: Added to the root of the second moment.
-        weight_decay: Taken off the weights, times the learning rate.
+        weight_decay: Decoupled: this times the learning rate times the weight is subtracted.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ScheduleFreeSGD(ScheduleFree):
         params: Groups of parameters.
         lr: Learning rate.
         momentum: The average's share in the weights at which gradients are taken, in (0, 1).
-        weight_decay: Added to the gradient, times the weights.
+        weight_decay: This times the weight is added to the gradient.
     """
 
     def __init__(self, params: Any, lr: float = 1.0, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
@@ -119,16 +119,16 @@ class ScheduleFreeSGD(ScheduleFree):
 
 
 def has_modes(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether `train` and `eval` switch an optimizer between the weights that it trains and those to evaluate."""
+    """Return whether an optimizer has `train()` and `eval()`, which switch between weights to train and to evaluate."""
     return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
 
 
 @torch.no_grad()
 def keep_average(optimizer: ScheduleFree, before: Sequence[Mapping[str, Any]]) -> None:
-    """Move the weights that train as the average's share in them has changed, so that the average stays.
+    """Move the weights that train, so that the average stays the same although its share in them has changed.
 
     Args:
-        before: The groups with the settings until now.
+        before: The optimizer's earlier parameter groups, with the old share.
     """
     for group, was in zip(optimizer.param_groups, before, strict=True):
         ratio = optimizer._beta(group) / optimizer._beta(was)
@@ -139,9 +139,9 @@ def keep_average(optimizer: ScheduleFree, before: Sequence[Mapping[str, Any]]) -
 
 @contextmanager
 def evaluating(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Have the parameters of an optimizer in training mode hold the weights to evaluate; then, exactly what they held.
+    """Put the weights to evaluate into an optimizer's parameters, inside this context; then restore the old values.
 
-    Without modes, these are the same.
+    The optimizer must be in training mode. If it has no modes, nothing changes.
     """
     if not has_modes(optimizer):
         yield
@@ -158,6 +158,6 @@ def evaluating(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 @torch.no_grad()
 def write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Have tensors hold other values."""
+    """Copy values into tensors."""
     for tensor, value in zip(tensors, values, strict=True):
         tensor.copy_(value)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as one pure function of the epoch."""
+"""All learning rate schedules as one pure function of the configuration and the epoch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fusion.keys import check, read, warmup_epochs
 
 
 def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_per_epoch: float = 1) -> float:
-    """Return the factor of the learning rate in the step that begins at a point of training.
+    """Return the schedule's factor of the learning rate, for the step that begins after `epoch` epochs.
 
-    Let s be that step, from 0, and S the number of all steps. The factor is the decay times the warm-up:
+    Let s be the index of this step, from 0, and S the number of all steps. The factor is the decay times the warm-up:
 
     | `schedule` | decay | as in torch |
     |---|---|---|
@@ -30,23 +30,23 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     | step | gamma ** (floor(epoch) // step_size) | StepLR, stepped once an epoch |
     | exponential | gamma ** floor(epoch) | ExponentialLR, stepped once an epoch |
 
-    x is the share of the decay that is over: 0 until `decay_start` of all steps, then (s - decay_start S) / (S -
-    decay_start S). The schedules with x end at `floor`: with d from the table, the decay is floor + (1 - floor) d.
-    "wsd" has the 1-sqrt cooldown of Hägele et al. 2024 (arXiv:2405.18392), by default over the last fifth of the
-    training. With one_cycle, `lr` is the highest rate; momentum stays as it is.
+    x is the progress of the decay: 0 for the first `decay_start` S steps, then (s - decay_start S) / (S - decay_start
+    S). Schedules with x end at `floor`: with d from the table, the decay is floor + (1 - floor) d. The 1-sqrt cooldown
+    of "wsd" is that of Hägele et al. 2024 (arXiv:2405.18392), by default over the last fifth of the training. With
+    one_cycle, `lr` is the highest learning rate, and the momentum does not change.
 
-    The warm-up lasts `warmup` of the training, or `warmup_epochs`. It rises in a line: step i of its n steps has the
-    factor (i + 1) / n, as LinearLR(start_factor=1 / n, total_iters=n - 1) has. A first step at 0 would be lost.
+    The warm-up lasts for the share `warmup` of the training, or for `warmup_epochs`, and is linear. Step i of its n
+    steps has the factor (i + 1) / n, as in LinearLR(start_factor=1 / n, total_iters=n - 1). With 0, a step is wasted.
 
     Args:
         config: The keys `schedule`, `decay_start`, `floor`, `gamma`, `step_size`, `warmup` and `warmup_epochs`, with
             the defaults of `fusion.keys`; others are ignored.
-        epoch: Epochs done before the step, >= 0; 2.5 is the middle of the third.
-        max_epochs: Epochs in all, >= 1.
+        epoch: Epochs before the step, >= 0; 2.5 is the middle of the third epoch.
+        max_epochs: Number of epochs of the training, >= 1.
         steps_per_epoch: Number of times that the factor is set in an epoch, >= 1.
 
     Raises:
-        ValueError: for an unknown schedule or a value out of range, such as the result of a function.
+        ValueError: for an unknown schedule, or a value out of range, such as a negative result of a function.
 
     >>> [lr_factor({"schedule": "cosine"}, epoch, 4) for epoch in (0, 2, 4)]
     [1.0, 0.5, 0.0]
@@ -79,10 +79,10 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
 def as_lambda_lr(
     optimizer: Optimizer, config: Mapping[str, Any], max_epochs: int, steps_per_epoch: int = 1
 ) -> LambdaLR:
-    """Make torch's scheduler of a configuration's schedule, to be stepped after each step of the optimizer.
+    """Make a torch scheduler for the schedule of `config`. Call its `step()` after each step of the optimizer.
 
     Args:
-        optimizer: Its learning rates are the highest ones.
+        optimizer: Its learning rates are those for a factor of 1.
         config: See `lr_factor`.
         max_epochs: See `lr_factor`.
         steps_per_epoch: Optimizer steps in an epoch, >= 1.
@@ -121,7 +121,7 @@ def _decayed(config: Mapping[str, Any], step: int, steps: int) -> float:
 
 
 def _one_cycle(step: int, steps: int) -> float:
-    """Smith and Topin 2018, with torch's shape and defaults: from 1/25 to 1, and down to 1/25e4 in the last step."""
+    """Return the factor of Smith and Topin 2018 as torch has it: from 1/25 up to 1, then to 1/25e4 in the last step."""
     top, low, end = 0.3 * steps - 1, 1 / 25, 1 / 25e4
     if step <= top:
         return _annealed(low, 1.0, step / top)

@@ -1,4 +1,4 @@
-"""Segments of parameters that are updated at once: neighbours in the rows, of one type, with equal step counts."""
+"""Segments of parameters that are updated together: adjacent in the rows, of one dtype, with equal step counts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from fusion.members.rows import Block, Layout
 
 CHUNK = 2**17
-"""Elements to update at a time on a CPU: the allocator reuses memory for temporaries of that size.
+"""Number of elements to update at a time on a CPU. For temporaries of this size, the allocator reuses memory.
 
-Larger temporaries are mapped anew, page by page, for each operation. AdamW on 32 members of 27,000 parameters takes
-5.0 ms at once, and 1.9 ms in chunks.
+Pages of larger temporaries are mapped again for each operation. AdamW on 32 members of 27,000 parameters takes 5.0 ms
+if all are updated at once, and 1.9 ms in chunks.
 """
 
 CHUNK_ELSEWHERE = 2**24
-"""The same on other devices, where it only bounds the memory of temporaries: 64 MiB each in float32."""
+"""Number of elements to update at a time on other devices. It only bounds temporaries, to 64 MiB each in float32."""
 
 _LARGE = 4
-"""A parameter is faster by itself if it takes more than 1/4 of a chunk. Its multipliers are then [R, 1]. Side by side
-with others they are [R, n]: two passes over memory more."""
+"""A parameter is large if it takes more than 1/`_LARGE` of a chunk. It is then faster to update it by itself: its
+multipliers are [R, 1]. Together with others, they would be [R, n], which costs two more passes over memory."""
 
 
 def chunk(device: torch.device) -> int:
@@ -30,7 +30,7 @@ def chunk(device: torch.device) -> int:
 
 
 def numbered(values: Iterable[Hashable]) -> list[int]:
-    """Number values: equal values get equal numbers, from 0 in the order in which they first come.
+    """Return a number for each value. Equal values get equal numbers, from 0, in the order of first appearance.
 
     >>> numbered("abca")
     [0, 1, 2, 0]
@@ -41,11 +41,11 @@ def numbered(values: Iterable[Hashable]) -> list[int]:
 
 @dataclass(frozen=True)
 class Segment:
-    """Neighbouring parameters of one type that have taken as many steps as each other, in each member.
+    """Adjacent parameters of one dtype that have equal step counts in each member.
 
     Attributes:
-        start: Their first column of [K, N].
-        sizes: Elements of each.
+        start: The first column of the parameters in [K, N].
+        sizes: Number of elements of each parameter, per member.
     """
 
     block: Block
@@ -55,19 +55,19 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """Return the column after the last."""
+        """Return the last column plus 1."""
         return self.start + sum(self.sizes)
 
 
 def segments(
     layout: Layout, steps: Mapping[str, Hashable], multipliers: Mapping[str, Hashable], K: int, device: torch.device
 ) -> Iterator[Segment]:
-    """Split parameters into segments, each at most as large as a chunk unless it is one parameter.
+    """Split parameters into segments. A segment is at most as large as a chunk, unless it has a single parameter.
 
     Args:
-        steps: Value for each parameter to update; equal values mean equal step counts.
-        multipliers: Value for each parameter; equal values mean equal multipliers. Large parameters share a segment
-            only with those of equal multipliers.
+        steps: A value for each parameter to update; equal values mean equal step counts.
+        multipliers: A value for each parameter; equal values mean equal multipliers. A large parameter shares a segment
+            only with parameters that have equal multipliers.
     """
 
     def joins(run: Sequence[str], name: str, shapes: Mapping[str, torch.Size]) -> bool:

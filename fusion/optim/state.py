@@ -1,7 +1,7 @@
-"""The state of K optimizers: hyperparameters, multipliers, schedules, step counts and moments.
+"""The state of an optimizer of K members: hyperparameters, multipliers, schedules, step counts and moments.
 
-Shape suffixes: K members, P trainable parameters, S steps. Hyperparameters are kept as vectors [K], values that also
-differ between parameters as [K, P], and the moments as [K, ...] by parameter.
+Shape suffixes: K members, P trainable parameters, S steps. Hyperparameters are vectors [K], values that also differ
+between parameters are [K, P], and the moments of a parameter are [K, ...].
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STATE = ("state", "steps", "lr_factor", "estimates", "schedule", "lr_multiplier
 
 
 class OptimizerState:
-    """The state of a `FusedOptimizer`, without its updates; see there for arguments and attributes."""
+    """The state of a `FusedOptimizer`, without its updates. `FusedOptimizer` describes arguments and attributes."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class OptimizerState:
         return len(self.members)
 
     def set_lr_factor(self, factor: float | Sequence[float] | Tensor) -> None:
-        """Multiply the learning rates that were given at construction by `factor`: a number, or [K]."""
+        """Multiply the base learning rates, which were given at construction, by `factor`: a number, or [K]."""
         factor_K = member_vector("factor", factor, self.K)
         _check_factors("factor", factor_K)
         if self._schedule_SK is not None:
@@ -91,9 +91,9 @@ class OptimizerState:
         self.lr_factor_K.copy_(factor_K)
 
     def schedule(self, factors: Sequence[Sequence[float]]) -> None:
-        """Set the factors of the coming S steps at once, [S, K], so that no step waits for them; then the last stays.
+        """Set the factors [S, K] of the next S steps at once, so that no step waits for them; then the last row stays.
 
-        `keep` and `load_state_dict` carry the schedule along; after `concat` it has to be given again.
+        The schedule is kept by `keep` and saved with the state. After `concat`, it must be set again.
 
         Raises:
             ValueError: if `factors` are not [S, K] with S >= 1.
@@ -119,7 +119,7 @@ class OptimizerState:
         """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
         chosen = member_indices(indices, self.K)
         self.members = [self.members[k] for k in chosen]
-        # A member that is kept twice becomes two.
+        # An index may be repeated: copies of a member must not share an optimizer.
         self._apart = {i: copy.deepcopy(self._apart[k]) for i, k in enumerate(chosen) if k in self._apart}
         for name in _TABLES:
             setattr(self, name, getattr(self, name)[chosen])
@@ -129,9 +129,9 @@ class OptimizerState:
         self._tabulate()
 
     def copy(self, sources: Mapping[int, int]) -> None:
-        """Make members copies of others, in place, hyperparameters and schedule included; see `FusedModel.copy`.
+        """Make members copies of others, in place, including hyperparameters and schedule.
 
-        Call the model's `copy` with the same `sources`.
+        Call the model's `copy` with the same `sources`; `FusedModel.copy` describes them.
         """
         targets, copied = member_pairs(sources, self.K)
         if not targets:
@@ -151,13 +151,13 @@ class OptimizerState:
         self._tabulate()
 
     def take_hyperparameters(self, other: OptimizerState) -> None:
-        """Go on with the hyperparameters and learning rate multipliers of another optimizer of the same parameters.
+        """Replace hyperparameters and learning rate multipliers by those of another optimizer; keep the other state.
 
         Args:
-            other: Made for the same model; members have the same optimizers, and its own state is not read.
+            other: An optimizer of the same parameters, whose members use the same kinds of optimizers.
 
         Raises:
-            ValueError: if the two optimize different parameters, or a member has another optimizer.
+            ValueError: if the two update different parameters, or a member uses another kind of optimizer.
         """
         kinds = [[hp.kind for hp in each.members] for each in (self, other)]
         require(self.names == other.names and kinds[0] == kinds[1], "other", kinds[1], f"an optimizer of {kinds[0]}")
@@ -174,7 +174,7 @@ class OptimizerState:
         """Append the members of `other`, with their state, as `FusedModel.concat` does.
 
         Raises:
-            ValueError: if the two optimize different parameters.
+            ValueError: if the two update different parameters.
         """
         require(isinstance(other, OptimizerState), "other", other, "a FusedOptimizer")
         if self.names != other.names:
@@ -190,7 +190,7 @@ class OptimizerState:
         self._tabulate()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that `load_state_dict` restores, hyperparameters included: tensors and plain values only."""
+        """Return the state that `load_state_dict` restores, including hyperparameters, as tensors and plain values."""
         return {
             "members": [{**vars(hp), "make": hp.make is not None} for hp in self.members],
             "names": list(self.names),
@@ -213,14 +213,14 @@ class OptimizerState:
         """Restore the result of `state_dict`.
 
         Args:
-            state_dict: Of as many members as the model has, or of more.
-            members: The members of `state_dict` to load, in this order, as after `keep(members)`; all if None.
-            hyperparameters: If True, restore these, too. If False, members go on with those of this optimizer.
+            state_dict: The state of as many members as the model has, or of more.
+            members: Indices of the members in `state_dict` to load, in this order; None for all.
+            hyperparameters: If True, restore hyperparameters, too. If False, keep those of this optimizer.
 
         Raises:
-            ValueError: if `state_dict` is of other parameters, or of another number of members than the model has. If
-                a function made the optimizer of a loaded member, but the member in its place has none. If members go
-                on with another optimizer than they had.
+            ValueError: if `state_dict` has other parameters or another number of members than the model. If a user's
+                function made the optimizer of a loaded member, but this optimizer has no function for it. If
+                `hyperparameters` is False, and a member had another kind of optimizer.
             IndexError: if one of `members` is not in [-K, K) of the K in `state_dict`.
         """
         check_mapping("state_dict", state_dict, "members", "names", *_STATE)
@@ -259,7 +259,7 @@ class OptimizerState:
                 self._apart_of(position).load_state_dict(saved[k], but=changed)
 
     def _per_parameter(self, name: str, multipliers: Multipliers | None) -> Tensor:
-        """Return multipliers as [K, P]; each member's are those of its optimizer."""
+        """Return multipliers as [K, P]: each member has those given for its optimizer."""
         known = {**self.fused.stacked, **self.fused.shared}
         check_multipliers(name, multipliers, known)
         columns = {rule: (multipliers or {}).get(rule, {}) for rule in RULES}
@@ -267,7 +267,7 @@ class OptimizerState:
         return torch.tensor(rows, dtype=torch.float64)
 
     def _tabulate(self) -> None:
-        """Compute the values that stay the same from step to step."""
+        """Compute the tables that do not change from step to step."""
         self._runs = list(runs_of(self.members))
         self._matrices = matrices_of(self.fused, self.members, self._among)
         lr_K, decay_K = torch.tensor([[hp.lr, hp.decay] for hp in self.members], dtype=torch.float64).T
@@ -285,7 +285,7 @@ class OptimizerState:
         self._estimates_K3 = self._estimates_K3.to(device)
         for run in self._runs:
             run.to(device)
-            # Views, so that a step writes into the table.
+            # The vectors are views, so that a rule that updates them writes into the table.
             run.vectors |= zip(LEARNED.get(run.kind, ()), self._estimates_K3[run.start : run.stop].split(1, 1))
         for key, rows in self._moments.items():
             if any(values.device != device for values in rows.blocks.values()):
@@ -303,11 +303,11 @@ class OptimizerState:
             self._next.add_(1).clamp_(max=len(self._schedule_SK) - 1)
 
     def _compare_histories(self) -> None:
-        """Note which parameters have taken as many steps as each other."""
+        """Number the parameters so that equal numbers mean equal step counts in all members."""
         self._history = numbered(map(tuple, self.steps_KP.T.tolist()))
 
     def _apart_of(self, k: int) -> Apart:
-        """Return the optimizer of a member that torch updates; make it if it is missing."""
+        """Return the separate optimizer of member `k`, which torch updates; make it if it is missing."""
         if k not in self._apart:
             stacked = self.fused.stacked
             views = {name: stacked[name][k] for name in self.names}
@@ -315,7 +315,7 @@ class OptimizerState:
         return self._apart[k]
 
     def _multipliers_of(self, k: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Return one member's multipliers of learning rates and of weight decays, by name of the parameter."""
+        """Return member `k`'s multipliers of learning rates and those of weight decays, by name of the parameter."""
         lr, decay = (of_KP[k].tolist() for of_KP in (self._lr_multipliers_KP, self._decay_multipliers_KP))
         return dict(zip(self.names, lr)), dict(zip(self.names, decay))
 

@@ -1,4 +1,4 @@
-"""One module's `torch.optim` optimizer, from the same configuration keys as the fused one."""
+"""The `torch.optim` optimizer of a single module, made from the same configuration keys as the fused one."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def optimizer(
     lr_multipliers: Multipliers | None = None,
     weight_decay_multipliers: Multipliers | None = None,
 ) -> torch.optim.Optimizer:
-    """Make the `torch.optim` optimizer that `config` asks for; it updates as `fused_optimizer` does for one member.
+    """Make the `torch.optim` optimizer that `config` names. It updates as `fused_optimizer` does for one member.
 
     Args:
-        module: Its parameters that need gradients are optimized.
-        config: See `Hyperparameters.from_config`; parts of the model may have learning rates and optimizers of their
-            own, see `fusion.keys.part_settings`.
+        module: The model. Its parameters that need gradients are optimized.
+        config: See `Hyperparameters.from_config`. Parts of the model may have their own learning rates and optimizers,
+            see `fusion.keys.part_settings`.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 
     Returns:
-        An optimizer with one group for each pair of factors, or a `ByPart` of several; multiply every group's `lr` to
-        follow a schedule.
+        An optimizer with one parameter group for each pair of multipliers, or a `ByPart` of several such optimizers. To
+        follow a schedule, multiply the `lr` of every group.
 
     Raises:
         ValueError: for an unknown optimizer, part, parameter name, or a value out of range.
@@ -62,21 +62,21 @@ def optimizer(
 
 
 def made_recordable(optimizer: torch.optim.Optimizer) -> None:
-    """Make SGD, Adam or AdamW take its learning rates from tensors, in place, so that steps can be recorded.
+    """Make SGD, Adam or AdamW recordable, in place: learning rates become tensors.
 
-    Write to `group["lr"]` with `fill_`: a replay of a recorded step reads the tensor.
+    To change a learning rate, call `group["lr"].fill_`: replays of a recorded step read this tensor.
     """
     for group in optimizer.param_groups:
         device = group["params"][0].device
         group.update(lr=torch.tensor(group["lr"], dtype=torch.float32, device=device), fused=True)
         if "capturable" in group:
             group["capturable"] = True
-    # Torch would warn of steps that are not recorded, such as the first.
+    # Silence torch's warning about steps that are not recorded, such as the first ones.
     optimizer._warned_capturable_if_run_uncaptured = True
 
 
 def as_written(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of an optimizer from `made_recordable` as that of an ordinary one."""
+    """Convert the state of an optimizer that `made_recordable` changed to that of an ordinary optimizer."""
     groups = []
     for group in state_dict["param_groups"]:
         if isinstance(group["lr"], torch.Tensor):
@@ -87,20 +87,21 @@ def as_written(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def let_skip(optimizer: torch.optim.Optimizer) -> None:
-    """Make SGD, Adam or AdamW update by torch's one-pass kernels, with which `step_if` need not wait."""
+    """Make SGD, Adam or AdamW use torch's fused kernels, so that `step_if` does not wait for the device."""
     for group in optimizer.param_groups:
         group["fused"] = _in_one_pass(group["params"])
         if group.get("momentum") and not group["dampening"]:
-            # A first step that is left out would leave momentum without a value; from 0 it comes to the same.
+            # Torch sets the momentum in its first step. If that step is skipped, the momentum would stay unset. Without
+            # dampening, a start from 0 gives the same results.
             for parameter in group["params"]:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def step_if(takes: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Call `optimizer.step()` if `takes`, a boolean on its device, is True; else change nothing, not even step counts.
+    """Call `optimizer.step()` if `takes`, a boolean tensor on the device, is True; else change nothing.
 
-    The one-pass kernels read `takes` on the device, by the protocol of `torch.amp.GradScaler`. The host reads it if
-    there are no such kernels, for several optimizers, and for the first step of SGD with dampening.
+    Fused kernels read `takes` on the device, as they do for `torch.amp.GradScaler`. The host has to read it if there
+    are no fused kernels, if parts have their own optimizers, and for the first step of SGD with dampening.
     """
     first = not optimizer.state and any(group.get("dampening") for group in optimizer.param_groups)
     if not (first or isinstance(optimizer, ByPart)) and all(group.get("fused") for group in optimizer.param_groups):
@@ -120,7 +121,14 @@ def torch_optimizer(
     decay: Mapping[str, float],
     matrices: Container[str] = (),
 ) -> torch.optim.Optimizer:
-    """Make the same from parameters by name, hyperparameters, their multipliers, and the names of Muon's parameters."""
+    """Make a `torch.optim` optimizer from hyperparameters.
+
+    Args:
+        named: Parameters by name.
+        lr: Parameter name -> multiplier of the learning rate, 1 if absent.
+        decay: Parameter name -> multiplier of the weight decay, 1 if absent.
+        matrices: Names of the parameters that Muon updates.
+    """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     by_muon: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named.items():
@@ -143,7 +151,7 @@ def torch_optimizer(
     for group in made.param_groups:
         (_, factor), *others = {factors_of[id(p)] for p in group["params"]}
         require(not others, "optimizer", hp.make, rule)
-        # `lambd` is ASGD's own decay, beside the weight decay: the learning rate multiplies both.
+        # The multiplier also applies to `lambd`, a second decay that ASGD has.
         group.update({name: group[name] * factor for name in ("weight_decay", "lambd") if group.get(name)})
     return made
 
@@ -152,7 +160,7 @@ def check_real(kinds: Collection[str], parameters: Mapping[str, Tensor]) -> None
     """Refuse complex parameters for Adafactor, as torch does.
 
     Raises:
-        ValueError: if they are refused.
+        ValueError: if `kinds` has Adafactor, and a trained parameter is complex.
     """
     found = [name for name, p in parameters.items() if p.is_complex() and p.requires_grad]
     rule = f"another one for a model with complex parameters, such as {found[:1]}"
@@ -160,10 +168,10 @@ def check_real(kinds: Collection[str], parameters: Mapping[str, Tensor]) -> None
 
 
 def check_multipliers(name: str, multipliers: object, known: Collection[str]) -> None:
-    """Refuse multipliers that are not by optimizer and parameter, or are no finite numbers >= 0.
+    """Check multipliers, which are given by optimizer name and parameter name.
 
     Raises:
-        ValueError: if `multipliers` are refused.
+        ValueError: if a name is unknown, or a multiplier is no finite number >= 0.
     """
     if multipliers is None:
         return
@@ -182,7 +190,7 @@ def check_multipliers(name: str, multipliers: object, known: Collection[str]) ->
 def _group(hp: Hyperparameters, lr: float, decay: float, params: list[nn.Parameter]) -> dict[str, Any]:
     rate, weight_decay = hp.lr * lr, hp.decay * decay
     if hp.independent_weight_decay:
-        # torch takes lr * weight_decay off, lr with the schedule in it: divided here, only the schedule is left.
+        # Torch multiplies the weight decay by lr, schedule included. Dividing by the rate leaves the schedule's factor.
         weight_decay = weight_decay / rate if rate > 0 else 0.0
     group = {"params": params, "lr": rate, "weight_decay": weight_decay}
     return {**group, "lr_factor": lr} if hp.kind == "prodigy" else group
@@ -191,10 +199,10 @@ def _group(hp: Hyperparameters, lr: float, decay: float, params: list[nn.Paramet
 def _torch_optimizer(hp: Hyperparameters, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     if hp.kind not in ("adam", "adamw"):
         return hp.as_torch(groups)
-    # One pass over memory instead of one for each operation; by default torch takes the slower way on CPUs.
+    # Fused kernels pass over memory once, not once for each operation. By default, torch does not use them on CPUs.
     return hp.as_torch(groups, fused=_in_one_pass(p for group in groups for p in group["params"]))
 
 
 def _in_one_pass(params: Iterable[nn.Parameter]) -> bool:
-    """Return whether torch has one-pass kernels for these parameters."""
+    """Return whether torch has fused kernels for these parameters."""
     return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in params)

@@ -1,4 +1,4 @@
-"""Members whose optimizer this package cannot vectorize: torch's own updates each by itself, in place."""
+"""Members whose optimizer this package cannot vectorize: a `torch.optim` optimizer updates each of them separately."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from fusion.structure.module_parts import copied
 
 
 class Apart:
-    """One member's optimizer, on views of its part of the stacked parameters.
+    """The `torch.optim` optimizer of one member, which updates the member's part of the stacked parameters in place.
 
     Args:
-        lr: Multipliers of learning rates, by name.
-        decay: Multipliers of weight decays, by name.
+        views: Parameter name -> the member's view of the stacked parameter.
+        lr: Parameter name -> multiplier of the learning rate.
+        decay: Parameter name -> multiplier of the weight decay.
     """
 
     def __init__(
@@ -31,8 +32,8 @@ class Apart:
         self._base_lrs = [group["lr"] for group in self._optimizer.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Have copies keep all attributes of the optimizer; torch would leave out those of a user's own class."""
-        # A scheduler's wrapper of `step` would update the original.
+        """Keep all attributes of the optimizer in copies; torch would leave out those of a user's own class."""
+        # Leave out a scheduler's wrapper of `step`: in a copy, it would update the original.
         kept = {name: value for name, value in vars(self._optimizer).items() if name != "step"}
         return {**vars(self), "_optimizer": (type(self._optimizer), kept)}
 
@@ -43,10 +44,11 @@ class Apart:
         vars(self).update({**state, "_optimizer": optimizer})
 
     def update(self, views: Mapping[str, Tensor], gradients: Mapping[str, Tensor], factor: float) -> None:
-        """Take a step, in place.
+        """Update the member's parameters, in place.
 
         Args:
-            views: The member's part of each parameter, where it lies now.
+            views: Parameter name -> the member's present view of the stacked parameter.
+            gradients: Parameter name -> gradient; a parameter without one is not updated.
             factor: The schedule's factor of the learning rates.
         """
         self._take(views)
@@ -60,7 +62,7 @@ class Apart:
 
     @contextmanager
     def evaluating(self, views: Mapping[str, Tensor]) -> Iterator[None]:
-        """Have the member's part of each parameter, where it lies now, hold the weights to evaluate for a while."""
+        """Put the weights to evaluate into `views`, the member's present views, inside this context."""
         self._take(views)
         with evaluating(self._optimizer):
             yield
@@ -73,35 +75,35 @@ class Apart:
             self._optimizer.load_state_dict(self._optimizer.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the optimizer's state by parameter name, and of its groups without learning rates."""
+        """Return copies of the optimizer state, by parameter name, and of the groups without their learning rates."""
         kept = {name: self._optimizer.state[p] for name, p in self._parameters.items() if p in self._optimizer.state}
         groups = [{k: v for k, v in group.items() if k not in _OWN} for group in self._optimizer.param_groups]
         state: dict[str, Any] = copied({"state": kept, "groups": groups})
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], but: Collection[str] = ()) -> None:
-        """Restore the result of `state_dict`; keys of groups in `but` stay as they are."""
+        """Restore the result of `state_dict`, but do not change the keys `but` of the parameter groups."""
         groups = [{key: value for key, value in group.items() if key not in but} for group in state["groups"]]
         go_on(self._optimizer, self._parameters, copied({**state, "groups": groups}))
 
 
 def changed_options(before: Hyperparameters, after: Hyperparameters) -> list[str]:
-    """Return the options that have another value."""
+    """Return the names of the options whose values differ."""
     was, now = dict(before.options), dict(after.options)
     return [name for name in {**was, **now} if was.get(name) != now.get(name)]
 
 
 _OWN = ("params", "lr")
-"""Keys that a group of parameters keeps from its own optimizer."""
+"""Keys of a parameter group that are neither saved nor restored."""
 
 
 def go_on(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
     """Restore the result of `Apart.state_dict` in an optimizer.
 
     Args:
-        optimizer: Made from the same hyperparameters and multipliers.
+        optimizer: An optimizer made from the same hyperparameters and multipliers.
         parameters: The parameters that it updates, by name.
-        state: By the same names; its tensors become the optimizer's.
+        state: The result of `Apart.state_dict`, with the same names. Its tensors become the optimizer's.
     """
     names = {id(p): name for name, p in parameters.items()}
     groups = [

@@ -1,7 +1,7 @@
-"""The table of update rules for rows of members: the vectors that each reads, its moments and its coefficients.
+"""The table of update rules: the settings that each rule reads, its moments and its coefficients.
 
-Shape suffixes: R members of a run, G groups of parameters that differ in their multipliers. All coefficients are
-computed in float64, as Python's floats are in torch.optim, and rounded once, to the parameter's type.
+Shape suffixes: R members of a run, G groups of parameters with equal multipliers. Coefficients are computed in float64,
+like the Python floats in torch.optim, and rounded once to the parameter's dtype.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Vectors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Now:
-    """The state of the coming step, on which coefficients depend besides the members' settings.
+    """Values of the step that is about to be taken, on which coefficients depend.
 
     Attributes:
-        lr_RG: Learning rates, the schedule's factor included.
-        decay_RG: Weight decays that are decoupled, 0 for other members.
-        steps_R1: Steps so far, the coming one included.
+        lr_RG: Learning rates, including the schedule's factor.
+        decay_RG: Weight decays if they are decoupled; 0 for members with coupled ones.
+        steps_R1: Number of steps, including this one.
         factor_R1: The schedule's factor.
     """
 
@@ -39,7 +39,7 @@ class Now:
 
 
 Changing = Callable[[Sequence[Hyperparameters], Vectors, Now], Coefficients]
-"""Returns the coefficients of a step."""
+"""Computes the coefficients that change from step to step."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,17 @@ class UpdateRule:
     """One update rule.
 
     Attributes:
-        kinds: The optimizers whose members it updates together.
-        reads: Settings that it reads from vectors.
-        moments: torch's name of the state of each moment that it may keep, in the order of `update`'s arguments.
-        constants: Returns the coefficients that never change, [R, 1] each, None if unused. It takes the members and
-            their vectors.
-        coefficients: Returns the others, [R, 1] or [R, G] each, and `shrink` of `elementwise.decayed`, if needed.
-        update: The rule; see `elementwise`. None if it does not work element by element.
-        before: Coefficients and function of a pass over all parameters before the update; None if it needs none. Its
-            sums of each member are what `learn` takes.
-        learn: Updates the numbers of `LEARNED` before the update; None if there are none.
+        kinds: Names of the optimizers whose members this rule updates together.
+        reads: Names of the settings that the rule reads.
+        moments: Name of each moment -> its key in torch's optimizer state, in the order of `update`'s arguments.
+        constants: Takes the members and their vectors; returns the coefficients that never change, [R, 1] each, None if
+            unused.
+        coefficients: Returns the coefficients that change, [R, 1] or [R, G] each, and `shrink` of
+            `elementwise.decayed` if needed.
+        update: The function in `elementwise` that updates parameters; None if the rule is not element by element.
+        before: Coefficients and function of a pass over all parameters before the update; None if there is no such
+            pass. The function returns sums for each member, which `learn` takes.
+        learn: Updates the learned numbers (`LEARNED`) before the update; None if there are none.
     """
 
     kinds: tuple[str, ...]
@@ -78,7 +79,7 @@ def _sgd_constants(members: Sequence[Hyperparameters], v: Vectors) -> Coefficien
 
 
 def _sgd_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
-    # A member without momentum takes the gradient as it is; its dampening has no effect.
+    # As in torch, dampening has no effect on a member without momentum, and none in the first step.
     undamped = (now.steps_R1 == 1) | (v["momentum"] == 0)
     return {"lr": now.lr_RG, "gain": torch.where(undamped, 1.0, 1.0 - v["dampening"])}
 
@@ -93,7 +94,7 @@ def _adam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now)
     if any(hp.decay and hp.decouples for hp in members):
         rate = now.lr_RG
         if any(hp.independent_weight_decay for hp in members):
-            # A parameter whose learning rate is multiplied by 0 stays as it is, as in torch's optimizer.
+            # If the learning rate is 0, for example by its multiplier, the weight does not decay either, as in torch.
             rate = torch.where(v["independent"] > 0, now.factor_R1 * (rate > 0), rate)
         shrink = 1 - rate * now.decay_RG
     return {"step_size": now.lr_RG * root / (1 - v["beta1"] ** now.steps_R1), "eps": v["eps"] * root, "shrink": shrink}
@@ -119,7 +120,10 @@ def _nadam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now
 
 
 def _radam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
-    """Liu et al. 2020, Algorithm 2: until the second moment's variance is known, steps are those of momentum."""
+    """Return RAdam's coefficients (Liu et al. 2020, Algorithm 2).
+
+    In the first steps the variance of the second moment is not known, and updates are those of momentum SGD.
+    """
     powers = v["beta2"] ** now.steps_R1
     most = 2 / (1 - v["beta2"]) - 1
     rho = most - 2 * now.steps_R1 * powers / (1 - powers)
@@ -203,7 +207,7 @@ UPDATE_RULES = {
         elementwise.sgd,
     ),
     "adam": UpdateRule(("adam", "adamw"), _BETAS, _ADAM, _adam_constants, _adam_coefficients, elementwise.adam),
-    # Its rows are those that AdamW updates.
+    # Muon's matrices are not in rows: this rule is AdamW's, for all other parameters.
     "muon": UpdateRule(
         ("muon",), (*_BETAS, "momentum", "nesterov"), _ADAM, _adam_constants, _adam_coefficients, elementwise.adam
     ),
@@ -265,21 +269,21 @@ UPDATE_RULES = {
         learn=learn_average,
     ),
 }
-"""All rules by name; those of Muon's matrices and of Adafactor are in modules of their own."""
+"""All rules by name. The updates of Muon's matrices and of Adafactor are in their own modules."""
 
 RULE_OF = {kind: name for name, rule in UPDATE_RULES.items() for kind in rule.kinds}
 
 _MOMENTUM_DECAY = 4e-3
-"""Of `torch.optim.NAdam`."""
+"""The default of `momentum_decay` in `torch.optim.NAdam`."""
 
 
 def _warming(steps: Tensor) -> Tensor:
-    """Return the share of beta1 that NAdam's momentum has at a step (Dozat 2016, section 3)."""
+    """Return NAdam's momentum at a step as a share of beta1 (Dozat 2016, section 3)."""
     return 1 - 0.5 * 0.96 ** (steps * _MOMENTUM_DECAY)
 
 
 def momentum_product(beta1: Tensor, steps: Tensor) -> Tensor:
-    """Return the product of NAdam's momenta of all steps so far; at step 0 it is 1.
+    """Return the product of NAdam's momenta at the steps 1 to `steps`; it is 1 for 0 steps.
 
     >>> product = momentum_product(torch.tensor(0.5), torch.tensor(2.0))
     >>> torch.allclose(product, 0.25 * _warming(torch.tensor([1.0, 2.0], dtype=torch.float64)).prod())
@@ -291,6 +295,6 @@ def momentum_product(beta1: Tensor, steps: Tensor) -> Tensor:
 
 @lru_cache
 def _log_products(size: int) -> Tensor:
-    """Return the logarithms of the products of the first 0, 1, ..., `size` shares."""
+    """Return the logarithms of the products of the first 0, 1, ..., `size` results of `_warming`."""
     every = _warming(torch.arange(1, size + 1, dtype=torch.float64)).log().cumsum(0)
     return torch.cat([torch.zeros(1, dtype=torch.float64), every])

@@ -1,7 +1,7 @@
-"""The members of a run updated together, on rows that hold all their parameters, on any device.
+"""Updates of all members of a run together, on rows that hold all their parameters, on any device.
 
-Shape suffixes: K members, R of them in the run and B in a chunk. A member has N elements, n of them in a segment. The
-segment has P parameters, in G groups of neighbours with equal multipliers.
+Shape suffixes: K members, R of them in the run, B of them in a chunk. A member has N elements, n of them in a segment.
+The segment has P parameters, in G groups of adjacent parameters with equal multipliers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusion.optim.update_rules import Coefficients
 
 
 class Tile:
-    """The update of the parameters of a segment in the members of a run.
+    """Updates the parameters of one segment in the members of one run.
 
     Args:
         lr_RP: Learning rates without the schedule's factor, on the CPU.
@@ -31,7 +31,7 @@ class Tile:
         self, run: RuleMembers, segment: Segment, lr_RP: Tensor, decay_RP: Tensor, device: torch.device
     ) -> None:
         self.run, self.segment = run, segment
-        # As in torch, the real and the imaginary part of a complex number are each updated by themselves.
+        # As in torch, real and imaginary parts of complex numbers are updated as separate elements.
         self._reals = 2 if segment.block.dtype.is_complex else 1
         alike = list(zip(lr_RP.T.tolist(), decay_RP.T.tolist()))
         groups = [[i for i, _ in group] for _, group in groupby(enumerate(alike), key=lambda pair: pair[1])]
@@ -60,11 +60,11 @@ class Tile:
         """Apply the rule of the run, in place.
 
         Args:
-            stored: Parameter, gradient and moments, [K, N] each.
-            steps_K1: Steps so far, the coming one included.
+            stored: Parameters, gradients and moments, [K, N] each.
+            steps_K1: Number of steps, including this one.
             factor_K1: The schedule's factor.
-            takes_K1: True for members that take the step; all if None.
-            before: If True, do the rule's pass before the update, and return its sums [R, ...].
+            takes_K1: True for members that take the step; None for all.
+            before: If True, run the rule's pass before the update instead, and return its sums [R, ...].
         """
         run, segment = self.run, self.segment
         stored = [torch.view_as_real(t).flatten(1) if t.is_complex() else t for t in stored]
@@ -87,14 +87,14 @@ class Tile:
 
     @property
     def worth_a_call(self) -> bool:
-        """Return whether a member has enough elements for a call of its own."""
+        """Return whether members have enough elements for a separate call of torch's kernel for each member."""
         return sum(self._widths) >= native.LEAST_PER_CALL * len(self._widths)
 
     @torch.no_grad()
     def update_in_turn(
         self, stored: Sequence[Tensor], steps_K1: Tensor, factor_K1: Tensor, takes_K1: Tensor | None = None
     ) -> None:
-        """Do what `update` does by torch's own kernels, on a CPU, one member after another."""
+        """Do what `update` does, by torch's CPU kernels, one member after another."""
         own = slice(self.run.start, self.run.stop)
         steps_R, factors_R = steps_K1[own, 0].tolist(), factor_K1[own, 0].tolist()
         lr_RG = (self._lr_RG * factor_K1[own]).tolist()
@@ -106,7 +106,7 @@ class Tile:
                     native.update(hp, tensors, lr_RG[r][g], self._decay_RG[r][g], steps_R[r], factors_R[r])
 
     def _views_of(self, stored: Sequence[Tensor]) -> list[native.Views]:
-        """Return the members' views of each group of parameters."""
+        """Return the members' views of `stored` for each group of parameters."""
         own = slice(self.run.start, self.run.stop)
         columns = pairwise(accumulate(self._widths, initial=self.segment.start))
         return [native.views_of([[t[own, start:stop]] for t in stored]) for start, stop in columns]
@@ -115,18 +115,18 @@ class Tile:
         return {name: c if c is None or c.shape[1] > 1 else c.to(self._math) for name, c in coefficients.items()}
 
     def _wide(self, coefficient: Tensor) -> Tensor:
-        """Widen [B, G] to [B, n], rounded, each group's value in its columns; leave [B, 1] as it is."""
+        """Expand a coefficient [B, G] to [B, n]: each group's value fills the group's columns. Keep [B, 1] as it is."""
         if coefficient.shape[1] == 1:
             return coefficient
         if self._group_n is not None:
             return coefficient.to(self._math).index_select(1, self._group_n)
-        # On a CPU this is several times as fast as looking each element's group up.
+        # On a CPU, copies are several times as fast as `index_select`.
         wide = coefficient.new_empty(len(coefficient), sum(self._widths), dtype=self._math)
         torch._foreach_copy_(wide.split(self._widths, 1), coefficient.split(1, 1))
         return wide
 
     def _apply(self, stored: Sequence[Tensor], coefficients: Coefficients, before: bool) -> Tensor | None:
-        """Apply the rule to some members, [B, n] each, in the precision of its coefficients."""
+        """Apply the rule to a chunk of members, [B, n] each, in the precision of the coefficients."""
         tensors = [t if t.dtype == self._math else t.to(self._math) for t in stored]
         decays = (coefficients.pop(name, None) for name in ("shrink", "weight_decay"))
         tensors[1] = elementwise.decayed(*tensors[:2], *decays)
@@ -149,6 +149,6 @@ def _columns(t: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _math_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the precision to update in: in half precision, a coefficient like 1 - lr * weight_decay would be 1."""
+    """Return the precision of updates; in half precision, a coefficient such as 1 - lr * weight_decay would be 1."""
     real = dtype.to_real() if dtype.is_complex else dtype
     return torch.float32 if real in (torch.bfloat16, torch.float16) else real

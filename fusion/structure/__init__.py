@@ -1,4 +1,4 @@
-"""The structure that modules must share to be fused: each is described in plain values, which are compared as keys."""
+"""The structure that modules must share to be fused. It is described by plain values, which are compared as keys."""
 
 from fusion.structure.float_slots import FloatSlot
 from fusion.structure.signature import HOOK, UNKNOWN, describe

@@ -1,4 +1,4 @@
-"""Places of a module that hold a float that may differ from member to member."""
+"""Places in a module that hold floats. Members may differ in these floats."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _DROPOUTS = nn.modules.dropout._DropoutNd
 
 @dataclass(frozen=True)
 class FloatSlot:
-    """A place inside a module that holds a float and can hold another.
+    """A place inside a module that holds a float and can be written to.
 
     Attributes:
-        key: The name of an attribute, or the descriptor of one in `__slots__`; if `item`, the key of the item.
+        owner: The object that holds the float as an attribute or an item.
+        key: The name of the attribute, or its descriptor if it is in `__slots__`. If `item` is True, the key or index.
         item: True if the owner is a dict or a list that holds the float as an item.
     """
 
@@ -30,7 +31,7 @@ class FloatSlot:
         return self._type().__getitem__(self._items(), self.key)
 
     def set(self, value: Any) -> None:
-        """Write `value`, past any `__setattr__` or `__setitem__` that the owner may have."""
+        """Write `value` directly, without calling a `__setattr__` or `__setitem__` of the owner."""
         if isinstance(self.key, types.MemberDescriptorType):
             self.key.__set__(self.owner, value)
         else:
@@ -44,10 +45,10 @@ class FloatSlot:
 
 
 def is_number(value: Any, cls: type) -> bool:
-    """Return whether a value is a float or numpy's; a user's own kind of float may do anything."""
+    """Return whether a value is a float of Python or NumPy; a user's subclass of float may behave differently."""
     return cls is float or (isinstance(value, float) and cls.__module__ == "numpy")
 
 
 def is_probability(value: Any, slot: FloatSlot | None) -> bool:
-    """Return whether an int is a dropout's probability: `nn.Dropout(0)` holds an int, `nn.Dropout(0.1)` a float."""
+    """Return whether a value is an int that is a dropout probability, as in `nn.Dropout(0)`: it counts as a float."""
     return type(value) is int and slot is not None and slot.key == "p" and isinstance(slot.owner, _DROPOUTS)

@@ -1,4 +1,4 @@
-"""Functions and classes in plain values: by name if the name finds them, otherwise by their parts."""
+"""Description of functions and classes by plain values: by name if the name leads to them, else by their parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-# Entries of a class that say nothing of how it computes: names, annotations, bookkeeping of dataclasses and ABCs.
+# Entries of a class that do not affect its computation: names, annotations, bookkeeping of dataclasses and ABCs.
 CLASS_NOTES = {"__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "_abc_impl"}
 CLASS_NOTES |= {"__dataclass_fields__", "__dataclass_params__", "__match_args__", "__orig_bases__", "__parameters__"}
 CLASS_NOTES |= {
@@ -31,7 +31,7 @@ BUILTINS = (
 )
 WRAPPERS = (property, staticmethod, classmethod, functools.cached_property, functools._lru_cache_wrapper)
 
-# Py_TPFLAGS_HEAPTYPE: types without it are part of the interpreter or an extension, each only once.
+# Py_TPFLAGS_HEAPTYPE: types without this flag are static types of the interpreter or an extension; they exist once.
 _MADE_AT_RUN_TIME = 1 << 9
 
 
@@ -41,7 +41,7 @@ def name_of(thing: Any) -> str:
 
 
 def found_by_name(thing: Any) -> bool:
-    """Return whether the module of a class or function has it under its name, so that all users share the same one."""
+    """Return whether a class or function is found under its name in its module, so that all users share one object."""
     if isinstance(thing, type) and not thing.__flags__ & _MADE_AT_RUN_TIME:
         return True
     found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
@@ -51,7 +51,7 @@ def found_by_name(thing: Any) -> bool:
 
 
 def wrapped(wrapper: Any) -> list[Any]:
-    """Return the functions that a property, a static method, or the like calls, and the settings of a cache."""
+    """Return the functions that a property, static method or other wrapper calls, and a cache's settings."""
     if isinstance(wrapper, property):
         return [wrapper.fget, wrapper.fset, wrapper.fdel]
     if isinstance(wrapper, functools.cached_property):
@@ -62,17 +62,17 @@ def wrapped(wrapper: Any) -> list[Any]:
 
 
 def captured(function: types.FunctionType) -> Iterator[Any]:
-    """Yield all that decides a function's result besides its arguments and globals: code, defaults, and closure."""
+    """Yield a function's code, defaults and closure: with arguments and globals, they determine its result."""
     yield code_digest(function.__code__)
     yield function.__defaults__
     yield tuple((function.__kwdefaults__ or {}).items())
     for cell in function.__closure__ or ():
-        # An empty cell has nothing, not even None.
+        # Reading an empty cell would raise an error.
         yield cell.cell_contents if cell != types.CellType() else ("empty",)
 
 
 def own_globals(function: types.FunctionType) -> dict[str, Any]:
-    """Return the globals that a function reads; empty if they are a module's, because all its users share these."""
+    """Return the globals that a function reads; {} if they are those of a module, because all its users share them."""
     space = function.__globals__
     module = sys.modules.get(space.get("__name__", ""))
     if getattr(module, "__dict__", None) is space:
@@ -81,7 +81,7 @@ def own_globals(function: types.FunctionType) -> dict[str, Any]:
 
 
 def code_digest(code: types.CodeType) -> bytes:
-    """Return a digest of a function's code, inner functions included, independent of its place."""
+    """Return a digest of a function's code, including inner functions. File and line do not affect it."""
     signature = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     constants = [_steady(constant) for constant in code.co_consts]
@@ -95,7 +95,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _steady(constant: Any) -> str:
-    """Return the same text in every process, although the order of a set differs between processes."""
+    """Return a text for a constant that is the same in every process; the order of a set would not be."""
     if isinstance(constant, types.CodeType):
         return code_digest(constant).hex()
     if isinstance(constant, frozenset):

@@ -1,4 +1,4 @@
-"""The attributes and the kinds of values that a module's signature leaves out, or takes by their `repr`."""
+"""The attributes and types that a module's signature leaves out, and the types that it describes by their `repr`."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from torch.utils.hooks import RemovableHandle
 
 from fusion.structure.module_parts import HOOKS
 
-# Attributes that are not walked: those that are walked by themselves, the mode, which train() and eval() set all the
-# time, and those that a copy does not need.
+# Attributes that are not walked: parameters, buffers and modules, which are walked separately; the mode, which may
+# change at any time; and attributes that a copy does not need.
 _NOT_STRUCTURE = {"_parameters", "_buffers", "_modules", "training", "_compiled_call_impl"}
 _RECURRENT_CACHES = {"_flat_weights", "_flat_weight_refs"}
 HOOK_ATTRIBUTES = {name for name in vars(nn.Module()) if "_hooks" in name}
-# Hooks on loading and saving never run: a fused model does both itself.
+# Leave out hooks on loading and saving: a fused model does both itself, so they never run.
 _NOT_STRUCTURE |= {name for name in HOOK_ATTRIBUTES if "state_dict" in name} | {HOOKS}
-# Settings from which peft made a LoRA adapter, in layer and configuration; forward reads only `scaling`, a float.
+# Leave out the settings from which peft made a LoRA adapter, because forward only reads the float `scaling`.
 _LORA, _LORA_NOTES = "peft.tuners.lora.", {"lora_alpha", "r", "lora_dropout"}
 
 PLAIN = {bool, int, str, bytes, type(None), type(...), type(NotImplemented)}
 TEXTS = {complex, range, torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size}
 TEXTS |= {torch._ops.OpOverload, torch._ops.OpOverloadPacket}
-# Their attributes are caches, such as one of their hash.
+# Paths are described by their text. Their attributes are only caches, for example of the hash.
 TEXTS |= {PosixPath, WindowsPath, PurePosixPath, PureWindowsPath}
-# A handle removes a hook; what runs is the hook.
+# Objects without a state that affects results. A handle can only remove a hook; the hook itself is described.
 STATELESS = {type(Lock()), type(RLock()), RemovableHandle}
 
 
 def skipped_of_module(module: nn.Module) -> set[str]:
-    """Return the attributes of a module that do not steer its computation."""
+    """Return the names of a module's attributes that do not affect its computation."""
     if isinstance(module, nn.RNNBase):
         return _NOT_STRUCTURE | _RECURRENT_CACHES
     return _NOT_STRUCTURE | _LORA_NOTES if type(module).__module__.startswith(_LORA) else _NOT_STRUCTURE
 
 
 def skipped_of(value: Any) -> set[str]:
-    """Return the attributes of a value, no module, that do not steer its behaviour."""
+    """Return the names of attributes, of a value that is no module, that do not affect its behavior."""
     return _LORA_NOTES if type(value).__module__.startswith(_LORA) else set()

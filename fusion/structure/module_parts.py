@@ -1,7 +1,7 @@
-"""A module taken apart into a skeleton without data and its tensors by name, and put together again.
+"""Takes a module apart into a skeleton without data and its named tensors, and puts it together again.
 
-`materialize` undoes `skeleton`. Both are `copy.deepcopy` with the tensors exchanged through its memo. So tied weights
-stay tied, and attributes, hooks and subclasses survive as they are.
+`materialize` undoes `skeleton`. Both call `copy.deepcopy`, and exchange the tensors through its memo. So tied weights
+stay tied, and attributes, hooks and subclasses are kept.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fusion.structure.objects_of_tensors import look_into
 
 HOOKS = "_hooks_on_parameters"
-"""The attribute in which a module without data keeps the hooks on its parameters, by the parameters' names."""
+"""Name of the attribute in which a skeleton keeps the hooks on its parameters, by the parameters' names."""
 
 
 class Hooks(NamedTuple):
-    """Hooks on one tensor: those of `register_hook`, and of `register_post_accumulate_grad_hook`."""
+    """The hooks on one tensor: those of `register_hook`, and those of `register_post_accumulate_grad_hook`."""
 
     on_gradient: tuple[Callable[..., Any], ...]
     accumulated: tuple[Callable[..., Any], ...]
 
 
 class TensorTree(nn.Module):
-    """Parameters and buffers by dotted name, in nested modules, since torch allows no dot in one name.
+    """Parameters and buffers by dotted name, such as "encoder.0.weight".
 
-    Being a module, it takes part in `.to()`, `state_dict()` and `parameters()`: `"encoder.0.weight"` is found
-    there under just that name.
+    They are in nested modules, because torch allows no dots in names. Because it is a module, `.to()`, `state_dict()`
+    and `parameters()` include them, under the same names.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class TensorTree(nn.Module):
         self._places: dict[str, tuple[nn.Module, str]] = {}
 
     def put(self, name: str, tensor: Tensor, *, persistent: bool = True) -> None:
-        """Add or replace a tensor: an `nn.Parameter` becomes a parameter, any other tensor a buffer."""
+        """Add or replace a tensor: an `nn.Parameter` as a parameter, any other tensor as a buffer."""
         node, leaf = self._place(name)
         if isinstance(tensor, nn.Parameter):
             node._parameters[leaf] = tensor
@@ -52,7 +52,7 @@ class TensorTree(nn.Module):
             node._non_persistent_buffers_set.add(leaf)
 
     def arrange(self, names: Iterable[str]) -> None:
-        """Put the tensors in the order of these names; others come last."""
+        """Sort the tensors by the order of `names`; all others come last."""
         order = dict.fromkeys([*names, *self._places])
         self._places = {name: self._places[name] for name in order if name in self._places}
 
@@ -76,7 +76,7 @@ class TensorTree(nn.Module):
         return {n: b for n, (node, leaf) in self._places.items() if (b := node._buffers.get(leaf)) is not None}
 
     def is_persistent(self, name: str) -> bool:
-        """Return whether the tensor is part of `state_dict()`."""
+        """Return whether `state_dict()` includes the tensor `name`."""
         node, leaf = self._places[name]
         return leaf not in node._non_persistent_buffers_set
 
@@ -93,7 +93,7 @@ class TensorTree(nn.Module):
 
 
 class Slot:
-    """One place of a module that holds the tensor called `name`; tied tensors have several."""
+    """A place in a module that holds the tensor called `name`. A tied tensor has several slots."""
 
     __slots__ = ("holder", "leaf", "name")
 
@@ -102,7 +102,7 @@ class Slot:
 
 
 def tensor_slots(module: nn.Module) -> list[Slot]:
-    """Every place that holds a parameter or buffer, each with the name under which torch lists it first."""
+    """Return all slots of parameters and buffers. The name of a tied tensor is the first under which torch lists it."""
     canonical = {id(t): name for name, t in named_tensors(module).items()}
     return [
         Slot(holder, leaf, canonical[id(tensor)])
@@ -114,12 +114,12 @@ def tensor_slots(module: nn.Module) -> list[Slot]:
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters, then buffers, each once."""
+    """Return all parameters, then all buffers, by name; each tensor only once."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def non_persistent(module: nn.Module) -> set[str]:
-    """Names of the buffers that `state_dict()` leaves out: constants that the constructor makes."""
+    """Return the names of the buffers that `state_dict()` leaves out: constants that the constructor makes."""
     return {
         f"{path}.{leaf}" if path else leaf
         for path, child in module.named_modules()
@@ -144,13 +144,13 @@ def skeleton(module: nn.Module) -> nn.Module:
 
 
 def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Make a deep copy of the skeleton `hollow` with `tensors`, by name, in their places; copy all other tensors."""
+    """Make a deep copy of the skeleton `hollow` that holds `tensors`, by name; other tensors are copied."""
     memo: dict[int, Any] = {id(t): tensors[name] for name, t in named_tensors(hollow).items() if name in tensors}
     return _with_hooks(copy.deepcopy(hollow, memo | _empty_containers(hollow)))
 
 
 def duplicate(module: nn.Module) -> nn.Module:
-    """Make a deep copy of a module with the hooks on its parameters, which `copy.deepcopy` loses."""
+    """Make a deep copy of a module, including hooks on its parameters, which `copy.deepcopy` would lose."""
     if not any(any(hooks_on(parameter)) for parameter in module.parameters()):
         return copy.deepcopy(module)
     tensors = {name: like(tensor, tensor.detach().clone()) for name, tensor in named_tensors(module).items()}
@@ -158,13 +158,13 @@ def duplicate(module: nn.Module) -> nn.Module:
 
 
 def hooks_on(tensor: Tensor) -> Hooks:
-    """Return the hooks that a tensor has."""
+    """Return the hooks on a tensor."""
     kinds = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
     return Hooks(*(tuple((kind or {}).values()) for kind in kinds))
 
 
 def _with_hooks(module: nn.Module) -> nn.Module:
-    """Put the hooks that a module keeps on its parameters."""
+    """Register the hooks that a copied skeleton keeps in `HOOKS` on its parameters."""
     for name, hooks in vars(module).pop(HOOKS, {}).items():
         parameter = module.get_parameter(name)
         for hook in hooks.on_gradient if parameter.requires_grad else ():
@@ -175,7 +175,10 @@ def _with_hooks(module: nn.Module) -> nn.Module:
 
 
 def _following(hook: Any, parts: set[int]) -> Any:
-    """Return a hook; wrap a function that sees a part of its module (`self`, say), so that copies see their own."""
+    """Return `hook`, wrapped if its closure holds a part of the module, such as `self`.
+
+    In a copy of the module, the wrapped hook sees the copied part.
+    """
     cells = (getattr(hook, "__closure__", None) or ()) if isinstance(hook, types.FunctionType) else ()
     seen = {i: cell.cell_contents for i, cell in enumerate(cells) if cell != types.CellType()}
     own = {i: part for i, part in seen.items() if id(getattr(part, "__self__", part)) in parts}
@@ -183,7 +186,7 @@ def _following(hook: Any, parts: set[int]) -> Any:
 
 
 class _Following:
-    """A function that sees parts of a module; in a copy it sees the copied parts, unlike after `copy.deepcopy`."""
+    """A function whose closure holds parts of a module. Its deep copy holds the copied parts; a function would not."""
 
     def __init__(self, function: types.FunctionType, parts: dict[int, Any]) -> None:
         self.function, self.parts = function, parts
@@ -195,9 +198,10 @@ class _Following:
 
 
 def _empty_containers(module: nn.Module) -> dict[int, Any]:
-    """Copy the empty containers of a module, as a memo for `copy.deepcopy`.
+    """Copy all empty containers of a module; return the copies as a memo for `copy.deepcopy`.
 
-    Each module has a dozen for its hooks, and `deepcopy` takes longer over these than over all the rest.
+    Each module has a dozen empty containers for hooks. Without this memo, `deepcopy` would spend most of its time on
+    them.
     """
     return {
         id(value): type(value)()
@@ -209,14 +213,14 @@ def _empty_containers(module: nn.Module) -> dict[int, Any]:
 
 @contextmanager
 def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Put `tensors` in the slots for a while, then the previous ones again.
+    """Put `tensors` into the slots, inside this context; then restore the previous tensors.
 
     Yields:
-        A dict that is empty inside the block. If code in the block assigns to a buffer instead of writing into it, the
-        dict afterwards holds the new tensor by name.
+        A dict that is empty inside the context. If code assigns a new tensor to a buffer, rather than writing into it,
+        the dict holds the new tensor afterwards, by name.
 
     Raises:
-        RuntimeError: if the code sets a tensor to None.
+        RuntimeError: if the code sets a buffer or parameter to None.
     """
     before = [slot.holder[slot.leaf] for slot in slots]
     rebound: dict[str, Tensor] = {}
@@ -239,7 +243,7 @@ def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str
 
 @contextmanager
 def unwritten(tensors: Mapping[str, Tensor], refusal: Callable[[str], Exception]) -> Iterator[None]:
-    """Raise `refusal(name)` at the end of the block if code in it has written to one of these tensors."""
+    """Raise `refusal(name)` at the end of this context if code inside has written to one of the tensors."""
     before = _places(tensors)
     yield
     for name, place in _places(tensors).items():
@@ -248,7 +252,7 @@ def unwritten(tensors: Mapping[str, Tensor], refusal: Callable[[str], Exception]
 
 
 def _places(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Return the place of each tensor in memory, and the number of writes to it."""
+    """Return for each tensor its storage and autograd's count of in-place writes."""
     return {name: (tensor.untyped_storage()._cdata, tensor._version) for name, tensor in tensors.items()}
 
 
@@ -258,27 +262,27 @@ def _hollow(tensor: Tensor) -> Tensor:
 
 
 def is_batched(value: Any) -> bool:
-    """Return whether a value is a tensor of all members from inside vmap, whose member axis is hidden."""
+    """Return whether a value is a tensor inside vmap that holds all members, with a hidden member axis."""
     return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
 def like(tensor: Tensor, data: Tensor) -> Tensor:
-    """Return `data` as a parameter if `tensor` is one, frozen if that is frozen."""
+    """Return `data` as a parameter if `tensor` is one, with the same `requires_grad`; else return `data` itself."""
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(data, requires_grad=tensor.requires_grad)
     return data
 
 
 def copied(batch: Any) -> Any:
-    """Copy any nesting of tensors, so that writes into the copies do not reach the originals."""
+    """Return any nesting with copies of its tensors, so that writes do not reach the originals."""
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, look_into(batch))
 
 
 def count_samples(batch: Any) -> int:
-    """Return the length of the first tensor of a batch that has an axis; 1 if none has."""
+    """Return the number of samples: the length of the first tensor that has an axis; 1 if there is none."""
     return next((leaf.shape[0] for leaf in tree_leaves(look_into(batch)) if has_samples(leaf)), 1)
 
 
 def has_samples(leaf: Any) -> bool:
-    """Return whether a part of a batch is a tensor with an axis."""
+    """Return whether a part of a batch is a tensor with at least one axis, of which the first is the samples."""
     return isinstance(leaf, Tensor) and leaf.ndim > 0

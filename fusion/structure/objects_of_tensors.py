@@ -1,7 +1,7 @@
-"""Batches that are objects, such as a dataclass: torch's functions on trees look into those whose fields are tensors.
+"""Batches that are objects, such as dataclasses: registers their classes with torch's pytrees if fields hold tensors.
 
-These functions (`tree_map` and its kin) know tuples, lists, dicts and named tuples. Any other object is a leaf to them,
-which is neither moved to a device, nor split, nor copied.
+Torch's pytree functions (`tree_map` and others) know tuples, lists, dicts and named tuples. Any other object is a leaf
+for them. Without registration, its tensors are not moved to a device, split or copied.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from torch import Tensor, nn
 from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_leaves
 
 LOOKED_INTO: set[type] = set()
-"""The classes that `look_into` has met."""
+"""The classes that `look_into` has registered."""
 
 _CONTENT = ""
-"""The name of an object's own items among its fields, where its class is one of dicts, lists or tuples."""
+"""Name of the field for an object's items, if its class is derived from dict, list or tuple."""
 
 _MADE_IN_PYTHON = 1 << 9
-"""Python's flag of classes that are not written in C (Py_TPFLAGS_HEAPTYPE)."""
+"""Python's flag for classes that are not static types in C (Py_TPFLAGS_HEAPTYPE)."""
 
 _DEEPEST = 32
-"""Objects within each other: torch's functions call themselves for each, and Python allows about 1000 calls."""
+"""Largest depth of nested objects. Pytree functions recurse for each level, and Python allows about 1000 calls."""
 
 Names = tuple[str, ...]
 
 
 def look_into(batch: Any) -> Any:
-    """Have torch's functions on trees look into all objects of a batch that hold tensors; return the batch.
+    """Register the classes of all objects in a batch that hold tensors with torch's pytrees; return the batch.
 
-    An object may be of any class of the user's or of a library's: a dataclass, one of attrs, one with slots, a dict of
-    a class of its own. A copy is made without `__init__`, field by field. These stay whole: modules, torch's own
-    objects, objects that refer weakly to others or are a part of themselves, and chains of more than `_DEEPEST`.
+    An object may have any class: a dataclass, a class of attrs, one with slots, or one derived from dict. Pytree
+    functions copy it field by field, without a call of `__init__`. Some objects stay leaves: modules, torch's own
+    objects, objects with weak references, objects that contain themselves, and chains longer than `_DEEPEST`.
     """
     if not isinstance(batch, Tensor):
         search = _Search()
@@ -48,7 +48,7 @@ def look_into(batch: Any) -> Any:
 
 
 def fields(thing: Any) -> dict[str, Any]:
-    """Return an object's fields by name."""
+    """Return an object's attributes by name, including those in `__slots__`, and its items if it is a container."""
     found = dict(getattr(thing, "__dict__", {}))
     found |= {name: getattr(thing, name) for name in copyreg._slotnames(type(thing)) if hasattr(thing, name)}  # type: ignore[attr-defined]
     for kind in (dict, list, tuple):
@@ -58,7 +58,7 @@ def fields(thing: Any) -> dict[str, Any]:
 
 
 def with_fields(kind: type, found: Mapping[str, Any]) -> Any:
-    """Return an object of a class with these fields, without a call of `__init__`."""
+    """Make an object of the class `kind` with these fields, without a call of `__init__`."""
     content = found.get(_CONTENT, ())
     base: Any = next(each for each in kind.__mro__ if each.__flags__ & _MADE_IN_PYTHON == 0)  # such as `dict`
     thing = base.__new__(kind, content) if issubclass(kind, tuple) else base.__new__(kind)
@@ -77,19 +77,19 @@ def with_fields(kind: type, found: Mapping[str, Any]) -> Any:
 
 
 class _Search:
-    """A search for tensors in the objects of a batch that are leaves to torch.
+    """A search for tensors in objects that are leaves for torch's pytrees.
 
     Attributes:
-        endless: Classes of objects that are parts of themselves, or form too long a chain.
+        endless: Classes of objects that contain themselves or form a chain that is too long.
     """
 
     def __init__(self) -> None:
         self.endless: set[type] = set()
         self._above: list[Any] = []
-        self._known: dict[int, tuple[Any, bool]] = {}  # by id, with the object, so that no other gets its id
+        self._known: dict[int, tuple[Any, bool]] = {}  # by id; holds the object, so that its id is not reused
 
     def finds_in(self, thing: Any) -> bool:
-        """Return whether an object has a tensor in it."""
+        """Return whether an object holds a tensor, directly or in other objects."""
         kind = type(thing)
         if isinstance(thing, (nn.Module, type)) or kind.__module__.split(".")[0] in ("builtins", "numpy", "torch"):
             return False
@@ -106,7 +106,7 @@ class _Search:
             if any(isinstance(leaf, weakref.ReferenceType) for leaf in leaves):
                 leaves = []
             self._above.append(thing)
-            # All of them: a chain may go on behind the first tensor.
+            # Search all leaves, even after a tensor is found: a later one may be part of a chain that is too long.
             there = [isinstance(leaf, Tensor) or self.finds_in(leaf) for leaf in leaves]
             self._above.pop()
             self._known[id(thing)] = thing, any(there)

@@ -1,4 +1,4 @@
-"""Parts of a value besides its attributes, from which a copy would be made, in short and stable form."""
+"""The parts of a value that `copy` uses besides its attributes, and digests of long values."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Longer text is kept as a digest.
+# Texts that are longer are described by a digest.
 _LONGEST = 256
 
 
 def slots_of(value: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, the place and the content of each attribute in `__slots__` that was ever assigned."""
+    """Yield the name, the descriptor and the value of each attribute in `__slots__` that has a value."""
     for name, place in _declared_slots(type(value)):  # type: ignore[arg-type]  # a class can be hashed
         try:
-            # Not by its name, because a derived class may have a property of that name.
+            # Read by the descriptor, not by name, because a derived class may have a property with the same name.
             item = place.__get__(value)
         except AttributeError:
             continue
@@ -30,18 +30,20 @@ def slots_of(value: Any) -> Iterator[tuple[str, Any, Any]]:
 
 @functools.cache
 def _declared_slots(cls: Hashable) -> list[tuple[str, Any]]:
-    """Return the attributes that a class declares in `__slots__`; names of private ones are mangled."""
+    """Return the attributes that a class and its bases declare in `__slots__`, with mangled names if private."""
     assert isinstance(cls, type)
     declared = [item for base in cls.__mro__ if "__slots__" in vars(base) for item in vars(base).items()]
     return [(name, item) for name, item in declared if isinstance(item, types.MemberDescriptorType)]
 
 
 def parts_of_copy(value: Any) -> dict[str, Any]:
-    """Return the parts that `copy` asks a value for, without its attributes and the items of a list or a dict.
+    """Return the parts that a value's `__reduce_ex__` gives to `copy`.
+
+    Attributes, and the items of a list or a dict, are left out, because they are described separately.
 
     Raises:
-        TypeError: if the value cannot be copied, or is not found under the name that it gives.
-        Exception: any other error of its `__reduce__`.
+        TypeError: if the value cannot be copied, or `__reduce_ex__` returns a name under which it is not found.
+        Exception: any other error of its `__reduce_ex__`.
     """
     reduce = copyreg.dispatch_table.get(type(value))
     reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
@@ -66,7 +68,7 @@ def _has_own_state(cls: type) -> bool:
 
 
 def short(value: Any) -> Hashable:
-    """Return a plain value as it is, but long text as a digest."""
+    """Return a plain value as it is, or a digest of a long text."""
     if isinstance(value, str | bytes) and len(value) > _LONGEST:
         data = value if isinstance(value, bytes) else value.encode(errors="surrogatepass")
         return hashlib.sha256(data).hexdigest()

@@ -1,10 +1,10 @@
-"""A module in plain values: the attributes that steer its computation, and the floats that may differ.
+"""Description of a module by plain values: all that affects its computation, and the floats that may differ.
 
 The values are types, kernel settings, activations, names and shapes of tensors, ties between tensors, and contents of
-hooks. A float in a place that can be written to (an attribute, a dict, a list) is listed apart. Every member of a fused
-model may have its own. In another place (a tuple, a closure) a float counts as structure. Nothing is left out because
-of its name: a configuration that a module keeps counts whole. A value that cannot be looked into counts as different
-from everything.
+hooks. A float in a place that can be written to (an attribute, a dict, a list) is listed separately: members of a fused
+model may differ in it. A float in any other place (a tuple, a closure) is part of the structure. No attribute is left
+out because of its name: if a module keeps a configuration, all of it counts. A value that cannot be inspected counts as
+different from every other value.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from fusion.structure.module_parts import hooks_on
 from fusion.structure.reduced_values import digest, memory, parts_of_copy, short, slots_of
 
 UNKNOWN = "unlike all others"
-"""First part of the entry of a value that cannot be looked into."""
+"""First part of the entry for a value that cannot be inspected."""
 
 HOOK = ".hooks."
-"""In paths, stands between the path of a parameter and the kind of a hook on it."""
+"""Separates, in a path, the path of a parameter from the kind of a hook on it."""
 
 
 @dataclass
 class Structure:
-    """One module in plain values.
+    """One module, described by plain values.
 
     Attributes:
         entries: (path, value) in the order of the walk: all that two modules must share to be fused. Paths are for
-            readers, and two places may have the same.
-        floats: path -> slot, for the floats that may differ between them.
+            error messages; different places may have the same path.
+        floats: Path -> slot of each float in which modules may differ.
     """
 
     entries: list[tuple[str, Hashable]] = field(default_factory=list)
@@ -60,19 +60,20 @@ class Structure:
 
 
 def describe(module: nn.Module) -> Structure:
-    """Walk `module` once."""
+    """Describe a module by walking through it once."""
     return _Walk(module).structure
 
 
 class _Walk:
     def __init__(self, module: nn.Module) -> None:
         self.structure = Structure()
-        # id of each object that was met -> its path and the object, held so that its id is not reused meanwhile.
+        # id of each visited object -> its path, and the object, which is held so that its id is not reused.
         self._seen: dict[int, tuple[str, Any]] = {}
         self._tensors: dict[int, str] = {}
-        # True while floats count as structure: those in objects that a copy of the module shares with it.
+        # True while floats count as structure.
         self._fixed = False
-        # True while a copy of the module shares the walked objects with it, and the ids of objects met meanwhile.
+        # `_with_others` is True while the walked objects are shared between the module and its copies; `_of_others` are
+        # the ids of objects visited meanwhile.
         self._with_others, self._of_others = False, set[int]()
         self._root = module
         modules = list(module.named_modules())
@@ -83,14 +84,17 @@ class _Walk:
 
     @functools.cached_property
     def _memory(self) -> set[int]:
-        """Return the addresses of parameters and buffers; only other tensors need them, which few modules hold."""
+        """Return the memory addresses of parameters and buffers.
+
+        They are computed only when another tensor is met, which few modules hold.
+        """
         return {memory(tensor) for tensor in (*self._root.parameters(), *self._root.buffers())} - {0}
 
     def _note(self, path: str, value: Hashable) -> None:
         self.structure.entries.append((path, value))
 
     def _unknown(self, path: str, why: str) -> None:
-        """Note something that counts as different from everything, in every process."""
+        """Add an entry that differs from every other one, in any process."""
         self._note(path, (UNKNOWN, why, uuid.uuid4().hex))
 
     @contextmanager
@@ -135,7 +139,7 @@ class _Walk:
                     self._hook(f"{path}{HOOK}{kind}[{i}]", hook)
 
     def _hook(self, path: str, hook: Any) -> None:
-        """Of a hook on a parameter, a copy of the module follows which modules it sees."""
+        """Describe a hook on a parameter. In a copy of the module, modules in the hook's closure are copied, too."""
         if not isinstance(hook, types.FunctionType) or found_by_name(hook):
             self._value(path, hook)
             return
@@ -145,14 +149,14 @@ class _Walk:
             (self._value if followed else self._shared)(f"{path}.captured[{i}]", item)
 
     def _hooks(self, path: str, name: str, attributes: dict[str, Any]) -> None:
-        # Handles are numbered through the whole process: only their order means something.
+        # Hooks are numbered across the whole process, so only their order matters.
         hooks = attributes[name]
         of_all = list(attributes[name.partition("_hooks")[0] + "_hooks"])
         for number, hook in hooks.items():
             self._value(f"{path}[{of_all.index(number)}]", hook)
 
     def _handle(self, path: str, handle: RemovableHandle) -> None:
-        """Note which hook the handle can remove, by its place among the others."""
+        """Describe a handle by the hook that it can remove: the module's path, and the hook's place among others."""
         hooks = handle.hooks_dict_ref() or {}
         named = ((f"{path}.{name}", of) for path, own in self._root.named_modules() for name, of in vars(own).items())
         where = next((place for place, own in named if own is hooks), None)
@@ -173,7 +177,7 @@ class _Walk:
         elif id(value) in self._seen:
             self._note(path, ("same as", self._seen[id(value)][0]))
             if cls in (list, dict, set) and not value and (id(value) in self._of_others) != self._with_others:
-                # It is empty, so the function is to fill it.
+                # The module and a function hold the same empty container, so the function probably fills it.
                 self._unknown(path, "a list or dict that a function fills, which a copy does not follow")
         elif isinstance(value, type):
             self._class(path, value)
@@ -235,7 +239,7 @@ class _Walk:
         self._note(path, ("function", name_of(function)))
         if found_by_name(function):
             return
-        # Torch's own parametrizations hold their module for its id alone; a copy of that module holds it, too.
+        # Functions of torch's parametrizations hold their module only to compare ids, so the reference does no harm.
         of_torch = function.__module__ == nn.utils.parametrize.__name__
         for i, item in enumerate(captured(function)):
             if not (of_torch and isinstance(item, nn.Module)):
@@ -247,7 +251,7 @@ class _Walk:
                 self._value(f"{path}.globals[{name!r}]", item)
 
     def _shared(self, path: str, value: Any) -> None:
-        """Walk an object that a copy of the module goes on sharing with it; it must not be a part of the module."""
+        """Walk an object that copies of the module would share with it; it must not be a part of the module."""
         if (isinstance(value, nn.Module) and id(value) in self._seen) or id(value) in self._tensors:
             self._unknown(path, "a reference to a part of the model, which a copy does not follow")
         else:
@@ -261,7 +265,10 @@ class _Walk:
         self._value(f"{path}.self", owner)
 
     def _class(self, path: str, cls: type) -> None:
-        """Note a class by its name, and by contents, too, if the name does not find it (a function made it, say)."""
+        """Describe a class by its name, and also by its contents if the name does not lead to it.
+
+        A class that a function makes is an example.
+        """
         if id(cls) in self._seen:
             self._note(path, (name_of(cls), self._seen[id(cls)][0]))
             return
@@ -276,7 +283,7 @@ class _Walk:
                 self._value(f"{path}.{name}", item)
 
     def _object(self, path: str, value: Any) -> None:
-        """Walk any other object: the content of its base type, its attributes, and all other parts of a copy."""
+        """Walk any other object: its items if it is a container, its attributes, and other parts that `copy` uses."""
         cls = type(value)
         self._class(path, cls)
         fixed, self._fixed = self._fixed, self._fixed or isinstance(value, Enum)
@@ -306,7 +313,7 @@ class _Walk:
             self._value(f"{path}[{i}]", item, FloatSlot(items, i, item=True) if isinstance(items, list) else None)
 
     def _set(self, path: str, items: Iterable[Any]) -> None:
-        """In the order in which a loop meets numbers; that of other elements differs from process to process."""
+        """Describe a set. Numbers keep their order of iteration; others are sorted, because it differs by process."""
         walks = []
         for item in items:
             entries, self.structure.entries = self.structure.entries, []

@@ -1,4 +1,4 @@
-"""The structure that modules must share to train as one, in plain values: they compare, hash, and name differences."""
+"""Hashable keys of the structure that modules must share to be fused, and messages that name their differences."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
         *extra: Further values that must agree, e.g. the batch size.
 
     Returns:
-        `((path, value), ...)`; equal for modules that `fuse` accepts together, in any process. Float attributes
-        (dropout probability, label smoothing, a multiplier) are not part of it: they may differ from member to member.
-        All else is, whatever its name: a module that keeps a configuration with `"optimizer": "sgd"` differs from one
-        with `"adam"`. A value that cannot be looked into (a generator, an open file) is equal to nothing.
+        `((path, value), ...)`. Keys are equal, in any process, for modules that `fuse` accepts together. Float
+        attributes (dropout probability, label smoothing, a multiplier) are left out, because members may differ in
+        them. Everything else counts: a module that keeps a configuration with `"optimizer": "sgd"` differs from one
+        with `"adam"`. If a module holds a value that cannot be inspected (a generator, an open file), its key equals no
+        other.
 
     >>> fusion_key(nn.Linear(2, 3), 64) == fusion_key(nn.Linear(2, 3), 64)
     True
@@ -44,7 +45,7 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
 
 
 def check_module(module: object) -> None:
-    """Refuse a value that is no module, or has a part that torch.jit made: a copy would not train its parameters."""
+    """Raise a `ValueError` if `module` is no `nn.Module`, or has a part made by torch.jit: a copy would not train."""
     require(isinstance(module, nn.Module), "module", module, "an nn.Module")
     assert isinstance(module, nn.Module)
     scripted = (name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule))
@@ -53,7 +54,7 @@ def check_module(module: object) -> None:
 
 
 def differences(key: FusionKey, other: FusionKey) -> list[str]:
-    """Return each path at which two keys differ, with both values, in the order of the modules."""
+    """Return a line for each path at which two keys differ, with both values, in the order of the keys."""
     here, there = _numbered(key), _numbered(other)
     found = [
         f"{place[0]}: {_told(here.get(place, 'absent'), there.get(place, 'absent'))}"
@@ -65,7 +66,7 @@ def differences(key: FusionKey, other: FusionKey) -> list[str]:
 
 
 def _numbered(key: FusionKey) -> dict[tuple[str, int], Hashable]:
-    """Return the entries by path and number of earlier entries with the same path."""
+    """Return the values by (path, n), where n is the number of earlier entries with the same path."""
     times: Counter[str] = Counter()
     found = {}
     for path, value in key:
@@ -75,14 +76,14 @@ def _numbered(key: FusionKey) -> dict[tuple[str, int], Hashable]:
 
 
 def check_same(keys: Iterable[FusionKey], what: str) -> FusionKey:
-    """Return the key that all are equal to.
+    """Check that all keys are equal, and return this key.
 
     Args:
-        keys: At least one; each is compared as it comes, because keys of large models are large.
-        what: Name for them in an error, e.g. "modules".
+        keys: At least one key. They are compared one by one, because keys of large models take memory.
+        what: Name for the described objects in an error message, e.g. "modules".
 
     Raises:
-        ValueError: if one differs from the first. The message names it and the differences.
+        ValueError: if a key differs from the first. The message names it and the differences.
     """
     keys = iter(keys)
     first = next(keys)
@@ -97,7 +98,7 @@ def check_same(keys: Iterable[FusionKey], what: str) -> FusionKey:
 
 
 def _told(here: Hashable, there: Hashable) -> str:
-    """Return how two values differ, without hashes, which say nothing to a reader."""
+    """Return a text on how two values differ. Hashes are not shown, because they mean nothing to a reader."""
     for value in (here, there):
         if isinstance(value, tuple) and value[:1] == (UNKNOWN,):
             return str(value[1])
@@ -107,7 +108,7 @@ def _told(here: Hashable, there: Hashable) -> str:
 
 
 def _cause(key: FusionKey, found: Sequence[str]) -> str | None:
-    """Return in the user's words why a module equals no other, if a known wrapper of torch is the reason."""
+    """Return a message if the differences `found` are due to a known wrapper of torch in a module; else None."""
     for path, value in key:
         for name, rule in _WRAPPERS.items():
             if isinstance(value, str) and value.startswith(name):
@@ -118,7 +119,7 @@ def _cause(key: FusionKey, found: Sequence[str]) -> str | None:
 
 
 def hidden_by_wrapper(module: nn.Module) -> str | None:
-    """Return in the user's words which part of a module has a known wrapper of torch; None if none has."""
+    """Return a message that names the first part of a module with a known wrapper of torch; None if there is none."""
     for name, part in module.named_modules():
         for found in (part, *part.__dict__.get("_forward_pre_hooks", {}).values()):
             named = f"{type(found).__module__}.{type(found).__qualname__}"
@@ -138,6 +139,6 @@ _WRAPPERS = {
     "torch.jit.": "is a program of torch.jit, which hides what it computes; pass the module from before",
     "torch._dynamo.": "comes from torch.compile, which hides what it computes; pass the module from before",
 }
-"""Beginning of a class's name -> what is told of a module that has it."""
+"""Beginning of a class's name -> the message about a module with such a class."""
 
 _ABSENT = object()

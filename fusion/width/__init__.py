@@ -1,4 +1,4 @@
-"""The number of trials to train as one, by measured speed and memory; a batch in parts if not even one trial fits."""
+"""Chooses how many trials to fuse, by measured speed and memory; splits the batch if not even one trial fits."""
 
 from fusion.width.memory import keep_freed_memory
 from fusion.width.plan import FusionPlan

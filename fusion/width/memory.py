@@ -1,4 +1,4 @@
-"""Memory that a computation takes on a device, and a setting that lets the CPU reuse freed memory."""
+"""Measurement of the memory that a computation takes, and a setting that lets a process reuse freed memory."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_HEAP_BLOCK = 32 * 2**20
-# Share of the free memory that training may use: the rest is for allocations of other code.
+# Share of the free memory that training may use. The rest is left for other code.
 _SHARE_OF_FREE_MEMORY = 0.9
 
 
 @dataclass
 class Peak:
-    """The measurement of `peak_memory`: the most `bytes` held at once, minus those held before."""
+    """The result of `peak_memory`: the largest memory in `bytes` at any time, minus that at the start."""
 
     bytes: int = 0
 
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measure a peak in bytes: of the resident set on the CPU (Linux; else 0), of the allocator's memory on CUDA.
+    """Measure the peak memory of the code in this context: resident set on a CPU (Linux; else 0), allocator on CUDA.
 
-    On CUDA, the peak is the larger of the memory of tensors and that which the allocator took from the device. The
-    latter includes fragments and the pools of recorded steps. The resident set includes memory that the heap holds but
-    does not use, so it is larger than the tensors alive. Pages of files, such as a library's code that runs for the
-    first time, do not count, because processes share them. The system does not tell when it mapped them. So pages
-    mapped after the peak are subtracted, too, and the peak is too low by as much.
+    On CUDA, the peak is the larger of two numbers: the memory of tensors, and the memory that the allocator took from
+    the device. The second one includes fragments and the pools of recorded steps.
+
+    On a CPU, the resident set also includes memory that the heap holds but does not use. Pages of files, such as code
+    that a library runs for the first time, are subtracted, because processes share them. The system does not tell when
+    it mapped them. The peak is therefore too low by pages that were mapped after it.
     """
     peak = Peak()
     gc.collect()
@@ -54,10 +55,13 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 
 @contextmanager
 def objects_so_far_set_aside(device: torch.device) -> Iterator[None]:
-    """Let garbage collections skip all present objects, because each measurement of memory begins with one."""
+    """Let the garbage collector skip all present objects, inside this context.
+
+    This saves time, because each measurement of memory begins with a garbage collection.
+    """
     if device.type == "cuda":
-        # Garbage may hold memory that groups need. On a CPU it is left for later: to look through all that a process
-        # has imported takes longer than the steps of small models that are to be measured.
+        # Garbage may hold GPU memory that fused groups need, so collect it first. On a CPU this is left out: a full
+        # collection takes longer than the steps of small models that are to be measured.
         gc.collect()
     gc.freeze()
     try:
@@ -67,7 +71,7 @@ def objects_so_far_set_aside(device: torch.device) -> Iterator[None]:
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Return the bytes that new tensors on `device` may take; None if the system does not tell."""
+    """Return the number of bytes available for new tensors on `device`; None if the system does not tell."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -76,7 +80,7 @@ def available_memory(device: torch.device) -> int | None:
 
 
 def usable_memory(device: torch.device) -> int | None:
-    """Return the bytes that training may take; None if the system does not tell."""
+    """Return the number of bytes that training on `device` may take; None if the system does not tell."""
     free = available_memory(device)
     return None if free is None else int(_SHARE_OF_FREE_MEMORY * free)
 
@@ -85,7 +89,7 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def _cgroups() -> list[Path]:
-    """Return the folders of the cgroups that limit this process's memory (Slurm, containers), its own first."""
+    """Return the folders of all cgroups that limit this process's memory (Slurm, containers), the innermost first."""
     try:
         lines = [line.strip().split(":", 2) for line in OWN_CGROUPS.read_text().splitlines()]
     except OSError:
@@ -101,7 +105,10 @@ def _cgroups() -> list[Path]:
 
 
 def _left_of(cgroup: Path) -> int | None:
-    """Return the bytes that a cgroup may still take; pages of files count as free, because the kernel reclaims them."""
+    """Return the number of bytes that a cgroup may still take; None if it has no limit.
+
+    Inactive pages of files count as free, because the kernel reclaims them.
+    """
     for limit, usage, files in _LIMITS:
         try:
             most, used = int((cgroup / limit).read_text()), int((cgroup / usage).read_text())
@@ -116,15 +123,15 @@ _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Names of the files and the entry in both versions of cgroups."""
+"""Per version of cgroups: the files with the limit and the usage, and the entry of `memory.stat` for file pages."""
 
 
 def keep_freed_memory() -> bool:
     """Let this process reuse freed blocks of up to 32 MiB, rather than return them to the kernel (glibc only).
 
-    By default glibc returns large blocks when they are freed, and the kernel zeroes new pages for the next step. The
-    tensors of K members are large: on 2 cores, the page faults took up to half of a fused step. In return, memory that
-    a step needed stays with the process. Torch on CUDA does the same.
+    By default, glibc returns large freed blocks to the kernel, which then has to zero new pages for the next step. The
+    tensors of K members are large: on 2 cores, page faults took up to half of the time of a fused step. With this
+    setting, the process keeps the memory that a step needed, as torch does on CUDA.
 
     Returns:
         True if the C library took the setting. It holds for the whole process.
@@ -147,7 +154,7 @@ def _reset_resident_peak() -> None:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
     except OSError:
-        pass  # Then the peak is that of the process so far: exact only while it grows.
+        pass  # The peak is then that of the whole process so far, which is exact only if it grows.
 
 
 def _resident(field: str) -> int:

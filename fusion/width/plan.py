@@ -1,7 +1,7 @@
-"""The number of trials to train as one: decisions over measured values, without a model, a device or a clock.
+"""Decides how many trials to fuse, from measured values only, without a model, a device or a clock.
 
-K is the width of a group. `speedup[K]` is the throughput of K fused trials over that of trials one after another.
-`peak_bytes[K]` is the memory that K fused trials took.
+K is the width of a group: its number of members. `speedup[K]` is the throughput of K fused trials, divided by that of
+trials that train one after another. `peak_bytes[K]` is the peak memory of K fused trials.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Timings on one machine differ by this much from run to run: a smaller gain is not worth a wider group.
+# Timings on one machine vary by this share, so a smaller gain is not worth a wider group.
 TOLERANCE = 0.03
-# A group may be this much wider than a doubling if it then takes all trials.
+# The next group is twice as wide. It may be wider by up to this factor if it then holds all trials.
 STRETCH = 1.25
-# A wider group counts as slower if it loses more than this share.
+# A wider group counts as slower if its speedup is lower by more than this share.
 LOSS = 0.1
-# So many measurements that agree are no coincidence.
+# Number of measurements that must agree, so that the agreement is no coincidence.
 AGREEING = 5
 
 
@@ -24,13 +24,13 @@ class FusionPlan:
     """A plan for training trials of one shape.
 
     Attributes:
-        width: Members of a group; 1 means that fusing does not pay: train one after another.
-        limit: The largest width that memory allows; None if memory is not known.
-        bytes_per_trial: Memory that each further member takes.
-        fixed_bytes: Memory that a group of any width takes.
-        throughput: Steps of a trial per second, by measured width; at 1: one after another.
-        micro_batches: Parts that a batch must be split into for it to fit; 1 unless a single trial does not fit.
-        obstacle: Reason why the members cannot be evaluated at once, so that the width is 1; empty if they can.
+        width: Number of members in a group. With 1, trials train one after another, because fusing does not pay.
+        limit: The largest width that fits memory; None if the memory is not known.
+        bytes_per_trial: Memory that each member adds.
+        fixed_bytes: Memory that a group takes at any width.
+        throughput: Width -> steps per second, summed over trials. Width 1 stands for trials one after another.
+        micro_batches: Number of parts into which a batch must be split to fit; 1 unless a single trial does not fit.
+        obstacle: Why members cannot be evaluated at once, so that the width is 1; empty if they can.
     """
 
     width: int
@@ -52,9 +52,9 @@ class FusionPlan:
 
 
 def best_width(speedup: Mapping[int, float], limit: int | None = None) -> int:
-    """Return the narrowest width that fits and whose throughput is within 3 % of the highest.
+    """Return the smallest width whose throughput is within 3 % of the highest, among widths up to `limit`.
 
-    Return 1, one trial after another, unless fusing is faster by more than 3 %.
+    Return 1 (no fusing) unless fusing is more than 3 % faster.
 
     >>> best_width({2: 1.4, 4: 1.9, 8: 1.91})
     4
@@ -69,12 +69,12 @@ def best_width(speedup: Mapping[int, float], limit: int | None = None) -> int:
 
 
 def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = None) -> int | None:
-    """Return the next width to measure: twice the last, up to all trials; None if that is no longer worth it.
+    """Return the next width to measure: twice the last one, but at most `trials`; None if the search ends.
 
-    If there are not many more trials than twice the last width, the next width takes all of them.
+    If there are fewer than 1.25 times as many trials as that, the next width takes all of them.
 
-    The search ends if two doublings in a row are more than 10 % slower than a narrower group: caches are full then. A
-    smaller loss may be the noise of a busy machine.
+    The search ends if two widths in a row are more than 10 % slower than a narrower one, because caches are full then.
+    A smaller loss may be noise of a busy machine. The search also ends at the number of trials or at `limit`.
 
     >>> [next_width({}, 32), next_width({2: 1.5}, 32), next_width({2: 1.5, 4: 2.0}, 6), next_width({16: 5.0}, 36)]
     [2, 4, 6, 36]
@@ -93,10 +93,10 @@ def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = No
 
 
 def is_clear(measured: Sequence[float], best: float) -> bool:
-    """Return whether a width's speedups, measured so far, show that it is faster or slower than the best narrower one.
+    """Return whether a width is clearly faster or slower than the best narrower one, so that measuring can stop.
 
-    They do if there are at least 5, and all lie more than 10 % above `best`, or all more than 10 % below. The choice of
-    a width needs no closer number.
+    It is if there are at least 5 measured speedups, and all of them are more than 10 % above `best`, or all are more
+    than 10 % below.
 
     >>> is_clear([1.9, 1.7, 2.2, 1.8, 1.9], best=1.0), is_clear([1.9, 1.7, 2.2, 1.8, 1.9], best=1.8)
     (True, False)
@@ -109,7 +109,7 @@ def is_clear(measured: Sequence[float], best: float) -> bool:
 
 
 def memory_line(peak_bytes: Mapping[int, int]) -> tuple[int, int]:
-    """Fit `fixed + per_trial * K` to the measured peaks by least squares: (fixed, per_trial), both >= 0.
+    """Fit `fixed + per_trial * K` to the measured peaks by least squares; return (fixed, per_trial), both >= 0.
 
     >>> memory_line({2: 50, 4: 90, 8: 170})
     (10, 20)
@@ -123,7 +123,7 @@ def memory_line(peak_bytes: Mapping[int, int]) -> tuple[int, int]:
     slope = sum((K - mean_K) * (peak - mean_peak) for K, peak in points) / spread if spread else 0.0
     fixed = mean_peak - slope * mean_K
     if slope <= 0 or fixed < 0:
-        # A line through the origin: more members cannot take less, and no member cannot take less than nothing.
+        # The slope and the offset cannot be negative: fit a line through the origin instead.
         fixed, slope = 0.0, sum(K * peak for K, peak in points) / sum(K * K for K, _ in points)
     return round(fixed), round(slope)
 

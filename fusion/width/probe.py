@@ -1,4 +1,4 @@
-"""Measurements of a group of trials at each width: training speed and memory."""
+"""Measures training speed and memory of fused groups of trials, at growing widths."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, me
 
 TimedStep = Callable[[], None]
 
-# After these steps a step is recorded, if it can be.
+# Steps before the timing begins. With graphs there are more, because the fourth step is recorded.
 _WARM_UP_STEPS = 2
 _WARM_UP_STEPS_OF_GRAPHS = 4
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 50
@@ -49,26 +49,26 @@ def plan_fusion(
     multipliers: Mapping[str, Any] | None = None,
     graph: bool = False,
 ) -> FusionPlan:
-    """Measure steps one after another and fused at growing width; pick the fastest width that fits memory.
+    """Time training steps of one trial alone and of fused groups of growing width; pick the fastest width that fits.
 
-    A step is one of training, with each member's own optimizer, multipliers and clipping. If the dry run of the
-    narrowest group finds that vmap cannot follow the model, the width is 1, and `obstacle` says why. Everything runs
-    on copies: the modules and the global generators, Python's and NumPy's too, stay as they are. Timings are
-    taken in turns, a step alone and a step fused, so that a busy machine slows both. On one thread of a CPU they are of
-    CPU time: other processes interrupt a long step more often than a short one, and fusion would seem not to pay.
+    A step includes each member's own optimizer, multipliers and clipping. If the dry run of the narrowest group finds
+    that vmap cannot follow the model, the width is 1, and `obstacle` says why. Everything runs on copies: the modules
+    and all global generators stay as they are. Steps alone and fused are timed in turns, so that a busy machine slows
+    both. With one CPU thread, CPU time is measured: other processes interrupt long steps more often, which would make
+    fusing seem slower.
 
     Args:
-        modules: The trials of one shape, at least one, on one device. A sequence may build modules on demand: only
-            those of the widest group are built.
-        configs: Their optimizer settings, as `fused_optimizer` takes them, and `grad_clip`.
+        modules: The modules of at least one trial, of one shape and on one device. If the sequence builds modules on
+            demand, only those of the widest group are built.
+        configs: The trials' optimizer settings, as for `fused_optimizer`, and `grad_clip`.
         objective: `objective(model, batch)` for one model: the mean loss over the batch.
         batch: One batch of the size that training uses. It is split into micro-batches only if all its tensors, in any
             nesting, have the same number of samples as their first axis.
         memory: Bytes that a group may take; 90 % of the device's free memory if None.
         max_width: The widest group to consider; all trials if None.
-        seconds: Time to measure each width; less is taken if a width is clearly faster or slower than those before.
+        seconds: Time to measure each width. It ends earlier if a width is clearly faster or slower than narrower ones.
         multipliers: Further arguments of `fused_optimizer`: `lr_multipliers`, `weight_decay_multipliers`.
-        graph: If True, steps are recorded if they can be (see `GraphedStep`), and memory of recordings is counted.
+        graph: If True, record steps if possible (see `GraphedStep`), and count the memory of recordings.
 
     Returns:
         The plan. If a single trial does not fit, `micro_batches` is the least power of 2 with which it does.
@@ -116,9 +116,9 @@ class Compiled(NamedTuple):
     """Speedup and cost of compiling a group's step.
 
     Attributes:
-        speedup: Speed of a compiled step over that of the step as it is written; 1 if it cannot be compiled.
-        compile_seconds: Time until it was compiled, or compiling was refused.
-        seconds: Time of a step as it is written.
+        speedup: Speed of a compiled step, divided by that of the step as written; 1 if it cannot be compiled.
+        compile_seconds: Time until the step was compiled, or compiling was refused.
+        seconds: Time of a step as written.
     """
 
     speedup: float
@@ -134,9 +134,9 @@ def compiled_speedup(
     *,
     multipliers: Mapping[str, Any] | None = None,
 ) -> Compiled:
-    """Measure how much faster these modules train as one on a CPU if their step is compiled (see `GraphedStep`).
+    """Measure how much faster the fused modules train on a CPU if their step is compiled (see `GraphedStep`).
 
-    Steps are timed in turns, as by `plan_fusion`, which also describes the arguments.
+    Steps are timed in turns, as in `plan_fusion`, which also describes the arguments.
     """
     trials = _Trials(modules, configs, objective, copied(batch), multipliers or {}, graph=False)
     device = next(modules[0].parameters()).device
@@ -169,13 +169,13 @@ class _Trials:
     graph: bool
 
     def step(self, width: int, parts: int = 1) -> tuple[FusedModel, TimedStep]:
-        """Return the first `width` trials as one model, and its training step; width 1 trains as one trial alone."""
+        """Return the first `width` trials as one fused model, and its training step."""
         fused, update, learn = self.training(width, parts)
         graph = self.graph and update.can_be_recorded
         return fused, partial(GraphedStep(learn, fused, update) if graph else learn, self.batch)
 
     def training(self, width: int, parts: int = 1) -> tuple[FusedModel, FusedOptimizer, Callable[[Any], None]]:
-        """Return the same with the optimizer, and the step as a function of a batch."""
+        """Return the first `width` trials as one fused model, its optimizer, and its step as a function of a batch."""
         fused, configs = fuse(self.modules[:width]), self.configs[:width]
         update = fused_optimizer(fused, configs, **self.multipliers)
         norms = [read(config, "grad_clip") or math.inf for config in configs]
@@ -223,22 +223,26 @@ def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone
 
 
 def _obstacle(fused: FusedModel, trials: _Trials) -> Obstacle | None:
-    """Return the reason why vmap cannot follow the model. Comparing members with each alone is left to training."""
+    """Return why vmap cannot follow the model, or None. Members are not compared with each alone here."""
     return dry_run(fused, trials.objective, trials.batch, compare=False)
 
 
 def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:
-    """Return the peaks of fused groups, if there are several: a trial that is not fused lies off their line."""
+    """Return only the peaks of fused groups if there are several, because a single trial does not lie on their line."""
     groups = {K: peak for K, peak in peaks.items() if K > 1}
     return groups if len(groups) > 1 else peaks
 
 
 def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple[int, TimedStep, int]:
-    """Find the least number of parts of a batch with which one trial fits: (parts, its step, its peak in bytes)."""
+    """Find the least number of parts of a batch with which one trial fits memory, as a power of 2.
+
+    Returns:
+        The number of parts, the trial's step, and its peak memory in bytes.
+    """
     parts = 1
     step: TimedStep | None
     while True:
-        step = None  # what a step that did not fit holds, the next one needs
+        step = None  # free the memory of a step that did not fit, because the next one needs it
         last = not can_be_split(trials.batch) or len(split(trials.batch, 2 * parts)) <= parts
         try:
             with peak_memory(device) as peak:
@@ -258,7 +262,11 @@ def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple
 def _race(
     alone: TimedStep, fused: TimedStep, width: int, best: float, seconds: float, device: torch.device
 ) -> tuple[float, list[float]]:
-    """Return the median speedup of `fused`, and the seconds of each step alone; `best` is that of narrower groups."""
+    """Return the median speedup of `fused`, and the seconds of each step of a trial alone.
+
+    Args:
+        best: The best speedup of narrower groups.
+    """
     start, ratios, times = time.perf_counter(), list[float](), list[float]()
 
     def enough() -> bool:
@@ -266,7 +274,8 @@ def _race(
         return len(ratios) >= _MIN_ROUNDS and (spent or is_clear(ratios, best))
 
     while not enough():
-        # The group's step has taken the cache; in a training, a trial alone finds its own tensors there.
+        # Run once without timing: the fused step has filled the cache, but a trial that trains alone would find its own
+        # tensors there.
         _seconds(alone, device)
         times.append(_seconds(alone, device))
         ratios.append(times[-1] * width / _seconds(fused, device))
@@ -274,7 +283,7 @@ def _race(
 
 
 def _seconds(step: TimedStep, device: torch.device) -> float:
-    """Return the time of a step; on one thread of a CPU, without the time in which other processes had the core."""
+    """Return the seconds of a step; with one CPU thread, without the time in which other processes had the core."""
     clock = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
     step()

@@ -1,4 +1,4 @@
-"""Rules that run one operator for K members at once, faster than torch's batching rules or instead of missing ones."""
+"""Rules for running one operator for K members at once, where torch's batching rule is slow or missing."""
 
 from fusion.evaluate.rules.autograd_functions import functions_member_by_member
 from fusion.evaluate.rules.member import no_warnings_of_loops

@@ -1,4 +1,4 @@
-"""Attention: K folds into the batch. torch's own rule for it is a loop over members on CPU."""
+"""Attention for K members: K is folded into the batch. On a CPU, torch's own batching rule loops over the members."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def attention(
     *,
     streams: Streams,
 ) -> Any:
-    """`F.scaled_dot_product_attention`: query [N, H, T, E], key and value [N, H, S, E], mask to [N, H, T, S]."""
+    """`F.scaled_dot_product_attention` with query [N, H, T, E], key and value [N, H, S, E].
+
+    The mask can be broadcast to [N, H, T, S].
+    """
     p_K = probabilities(dropout_p, K)
     if query.value.dim() - (query.dim is not None) != 4 or (any(p_K) and (enable_gqa or query.value.is_cuda)):
         return NotImplemented
@@ -44,7 +47,7 @@ def attention(
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Return the weights [N, H, T, S]; on a CPU, torch's own kernel writes them out, too, if there is dropout."""
+    """Return the attention weights [N, H, T, S]. With dropout, torch's CPU kernel also computes them explicitly."""
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT
     if mask is not None:
         kept = mask if mask.dtype != torch.bool else _additive(~mask, q.dtype)
@@ -53,7 +56,7 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: 
 
 
 def _fold_mask(mask: Member, K: int, N: int) -> Tensor:
-    """Fold K into a mask's batch; a mask that all members and samples share stays as small as it is."""
+    """Fold K into the batch axis of a mask. A mask that all members and samples share is returned as it is."""
     own_dims = mask.value.dim() - (mask.dim is not None)
     if mask.dim is None and (own_dims < 4 or mask.value.shape[0] == 1):
         return mask.value
@@ -89,9 +92,9 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Any:
-    """`F.multi_head_attention_forward` for one member: query [T, N, E], key and value [S, N, E].
+    """`F.multi_head_attention_forward` for one member, with query [T, N, E], key and value [S, N, E].
 
-    The samples come first in every product, so that K and N are neighbours and attention takes views.
+    N is the first axis in every product. K and N are then adjacent, and attention needs no copies.
     """
     extras = (bias_k, bias_v, static_k, static_v)
     if query.dim() != 3 or add_zero_attn or any(extra is not None for extra in extras):
@@ -111,7 +114,7 @@ def multi_head_attention(
         out = attention_NHTS @ v
     else:
         out = F.scaled_dot_product_attention(q, k, v, mask, p, causal)
-    # The memory layout is torch's, because random numbers are drawn in the order of memory.
+    # Keep torch's memory layout, because random numbers are drawn in the order of memory.
     out = F.linear(out.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
     if not need_weights:
         return out, None
@@ -119,7 +122,7 @@ def multi_head_attention(
 
 
 def _projections(x: tuple[Tensor, ...], weights: Any, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """Return query, key and value [N, T, E], by one product if they come from one tensor."""
+    """Return query, key and value, [N, T, E]. If all three come from one tensor, one product computes them."""
     first = tuple(part.transpose(0, 1) for part in x)
     if isinstance(weights, Tensor):
         if x[0] is x[1] and x[1] is x[2]:
@@ -136,7 +139,12 @@ def _heads(x_NTE: Tensor, num_heads: int) -> Tensor:
 
 
 def _merged_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q_NHTE: Tensor) -> Tensor | None:
-    """Return the sum of both masks for the scores [N, H, T, S]: [T, S] or [N*H, T, S], and the padding's [N, S]."""
+    """Return the sum of both masks, to be added to the scores [N, H, T, S]; None if there is no mask.
+
+    Args:
+        attn_mask: [T, S] or [N*H, T, S].
+        key_padding_mask: [N, S].
+    """
     mask = None if attn_mask is None else _additive(attn_mask, q_NHTE.dtype)
     if mask is not None and mask.dim() == 3:
         mask = mask.unflatten(0, q_NHTE.shape[:2])

@@ -1,6 +1,7 @@
-"""Operators that a user derives from `torch.autograd.Function`, for which `vmap` has no rule: member by member.
+"""Runs a user's `torch.autograd.Function` member by member if `vmap` has no rule for it.
 
-A straight-through estimator and a reversal of gradients are examples. The rest of the model runs at once.
+A straight-through estimator and a gradient reversal are examples. All other operators still run for all members at
+once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fusion.streams import Streams
 
 
 class _Drawing(local):
-    """The members' random numbers, in a thread that evaluates members at once."""
+    """The random number streams of the members that this thread evaluates now; None outside of an evaluation."""
 
     streams: Streams | None = None
 
@@ -28,14 +29,15 @@ class _Drawing(local):
 _here, _lock = _Drawing(), Lock()
 _torchs: Callable[..., Any] = vars(Function)["apply"].__func__
 _users: list[None] = []
-"""One entry for each block that any thread is in: the last one that ends puts torch's own back."""
+"""One entry for each open block of any thread. The last block to end restores torch's `Function.apply`."""
 
 
 @contextmanager
 def functions_member_by_member(streams: Streams) -> Iterator[None]:
-    """Inside, in this thread, apply functions without a rule for `vmap` to each member, and stack their results.
+    """Apply functions without a `vmap` rule to each member, and stack the results, inside this context and thread.
 
-    If a function sees members' tensors other than its arguments, or is handed a function, torch refuses it as before.
+    Torch still raises an error if a function uses members' tensors that are not arguments, or if an argument is a
+    function.
     """
     with _lock:
         if not _users:
@@ -53,7 +55,7 @@ def functions_member_by_member(streams: Streams) -> Iterator[None]:
 
 
 def _apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-    """Stand for `Function.apply`."""
+    """Replace `Function.apply`; see `functions_member_by_member`."""
     has_rule = cls.generate_vmap_rule or cls.vmap is not Function.vmap
     follows = has_rule and cls.setup_context is not Function.setup_context
     calls = any(callable(x) and not isinstance(x, Tensor) for x in tree_leaves((args, kwargs)))

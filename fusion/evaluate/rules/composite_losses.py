@@ -1,4 +1,4 @@
-"""Losses of which `vmap` would make a loop over the members, or which decide by values: as torch computes them."""
+"""Losses written anew, because under `vmap` torch's own would loop over the members or branch on values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kl_div(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> Any:
-    """`F.kl_div` of log-probabilities; it says nothing of "mean" and "batchmean", as torch does when alone."""
+    """`F.kl_div`, without torch's warning about "mean" and "batchmean"."""
     if size_average is not None or reduce is not None:
         return NotImplemented
     losses = target.exp() * (target - input) if log_target else torch.xlogy(target, target) - target * input
@@ -38,7 +38,7 @@ def margin_ranking(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> Any:
-    """`F.margin_ranking_loss`, whose three tensors have the same number of dimensions."""
+    """`F.margin_ranking_loss` of three tensors with the same number of dimensions."""
     if size_average is not None or reduce is not None or not input1.dim() == input2.dim() == target.dim():
         return NotImplemented
     return _reduced((-target * (input1 - input2) + margin).clamp_min(0), reduction)
@@ -56,11 +56,11 @@ def triplet_margin(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> Any:
-    """`F.triplet_margin_loss`, whose three tensors have the same number of dimensions."""
+    """`F.triplet_margin_loss` of three tensors with the same number of dimensions."""
     if size_average is not None or reduce is not None or not anchor.dim() == positive.dim() == negative.dim():
         return NotImplemented
     if margin <= 0:
-        return NotImplemented  # torch says that it must not be
+        return NotImplemented  # torch raises an error about the margin
     near, far = (F.pairwise_distance(anchor, other, p, eps) for other in (positive, negative))
     if swap:
         far = torch.minimum(far, F.pairwise_distance(positive, negative, p, eps))
@@ -79,7 +79,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     options: Any = None,
 ) -> Any:
-    """`F.linear_cross_entropy` of a matrix; in chunks, by `options`, torch's own has no gradient under `vmap`."""
+    """`F.linear_cross_entropy` with a 2-D weight, without chunks: those of torch have no gradient under `vmap`."""
     if linear_weight.dim() != 2 or (ignore_index is not None and target.is_floating_point()):
         return NotImplemented
     return F.cross_entropy(
@@ -95,7 +95,7 @@ def linear_cross_entropy(
 def gaussian_nll(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
-    """`F.gaussian_nll_loss`; torch's own asks each member whether a variance is below 0."""
+    """`F.gaussian_nll_loss`. Torch's own checks for negative variances by a branch, which `vmap` cannot follow."""
     if not isinstance(var, Tensor):
         return NotImplemented
     fold(_refuse_below_0, (var,), {})
@@ -104,7 +104,7 @@ def gaussian_nll(
     differing = [of_var for of_input, of_var in zip(input.shape, var.shape) if of_input != of_var]
     if var.dim() != input.dim() or differing not in ([], [1]):
         return NotImplemented  # torch says what is wrong
-    raised = var + (eps - var).clamp(min=0).detach()  # to at least eps, with the gradient as if it were not
+    raised = var + (eps - var).clamp(min=0).detach()  # at least eps; the gradient is that of the unclamped variance
     losses = 0.5 * (raised.log() + (input - target).square() / raised)
     return _reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
 

@@ -1,4 +1,4 @@
-"""Operators that draw random numbers: each member draws the numbers from its own stream that it would draw alone."""
+"""Operators that draw random numbers: each member draws from its own stream, and gets the numbers as if alone."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fusion.evaluate.rules.member import Member, Rule
 from fusion.streams import Streams
 
 Draws = Callable[..., bool]
-"""(*args, **kwargs) of a call -> True if it draws from a global generator, not from one of the caller's."""
+"""Takes the arguments of a call; returns True if the call draws from a global generator rather than a given one."""
 
 
 def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_scalars: bool = False) -> Rule:
-    """Make a rule that calls an operator K times, each time drawing from one member's stream, and stacks the results.
+    """Make a rule that calls an operator once per member, drawing from that member's stream, and stacks the results.
 
     Args:
-        plain_scalars: If True, the operator gets a number in place of each tensor without dimensions. Floats of the
-            modules always become numbers.
+        plain_scalars: If True, each 0-dimensional tensor becomes a plain number for the call. The modules' floats
+            always become plain numbers.
     """
 
     def rule(K: int, *args: Any, **kwargs: Any) -> Any:
-        # The operator writes into a copy of each member's part: views of one tensor would count each other's writes.
+        # An in-place operator gets a copy of each member's part: views of one tensor share autograd's count of writes.
         in_place = _is_in_place(function, args, kwargs)
         if in_place and args[0].dim is None:
             return NotImplemented
@@ -53,10 +53,10 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def strides_alone(x_K: Tensor) -> tuple[int, ...]:
-    """Return the strides of one member's part of [K, ...]: without gaps, in its order, but channels first.
+    """Return the strides that one member's part of [K, ...] would have if the member ran alone.
 
-    The rules of convolutions put channels last, but a member alone has them first. torch draws random numbers in the
-    order of memory.
+    They have no gaps and keep the order of axes in memory, except that channels last becomes channels first. The rules
+    of convolutions use channels last, but a member alone does not. Torch draws random numbers in the order of memory.
     """
     dense = torch.empty_like(x_K[0], device="meta")
     last = _CHANNELS_LAST.get(dense.dim())
@@ -66,9 +66,10 @@ def strides_alone(x_K: Tensor) -> tuple[int, ...]:
 
 
 class ChannelsFirst(TorchFunctionMode):
-    """Has a module alone draw random numbers in the order in which fused members draw them: that of `strides_alone`.
+    """Makes a module that runs alone draw random numbers in the order of fused members, that of `strides_alone`.
 
-    Its activations may have channels last by themselves, as those that a transformer hands to a convolution.
+    This matters if the module's own activations have channels-last strides, such as a transformer's before a
+    convolution.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,7 +82,7 @@ class ChannelsFirst(TorchFunctionMode):
 
 
 def laid_out(x_K: Tensor) -> Tensor:
-    """Return [K, ...] with each member's part in the memory layout that it has alone."""
+    """Return `x_K` with each member's part in the memory layout that it would have alone."""
     strides = strides_alone(x_K)
     if x_K.stride()[1:] == strides:
         return x_K
@@ -105,7 +106,7 @@ def _part(x: Any, K: int, in_place: bool, plain_scalars: bool) -> Any:
 
 
 def _is_in_place(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a call writes to its first argument: by the function's name, or by its argument `inplace`."""
+    """Return whether a call writes to its first argument: its name ends with "_", or `inplace` is True."""
     code = getattr(function, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code else ()
     return function.__name__.endswith("_") or {**dict(zip(names, args)), **kwargs}.get("inplace") is True
@@ -161,4 +162,7 @@ DRAWING: dict[Any, Draws] = {
         _always,
     ),
 }
-"""Operators that draw, and functions that tell whether a call draws. Missing operators raise in `vmap`."""
+"""Maps operators that draw random numbers to functions that tell whether a call draws.
+
+Operators that are missing here raise an error under `vmap`.
+"""

@@ -1,4 +1,4 @@
-"""Dropout, by a mask and a probability of each member; and leaky slopes, random or of each member."""
+"""Dropout with each member's own mask and probability, and leaky ReLU with each member's own slope."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusion.streams import Streams
 def dropout(
     K: int, input: Member, p: float | Member = 0.5, training: bool = True, inplace: bool = False, *, streams: Streams
 ) -> Any:
-    """`F.dropout`: `p` is one probability for all members, or a tensor with one for each."""
+    """`F.dropout`, where `p` is one probability for all members, or one for each."""
     p_K = probabilities(p, K)
     if not training or not any(p_K):
         return input
@@ -28,12 +28,12 @@ def dropout(
 
 
 def rrelu(input: Tensor, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
-    """`F.rrelu` for one member, in evaluation: the mean of its slopes; `vmap` has no rule for it."""
+    """`F.rrelu` for one member in evaluation, where its slope is the mean of both bounds. `vmap` has no rule for it."""
     return NotImplemented if training else F.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
 def leaky_relu(input: Tensor, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
-    """`F.leaky_relu` for one member, by a slope of its own, which torch's takes as a number alone."""
+    """`F.leaky_relu` for one member whose slope is a tensor; torch's own takes only a number."""
     if not isinstance(negative_slope, Tensor):
         return NotImplemented
     out = torch.where(input > 0, input, input * negative_slope)
@@ -41,7 +41,7 @@ def leaky_relu(input: Tensor, negative_slope: Any = 0.01, inplace: bool = False)
 
 
 def probabilities(p: float | Member, K: int) -> list[float]:
-    """Return one probability for each member, checked as in torch."""
+    """Return the probability of each member; raise torch's `ValueError` if one is not in [0, 1]."""
     p_K = p.numbers() if isinstance(p, Member) else [float(p)] * K
     for value in p_K:
         if not 0 <= value <= 1:
@@ -50,9 +50,9 @@ def probabilities(p: float | Member, K: int) -> list[float]:
 
 
 def masks(x_K: Tensor, p_K: list[float], streams: Streams) -> Tensor:
-    """Draw masks [K, ...] on the CPU, 0 with probability p, else 1 / (1 - p), as `F.dropout` does for a member alone.
+    """Draw dropout masks [K, ...] on the CPU: an element is 0 with its member's probability p, else 1 / (1 - p).
 
-    If p is 0 or 1, no numbers are drawn, as in `F.dropout`.
+    Each member draws the same numbers as `F.dropout` does for the member alone; none are drawn if p is 0 or 1.
     """
     kept = torch.empty_strided(x_K.shape, (x_K[0].numel(), *strides_alone(x_K)), dtype=x_K.dtype)
     for k, (row, p) in enumerate(zip(kept, p_K)):

@@ -1,4 +1,4 @@
-"""Look-ups by indices of which members have their own, each within its own rows."""
+"""Embeddings and indexing for K members: each member's indices find only its own rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """`F.embedding`: input [...] of indices, weight [V, E]. The K tables lie one below another."""
+    """`F.embedding` with indices [...] and weight [V, E]. The K tables are stacked into one of K*V rows."""
     if weight.dim is None:
         return NotImplemented
     weight_KVE, index_K = weight.lead(K), input.lead(K)
@@ -48,7 +48,7 @@ def torch_embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """`torch.embedding`, in which a `padding_idx` of -1 stands for none."""
+    """`torch.embedding`, where a negative `padding_idx` means that there is none."""
     padding = padding_idx if padding_idx >= 0 else None
     return embedding(K, indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
 
@@ -67,9 +67,10 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """`F.embedding_bag`: the K tables lie one below another, and so do the members' bags.
+    """`F.embedding_bag`. The K tables are stacked into one, and the members' bags are concatenated.
 
-    With `scale_grad_by_freq`, torch's gradient of a row depends on the rows before it (torch 2.13, CPU).
+    With `scale_grad_by_freq`, members run one by one: torch's gradient of a row depends on earlier rows (torch 2.13,
+    CPU).
     """
     if scale_grad_by_freq:
         given = (input, weight, offsets, max_norm, norm_type, True, mode, sparse, per_sample_weights)
@@ -92,30 +93,30 @@ def embedding_bag(
 
 
 def _places(K: int, input: Member, rows: int) -> Tensor:
-    """Return the members' indices [K, ...] into K tables of so many rows that lie one below another."""
+    """Return the members' indices [K, ...] into the K stacked tables, each of which has `rows` rows."""
     index_K = input.lead(K)
     place_K = index_K + rows * _numbers(K, index_K)
     if input.dim is None:
         return place_K
-    # An index out of range must not find a row of another member: torch refuses this one.
+    # An index out of range must not find another member's row. K * rows is out of range for torch, which raises.
     return torch.where((index_K >= 0) & (index_K < rows), place_K, K * rows)
 
 
 def _numbers(K: int, like: Tensor) -> Tensor:
-    """Return the members' numbers in the type of a tensor [K, ...], along its first dimension."""
+    """Return 0, 1, ..., K - 1 with the dtype and device of `like`, shaped to be broadcast along its first axis."""
     return torch.arange(K, device=like.device, dtype=like.dtype).view(K, *[1] * (like.dim() - 1))
 
 
 def one_hot(K: int, input: Member, num_classes: int = -1) -> Any:
-    """`F.one_hot`: torch's own rule makes zeros of a class out of range, which is an error alone."""
+    """`F.one_hot`. Torch's own batching rule returns zeros for a class out of range, instead of an error."""
     return NotImplemented if num_classes < 0 else Member(F.one_hot(input.value, num_classes), input.dim)
 
 
 def index_fill(function: Callable[..., Any]) -> Rule:
-    """Make the rule of `index_fill`.
+    """Make the rule of `index_fill`, which runs members one by one.
 
-    Torch's own lets an index below 0 reach into another member, and fills a tensor that members share wrongly with
-    values of their own (torch 2.13).
+    Torch's own batching rule has two errors (torch 2.13). A negative index reaches into another member. If members
+    write different values into a shared tensor, the result is wrong.
     """
 
     def rule(K: int, input: Member, dim: Any, index: Member, value: Any) -> Any:
@@ -127,5 +128,5 @@ def index_fill(function: Callable[..., Any]) -> Rule:
 
 
 def _each_alone(function: Callable[..., Any], K: int, *args: Any) -> Any:
-    """Call an operator, which draws no random numbers, once for each member."""
+    """Call `function` once for each member; it must not draw random numbers."""
     return member_by_member(function, Streams(K, range(K)))(K, *args)

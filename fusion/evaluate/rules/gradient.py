@@ -1,7 +1,7 @@
-"""Gradients inside an objective: `torch.autograd.grad`, and the tensors by which it differentiates.
+"""Gradients inside an objective: `torch.autograd.grad`, and the tensors with respect to which it differentiates.
 
-Members are independent of each other. So the gradient of all members' outputs by all members' inputs, [K, ...] each, is
-that of each member by its own. An input that members share becomes one for each, as its gradient differs.
+Members do not depend on each other. One gradient of all outputs [K, ...] with respect to all inputs [K, ...] therefore
+gives each member its own gradient. If members share an input, each gets a copy, because their gradients differ.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fusion.evaluate.rules.member import Member
 
 
 class BackwardInside(RuntimeError):
-    """An objective calls `backward()`, which would add its gradients to those of the loss that it returns."""
+    """Raised if an objective calls `backward()`: its gradients would be added to those of the returned loss."""
 
 
 class FreezesInside(RuntimeError):
-    """Forward or an objective freezes a parameter, whose members' part cannot be frozen by itself."""
+    """Raised if forward or an objective freezes a parameter: a member's part of a stacked one cannot be frozen."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -29,7 +29,7 @@ class FreezesInside(RuntimeError):
 
 
 def backward(*args: Any, **kwargs: Any) -> Any:
-    """Refuse `Tensor.backward` inside an objective (BackwardInside)."""
+    """Replace `Tensor.backward` inside an objective: raise `BackwardInside`."""
     raise BackwardInside(
         "the objective calls `backward()`: return the loss instead, of which training computes the gradients, and use "
         "`torch.autograd.grad(..., create_graph=True)` for gradients that the loss needs"
@@ -48,13 +48,13 @@ def gradient(
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> Any:
-    """`torch.autograd.grad`; the graph stays, as the loss of all members is differentiated later."""
+    """`torch.autograd.grad`. The graph is kept, because the members' loss is differentiated later."""
     to, of = (x if isinstance(x, list) else [x] for x in (inputs, outputs))
     if is_grads_batched or any(x.dim is None for x in to):
         return NotImplemented
     given = grad_outputs if isinstance(grad_outputs, list) else [grad_outputs] * len(of)
     if any(g is None and y.value.dim() > (y.dim is not None) for y, g in zip(of, given, strict=True)):
-        return NotImplemented  # torch says that only scalars have a gradient by default
+        return NotImplemented  # torch raises an error: only a scalar needs no `grad_outputs`
     of_K = [y.lead(K) for y in of]
     given_K = [torch.ones_like(y) if g is None else g.lead(K) for y, g in zip(of_K, given, strict=True)]
     found = torch.autograd.grad(
@@ -70,17 +70,17 @@ def gradient(
 
 
 def needs_grad(K: int, tensor: Member) -> Any:
-    """`Tensor.requires_grad`, of which `vmap` says False."""
+    """`Tensor.requires_grad`. Under `vmap`, torch would return False for each member's tensor."""
     return tensor.value.requires_grad
 
 
 def data(K: int, tensor: Member) -> Any:
-    """`Tensor.data`, for writes in place."""
+    """`Tensor.data`: the same memory, so that in-place writes reach the tensor."""
     return Member(tensor.value.data, tensor.dim)
 
 
 def requires_grad(K: int, tensor: Member, requires_grad: bool = True) -> Any:
-    """`Tensor.requires_grad_`, and the same of a tensor that members share, which becomes one for each."""
+    """`Tensor.requires_grad_`. If members share the tensor, each gets its own copy."""
     if not requires_grad:
         if isinstance(tensor.value, nn.Parameter) and tensor.value.requires_grad:
             raise FreezesInside

@@ -1,4 +1,4 @@
-"""Tensors as kernels of K members need them: in autocast's type, and finite where a GPU would mix the members."""
+"""Preparation of kernel inputs for K members: autocast's dtype, and finite values if a GPU kernel mixes members."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import torch
 from torch import Tensor
 
 HUGE = 1e30
-"""Stands for what is infinite or not a number: the product of two is infinite again, and so is the member's loss."""
+"""Replaces infinity and NaN. The product of two such values is infinite, and soon the member's loss is, too."""
 
 
 def cast(x: Tensor) -> Tensor:
-    """Return `x` in the type that autocast would compute in."""
+    """Convert `x` to autocast's dtype if autocast is on; float64 stays as it is."""
     device = x.device.type
     casts = torch.is_autocast_enabled(device) and x.dtype != torch.float64
     return x.to(torch.get_autocast_dtype(device)) if casts else x
 
 
 def mixes_groups(x: Tensor) -> bool:
-    """Return whether kernels of a grouped convolution compute several groups at once.
+    """Return whether the kernel of a grouped convolution may mix groups, so that a NaN of one reaches another.
 
-    cuDNN's do, on tensor cores: they multiply the channels of one group by zeros for another one. Zero times NaN is NaN
-    in all of them.
+    On tensor cores, cuDNN computes several groups at once, and multiplies the channels of other groups by zero. Zero
+    times NaN is NaN.
     """
     return x.is_cuda and x.is_floating_point()
 
 
 def finite(x: Tensor) -> Tensor:
-    """Replace values that are not finite, such as those of a member that diverges; the gradient passes."""
+    """Return `x` in autocast's dtype, with `HUGE` for values that are not finite; the gradient passes unchanged."""
     result: Tensor = _Finite.apply(cast(x))  # type: ignore[no-untyped-call]
     return result
 
 
 def of_finite_gradient(x: Tensor) -> Tensor:
-    """Return the same values; what is not finite in their gradient is replaced."""
+    """Return the values of `x`; in the backward pass, replace gradients that are not finite by `HUGE`."""
     result: Tensor = _FiniteGradient.apply(x)  # type: ignore[no-untyped-call]
     return result
 

@@ -1,4 +1,4 @@
-"""Products: one wide GEMM if members share the input or the weight, one batched GEMM otherwise."""
+"""Matrix products: one wide GEMM if members share the input or the weight, else one batched GEMM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusion.evaluate.rules.member import Member
 
 
 def linear(K: int, input: Member, weight: Member, bias: Member | None = None) -> Any:
-    """`F.linear`: input [..., I], weight [O, I], bias [O]."""
+    """`F.linear` with input [..., I], weight [O, I] and bias [O]."""
     if weight.value.dim() - (weight.dim is not None) != 2:
         return NotImplemented
     if weight.dim is None:
@@ -28,7 +28,7 @@ def linear(K: int, input: Member, weight: Member, bias: Member | None = None) ->
 
 
 def addmm(K: int, input: Member, mat1: Member, mat2: Member, **scales: Any) -> Any:
-    """`torch.addmm` as a layer (`bias [O] + x [N, I] @ weight [I, O]`), the form of GPT-2's `Conv1D`."""
+    """`torch.addmm` as a layer, `bias [O] + x [N, I] @ weight [I, O]`, as in GPT-2's `Conv1D`."""
     if scales or input.value.dim() - (input.dim is not None) != 1:
         return NotImplemented
     transposed = Member(mat2.value.mT, mat2.dim) if mat2.dim in (None, 0) else None
@@ -51,7 +51,7 @@ def _batched(x_KNI: torch.Tensor, weight_KIO: torch.Tensor, bias_KO: torch.Tenso
 
 
 def of_sparse(K: int, sparse: Member, dense: Member) -> Any:
-    """Multiply a sparse matrix that members share, such as a graph's [M, N], with [N, C] or [N] of each."""
+    """Multiply a shared sparse matrix [M, N], such as a graph's, with each member's dense [N, C] or [N]."""
     if sparse.dim is not None or dense.dim is None or dense.value.dim() not in (2, 3):
         return NotImplemented
     x = dense.at(K, 1)
@@ -60,6 +60,6 @@ def of_sparse(K: int, sparse: Member, dense: Member) -> Any:
 
 
 def bilinear(input1: torch.Tensor, input2: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """`F.bilinear` for one member; `vmap` would make a loop of it."""
+    """`F.bilinear` for one member. Under `vmap`, torch's own would loop over the members."""
     out = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
     return out if bias is None else out + bias

@@ -1,4 +1,4 @@
-"""Cross-entropy and CTC: one call over the K members' rows, one mean per member."""
+"""Cross-entropy and CTC: one call computes the losses of all members' rows, then each member takes its own mean."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float | Member = 0.0,
 ) -> Any:
-    """`F.cross_entropy` with class indices: input [N, C, ...] or [C], target [N, ...] or []."""
+    """`F.cross_entropy` with class indices, input [N, C, ...] or [C], and target [N, ...] or []."""
     weighted_by_member = weight is not None and weight.dim is not None
     if target.value.is_floating_point() or weighted_by_member or size_average is not None or reduce is not None:
         return NotImplemented
@@ -44,7 +44,7 @@ def cross_entropy(
     counted = target_K != ignore_index
     share = counted if class_weight is None else class_weight[target_K.where(counted, 0)] * counted
     total_K = share.flatten(1).sum(1)
-    # Without any target, torch's mean is NaN, too, but its gradient is 0.
+    # If all targets are ignored, the mean is NaN and its gradient 0, as in torch.
     mean_K = loss_K / total_K.where(total_K != 0, 1)
     return Member(mean_K.where(total_K != 0, float("nan")), 0)
 
@@ -52,9 +52,12 @@ def cross_entropy(
 def _smoothed(
     K: int, label_smoothing: float | Member, logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> Tensor:
-    """Return the loss of each row. It is affine in the smoothing, so each member mixes the losses at 0 and at 1."""
+    """Return the loss of each row.
+
+    The loss is affine in the label smoothing. So each member interpolates between the losses for smoothing 0 and 1.
+    """
     if logits.dim() > 2 and logits.stride(1) == 1:
-        # Tokens, as `logits.movedim(-1, 1)` hands them in: torch copies them to take a softmax across memory.
+        # Classes lie side by side in memory, as after `logits.movedim(-1, 1)` of tokens. Torch would copy the logits.
         rows = logits.movedim(1, -1).flatten(0, -2), target.flatten()
         return _smoothed(K, label_smoothing, *rows, weight, ignore_index).view(target.shape)
 
@@ -80,7 +83,7 @@ def ctc(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Any:
-    """`F.ctc_loss` of log_probs [T, N, C] or [T, C]; targets are [N, S], or [S] for all one after another."""
+    """`F.ctc_loss` with log_probs [T, N, C] or [T, C]; targets are [N, S], or all samples' targets concatenated."""
     probs_K = log_probs.at(K, 1)
     one = probs_K.dim() == 3
     lengths, lengths_K = (_of_rows(K, given, probs_K.device) for given in (input_lengths, target_lengths))
@@ -95,7 +98,7 @@ def ctc(
 
 
 def _of_rows(K: int, lengths: Any, device: torch.device) -> Tensor:
-    """Return lengths as [K, N]."""
+    """Return the lengths of sequences as [K, N]."""
     if isinstance(lengths, Member):
         return lengths.lead(K).reshape(K, -1)
     return torch.tensor(lengths, device=device).expand(K, -1)

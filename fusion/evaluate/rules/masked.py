@@ -1,4 +1,4 @@
-"""Writes to a part of a tensor: by a mask, and at an index."""
+"""Writes to a part of a tensor: those by a boolean mask, and those at an index."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fusion.evaluate.rules.member import Member
 
 
 def set_item(K: int, x: Member, index: Any, value: Any) -> Any:
-    """`Tensor.__setitem__` with one mask of booleans and one number for all elements.
+    """`Tensor.__setitem__` with one boolean mask and one number for all chosen elements.
 
-    Torch's rule would ask how many elements each member writes.
+    Torch's own rule fails, because the number of chosen elements depends on each member's data.
     """
     is_mask = isinstance(index, Member) and index.value.dtype == torch.bool and index.dim is not None
     ndim = value.value.ndim - (value.dim is not None) if isinstance(value, Member) else 0
@@ -32,7 +32,7 @@ def set_item(K: int, x: Member, index: Any, value: Any) -> Any:
 
 
 def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Any:
-    """`torch.select_scatter`; torch's own, under `vmap`, has a wrong gradient for `src` (torch 2.13)."""
+    """`torch.select_scatter`. Under `vmap`, torch's own computes a wrong gradient of `src` (torch 2.13)."""
     if not -input.dim() <= dim < input.dim() or not -input.shape[dim] <= index < input.shape[dim]:
         return NotImplemented  # torch says what is wrong
     start = index % input.shape[dim]

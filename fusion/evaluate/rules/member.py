@@ -1,11 +1,11 @@
 """Tensors inside `torch.func.vmap`, as a rule sees them.
 
-`vmap` hands every operator tensors that hide the axis of the K members. A rule gets `Member(value, dim)` instead:
-the whole value and the place of its K axis (`None`: all members share the value). The rule works below `vmap`, on
-whole values, so that autograd records the one wide operation and nothing per member.
+`vmap` hands every operator tensors that hide the axis of the K members. A rule gets `Member(value, dim)` instead: the
+whole value, and the position of its K axis (None if all members share the value). The rule runs below `vmap`, on whole
+values. Autograd then records one wide operation and nothing per member.
 
-`torch.autograd.Function` with a `vmap` method is the public way to do this. It costs about 0.15 ms for each operator,
-more than the arithmetic of a small layer. The few private calls that replace it stand in this file alone.
+The public way to do this is a `torch.autograd.Function` with a `vmap` method. It costs about 0.15 ms for each operator,
+more than the arithmetic of a small layer. Private functions of torch replace it; only this file calls them.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
 
-# (K, *args, **kwargs) with each tensor argument as a `Member` -> results as `Member`, or `NotImplemented`
+# Called as `rule(K, *args, **kwargs)` with a `Member` for each tensor. Returns `Member` results, or `NotImplemented`.
 Rule = Callable[..., Any]
 
 
 class Member(NamedTuple):
-    """A tensor of all K members at once: `value`, with its K axis at `dim`, or `None` if they share it."""
+    """A tensor of all K members: `dim` is the K axis of `value`, or None if all members share one value."""
 
     value: Tensor
     dim: int | None
 
     def lead(self, K: int) -> Tensor:
-        """Return the value as [K, ...]; a shared one is expanded, not copied."""
+        """Return the value as [K, ...]; a shared value is expanded, not copied."""
         if self.dim is None:
             return self.value.expand(K, *self.value.shape)
         return self.value.movedim(self.dim, 0)
 
     def numbers(self) -> list[float]:
-        """Return the K numbers of a tensor without dimensions; those of a float in the modules are exact."""
+        """Return the K numbers of a tensor that is 0-dimensional in each member; floats of modules stay exact."""
         return vars(self.value).get("numbers") or [float(x) for x in self.value.tolist()]
 
     def at(self, K: int, dim: int) -> Tensor:
-        """Return the value with its K axis at `dim`; a shared one is expanded, not copied."""
+        """Return the value with its K axis at `dim`; a shared value is expanded, not copied."""
         return self.lead(K).movedim(0, dim)
 
 
 def innermost_vmap() -> VmapInterpreter | None:
-    """Return the one `vmap` around the call; None outside of it, and if transforms are nested."""
+    """Return the `vmap` that surrounds the call; None if there is none, or if several transforms are nested."""
     stack = functorch.get_interpreter_stack()
     if stack is None or len(stack) != 1:
         return None
@@ -53,10 +53,11 @@ def innermost_vmap() -> VmapInterpreter | None:
 
 
 def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws: bool = False) -> Any:
-    """Run a rule below `vmap`; return `NotImplemented` if it declines.
+    """Run a rule below `vmap`; return `NotImplemented` if it does not apply.
 
     Args:
-        draws: If True, each member gets its own result even if no argument has a K axis; else the rule then declines.
+        draws: If True, the rule applies even if no argument has a K axis. For example, an operator that draws random
+            numbers gives each member its own result.
     """
     vmap = innermost_vmap()
     if vmap is None:
@@ -88,7 +89,7 @@ def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws
 
 @contextmanager
 def no_warnings_of_loops() -> Iterator[None]:
-    """Inside, torch does not warn that `vmap` loops over the members in an operator for which it has no rule."""
+    """Silence torch's warning that `vmap` loops over the members in an operator without a rule, inside this context."""
     functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Normalization: the K members' channels are K*C channels of one call, affine part and statistics included."""
+"""Normalization for K members: one call over K*C channels, with the members' weights and statistics side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def batch_norm(
     momentum: Any = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """`F.batch_norm`: input [N, C, ...]; running statistics are updated in place, member by member."""
+    """`F.batch_norm` with input [N, C, ...]. Each member's running statistics are updated in place."""
     statistics = (running_mean, running_var)
     if not isinstance(momentum, float) or any(training and s is not None and not _is_rows(s) for s in statistics):
         return NotImplemented
@@ -36,13 +36,13 @@ def batch_norm(
 def group_norm(
     K: int, input: Member, num_groups: int, weight: Member | None = None, bias: Member | None = None, eps: float = 1e-5
 ) -> Any:
-    """`F.group_norm`: input [N, C, ...]; K*num_groups groups of one call."""
+    """`F.group_norm` with input [N, C, ...], by one call with K*num_groups groups."""
     scale, shift = (None if p is None else _flat(p, K) for p in (weight, bias))
     return unfold_channels(F.group_norm(fold_channels(input, K), K * num_groups, scale, shift, eps), K)
 
 
 def _is_rows(s: Member) -> bool:
-    """Return whether a flat view of the statistics [K, C] exists, through which the in-place update reaches them."""
+    """Return whether the statistics [K, C] have a flat view, so that an in-place update of the view reaches them."""
     return s.dim == 0 and s.value.is_contiguous()
 
 
@@ -51,13 +51,13 @@ def _flat(p: Member, K: int) -> Tensor:
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
-    """`F.normalize`, with an `out` in which torch's spectral norm keeps its vectors: `vmap` writes by no `out=`."""
+    """`F.normalize`. Torch's spectral norm passes `out`, which `vmap` does not support: the result is copied to it."""
     normalized = input / input.norm(p, dim, keepdim=True).clamp_min(eps).expand_as(input)
     return normalized if out is None else out.copy_(normalized)
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """`torch._weight_norm`: g times v over its norm, by all dimensions but `dim`, by all of them if that is -1."""
+    """`torch._weight_norm`: return g * v / norm(v). The norm is over all axes except `dim`; over all if `dim` is -1."""
     others = [d for d in range(v.dim()) if d != dim]
     scale: Tensor = g / torch.linalg.vector_norm(v, dim=others, keepdim=dim != -1)
     return v * scale

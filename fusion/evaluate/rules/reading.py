@@ -1,4 +1,4 @@
-"""Numbers that code reads of integers which modules hold, such as the count of batches in batch normalization."""
+"""Reading of integer buffers as plain numbers, such as the count of batches in batch normalization."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from fusion.evaluate.rules.member import Member, Rule
 
 
 def readable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the same memory, with integers and flags marked as such that `number` may read."""
+    """Return the tensors, with those of integers and booleans marked: the rules of `number` may read them."""
     return {name: _marked(tensor) if tensor.dtype in _WHOLE else tensor for name, tensor in tensors.items()}
 
 
 def number(kind: Callable[[Any], Any]) -> Rule:
-    """Make a rule for `float(tensor)` and the like: all members must hold the same number.
+    """Make a rule for `float(tensor)` and the like, for tensors that `readable` has marked.
 
-    Other tensors are left to torch, which refuses: members that agree on one batch may differ on the next.
+    All members must hold the same number; otherwise it raises a `RuntimeError`. For other tensors torch raises an
+    error, because members that agree on one batch may differ on the next.
+
+    Args:
+        kind: Converts the number to the result.
     """
 
     def rule(K: int, tensor: Member) -> Any:

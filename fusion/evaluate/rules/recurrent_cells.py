@@ -1,8 +1,8 @@
-"""One time step of an LSTM, GRU or RNN, and all steps of the first two at once, with the gradient by hand.
+"""One time step of an LSTM, GRU or RNN. For LSTM and GRU, also all steps at once, with a gradient written by hand.
 
-Shape suffixes: T time steps, N examples, G gates of H units, all of K members. By hand, features come before examples,
-[K, H, N], so that a gate is one run of memory in each member. Time comes first, so that the product of a step is
-written to its final place.
+Shape suffixes: K members, T time steps, N examples, G gates of H units. The hand-written code puts features before
+examples, [K, H, N], so that each gate is contiguous within a member. Time is the first axis, so that the product of a
+step is written to its final place.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ import torch
 from torch import Tensor
 
 State = tuple[Tensor, ...]
-# What `forward` keeps for `backward`, T or 1 + T steps first: with 1 + T, the first is the initial state.
+# The tensors that `forward` saves for `backward`. Their first axis has T steps, or 1 + T, beginning with the initial
+# state.
 Saved = tuple[Tensor, ...]
 
 
 class ByHand(NamedTuple):
-    """A layer's steps and their gradient; gates as torch orders them.
+    """All time steps of a layer, and their gradient, written by hand. Gates are in torch's order.
+
+    A gate has two terms: the product with the input, and the product with the state.
 
     Attributes:
-        summed: Number of first gates for which only the sum of both products counts.
+        summed: Number of leading gates that use only the sum of both terms.
         forward: `(T, from_input, weight, bias, state, keep)` -> outputs [T, K, H, N], last state without the output,
-            `Saved`. `from_input` has the gates from the input of each step, [K, G*H, N]. The weight [K, G*H, H] and the
-            bias [K, G*H, 1] are those of the state, whose parts are [K, H, N]. `keep` is True if a gradient will be
-            needed.
-        backward: `(grad, grad_last, weight, kept)` -> gradient of the gates [T, K, G*H, N]. `grad` has the gradients of
-            the state before the first step and of all outputs, [1 + T, K, H, N]. `grad_last` is that of the last state
-            without the output. Computes the gradients of states back to the first step in place. For gates that are not
-            summed, the result holds the gradient from the state; the gradient from the input follows all gates.
+            `Saved`. `from_input` yields each step's gate terms from the input, [K, G*H, N]. `weight` [K, G*H, H] and
+            `bias` [K, G*H, 1] multiply and shift the state, whose parts are [K, H, N]. `keep` is True if a gradient
+            will be needed.
+        backward: `(grad, grad_last, weight, kept)` -> gradient of the gates [T, K, G*H, N]. `grad` holds the gradients
+            of the initial state and of all outputs, [1 + T, K, H, N]. `grad_last` is the gradient of the last state
+            without the output. The function overwrites both with the gradients of the states back to the initial one.
+            For gates that are not summed, the result has the gradient of the state term in the gate's place. The
+            gradient of the input term is appended after all gates.
     """
 
     summed: int
@@ -42,8 +46,9 @@ class Cell(NamedTuple):
     """One kind of recurrent layer.
 
     Attributes:
-        step: (gates from the input [K, N, G*H], gates from the state [K, N, G*H], state) -> next state, output first.
-        by_hand: The same for all steps, if that is faster. An RNN's step has too few operators.
+        step: (gate terms from the input [K, N, G*H], those from the state [K, N, G*H], state) -> next state, whose
+            first part is the output.
+        by_hand: All steps at once, if that is faster. None for an RNN, whose step has too few operators.
     """
 
     step: Callable[[Tensor, Tensor, State], State]
@@ -83,7 +88,8 @@ def _lstm_forward(
 def _lstm_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Saved) -> Tensor:
     gates, cells, tanhs = kept
     i, f, g, o = gates.chunk(4, 2)
-    # The parts without a gradient in them, for all steps at once: slopes of the gates, and of the output by the cell.
+    # Compute for all steps at once the factors that need no incoming gradient: the derivatives by the gates, and of
+    # the output by the cell.
     slopes = torch.empty_like(gates)
     slope_i, slope_f, slope_g, slope_o = slopes.chunk(4, 2)
     _sigmoid_backward(g, i, grad_input=slope_i)
@@ -138,7 +144,7 @@ def _gru_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Saved) -
     r_z, from_state, new, outputs = kept
     T, K, H, N = new.shape
     r, z = r_z.chunk(2, 2)
-    slopes = new.new_empty(T, K, 4, H, N)  # Of r, z, n's part from the state, n's part from the input.
+    slopes = new.new_empty(T, K, 4, H, N)  # derivatives by r, by z, and by the state term and the input term of n
     slope_r, slope_z, slope_state, slope_n = slopes.unbind(2)
     _sigmoid_backward(from_state, r, grad_input=slope_r)
     _sigmoid_backward(outputs[:-1] - new, z, grad_input=slope_z)
@@ -154,7 +160,7 @@ def _gru_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Saved) -
 
 
 def _buffer(like: Tensor, T: int, keep: bool, shape: Iterable[int], dtype: torch.dtype | None = None) -> Tensor:
-    """Make room for T steps [T, *shape]; if nothing is kept, all steps share the same memory."""
+    """Allocate [T, *shape]. If `keep` is False, all steps share the memory of one."""
     return like.new_empty(T if keep else 1, *shape, dtype=dtype).expand(T, *shape)
 
 

@@ -1,6 +1,7 @@
-"""LSTM, GRU and RNN, and their cells, for which `vmap` has no rule: unrolled, with one input product for all steps.
+"""LSTM, GRU and RNN layers and cells, for which `vmap` has no rule.
 
-If members share the weights (a frozen encoder), K folds into the batch of torch's own kernel instead.
+Layers are unrolled over time, with one input product for all steps. If members share the weights (a frozen encoder),
+torch's own kernel runs instead, with K folded into the batch.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from fusion.evaluate.rules.recurrent_time_steps import packed_recurrence, recurr
 from fusion.streams import Streams
 
 Direction = Callable[[Tensor, State, list[Tensor], Tensor | None, bool], tuple[Tensor, State]]
-"""One layer in one direction: input, state, the four weights, a projection, whether it is backward -> output, state."""
+"""Computes one layer in one direction: (input, state, four weights, projection, reverse) -> (output, last state)."""
 
 
 def recurrent(function: Callable[..., Any], cell: Cell) -> Rule:
-    """Make the rule of a recurrent kernel of torch; `cell` computes one time step."""
+    """Make the rule of torch's recurrent kernel `function`, whose time step is `cell`."""
 
     def fold(K: int, input: Any, hx: Any, params: Any, *settings: Any, streams: Streams) -> Any:
         if settings and isinstance(settings[0], list):
             return _packed(cell, K, input, hx, params, *settings, streams=streams)
         if not isinstance(params, list) or len(settings) != 6 or isinstance(settings[2], Member):
-            return NotImplemented  # a dropout probability per member
+            return NotImplemented  # for example, the dropout probability differs between members
         states = hx if isinstance(hx, list) else [hx]
         *options, batch_first = settings
         dropout = options[2] if options[3] else 0.0
@@ -52,7 +53,7 @@ def recurrent(function: Callable[..., Any], cell: Cell) -> Rule:
 
 
 def recurrent_cell(cell: Cell) -> Rule:
-    """Make the rule of a kernel of torch that computes one time step: input [N, I], each state [N, H]."""
+    """Make the rule of torch's kernel for one time step `cell`, with input [N, I] and states [N, H]."""
 
     def fold(K: int, input: Member, hx: Any, of_input: Member, of_state: Member, *biases: Member | None) -> Any:
         given = hx if isinstance(hx, list) else [hx]
@@ -66,7 +67,7 @@ def recurrent_cell(cell: Cell) -> Rule:
 
 
 def pack(function: Callable[..., Any]) -> Rule:
-    """Make the rule of torch's kernel that packs or pads sequences: K goes behind time steps and examples."""
+    """Make the rule of torch's kernel that packs or pads sequences: the K axis goes behind time steps and examples."""
 
     packs = function is torch._pack_padded_sequence
 
@@ -82,7 +83,7 @@ def pack(function: Callable[..., Any]) -> Rule:
 def scatter(
     K: int, tensor: Member, dim: int, index: Member, src: Any = None, *, value: Any = None, **settings: Any
 ) -> Any:
-    """`Tensor.scatter_` of a tensor or a number: a permutation of sequences is inverted by it."""
+    """`Tensor.scatter_` with a tensor or a number. Packed sequences use it to invert a permutation."""
     written = value if src is None else src
     if tensor.dim is None or settings or written is None:
         return NotImplemented
@@ -101,7 +102,11 @@ def _packed(
     *options: Any,
     streams: Streams,
 ) -> Any:
-    """The same for a packed sequence: its rows are the examples of all time steps, of each as many as are that long."""
+    """Do what the rule of `recurrent` does for a packed sequence.
+
+    Its rows are those of the first time step, then those of the second, and so on. Each step has a row for every
+    example that is long enough.
+    """
     _, _, dropout, train, _ = options
     if batch_sizes.dim is not None or isinstance(dropout, Member) or (dropout and train and data.value.is_cuda):
         return NotImplemented
@@ -138,9 +143,9 @@ def _layers(
     *,
     streams: Streams,
 ) -> list[Tensor]:
-    """Return the output [K, T, N, D*H], then the last states [K, L*D, N, H], of L layers of D directions.
+    """Compute L layers of D directions; return the output [K, T, N, D*H], then the last states [K, L*D, N, H].
 
-    A packed sequence has one dimension for T and N.
+    For a packed sequence, one axis takes the place of T and N.
     """
     directions = 2 if bidirectional else 1
     per_layer = len(weights) // (num_layers * directions)
@@ -165,7 +170,7 @@ def _layers(
 def _direction(
     cell: Cell, x_KTNI: Tensor, state: State, weights: list[Tensor], projection: Tensor | None, reverse: bool
 ) -> tuple[Tensor, State]:
-    """Compute one layer in one direction: output [K, T, N, H or projection], last state."""
+    """Compute one layer in one direction; return the output [K, T, N, H or projection] and the last state."""
     x_KTNI = x_KTNI.flip(1) if reverse else x_KTNI
     out, state = recurrence(cell, x_KTNI, state, weights, projection)
     return out.flip(1) if reverse else out, state

@@ -1,7 +1,8 @@
-"""All time steps of one direction of a recurrent layer: recorded by autograd, or with the gradient written by hand.
+"""All time steps of one direction of a recurrent layer, either recorded by autograd or with a hand-written gradient.
 
-Autograd records a dozen operators for each step, runs twice as many backward, and adds up the gradient of the state's
-weight step by step. By hand, a step is one product and some operators in place.
+Autograd records a dozen operators for each step and runs twice as many in the backward pass. It also adds up the
+gradient of the state's weight step by step. The hand-written code needs one product and a few in-place operators for
+each step.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch import Tensor
 from fusion.evaluate.rules.kernel_inputs import cast
 from fusion.evaluate.rules.recurrent_cells import ByHand, Cell, State
 
-# Steps whose products with the input, and for the weights' gradients, are computed at once. Many make a product
-# efficient; few keep its operands in a CPU's cache.
+# Number of time steps for which one product computes the gates from the input, or the gradients of the weights. More
+# steps make a product more efficient; fewer keep its operands in a CPU's cache.
 _BLOCK = 8
 
 
@@ -27,7 +28,7 @@ def unrolled(
 
     Args:
         state: The initial state, each [K, N, H].
-        weights: Of the input [K, G*H, I] and of the state [K, G*H, H or P], then their biases [K, G*H].
+        weights: The input's weight [K, G*H, I], the state's weight [K, G*H, H or P], and the bias of each, [K, G*H].
         projection_KHP: Multiplies the output.
 
     Returns:
@@ -55,9 +56,9 @@ def packed_recurrence(
     *,
     reverse: bool = False,
 ) -> tuple[Tensor, State]:
-    """Compute the same for a packed sequence, [K, S, I], of which each step has the next `sizes` rows.
+    """Do what `unrolled` does for a packed sequence [K, S, I]: time step t has the next `sizes[t]` of the S rows.
 
-    Examples go from long to short, so that a step has the first of them. The others keep their state.
+    Examples are sorted from long to short. A step updates the first `sizes[t]` examples; the others keep their state.
     """
     of_input, of_state, bias_input, bias_state = weights
     gates = torch.baddbmm(bias_input.unsqueeze(1), x_KSI, of_input.mT).split(list(sizes), 1)
@@ -76,21 +77,25 @@ def packed_recurrence(
 def recurrence(
     cell: Cell, x_KTNI: Tensor, state: State, weights: Sequence[Tensor], projection_KHP: Tensor | None = None
 ) -> tuple[Tensor, State]:
-    """Compute the same, by hand if the cell has that form and there is no projection.
+    """Do what `unrolled` does, with the hand-written code if the cell has it and there is no projection.
 
-    Under autocast, too, an LSTM sums its cell up in the precision of its state.
+    Even under autocast, an LSTM computes its cell state in the precision of the given state.
     """
     if cell.by_hand is None or projection_KHP is not None:
         return unrolled(cell, x_KTNI, state, weights, projection_KHP)
     x, *weights = (cast(t) for t in (x_KTNI, *weights))
-    x = x.flatten(1, 2).unflatten(1, x.shape[1:3])  # In the order of memory that the products ask for.
+    x = x.flatten(1, 2).unflatten(1, x.shape[1:3])  # the memory layout that the products need
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights, *state))
     out, *last = _Recurrence.apply(cell, cell.by_hand, keep, x, *weights, *state)  # type: ignore[no-untyped-call]
     return out, (out[:, -1], *last)
 
 
 class _Recurrence(torch.autograd.Function):
-    """(cell, its `by_hand`, whether to keep for backward, input, weights, state) -> outputs, rest of the last state."""
+    """Runs a cell's hand-written code and gradient.
+
+    Arguments are the cell, its `by_hand`, `keep`, the input, the weights and the state. It returns the outputs, and the
+    parts of the last state other than the output.
+    """
 
     @staticmethod
     def forward(ctx: Any, cell: Cell, by_hand: ByHand, keep: bool, x_KTNI: Tensor, *weights_and_state: Tensor) -> Any:
@@ -157,8 +162,11 @@ class _Recurrence(torch.autograd.Function):
 def _recorded(
     cell: Cell, given: Sequence[Tensor], needed: Sequence[bool], grads: Sequence[Tensor]
 ) -> Iterator[Tensor | None]:
-    """Compute the steps again, for autograd's gradient: unlike that by hand, it can itself be differentiated."""
-    x, *rest = (t.view_as(t) for t in given)  # Views hide dependences between inputs, which are no part of the layer.
+    """Compute the gradients by autograd from the steps run again, because they can then be differentiated themselves.
+
+    The hand-written gradient cannot be. Return None for inputs that need no gradient.
+    """
+    x, *rest = (t.view_as(t) for t in given)  # If one input was computed from another, views cut this dependence.
     out, state = unrolled(cell, x, tuple(rest[4:]), rest[:4])
     wanted = [t for t, need in zip((x, *rest), needed) if need]
     found = iter(torch.autograd.grad((out, *state[1:]), wanted, grads, create_graph=True))

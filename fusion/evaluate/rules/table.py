@@ -1,4 +1,4 @@
-"""Tables of operators and the rules that fold K into them."""
+"""Tables of operators and their rules, and the mode that applies the rules under `vmap`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ RULES: dict[Any, Rule] = {
     **READING,
 }
 
-# The same for operators that draw the random numbers of K members: these rules also take `streams`.
+# Rules of operators that draw random numbers. They also take the argument `streams`, one stream for each member.
 DRAWING_RULES: dict[Any, Rule] = {
     F.dropout: dropout,
     F.scaled_dot_product_attention: attention,
@@ -86,16 +86,16 @@ DRAWING_RULES: dict[Any, Rule] = {
     torch.rnn_relu: recurrent(torch.rnn_relu, RNN_RELU),
 }
 
-# After these, a tensor that members share stands for one of each: gradients by it differ.
+# If members share a tensor, each gets its own copy after these functions, because their gradients will differ.
 REQUIRING: dict[Any, Rule] = {Tensor.requires_grad_: requires_grad, Tensor.requires_grad.__set__: requires_grad}  # type: ignore[attr-defined]
 
-# These make empty tensors: a tensor that is later filled in place must have room for each member.
+# These functions make empty tensors. If code fills one in place later, it must have room for each member.
 UNFILLED = {torch.empty, torch.empty_like, Tensor.new_empty}
 
-# The memory of what these return may be held elsewhere, although it is that of no argument.
+# Results of these functions may share memory with other objects that are no tensors among the arguments.
 HELD = {torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.utils.dlpack.from_dlpack}
 
-# Written for one member, in operators that have rules themselves; they run inside `vmap` and call those.
+# Functions written for one member. They run inside `vmap`, and call operators that have rules.
 COMPOSITES: dict[Any, Rule] = {
     F.multi_head_attention_forward: multi_head_attention,
     F.normalize: normalize,
@@ -118,16 +118,16 @@ PRODUCTS = {
     *(Tensor.mm, Tensor.matmul, Tensor.mv, Tensor.__matmul__),
 }
 
-# Of several tensors, for which `vmap` has neither a rule nor a loop.
+# Operators of several tensors that `vmap` supports neither by a rule nor by a loop.
 OF_SEVERAL = {torch.column_stack, torch._C._nn.pad_sequence}
 
 
 class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
-    """Inside this context, `torch.func.vmap` over members folds K into each operator that has a rule.
+    """Inside this context, `torch.func.vmap` over members applies the rules: K is folded into each operator.
 
-    Results and gradients are those of `vmap`; only the way there is shorter. Operators without a rule, unusual
-    arguments, and transforms nested in one another (`vmap` of `grad`) run as torch runs them. Known operators that draw
-    random numbers draw each member's from its own stream; unknown ones raise under `vmap(randomness="error")`.
+    Results and gradients are those of `vmap`, but faster. Torch handles operators without a rule, unusual arguments,
+    and nested transforms (`vmap` of `grad`). Known operators that draw random numbers draw from each member's own
+    stream. Unknown ones raise an error under `vmap(randomness="error")`.
 
     Example:
         >>> import torch
@@ -183,27 +183,33 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         elif self._fresh and not (isinstance(result, Tensor) and is_batched(result)):
             for x in filter(self._is_fresh, tree_leaves((args, kwargs))):
                 if _views(result, x):
-                    del self._fresh[id(x)]  # a view would not see what is written to each member's own
+                    del self._fresh[id(x)]  # writes into the members' own copies would not reach this view
         return result
 
     def _is_fresh(self, x: Any) -> bool:
-        """Return whether nobody else holds a tensor, so far as is known."""
+        """Return whether `x` is a new tensor (see `_is_new`) that no view is known to share memory with."""
         known = self._fresh.get(id(x)) if self._fresh else None
         return known is not None and known() is x
 
     def of_each(self, x: Any) -> Any:
-        """Return each member's own tensor in place of one that they share; see `REQUIRING` and `_is_new`."""
+        """Return the members' own copies of `x` if it was a shared tensor that got some; else return `x`.
+
+        See `REQUIRING` and `_is_new`.
+        """
         known, own = self._own.get(id(x), (None, None)) if isinstance(x, Tensor) else (None, None)
         return x if known is not x or known is None else own
 
 
 def _one_for_each(K: int, x: Member, *args: Any, **kwargs: Any) -> Any:
-    """Make one of each member's of a tensor that they share, before members write different values to it."""
+    """Copy a shared tensor for each member, before members write different values to it."""
     return NotImplemented if x.dim is not None else Member(x.lead(K).clone(), 0)
 
 
 def _is_new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
-    """Return whether a result is a tensor that nobody else holds yet: if members write to it, each gets its own."""
+    """Return whether `result` is a new tensor that shares memory with no other.
+
+    If members later write to such a tensor, each gets its own copy.
+    """
     if not isinstance(result, Tensor) or is_batched(result) or result.layout is not torch.strided:
         return False
     given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and not is_batched(x)]
@@ -214,11 +220,14 @@ def _is_new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
 
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-"""Tells whether a tensor belongs to a transform, such as a member's, and does not say where it is."""
+"""Tells whether a tensor belongs to a transform such as `vmap`, and therefore hides its place in memory."""
 
 
 def _views(result: Any, tensor: Tensor) -> bool:
-    """Return whether a result may have a tensor in the memory of another one, which has no K axis."""
+    """Return whether `result` may have a tensor, other than `tensor`, in the memory of `tensor`.
+
+    Only tensors without a hidden K axis count.
+    """
     plain = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x is not tensor and not is_batched(x)]
     if not plain or is_batched(tensor):
         return False
@@ -229,7 +238,7 @@ def _views(result: Any, tensor: Tensor) -> bool:
 
 
 def _writes(func: Any) -> bool:
-    """Return whether a method writes to its tensor, such as `add_` and `__setitem__`."""
+    """Return whether a method such as `add_` or `__setitem__` writes to its tensor."""
     name = getattr(func, "__name__", "")
     return name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__") or (
         name.endswith("_") and not name.endswith("__")
@@ -237,7 +246,7 @@ def _writes(func: Any) -> bool:
 
 
 def _unfilled(func: Any, K: int, *args: Any, **kwargs: Any) -> Any:
-    """Make one empty tensor for each member, because `vmap` would make one for all."""
+    """Make an empty tensor for each member; `vmap` would make a single one for all."""
     if any(isinstance(x, Member) and x.dim is not None for x in args) or kwargs.get("out") is not None:
         return NotImplemented
     one = func(*(x.value if isinstance(x, Member) else x for x in args), **kwargs)
