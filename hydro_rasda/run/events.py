@@ -1,4 +1,4 @@
-"""The events of a run, as plain values: callbacks get them."""
+"""The events of a run, as plain values that callbacks receive."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Event:
 
     Attributes:
         seconds: Wall time of the run when it happened, interrupted sessions included.
-        recalled: True if the event happened in an earlier process of the run. A resumed run begins by repeating the
-            events of trials and epochs in its journal. It repeats decisions when it reaches them. A logger that has
-            them already skips recalled events.
+        recalled: True if the event happened in an earlier process of the run. A resumed run first repeats the events of
+            trials and epochs in its journal. It repeats each decision when it reaches it. A logger that already has
+            these events skips the recalled ones.
     """
 
     seconds: float
@@ -35,7 +35,7 @@ class RunBegan(Event):
     Attributes:
         path: The run's folder.
         metric: The metric by which trials are compared.
-        settings: The arguments of `tune` that decide its result, by name.
+        settings: The arguments of `tune` that determine its result, by name.
     """
 
     path: Path
@@ -49,8 +49,8 @@ class RunEnded(Event):
     """A run is over, or `tune` raises.
 
     Attributes:
-        best_trial: Number of the best trial. None if `tune` raises, as are `best_config` and `best_metric`.
-        best_config: Its configuration, without secrets.
+        best_trial: Number of the best trial. If `tune` raises, it is None, and so are `best_config` and `best_metric`.
+        best_config: The configuration of the best trial, without secrets.
         error: The error that `tune` raises, such as "KeyboardInterrupt: ..."; None if the run is over.
     """
 
@@ -64,10 +64,10 @@ class RunEnded(Event):
 class StageBegan(Event):
     """A part of the run begins: the surrogates, the check of the transfer, the middle heat, or the full size.
 
-    The full size begins once more after each milestone.
+    Full-size training begins again after each milestone.
 
     Attributes:
-        epochs: Number of epochs that it trains, over all of its trials.
+        epochs: Number of epochs that this part trains, summed over its trials.
     """
 
     title: str
@@ -76,21 +76,21 @@ class StageBegan(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StageEnded(Event):
-    """The part of the run that began last ends."""
+    """The part of the run that began last has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochsTrained(Event):
     """Epochs were trained, on any device; sent at once, for a progress bar.
 
-    Their metrics follow as `EpochEnded`: those of full-size models at once, those of surrogates once their unit of work
-    is complete.
+    The metrics follow as `EpochEnded`: for full-size models at once, for surrogates once their unit of work is
+    complete.
 
     Attributes:
-        epochs: Number of epochs, over the trials that train together.
-        note: The best metric among those trials, in words; may be empty.
-        seconds_left: Seconds that the run still takes, estimated from planned epochs and measured times; None before
-            that is known.
+        epochs: Number of epochs, summed over the trials that train together.
+        note: The best metric among these trials, in words; may be empty.
+        seconds_left: Estimate of the seconds that the run still takes, from planned epochs and measured times; None
+            until it is known.
     """
 
     epochs: int
@@ -100,10 +100,10 @@ class EpochsTrained(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialConfigured(Event):
-    """A trial got its configuration, or a new one (PBT).
+    """A trial got its first configuration, or a new one (population based training).
 
     Attributes:
-        config: Its hyperparameters; secrets are "(hidden)".
+        config: The trial's hyperparameters; secrets are shown as "(hidden)".
     """
 
     trial: int
@@ -112,10 +112,10 @@ class TrialConfigured(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded(Event):
-    """A trial's metrics after an epoch, as the journal has them.
+    """A trial's metrics after an epoch, as recorded in the journal.
 
-    They are sent at full size after each epoch, and on surrogates when a milestone is reached. An epoch that is trained
-    again is sent again. At full size, it is not if it comes to the same metrics as before the interruption.
+    At full size, the event is sent after each epoch; for surrogates, when a milestone is reached. It is sent again if
+    the epoch is trained again, except at full size if the metrics are the same as before the interruption.
 
     Attributes:
         stage: "surrogate"; "middle", a wider surrogate of the middle heat (`full_trainings` below 3); or "target", the
@@ -132,7 +132,7 @@ class EpochEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RungDecided(Event):
-    """Trials that came to one milestone were compared.
+    """The trials at a milestone were compared.
 
     Attributes:
         epoch: The milestone.
@@ -147,7 +147,7 @@ class RungDecided(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class FinalistsChosen(Event):
-    """The sweep came to its end. Not sent if the time budget ended it before.
+    """The sweep chose its finalists. The event is not sent if the time budget ended the sweep.
 
     Attributes:
         kept: The trials that go on, best first: at full size, or to the middle heat if there is one.
@@ -159,7 +159,7 @@ class FinalistsChosen(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnded(Event):
-    """The training of a full-size trial has ended by itself, before its last epoch.
+    """The training of a full-size trial ended by itself before its last epoch.
 
     Attributes:
         epoch: Number of epochs that the trial has trained.
@@ -171,10 +171,10 @@ class TrialEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFailed(Event):
-    """A trial raised.
+    """A trial raised an exception.
 
     Attributes:
-        error: The traceback.
+        error: The traceback of the exception.
     """
 
     trial: int
@@ -183,7 +183,7 @@ class TrialFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
-    """A checkpoint was written. It is removed once a later one takes its place."""
+    """A checkpoint was written. It is removed once a later one replaces it."""
 
     stage: Stage
     trials: tuple[int, ...]

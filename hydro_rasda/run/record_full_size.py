@@ -1,25 +1,24 @@
-"""Writing down the full-size stage of a run.
+"""Record the full-size stage of a run.
 
-All backends record full-size trainings alike, so that each can resume the work of another:
+All backends record full-size trainings in the same way, so that each backend can resume the work of another:
 
-- `target/trial-{n}/at-{epoch}`: a trial's metrics after each epoch, as soon as the tuner hears of it. Nothing that the
-  run decides depends on it. `/again` ends its name if the trial came to this epoch before, and was interrupted. Its
-  lines are then those that differ.
-- `target/trial-{n}/to-{epoch}`: `{"checkpoint": name}` from which training can go on after this epoch, and a trial's
-  metrics since its checkpoint before, as far as no line has them yet. "best" tells the epoch whose weights it keeps.
-  "swept" tells that the sweep trained it: the sweep's metrics up to there are then the trial's own. "device" is the
-  device, if there are several. "beside" is the number of trials that shared it, the trial included. "early" tells that
-  the trial had not entered the race: what it trained counts once it enters.
-- `target/trial-{n}/failed-after-{epoch}`: its traceback.
-- `target/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
-- `target/trial-{n}/lost-after-{epoch}`: its checkpoint is damaged, so that it trains anew.
-- `target/retry-of-{n}`: a trial that failed is tried again, as code or data changed since.
-- `target/entered`: the finalists; the race between them begins, and is decided anew.
-- `target/begin/of-{trials}`: the first milestone of each.
-- `target/to-{epoch}/kept/of-{trials}`: for each trial that was compared after this epoch, the epoch to which it trains
-  on, or None.
-- `target/refit-{n}/to-{epoch}`: a trial's model of that epoch, trained once more on the examples of all folds.
-- `target/done`: the stage is over, for the finalists that it names.
+- `target/trial-{n}/at-{epoch}`: a trial's metrics after an epoch, recorded at once. No decision depends on them. If the
+  trial had reached this epoch before an interruption, the name ends with `/again`, and only changed lines are recorded.
+- `target/trial-{n}/to-{epoch}`: `{"checkpoint": name}`, from which training can continue after this epoch, and the
+  metrics since the last checkpoint that no `at` unit has. "best" is the epoch whose weights the checkpoint keeps.
+  "swept" means that the sweep trained the trial so far: the sweep's metrics are then also the trial's. "device" names
+  the device if there are several. "beside" is the number of trials that shared it, this trial included. "early" means
+  that the trial had not entered the race: its training counts once it enters.
+- `target/trial-{n}/failed-after-{epoch}`: the traceback of a trial that raised.
+- `target/trial-{n}/done-after-{epoch}`: the training ended by itself before the last epoch.
+- `target/trial-{n}/lost-after-{epoch}`: the checkpoint is damaged, so that the trial trains anew.
+- `target/retry-of-{n}`: a failed trial is tried again because code or data changed.
+- `target/entered`: the finalists. The race between them begins, and all its decisions are made anew.
+- `target/begin/of-{trials}`: the first milestone of each trial.
+- `target/to-{epoch}/kept/of-{trials}`: the decision after this epoch. It maps each compared trial to the epoch to which
+  it trains on, or to None.
+- `target/refit-{n}/to-{epoch}`: a trial's model, trained once more up to this epoch on the examples of all folds.
+- `target/done`: the stage is over for the finalists that are named.
 """
 
 from __future__ import annotations
@@ -49,37 +48,37 @@ _WIDTHS = "surrogate/widths-of-"
 
 
 def hear(run: Run, epochs: int, metrics: Mapping[str, Iterable[float]], told: Sequence[EpochTold] = ()) -> None:
-    """Take in what a device says while it trains.
+    """Take in a report of a device while it trains.
 
     Args:
-        epochs: Number of epochs that it has trained since its last report, over all trials.
-        metrics: Metrics after the last of them, by name, of the trials that train as one.
-        told: The epochs of full-size models among them.
+        epochs: Number of epochs trained since the device's last report, over all trials.
+        metrics: Metrics after the last of these epochs, by name: one value for each trial that trains as one.
+        told: The epochs of full-size models in the report.
     """
     if not told or any(number in run.history.race.trials for number, *_ in told):
-        run.advance(epochs, run.note(metrics))  # else they began early, and no heat counts them yet
+        run.advance(epochs, run.note(metrics))  # otherwise these trials began early, and no heat counts them yet
     for number in dict.fromkeys(number for number, *_ in told):
         _record_live(run, number, [(epoch, found) for of, epoch, found in told if of == number])
 
 
 def _record_live(run: Run, number: int, trained: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
-    """Record epochs of a full-size trial while it trains on."""
+    """Record epochs of a full-size trial while its training continues."""
     reached = run.history.epochs("target", number)
     trained = [(epoch, metrics) for epoch, metrics in trained if epoch > reached]
-    # A cluster may pass words on when the trial has come further, or has failed.
+    # A cluster may deliver a report late, when the trial has trained further or has failed.
     if not trained or ("target", number) in run.history.failed:
         return
     key = f"target/trial-{number}/at-{trained[-1][0]}"
     while run.store.done(key):
         key += "/again"
     lines = _new_lines(run, number, metric_lines("target", number, trained))
-    # Raised here, within the training, it could be taken for the trial's own error. The next unit raises it again.
+    # An error here, within the training, could be taken for the trial's own. The next unit raises it again.
     with contextlib.suppress(OSError):
         run.record(key, Unit(None, lines))
 
 
 def _new_lines(run: Run, number: int, lines: Iterable[JournalLine]) -> list[JournalLine]:
-    """Return the lines of a full-size trial that the journal does not have as live epochs."""
+    """Return those lines of a full-size trial that the journal does not have yet as live epochs."""
     known = run.history.live.get(number, Live()).lines
     return [line for line in lines if line["epoch"] not in known or jsonable(line) != known[line["epoch"]]]
 
@@ -94,11 +93,11 @@ def record_epochs(
     epoch: int | None = None,
     **more: Any,
 ) -> None:
-    """Record epochs of a full-size trial: first the checkpoint, then the journal's lines.
+    """Record epochs of a full-size trial: first write the checkpoint, then the journal's lines.
 
     Args:
-        lines: The trial's metrics since its last record, or from an earlier epoch on if it went back.
-        epoch: The epoch that was reached; None: that of the last line.
+        lines: The trial's metrics since its last record. They begin earlier if the trial trained epochs again.
+        epoch: The epoch that was reached; None for that of the last line.
     """
     key = f"target/trial-{number}/to-{lines[-1]['epoch'] if epoch is None else epoch}"
     run.save(key, state, [number])
@@ -108,12 +107,12 @@ def record_epochs(
 
 
 def record_swept(run: Run, number: int, state: Mapping[str, Any]) -> None:
-    """Record the sweep's training of a trial, at full width, as the beginning of its full-size training."""
+    """Record what a full-width sweep has trained of a trial as the beginning of its full-size training."""
     record_epochs(run, number, [], state, epoch=run.history.epochs("surrogate", number), swept=True)
 
 
 def record_refit(run: Run, number: int, epoch: int, state: Mapping[str, Any], seconds: float) -> None:
-    """Record a model that was trained once more; an earlier one goes."""
+    """Record a model that was trained once more; the checkpoint of an earlier such model is removed."""
     key = refit_key(number, epoch)
     run.save(key, state, [number])
     run.record(key, Unit({"epochs": epoch}, [], seconds), again=True)
@@ -126,7 +125,7 @@ def record_failure(run: Run, number: int, error: str, seconds: float = 0.0) -> N
 
 
 def record_done(run: Run, number: int) -> None:
-    """Record that the training of a full-size trial has ended by itself: it does not go on."""
+    """Record that the training of a full-size trial has ended by itself before the last epoch."""
     epoch = run.history.epochs("target", number)
     key = f"target/trial-{number}/done-after-{epoch}"
     if epoch < run.settings.max_t and not run.store.done(key):
@@ -135,7 +134,7 @@ def record_done(run: Run, number: int) -> None:
 
 
 def source_of(run: Run, number: int) -> str | None:
-    """Return the checkpoint from which a full-size trial goes on; None if it begins anew. Damage is reported."""
+    """Return the checkpoint from which a full-size trial continues; None if it starts anew. Report damage."""
     name = run.history.checkpoints.get(number)
     if name is None or not (damage := run.store.damage(name)):
         return name
@@ -145,9 +144,9 @@ def source_of(run: Run, number: int) -> str | None:
 
 
 def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
-    """Drop a finished run's winner if the weights that it hands back are damaged, so that it trains anew.
+    """If the weights of a finished run's winner are damaged, drop them, so that the winner trains anew.
 
-    Return whether it was dropped.
+    Return whether they were dropped.
     """
     history = run.history
     winner, _ = best_of(history, tried_targets(history, finalists))
@@ -158,19 +157,19 @@ def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
 
 
 def end_by_score(run: Run) -> None:
-    """Record, and say, that a score is good enough; the same call with another `stop_at` goes on."""
+    """Record and report that a score is good enough. The same call with another `stop_at` continues the run."""
     settings = run.settings
     run.end_by(f"{BY_SCORE}{settings.stop_at}")
     run.say(f"{settings.metric} is as good as `stop_at={settings.stop_at}` asks: nothing more trains")
 
 
 def end_targets(run: Run, finalists: Iterable[int]) -> None:
-    """Record that the stage has come to its end with these finalists."""
+    """Record that the stage has ended with these finalists."""
     run.end_by(DONE, sorted(finalists))
 
 
 def another_chance(run: Run, finalists: Iterable[int]) -> bool:
-    """Try failed finalists again if code or data changed since; return whether there are any."""
+    """Let failed finalists try again if code or data changed since; return whether any finalist does."""
     again = [n for n in finalists if n in run.history.failures and run.store.changes]
     for number in again:
         run.record(f"target/retry-of-{number}", Unit(None, [{"event": "retried", "trial": number}]), again=True)
@@ -178,9 +177,9 @@ def another_chance(run: Run, finalists: Iterable[int]) -> bool:
 
 
 def try_dropped_again(run: Run) -> None:
-    """Take back what was dropped because this library's own process died of it, and have the sweep decide anew.
+    """Take back work that was dropped because the tuner's own process died of it; the sweep then decides anew.
 
-    The run's history has taken in nothing yet.
+    This must come before the run's history takes in any unit.
     """
     units = run.store.units()
 
@@ -188,13 +187,13 @@ def try_dropped_again(run: Run) -> None:
         return str(line.get("error", "")).startswith(DROPPED)
 
     found = {key: of for key, unit in units.items() if (of := [line["trial"] for line in unit.lines if dropped(line)])}
-    # These units hold the configurations of all trials, which stay as they are.
+    # `KINDS_FROM` units hold the configurations of all their trials, so that they stay.
     built = [n for key, of in found.items() if key.startswith(KINDS_FROM) for n in of if retry_key(n) not in units]
     keys = [key for key in found if not key.startswith(KINDS_FROM)]
     if numbers := sorted({*built, *(n for key in keys for n in found[key])}):
         run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
         keys += [key for key in (ENTERED, DONE) if key in units]  # so that the race is decided anew, too
-    # Processes may have died of measuring these.
+    # Measuring these widths may have killed processes.
     keys += [key for key, unit in units.items() if key.startswith(_WIDTHS) and unit.value.get("assumed")]
     run.store.forget(keys)
     for number in built:

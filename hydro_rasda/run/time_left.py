@@ -1,4 +1,4 @@
-"""A run's time left: of its budget, and by estimate (planned epochs times foreseen, then measured, seconds)."""
+"""The time left of a run: of its budget, and as an estimate from planned epochs and foreseen or measured seconds."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import NamedTuple
 from hydro_rasda.run.events import Stage
 
 PRIOR = 0.03
-"""Share of a stage after which its measured times weigh as much as the foreseen ones."""
+"""Share of a stage after which measured times weigh as much as foreseen times."""
 
 ENOUGH = 0.1
-"""Share of a stage of which nothing was foreseen, after which its measured times are told."""
+"""Share of a stage after which its measured times are reported, if none were foreseen."""
 
 OVERHEAD = 1.5
-"""Ratio of measured to foreseen time before any measurement: validation, updates and checkpoints are not foreseen.
+"""Ratio of real to foreseen time, assumed before anything is measured: validation and checkpoints are not foreseen.
 
-Of full-size models on digits, measured ratios are 1.2 to 1.6. A sweep's ratio says little of that: it is 2.2 to 2.7 for
-small measured groups, as each waits for a process.
+On digits, measured ratios are 1.2 to 1.6 for full-size models. For a sweep of small measured groups, they are 2.2 to
+2.7, because each group waits for a process.
 """
 
 SMOOTHING = 0.1
-"""Share of the time left within which the estimate comes to a new value, so that it does not jump."""
+"""Share of the time left within which the estimate approaches a new value, so that it does not jump."""
 
 LEAST_SMOOTHING = 1.0
-"""Least number of seconds within which the estimate comes to a new value."""
+"""Least number of seconds within which the estimate approaches a new value."""
 
 LEAST_TOLD = 2.0
-"""Seconds below which nobody is told how many are left."""
+"""Number of seconds below which the time left is not shown."""
 
 LEAST_NEWS = 60.0
-"""Seconds below which a stage begins without a line on the time left.
+"""Number of seconds below which a stage begins without a line about the time left.
 
-A dry run foresees batches alone. Processes, validation and checkpoints take some tenths of a second for each group and
-full-size model. They can be most of a run of seconds, but are a small share of minutes.
+A dry run foresees only the batches. Processes, validation and checkpoints take some tenths of a second more for each
+group and full-size model. That matters in a run of seconds, but not in a run of minutes.
 """
 
 
@@ -52,11 +52,11 @@ def roughly(seconds: float) -> str:
 
 
 class Piece(NamedTuple):
-    """Epochs of a stage that cost alike.
+    """Epochs of a stage that take equally long.
 
     Attributes:
         epochs: Number of epochs, over all trials.
-        seconds: Foreseen wall time of one of them; NaN if it is not known.
+        seconds: Foreseen wall time of one epoch; NaN if it is not known.
     """
 
     epochs: float
@@ -73,7 +73,7 @@ class _Stage:
     told: bool = False
 
     def take(self, epochs: float) -> None:
-        """Count epochs as trained, from the first pieces."""
+        """Count epochs as trained; they are taken from the first pieces."""
         self.trained += epochs
         self.reports += 1
         while epochs > 0 and self.pieces:
@@ -87,27 +87,27 @@ class _Stage:
 
     @property
     def ahead(self) -> float:
-        """Foreseen seconds of the stage's pieces; not finite if nothing was foreseen."""
+        """Foreseen seconds of the stage's remaining pieces; not finite if nothing was foreseen."""
         return sum(count * seconds for count, seconds in self.pieces)
 
     @property
     def factor(self) -> float:
-        """Return the ratio of measured to foreseen time; if little was measured, it is near `OVERHEAD`."""
+        """Return the ratio of measured to foreseen time. It is near `OVERHEAD` if little was measured."""
         prior = PRIOR * (self.ahead + self.foreseen)
         return (prior * OVERHEAD + self.spent) / (prior + self.foreseen) if prior > 0 else OVERHEAD
 
     @property
     def is_foreseen(self) -> bool:
-        """Tell whether a time is known of all its epochs before they are trained."""
+        """Tell whether the time of all epochs, trained or not, was foreseen."""
         return math.isfinite(self.ahead + self.foreseen)
 
     @property
     def epochs(self) -> float:
-        """Epochs that are left."""
+        """Number of epochs that are left."""
         return sum(count for count, _ in self.pieces)
 
     def left(self, lanes: int) -> float:
-        """Return the seconds that the stage's pieces take; NaN if nothing was foreseen, or measured in each lane."""
+        """Return the seconds that the stage still takes; NaN if they were not foreseen, nor measured in each lane."""
         if not self.pieces:
             return 0.0
         if self.is_foreseen:
@@ -115,13 +115,13 @@ class _Stage:
         return self.epochs * self.spent / self.trained if self.reports >= lanes else math.nan
 
     def can_be_told(self, lanes: int) -> bool:
-        """Tell whether enough of the stage was measured to tell a user how long it takes."""
+        """Tell whether enough of the stage was measured to tell the user how long it takes."""
         enough = self.is_foreseen or self.trained >= ENOUGH * (self.trained + self.epochs)
         return enough and self.reports >= lanes
 
 
 class TimeLeft:
-    """The estimate for a whole run, over its stages; `lanes` models train at the same time."""
+    """The estimate for a whole run, over its stages. `lanes` is the number of models that train at the same time."""
 
     def __init__(self) -> None:
         self.lanes = 1
@@ -130,7 +130,7 @@ class TimeLeft:
         self._shown: tuple[float, float] | None = None
 
     def plan(self, stage: str, pieces: Iterable[Piece]) -> None:
-        """Set the epochs that a stage has left to train; its measurements stay."""
+        """Set the epochs that a stage still has to train. Its measurements stay."""
         known = self._stages.setdefault(stage, _Stage([]))
         known.pieces = [piece for piece in pieces if piece.epochs > 0]
 
@@ -138,25 +138,25 @@ class TimeLeft:
         return stage in self._stages
 
     def begin(self, stage: str, seconds: float) -> None:
-        """Start the clock of a stage, at a wall time of the run."""
+        """Start the clock of a stage at the given wall time of the run."""
         self._now, self._at = stage, seconds
 
     def advance(self, epochs: float, seconds: float) -> None:
-        """Count epochs of the stage that began last."""
+        """Count epochs as trained in the stage that began last."""
         if (stage := self._stages.get(self._now)) is not None:
             stage.spent += max(0.0, seconds - self._at)
             stage.take(epochs)
         self._at = seconds
 
     def foreseen(self) -> float | None:
-        """Return the seconds that all stages still take; None if that is not known of one of them."""
+        """Return the seconds that all stages still take; None if one of them is not known."""
         left = sum(stage.left(self.lanes) for stage in self._stages.values())
         return left if self._stages and math.isfinite(left) else None
 
     def news(self, seconds: float) -> float | None:
-        """Return the seconds left when they can be told, once a stage, if they are `LEAST_NEWS` or more; else None.
+        """Return the seconds left, once per stage, when they are known and at least `LEAST_NEWS`; otherwise None.
 
-        `left` goes on from there.
+        After that, `left` continues from this value.
         """
         stage, left = self._stages.get(self._now), self.foreseen()
         if stage is None or stage.told or not stage.can_be_told(self.lanes) or left is None or left < LEAST_NEWS:
@@ -165,7 +165,7 @@ class TimeLeft:
         return left
 
     def left(self, seconds: float) -> float | None:
-        """Return the seconds left at a wall time of the run, smoothed: they change little by little."""
+        """Return the seconds left at a wall time of the run, smoothed so that they change little by little."""
         raw = self.foreseen()
         if raw is None:
             return None
@@ -186,8 +186,8 @@ SWEEP_SHARE = 0.5
 def seconds_left(budget: float | None, stage: Stage, seconds: float, swept: float) -> float:
     """Return the seconds that a stage may still take; infinite without a budget.
 
-    Only the sweep's own time counts against its share, not full-size training. The same call with more time thus goes
-    on with the sweep, too.
+    Only the sweep's own time counts against its share, not full-size training. So the same call with more time also
+    resumes the sweep.
 
     Args:
         swept: The part of `seconds` that the sweep took.
