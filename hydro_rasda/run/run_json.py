@@ -84,7 +84,7 @@ def _read(path: Path) -> dict[str, Any]:
 def determining(settings: TuneConfig) -> dict[str, Any]:
     """Return the settings that determine a run's decisions, in the form of `run.json`.
 
-    Settings of budget, `stop_at`, checkpoints' frequency and how steps are computed do not determine decisions.
+    The time budget, `stop_at`, the frequency of checkpoints and the way in which steps run do not determine them.
     """
     bounds = bounds_of(settings.sweep.constraints)
     several = {"metric": [name for name, _ in settings.objectives], "mode": [mode for _, mode in settings.objectives]}

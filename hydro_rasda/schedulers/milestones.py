@@ -56,7 +56,7 @@ def first_milestone(min_t: int, max_t: int, factor: int, warmup: float) -> int:
 
 
 def sweep_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
-    """Return the milestones of a sweep: all after the first whose next one would not exceed `max_t`.
+    """Return the milestones of a sweep: the first one, and each later one whose successor is at most `max_t`.
 
     Beyond the last of them, full-size models tell more for their price than surrogates do.
 

@@ -22,7 +22,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 MARGIN = 1.1
-"""Factor between what was measured of a job, memory and share, and what the job is given."""
+"""Factor by which the measured memory and share of a job are raised, for safety."""
 
 GUESS = 1.5
 """A job of an unmeasured kind is given this many times the largest measurement of other kinds."""
