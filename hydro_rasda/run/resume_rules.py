@@ -16,7 +16,7 @@ from hydro_rasda.run.run_lock import LOCK
 
 
 class RunExists(ValueError):
-    """A different run of this name exists, or its folder holds something else."""
+    """A run of this name exists that this call may not continue, or its folder holds something else."""
 
 
 def refuse_new(path: Path, resume: str) -> None:
