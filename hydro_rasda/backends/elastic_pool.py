@@ -1,4 +1,4 @@
-"""Full-size trials on several devices of a pool, under DDP or FSDP: RASDA's doubling in space (section 3.1)."""
+"""Full-size trials on several devices of a pool, with DDP or FSDP: RASDA's doubling in space (section 3.1)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hydro_rasda.training.full_size_on_ranks import RankPlace
 from hydro_rasda.training.worker_reports import SCALING_EFFICIENCY, noise_in_workers
 
 _LAST_WORDS_S = 3.0
-"""So long the other ranks have to say what happened once one has failed."""
+"""Seconds that the other ranks have to report what happened, once one rank has failed."""
 
 
 @dataclass
 class _Ranks:
-    """A full-size trial in training; `endings` has, by rank, what it gave, or what ended its process.
+    """The ranks that train a full-size trial. `endings` maps a rank to its outcome, or to what ended its process.
 
-    It is `lost` if a machine has ended, and with it a rank.
+    `lost` is True if a machine has ended, and a rank with it.
     """
 
     task: Task
@@ -47,12 +47,12 @@ class _Ranks:
 
 
 class ElasticPool(DevicePool):
-    """A pool whose full-size trials train on `race.workers` devices each, and survivors of a milestone on more.
+    """A pool that trains full-size trials on `race.workers` devices each, and survivors of a milestone on more.
 
-    A trial begins once as many devices are free as it is due; a pool that has no more than some number of devices never
-    gives more. The ranks of one of which a process dies, or raises, are ended and replaced together. If one worker is
-    asked for, or there is one device, each device trains whole trials. If `race.workers` is 1 and `race.max_workers`
-    says nothing, trials grow where the pool `grows`. Ranks talk `through` NCCL only if each has a GPU.
+    A trial begins once enough devices are free for it. It never gets more devices than the pool has. If the process of
+    one rank dies or raises, all ranks of the trial end and are replaced together. If one worker is asked for, or there
+    is one device, each device trains whole trials. If `race.workers` is 1 and `race.max_workers` is None, trials grow
+    only if `grows` is True. Ranks communicate by `through`; "nccl" requires that each rank has its own GPU.
     """
 
     def __init__(self, run: Run, count: int, through: Literal["gloo", "nccl"], grows: bool = False) -> None:
@@ -68,7 +68,7 @@ class ElasticPool(DevicePool):
         raise NotImplementedError
 
     def _end_meeting(self, meeting: Any) -> None:
-        """Called once they need it no more."""
+        """End a meeting that the ranks no longer need."""
 
     def _free(self) -> list[int]:
         held = {number for ranks in self._ranks for number in ranks.devices}
@@ -144,7 +144,7 @@ class ElasticPool(DevicePool):
         return next((ranks for ranks in self._ranks if number in ranks.devices), None)
 
     def _heard(self, number: int) -> None:
-        """One rank speaks for all, which wait for each other at each step."""
+        """Note a sign of life of one rank for all ranks of its trial, as these wait for each other at each step."""
         super()._heard(number)
         if (ranks := self._ranks_of(number)) is not None:
             for other in ranks.devices:
@@ -176,7 +176,7 @@ class ElasticPool(DevicePool):
             self._settle(ranks)
 
     def _settle(self, ranks: _Ranks) -> None:
-        """Free the devices of ranks that are over, and say what follows."""
+        """Free the devices of ranks that have ended, and record the outcome."""
         failed = ranks.failed
         if failed:
             self._hear_out(ranks)
@@ -184,7 +184,7 @@ class ElasticPool(DevicePool):
         self._end_meeting(ranks.meeting)
         raised_alone = len(ranks.devices) == 1 and not isinstance(ranks.endings[0], str)
         for number in ranks.devices:
-            if failed and not raised_alone:  # the others wait for one that will not come
+            if failed and not raised_alone:  # the other ranks wait for one that will not come
                 self._replace(number)
             else:
                 self._devices[number].work = ()
@@ -197,7 +197,7 @@ class ElasticPool(DevicePool):
             self._done.append(Finished(ranks.task, ending, ranks.devices[0]))
 
     def _hear_out(self, ranks: _Ranks) -> None:
-        """Take in what other ranks say within a moment: the first may only have missed one that died."""
+        """Wait a moment for other ranks' endings: the rank that failed first may only have missed one that died."""
         until = time.monotonic() + _LAST_WORDS_S
         while len(ranks.endings) < len(ranks.devices) and time.monotonic() < until:
             silent = {self._devices[number].answer: number for number in ranks.devices}
@@ -212,7 +212,7 @@ class ElasticPool(DevicePool):
 
 
 def nearest(nodes: Mapping[int, str], count: int) -> list[int]:
-    """So many devices, on as few nodes as may be, and of the nodes with as few idle ones as will do.
+    """Choose `count` devices on as few nodes as possible, and of these nodes the ones with the fewest idle devices.
 
     >>> nodes = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "c"}
     >>> nearest(nodes, 1), nearest(nodes, 2), nearest(nodes, 4)
@@ -243,7 +243,7 @@ def _rule(settings: TuneConfig) -> RASDA:
 
 
 def _blamed(endings: dict[int, Outcome | str]) -> Outcome | str:
-    """Of ranks that failed, the ending to tell: of one that died, else of one that raised by itself."""
+    """Return the ending to report if ranks failed: of one that died, otherwise of one that raised by itself."""
 
     def key(ending: Outcome | str) -> int:
         if isinstance(ending, str):

@@ -1,4 +1,4 @@
-"""This machine: its only device in this process, the default, or several devices with a process each."""
+"""This machine: by default one device in this process, or several devices with one process each."""
 
 from __future__ import annotations
 
@@ -22,38 +22,36 @@ from hydro_rasda.training.device import DeviceShare, DeviceTrainer, Work
 
 
 class LocalBackend:
-    """This machine: one device trains in this process and in those forked of it, several have a process each.
+    """This machine. One device trains in this process and in forks of it; several devices have one process each.
 
-    Each of several devices trains groups of the sweep, then full-size models. As on a cluster, an idle device goes on
-    with a trial that is already among the best at its rung. The promoted trials can therefore depend on the speed of
-    devices. The width of groups, and so their last digits, depends on the number of devices that share them. A trial's
-    random numbers, and a full-size training, are the same on any number of devices.
+    With several devices, each trains groups of the sweep, then full-size models. As on a cluster, an idle device
+    continues a trial that is already among the best at its rung. So the promoted trials can depend on the devices'
+    speed. Group sizes, and so the last digits of scores, depend on the number of devices. A trial's random numbers and
+    its full-size training are the same on any number of devices.
 
-    With `race.workers` or `race.max_workers` above 1, a full-size trial trains under DDP on several devices, as on a
-    Ray cluster. After each milestone that it survives, it trains on more.
+    If `race.workers` or `race.max_workers` is above 1, a full-size trial trains with DDP on several devices, as on a
+    Ray cluster. After each milestone that it survives, it trains on more devices.
 
     Args:
-        device: Devices to train on: one, or a list of them, such as `["cuda:0", "cuda:1"]`; None for all GPUs where
-            there are any, else the CPU. A device can be listed twice: it then has two processes, each with half of its
-            memory. They share a GPU through NVIDIA's Multi-Process Service if that is installed (as in `pack`).
-        memory: Bytes of a CPU's memory for all that trains at the same time, beside what the tuner holds; None: 90 % of
-            what is free, within the cgroup's limit. Trainings that were measured to fit run beside each other.
-        loader_workers: Processes that load a Dataset's batches ahead for each model or group in training, as a
-            DataLoader's `num_workers`. None: up to 4 for a GPU, none for a CPU, whose cores have models to train. Data
-            that cannot be pickled, such as those with a connection, get none. The batches are the same, whoever loads
-            them.
-        graph: True if training steps are recorded as CUDA graphs and replayed, one launch for each batch (see
-            `fusion.GraphedStep`): of fused groups, and of full-size models that train on one worker. "auto": on CUDA;
-            True: the same, and refused where there is no GPU; False: never. If a step cannot be recorded, a
+        device: Devices to train on: one, or a list such as `["cuda:0", "cuda:1"]`. None for all GPUs, or the CPU if
+            there are none. If a device is listed twice, it has two processes, each with half of its memory. They share
+            a GPU through NVIDIA's Multi-Process Service if that is installed (as in `pack`).
+        memory: Bytes of a CPU's memory for everything that trains at the same time, in addition to the tuner's own.
+            None: 90 % of the free memory, within the cgroup's limit. Trainings that were measured to fit run side by
+            side.
+        loader_workers: Processes that load batches of a Dataset ahead, for each model or group in training, as
+            `num_workers` of a DataLoader. None: up to 4 for a GPU, none for a CPU, whose cores train models. Data that
+            cannot be pickled, such as those with a connection, get none. The number does not change the batches.
+        graph: If true, record training steps as CUDA graphs and replay them, with one launch per batch (see
+            `fusion.GraphedStep`). This concerns fused groups, and full-size models on one worker. "auto": on CUDA.
+            True: as "auto", but refused without a GPU. False: never. If a step cannot be recorded, a
             `fusion.graph.GraphWarning` names the line, and the step runs as it is written. On a CPU, "auto" compiles
-            the steps of a fused group that trains for minutes to its next milestone. It does so if that was measured to
-            win twice the time of compiling. Results are the same up to rounding, and a run may go on under another
-            value.
+            the steps of a fused group that trains for minutes to its next milestone, if that was measured to save twice
+            the time of compiling. Results are the same up to rounding. A run may be resumed with another value.
 
     Raises:
-        ValueError: for an argument that cannot be. From `open`, where it names several devices for a model
-            function, an objective or data that hold an open file or a connection, which two processes cannot
-            share.
+        ValueError: for an invalid argument. `open` also raises it for several devices if the model function, the
+            objective or the data hold an open file or a connection, which two processes cannot share.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class LocalBackend:
 
     @property
     def device(self) -> torch.device:
-        """Of several devices, none has what the tuner itself builds: they are sent it from the CPU's memory."""
+        """The device of this process; with several devices the CPU, from whose memory the problem is sent to them."""
         return self.devices[0] if len(self.devices) == 1 else torch.device("cpu")
 
     @contextmanager
@@ -88,12 +86,12 @@ class LocalBackend:
             require(self._asked is None, "device", self._asked, rule)
             devices = devices[:1]
         if len(devices) == 1:
-            # The user's code may say "cuda", and means this device.
+            # The user's code may name "cuda" and mean this device.
             where = torch.cuda.device(devices[0]) if devices[0].type == "cuda" else nullcontext()
             with where, closing(LocalDevice(run, devices[0], self._memory)) as one:
                 yield one
             return
-        # What trains on one device does not wait for it.
+        # Imported only here, so that training on one device does not wait for it.
         from hydro_rasda.backends.process_pool import LocalProcesses
 
         with LocalProcesses(run, devices, self._memory) as several:
@@ -101,7 +99,7 @@ class LocalBackend:
 
 
 class LocalDevice:
-    """One device, which trains within `finished`; see `Devices`."""
+    """One device of this process, which trains while `finished` is called; see `Devices`."""
 
     def __init__(self, run: Run, device: torch.device, memory: float | None = None) -> None:
         self._run = run
@@ -119,7 +117,7 @@ class LocalDevice:
         return bool(self._tasks)
 
     def speed(self, device: int, kind: str) -> None:
-        """There is no other to compare with."""
+        """Return None: there is no other device to compare with."""
 
     def machine(self, device: int) -> str:
         return self._device.machine
@@ -150,12 +148,12 @@ class LocalDevice:
         finished = next(self._training)
         self._tasks.remove(finished.task)
         if not self._tasks:
-            next(self._training, None)  # it ends
+            next(self._training, None)  # let the generator end
             self._training = None
         return [finished]
 
     def close(self) -> None:
-        """End what trains, its processes included."""
+        """End the training and its processes."""
         if self._training is not None:
             self._training.close()
 
@@ -181,7 +179,7 @@ def _checked(name: object) -> torch.device:
 
 
 def default_devices() -> list[torch.device]:
-    """All GPUs where there are any, else the CPU; a single GPU where processes cannot be started as they are here."""
+    """Return all GPUs, or the CPU if there are none; only one GPU if this system cannot start further processes."""
     if not torch.cuda.is_available():
         return [torch.device("cpu")]
     count = torch.cuda.device_count() if os.name == "posix" else 1

@@ -1,4 +1,4 @@
-"""Devices whose processes are not the tuner's own, whatever starts them and carries what they are sent."""
+"""A pool of devices with processes of their own, independent of how these are started and sent their work."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from hydro_rasda.training.retry_policy import DEATHS, Deaths
 
 
 class DeviceDied(Exception):
-    """The process of a device ended without an answer; says what ended it."""
+    """The process of a device ended without an answer. The message says what ended it."""
 
 
 class Answer(Protocol):
-    """The coming answer of a device's process."""
+    """An answer that a device's process will give."""
 
     def result(self) -> Any:
-        """Wait for it; DeviceDied if there will be none."""
+        """Wait for the answer; raise DeviceDied if there will be none."""
         ...
 
 
 class DeviceProcess(Protocol):
-    """A process with a `Trainer`, which does one thing after another."""
+    """A process that holds a `Trainer` and does one thing after another."""
 
     def ask(self, method: str, *arguments: Any) -> Answer:
-        """Have it call a method of its trainer; returns at once."""
+        """Let the process call a method of its trainer. This returns at once."""
         ...
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """End the process, whatever it is doing."""
         ...
 
 
 LOOK_S = 0.5
-"""So long `finished` waits before it lets its caller look at the clock."""
+"""Seconds that `finished` waits before its caller can look at the clock."""
 
 ARRIVAL_S = 60.0
-"""If no further device comes for so long, the pool begins with those that are there."""
+"""If no further device arrives for this number of seconds, the pool begins without the missing ones."""
 
 
 @dataclass
 class _OpenDevice:
     process: DeviceProcess
     answer: Answer | None
-    """The coming answer to its work; None if it is idle."""
+    """The answer that its work will give; None if it is idle."""
     work: Sequence[Task] = ()
-    """The tasks that it trains; none if the answer is a new process's description of itself."""
+    """The tasks that it trains; none while a new process is to describe itself."""
     machine: str = ""
     cores: int = 1
     node: str = ""
-    """Equal for devices of one node, where a backend has several."""
+    """The node of the device, if a backend has several."""
     heard: float = 0.0
-    """When what is under way began, or was last heard of."""
+    """The time at which its work began, or of the last message about it."""
 
     @property
     def arrives(self) -> bool:
@@ -69,9 +69,9 @@ class _OpenDevice:
 
 
 class DevicePool:
-    """Trains on a number of devices, each with a process of its own; see `Devices`.
+    """Train on a number of devices, each with a process of its own; see `Devices`.
 
-    A device whose process dies, or hangs, gets a new one, and what it trained goes to whichever device is free.
+    If a device's process dies or hangs, it is replaced, and its work goes to any free device.
     """
 
     def __init__(self, run: Run, count: int) -> None:
@@ -79,38 +79,38 @@ class DevicePool:
         self._devices: dict[int, _OpenDevice] = {}
         self._speeds: dict[tuple[int, str], float] = {}
         self._done: list[Finished] = []
-        self._given: dict[int, list[Task]] = {}  # to be trained at the same time, and not begun
-        self._next: list[Task] = []  # begin first: their processes have died, or they wait for several devices
+        self._given: dict[int, list[Task]] = {}  # tasks to train at the same time, which have not begun
+        self._next: list[Task] = []  # tasks to begin first: their process died, or they wait for several devices
         self._deaths = Deaths()
-        # Of each kind of groups for itself: others may rightly take a thousand times as long.
+        # One for each kind of groups: another kind may rightly take a thousand times as long.
         self._paces: dict[str, HangDetector] = {}
         self._never_came = 0
         self._met = False
-        self._late: set[int] = set()  # devices that had not come when the pool began, nor since
+        self._late: set[int] = set()  # devices that had not arrived when the pool began, and have not since
         self._warnings = RelayedWarnings()
 
     def _process(self, device: int) -> DeviceProcess:
-        """Start a device's process; returns at once."""
+        """Start a device's process. This returns at once."""
         raise NotImplementedError
 
     def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
-        """Those that are there; waits for one, for at most `LOOK_S`."""
+        """Return the answers that have arrived; wait at most `LOOK_S` for the first one."""
         raise NotImplementedError
 
     def _load(self, keys: Iterable[str]) -> Load:
-        """Return the loader of these checkpoints in a device's process."""
+        """Return a function that loads these checkpoints in a device's process."""
         raise NotImplementedError
 
     def _capacity(self) -> int:
-        """How many devices there are, or will be again where a process has died."""
+        """Return the number of devices, including those whose process is being replaced."""
         return max(1, self._count - len(self._late))
 
     def _is_lost(self, device: int) -> bool:
-        """Return whether a device whose process has died went with its machine, and not for what it trained."""
+        """Return whether a device's process died because its machine was lost, not because of its work."""
         return False
 
     def begin(self) -> None:
-        """Start all processes, now instead of when they are first asked for; returns at once."""
+        """Start all processes now, before they are asked for. This returns at once."""
         self._devices = {device: self._opened(device) for device in range(self._count)}
 
     def _opened(self, device: int) -> _OpenDevice:
@@ -118,7 +118,7 @@ class DevicePool:
         return _OpenDevice(process, process.ask("describe"))
 
     def _meet(self) -> None:
-        """Wait, once, until every device is there, or no more come: the first would else take all work."""
+        """Wait once until all devices have arrived, or no more come: otherwise the first device would take all work."""
         if self._met:
             return
         self._met = True
@@ -145,17 +145,17 @@ class DevicePool:
         return more + self._free()
 
     def _free(self) -> list[int]:
-        """Devices that do nothing, were given nothing, and are kept for nothing."""
+        """Return the devices that are idle, have no task, and are reserved for none."""
         return [d for d, device in self._devices.items() if device.answer is None and d not in self._given]
 
     def _most(self, number: int, task: Task | None) -> int:
-        """How many tasks a device trains at the same time: its share of all that are trained to their milestone."""
+        """Return how many tasks a device trains at the same time: its share of those on their way to a milestone."""
         if task is None or task.heat == "sweep":
             return 1
         return min(self._devices[number].cores, -(-task.beside // self._capacity()))
 
     def busy(self) -> bool:
-        """Also where every device's process has died: work goes on once one of them is there again, if time is left."""
+        """Return True also if every device's process has died: the work continues once one is back, if time is left."""
         if self._none_is_there():
             return bool(self._done) or not self._run.out_of_time("race")
         return bool(self._given or self._next or self._done or any(device.work for device in self._devices.values()))
@@ -182,12 +182,12 @@ class DevicePool:
         except DeviceDied:
             lost = self._is_lost(device)
             self._replace(device)
-            # If the process died of measuring groups, trials train one by one.
+            # If the process died while it measured groups, its trials train one by one.
             return {} if lost else dict.fromkeys(kinds, Widths(1, assumed=True))
         return found
 
     def _in_time(self, answer: Answer) -> Any:
-        """Return the measurements of a device; DeviceDied also where it hangs."""
+        """Return the measurements of a device; raise DeviceDied if it died or hangs."""
         pace = HangDetector("nothing was measured", foreseen=self._run.problem.epoch_seconds)
         until = time.monotonic() + pace.patience
         while answer not in self._ready([answer]):
@@ -209,14 +209,14 @@ class DevicePool:
     def _what_is_given(self, tasks: Sequence[Task]) -> Given:
         run, sources = self._run, [key for task in tasks for key in task.sources]
         units = run.store.units()
-        # A checkpoint of groups is read with the trials of all members.
+        # To read the checkpoint of a group, the trials of all its members are needed.
         there = {number for key in sources for number in units[key].value.get("members", ())}
         numbers = there.union(*(task.members for task in tasks))
         trials = {number: run.history.trials[number] for number in numbers}
         return Given(trials, self._load(sources), run.seconds_left(tasks[0].heat), self._capacity())
 
     def finished(self) -> Sequence[Finished]:
-        """Tasks that are done; after half a second without any, none."""
+        """Return the tasks that are done; an empty list if none ends within half a second."""
         while self._given:
             self._train(*self._given.popitem())
         if not self._done:
@@ -227,7 +227,7 @@ class DevicePool:
         return done
 
     def _began(self, task: Task) -> bool:
-        """Begin a task that comes next, with a device to itself; False if it has to wait."""
+        """Begin the next task on a free device; return False if it has to wait."""
         for number in self._free():
             self._train(number, [task])
             return True
@@ -258,7 +258,7 @@ class DevicePool:
         return self._paces[name]
 
     def _hear(self, number: int, kind: str, content: Any) -> None:
-        """Take in what a device's process says while it trains: "notified" of epochs, or "warned"."""
+        """Take in a message of a device that trains: "notified" for epochs, otherwise warnings."""
         if kind == "notified":
             self._heard(number)
             hear(self._run, *content)
@@ -298,8 +298,10 @@ class DevicePool:
         self._devices[number] = self._opened(number)
 
     def _lose(self, work: Sequence[Task], how: str, lost: bool = False) -> None:
-        """Say what follows where a process died of its work, or before it could begin any; that it was `lost` with its
-        machine counts against no work."""
+        """Requeue or fail the work of a process that died, even if it had none yet.
+
+        If the process was `lost` with its machine, its death does not count against its work.
+        """
         if not work and not lost:
             self._never_came += 1
             if self._never_came >= DEATHS * self._count:

@@ -1,7 +1,7 @@
 """Several devices of this machine, each with a process of its own.
 
-The processes are started as new ones, as CUDA asks for, and run nothing of the user's script. The problem reaches them
-by cloudpickle, functions of scripts and notebooks included. Data lie in one file, which all of them map.
+The processes are started anew, because CUDA does not survive a fork. They do not run the user's script. The problem is
+sent by cloudpickle, with functions of scripts and notebooks. The data are in one file, which all processes map.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from hydro_rasda.training.device_process import Trainer
 from hydro_rasda.training.group_training import Load
 
 PROBLEM = "problem.pickle"
-"""The file that all processes are sent, in the run's folder while they train."""
+"""The file in the run's folder from which all processes load the problem; it exists while they train."""
 
 _ALIGNED, _LENGTH = 64, struct.Struct("<Q")
 _SERVE = "from hydro_rasda.backends.process_pool import serve; serve({}, {})"
 
 
 class LocalProcesses(ElasticPool):
-    """Trains on several devices of this machine, with `memory` bytes for all on its CPU; see `LocalBackend`."""
+    """Train on several devices of this machine; `memory` bytes are for all devices on its CPU. See `LocalBackend`."""
 
     def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:
-        from hydro_rasda.backends.gpu_sharing import SharedGpus  # which the devices' processes do without
+        from hydro_rasda.backends.gpu_sharing import SharedGpus  # here: the devices' processes do not need it
 
         each_its_own = len({*devices}) == len(devices) and all(device.type == "cuda" for device in devices)
         super().__init__(run, len(devices), "nccl" if each_its_own else "gloo")
@@ -102,7 +102,7 @@ class LocalProcesses(ElasticPool):
 
 
 def loaded(files: Mapping[str, Path], key: str) -> Mapping[str, Any]:
-    """A checkpoint by its key, of the files that hold them."""
+    """Load a checkpoint by its key from the file that holds it."""
     return load_checkpoint(files[key], "cpu")
 
 
@@ -114,7 +114,7 @@ class _ProcessAnswer:
         self._last: tuple[str, Any] | None = None
 
     def arrived(self) -> bool:
-        """Take in the next that the process says, and say whether it was the last; waits for it."""
+        """Wait for the next message of the process and take it in; return whether it was the last."""
         kind, content = receive(self.connection)
         if kind in ("notified", "warned"):
             self._hear(kind, content)
@@ -134,7 +134,7 @@ class _ProcessAnswer:
 
 
 class _Process:
-    """A process with a `Trainer`; see `pool.DeviceProcess`."""
+    """A process that holds a `Trainer`; see `pool.DeviceProcess`."""
 
     def __init__(
         self,
@@ -147,10 +147,10 @@ class _Process:
     ) -> None:
         self._connection, theirs = Pipe()
         self._hear = hear
-        # What is on this process's path may be so by its script alone.
+        # The script may have added to `sys.path`, so pass it on.
         environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", _SERVE.format(theirs.fileno(), os.getpid())]
-        # In a session of its own, Ctrl-C does not reach it: the tuner ends it.
+        # A session of its own keeps Ctrl-C away from the process: the tuner ends it.
         self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
         theirs.close()
         self._send("open", problem, str(where), threads, share)
@@ -160,7 +160,7 @@ class _Process:
         return _ProcessAnswer(self._connection, self._ended, self._hear)
 
     def _send(self, *words: Any) -> None:
-        # Where the process has died, whoever waits for the answer learns of it.
+        # If the process has died, `result` of the answer will report it.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send_bytes(cloudpickle.dumps(words))
 
@@ -175,7 +175,7 @@ class _Process:
 
 
 def serve(handle: int, parent: int) -> None:
-    """Train what is asked for, in a process of a device; ends with the process that asks."""
+    """Train what the tuner asks for, in a process of a device; end with the tuner's process."""
     if sys.platform == "linux":
         depend_on(parent)
     connection = Connection(handle)
@@ -183,9 +183,9 @@ def serve(handle: int, parent: int) -> None:
 
 
 def answer_all(connection: Connection, opened: Callable[..., Trainer], more: Callable[[], bool] = lambda: True) -> None:
-    """Do what a connection asks for, one thing after another, until it ends or `more`, which waits, gives False.
+    """Carry out a connection's requests one after another, until it closes or `more`, which waits, returns False.
 
-    `opened` makes what trains, of what the first message says.
+    `opened` makes the trainer from the content of the first message.
     """
     trainer: Trainer | None = None
     while more():
@@ -207,20 +207,20 @@ def answer_all(connection: Connection, opened: Callable[..., Trainer], more: Cal
 
 
 def report(connection: Connection, *content: Any) -> None:
-    """Tell the tuner how far training is."""
+    """Report the progress of training to the tuner."""
     send(connection, "notified", content)
 
 
 def _opened(notify: Notify, problem: Path, where: str, threads: int, share: DeviceShare) -> Trainer:
     device = torch.device(where)
     if device.type == "cuda":
-        # What the user's code puts on "cuda" belongs here.
+        # Let the user's "cuda" mean this device.
         torch.cuda.set_device(device)
     return Trainer(read_shared(problem), device, threads, notify, share=share)
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Tensors' bytes stay outside of the pickle, where they can be mapped."""
+    """A pickler that keeps tensors' bytes outside of the pickle, where they can be mapped."""
 
     def reducer_override(self, part: Any) -> Any:
         dense = type(part) is torch.Tensor and part.layout == torch.strided and part.device.type == "cpu"
@@ -230,9 +230,9 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 
 def write_shared(path: Path, thing: Any) -> None:
-    """Write a thing to a file that processes can map: what it holds of tensors and arrays is then in memory once.
+    """Write an object to a file that processes can map, so that its tensors and arrays are in memory only once.
 
-    Unsafe if others own the folder or can write to it.
+    Raise Unsafe if others own the folder or can write to it.
     """
     refuse_open_to_others(path.parent)
     buffers: list[pickle.PickleBuffer] = []
@@ -241,7 +241,7 @@ def write_shared(path: Path, thing: Any) -> None:
     raw = [buffer.raw() for buffer in buffers]
     head = pickle.dumps((content.getvalue(), [buffer.nbytes for buffer in raw]))
     path.unlink(missing_ok=True)
-    # A link that was put there is not followed; whatever the umask, nobody else can change what is read as code.
+    # Follow no link that was put there, and let nobody else change the file, because reading it runs code.
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(_LENGTH.pack(len(head)))
         file.write(head)
@@ -251,7 +251,7 @@ def write_shared(path: Path, thing: Any) -> None:
 
 
 def read_shared(path: Path) -> Any:
-    """Return the object that `write_shared` wrote. Writes into it are seen by this process alone."""
+    """Return the object that `write_shared` wrote. Changes to it stay in this process."""
     with open_pickled(path) as file:
         whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     at = _LENGTH.size + _LENGTH.unpack(whole[: _LENGTH.size])[0]

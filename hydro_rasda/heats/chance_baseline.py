@@ -31,7 +31,7 @@ A trial within it explains less than a hundredth of what the constant leaves ope
 
 
 _OTHER_OUTPUTS = AttributeError, IndexError, KeyError, TypeError, ValueError
-"""Errors of a loss that reads something else than one tensor of as many classes as the training data have."""
+"""Errors of a loss that cannot take a single tensor with one column per class of the training data."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Chance:
     """The score of a constant prediction.
 
     Attributes:
-        score: The constant's value of the run's metric.
-        margin: Scores within it do not differ from chance.
+        score: The run's metric for the constant prediction.
+        margin: A score that differs from `score` by at most the margin is no better than chance.
     """
 
     score: float
@@ -67,7 +67,7 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
         f"{best:.4g}, a constant prediction has {chance.score:.4g}. So noise decides who goes on. Give trials time to "
         f"learn (`sweep=SweepConfig(grace_period={min(2 * epoch, run.settings.max_t)})`), or look at the range of `lr`"
     )
-    run.store.keep_message(told)  # without an event: who is shown events is shown warnings, too
+    run.store.keep_message(told)  # without an event: a callback that shows events also shows warnings
     warn(told)
 
 
@@ -88,7 +88,8 @@ def unbeaten_chance(run: Run, heat: HeatName, scores: Mapping[int, float]) -> Ch
 def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None:
     """Return the score of the best constant prediction: the frequencies of classes, or the mean of numbers.
 
-    None if that is not known, for example if the loss takes no such prediction. If another error is why, it is said.
+    Return None if the score is not known, for example because the loss takes no such prediction. If a user's loss or
+    data raise another error, warn of it.
     """
     if problem.folds is not None:
         found = [chance_of(of_model, batch_size, classes) for of_model in problem.each("sweep")]
@@ -104,7 +105,7 @@ def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None
                 tried.append(_measured(problem, constant, measured, EVAL_BATCH_FACTOR * batch_size))
             except _OTHER_OUTPUTS:
                 continue
-            except Exception as error:  # another constant may be what the loss takes
+            except Exception as error:  # the loss may still take another constant
                 failed.append(error)
     except Exception as error:  # whatever the user's data raise
         failed.append(error)
@@ -120,7 +121,7 @@ def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None
 
 
 def _targets(batches: Iterator[Batch]) -> Tensor:
-    """Those of the first examples, fewer where each has many."""
+    """Return the targets of the first examples: of fewer examples if each has many targets."""
     found: list[Tensor] = []
     examples = numbers = 0
     for _, target in batches:
@@ -132,12 +133,12 @@ def _targets(batches: Iterator[Batch]) -> Tensor:
 
 
 def _constants(target: Tensor, classes: bool) -> list[Tensor]:
-    """Predictions for one example of the targets [N, ...]: the classes' log-frequencies [C], or means [...].
+    """Return constant predictions for targets [N, ...]: the log-frequencies of classes [C], or the mean target [...].
 
-    A loss may take the means as they are, as logarithms or as log-odds.
+    A loss may take the mean itself, its logarithm or its log-odds, so that all three are tried.
     """
     if not target.is_floating_point():
-        counts = torch.bincount(target[target >= 0]) + 1.0  # of a class that only the validation has, not nothing
+        counts = torch.bincount(target[target >= 0]) + 1.0  # a class that is only in the validation data counts, too
         return [(counts / counts.sum()).log()] if classes else []
     mean = target.mean(0)
     return [mean, mean.log(), mean.logit()] if bool(((mean > 0) & (mean < 1)).all()) else [mean]
@@ -153,7 +154,7 @@ class _Says(nn.Module):
 
 
 def _measured(problem: Problem, constant: Tensor, data: Batches, batch_size: int) -> dict[str, float]:
-    """Metrics of a constant prediction, and how many predictions of classes they are of."""
+    """Return the metrics of a constant prediction; `predictions` counts the targets that were predicted."""
     predictions = 0
 
     def batches() -> Iterator[tuple[Mapping[str, Tensor], int]]:

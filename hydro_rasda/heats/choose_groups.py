@@ -17,7 +17,7 @@ class WaitingKind:
     """Trials of one kind that wait for a device.
 
     Attributes:
-        trials: Their numbers; groups keep this order.
+        trials: Numbers of the trials; groups keep this order.
         steps: Optimizer steps of an epoch.
     """
 
@@ -33,17 +33,17 @@ class WaitingKind:
 
 
 Round = Mapping[str, Sequence[int]]
-"""Groups that train beside each other: for each kind, the sizes of its groups, which take the first of its trials."""
+"""Groups that train side by side: for each kind, the sizes of its groups, which take its first trials in order."""
 
 
 def next_groups(waiting: Mapping[str, WaitingKind], cores: int = 1, share: float = 1.0) -> list[Group]:
     """Choose the next groups of a device: one group, or as many as the device has cores.
 
-    Groups of one kind on all cores are equally large, and done at the same time. For small models, though, a wide group
-    takes hardly longer than a narrow one: then each kind has a core to itself. The measurements decide between both.
+    By default, all cores train equally large groups of one kind, which end at the same time. For small models, a wide
+    group takes hardly longer than a narrow one, so that one core per kind can be faster. The measurements decide.
 
     Args:
-        waiting: By kind; the first trial's kind comes first.
+        waiting: Waiting trials by kind; the kind of the first trial comes first.
         cores: Groups that the device trains beside each other.
         share: The largest share of all waiting trials that the device may take: the rest is for other free devices.
 
@@ -79,9 +79,9 @@ def _next_round(waiting: Mapping[str, WaitingKind], cores: int) -> Round:
 
 
 def _sizes(trials: int, most: int, parts: int) -> list[int]:
-    """Return the sizes of the first round's groups, if a kind's trials train in as few rounds as possible.
+    """Return the sizes of the groups in the first of as few rounds as possible for the trials of a kind.
 
-    The groups of a round train beside each other. All groups of all rounds are equally large, up to one trial.
+    The groups of a round train side by side. All groups of all rounds are equally large, up to one trial.
 
     >>> _sizes(10, most=4, parts=2), _sizes(8, most=4, parts=2), _sizes(3, most=4, parts=8)
     ([3, 2], [4, 4], [1, 1, 1])
@@ -92,7 +92,7 @@ def _sizes(trials: int, most: int, parts: int) -> list[int]:
 
 
 def _beside(of: WaitingKind, cores: int) -> int:
-    """Return how many groups of a kind train beside each other, one on a core, within the memory."""
+    """Return how many groups of a kind train side by side, one on a core, without exceeding the memory."""
     share = of.widths.share
     return cores if share * cores <= 1 + SLACK else max(1, int(1 / share + SLACK))
 
@@ -123,7 +123,7 @@ def _seconds_apart(waiting: Mapping[str, WaitingKind], cores: int) -> float:
 def _together(waiting: Mapping[str, WaitingKind], cores: int, limit: float) -> dict[str, int]:
     """The first of the rounds in which the kinds that take longest have a core each: their cores.
 
-    Empty where an epoch of all trials takes `limit` seconds so, or more.
+    Return an empty dict if an epoch of all trials then takes `limit` seconds or more.
     """
     rounds, total = _Together(waiting, cores), 0.0
     first = parts = rounds.begin()
@@ -134,9 +134,9 @@ def _together(waiting: Mapping[str, WaitingKind], cores: int, limit: float) -> d
 
 
 class _Together:
-    """Rounds in which the kinds that take longest have a core each; where cores are left, more.
+    """Rounds in which each of the slowest kinds has one core. Cores that are left go to the slowest of them.
 
-    Kinds that do not fit memory beside those that take longer wait for a later round.
+    A kind that does not fit into memory beside slower kinds waits for a later round.
     """
 
     def __init__(self, waiting: Mapping[str, WaitingKind], cores: int) -> None:
@@ -145,7 +145,7 @@ class _Together:
         self._shares = {kind: of.widths.share for kind, of in waiting.items()}
         self._least = min(self._shares.values())
         self._left = {kind: len(of.trials) for kind, of in waiting.items()}
-        # The longest first; of equally long ones, the one that was given first.
+        # The slowest kind comes first; ties keep the order in which the kinds were given.
         self._places = {kind: place for place, kind in enumerate(waiting)}
         self._longest = [(-self._group_seconds(kind, 1), place, kind) for kind, place in self._places.items()]
         heapq.heapify(self._longest)
@@ -154,7 +154,7 @@ class _Together:
         return self._waiting[kind].seconds(min(self._most[kind], -(-self._left[kind] // parts)))
 
     def begin(self) -> dict[str, int]:
-        """The kinds of the next round, each with its cores; empty where nothing is left."""
+        """Return the kinds of the next round, each with its number of cores; an empty dict if no trials are left."""
         parts, room = dict[str, int](), 1 + SLACK
         wait = []
         while self._longest and len(parts) < self._cores and (not parts or self._least <= room):
@@ -176,7 +176,7 @@ class _Together:
         return parts
 
     def train(self, parts: Mapping[str, int]) -> float:
-        """Take out that round's trials; return the seconds that an epoch of the round takes."""
+        """Remove the trials of that round; return the seconds that an epoch of the round takes."""
         longest = 0.0
         for kind, count in parts.items():
             largest, smallest, taken = _round(self._left[kind], self._most[kind], count)

@@ -1,4 +1,4 @@
-"""The costs of the full-size models of a run's configurations, and the constraints on them."""
+"""The costs of full-size models, by configuration, and the constraints on these costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hydro_rasda.space.domains import plain
 
 
 class Costs:
-    """Costs by configuration. Each is measured once in the life of the run, and only if the settings name it."""
+    """Costs by configuration. Each cost is measured once in a run, and only if the settings name it."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._names = run, run.settings.comparison.costs
@@ -40,7 +40,10 @@ class Costs:
         return {name: math.nan if value is None else value for name, value in found.items()}
 
     def _measured(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Measure them, unless a model of the same values learned from the same batches, in as many parts."""
+        """Measure the costs. Reuse those of a model that was built from the same values and trains on the same batches.
+
+        Batches are the same if `batch_size` and `accumulate` are.
+        """
         trial, own = Trial(0, config), all_of(config)
         batches = trial.batch_size, read(config, "accumulate")
         for known, values, costs in self._known:
@@ -50,7 +53,7 @@ class Costs:
         problem = self._run.problem
         try:
             costs = model_costs(replace(problem, model_fn=notes.taken_by(problem.model_fn)), trial, self._names)
-        except (Exception, SystemExit):  # its own, or the model keeps its configuration, of which it may read more
+        except (Exception, SystemExit):  # the model fails, or keeps its configuration and may read more of it later
             return self._alone(trial)
         if (reads := notes.of(config)) is not None:
             self._known.append((batches, reads, costs))
@@ -66,10 +69,11 @@ class Costs:
 
 
 def all_fit(constraints: Constraints | None, costs: Costs | None = None) -> Fits | None:
-    """Return one function that tells whether a configuration meets all constraints that are known before training.
+    """Return a function that tells whether a configuration meets all constraints that are known before training.
 
-    A cost that cannot be measured breaks its bounds. Without `costs`, bounds on them are left out. Return None where
-    there are no such constraints. The function raises ValueError if one of the user's raises, or returns no bool.
+    A cost that cannot be measured breaks its bounds. Without `costs`, bounds on costs are left out. Return None if
+    there are no such constraints. The function raises ValueError if a user's constraint raises or does not return a
+    bool.
     """
     functions = functions_of(constraints)
     of_costs = {name: pair for name, pair in bounds_of(constraints).items() if name in COSTS and costs is not None}

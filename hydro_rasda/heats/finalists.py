@@ -1,8 +1,8 @@
 """From the sweep to full size: the choice of finalists, and where their training begins.
 
-The sweep's rule names the finalists; if the time runs out, they are the best so far. Finalists of a population train at
-full size by the schedules that it found, and beside them by a linear decay. If surrogates were as wide as the model,
-finalists go on from where the sweep left them.
+The sweep's rule names the finalists. If time runs out first, the best trials so far become finalists. Finalists of a
+population train at full size by the schedules that it found; each also trains with a linear decay. If surrogates are
+as wide as the model, finalists resume their training in the sweep.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ def finalists_of_rule(
 ) -> list[int]:
     """Have the rule name the finalists of a sweep that is over.
 
-    If all trials that are left diverged or failed, the finalists are the best of those that the rule stopped before.
-    A surrogate as wide as the model is the model: its training continues at full size.
+    If all remaining trials diverged or failed, the finalists are the best of the trials that the rule stopped before.
 
     Args:
-        tell: Called with the last milestone and whether the finalists were named before, once there are some.
+        tell: Called with the last milestone, and with whether an earlier call has named the finalists.
     """
     chosen = checked_finalists(rule, rule.finalists(state), state)
     last = max(state.scores, default=0)
@@ -71,10 +70,10 @@ def finalists_of_rule(
 
 
 def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) -> list[int]:
-    """Choose finalists if the time budget ended a rung early: those that trained longest, of them the best.
+    """Choose finalists if the time budget ended a rung early: the trials that trained longest; the better ones first.
 
     Args:
-        copies: Trials that were to go on as copies of others. None of them has trained with its new configuration.
+        copies: Trials that were to continue as copies of others. None of them has trained with its new configuration.
     """
     run.end_by_time("sweep")
     run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
@@ -121,14 +120,15 @@ LINEAR: Mapping[str, Any] = {"schedule": "linear", "decay_start": 0.0, "floor": 
 def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], list[str]]:
     """Give the finalists of a population the schedules of their lineages, smoothed and stretched to `max_t`.
 
-    Beside each, the same configuration races with a linear decay, so that a schedule which does not transfer costs
-    little. Both are trials of their own, which the sweep did not train. There are `top_k` finalists as before, of half
-    as many lineages. Finalists of a sweep that copied no trial stay as they are. So do those of a sweep at full width,
-    whose training goes on, and those that a function of the user's trains: it knows no schedule. An objective with
-    `optimizer_settings` has a schedule of its own.
+    Each configuration also races with a linear decay, so that a schedule which does not transfer costs little. Both
+    become new trials, which the sweep did not train. There are still `top_k` finalists, from half as many lineages.
+
+    Finalists stay as they are if the sweep copied no trial, or if it ran at full width: then their training continues.
+    They also stay if nothing would read a schedule: a function of the user trains them, or the objective has
+    `optimizer_settings`.
 
     Returns:
-        The finalists, and what the user is to be told of them.
+        The finalists, and the lines that tell the user about them.
     """
     found = _lineages(run)
     if not any(len(of) > 1 for of in found.values()):
@@ -158,21 +158,24 @@ def _lineages(run: Run) -> dict[int, list[Ancestor]]:
 
 
 def _of_last_values(found: Mapping[int, Sequence[Ancestor]], finalists: Sequence[int]) -> list[str]:
-    """Say which values of a population's finalists are the last of their lineages."""
+    """Return one line that names the keys whose last values the finalists keep; no line if no key changed."""
     changed = ", ".join({key: None for number in finalists for key in schedule_of(found[number])})
     line = f"finalists go on with their last values of {changed}: `best_schedule` has the earlier ones"
     return [line] if changed else []
 
 
 def _variants(run: Run, number: int, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the changes by which a finalist trains; those that break a constraint are left out, if not all do."""
+    """Return the changes by which a finalist may train, without those that break a constraint.
+
+    If all break one, return a single empty change.
+    """
     config, fits = run.history.trials[number].config, all_fit(run.settings.sweep.constraints)
     found = [dict(changes), {**changes, **LINEAR}] if may_decay(config) else [dict(changes)]
     return [each for each in found if fits is None or fits({**config, **each})] or [{}]
 
 
 def _configured(run: Run, number: int, source: int, changes: Mapping[str, Any]) -> JournalLine:
-    """Return the journal's line of a trial that trains as another one, with changes to its schedule."""
+    """Return the journal's line for trial `number`: the configuration of `source` with changes to its schedule."""
     config = {**run.history.trials[source].config, **changes}
     unread = dict.fromkeys(sorted(run.history.unread.get(source, ())))
     costs = dict(run.history.costs.get(source, {}))
@@ -186,11 +189,12 @@ def _shown(changes: Mapping[str, Any]) -> str:
 
 
 def hand_over(run: Run, finalists: Sequence[int]) -> None:
-    """Have full-size training begin with what a sweep at full width has trained of the finalists.
+    """Let full-size training start from the states that a sweep at full width has trained.
 
     Args:
-        run: Its sweep is over, or out of time; then its checkpoints stay, for a call with more time.
-        finalists: Those that have trained on at full size already stay as they are.
+        run: A run whose sweep is over or out of time. If it is out of time, its checkpoints stay for a call with more
+            time.
+        finalists: Those that have already trained at full size stay as they are.
     """
     if run.problem.goes_on:
         for number in finalists:
@@ -209,7 +213,7 @@ def _goes_on(run: Run, number: int) -> bool:
         return False
     if run.problem.is_own("sweep"):  # whose checkpoint has the best epoch's weights
         return True
-    # The sweep kept the last weights alone: where earlier ones are to be kept, they are trained once more.
+    # The sweep kept only the last weights. If an earlier epoch is to be kept, the finalist trains again from the start.
     kept = max(curve) if run.settings.race.keep == "last" else kept_epoch(curve, run.settings.mode)
     return math.isfinite(run.history.score("sweep", number)) and kept == max(curve)
 

@@ -1,4 +1,4 @@
-"""Find the trials that can train as one fused model, and note which keys of a configuration building it reads."""
+"""Find the trials that can train as one fused model; note which keys of a configuration are read to build it."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def find_kinds(
     costs: Mapping[int, Mapping[str, float]] = {},
     until: float = math.inf,
 ) -> Unit:
-    """Look with whom each trial's surrogate can be fused; a trial whose model cannot be built, fails alone.
+    """Find out which trials' surrogates can be fused. If a model cannot be built, only its trial fails.
 
     Args:
-        children: Processes that are forked to build them; 0 builds them in this one.
-        costs: Of the full-size models, by trial; for the unit's lines.
-        until: No model is begun after that time of the monotonic clock, but for the first one and that of each process.
-            The unit does not tell of the trials that are left.
+        children: Processes to fork for building the models; 0 builds them in this process.
+        costs: Costs of the full-size models, by trial. They are added to the unit's lines.
+        until: Time of the monotonic clock after which no more models are built. The first model of each process is
+            always built. The unit leaves out trials whose models were not built.
 
     Returns:
-        A unit whose value has, by trial, a digest of its fusion key, batch size and muP multipliers: trials of one
-        digest can train as one model. Trials that the user's own function trains are of one kind, and their models are
-        not built here. The unit's lines say which keys of each configuration nothing reads.
+        A unit whose value maps each trial to a digest of its fusion key, batch size and muP multipliers. Trials with
+        the same digest can train as one model. Trials that the user's own function trains share one kind, and their
+        models are not built here. The unit's lines name the keys of each configuration that nothing reads.
     """
     if problem.is_own("sweep"):
         found = dict.fromkeys((trial.number for trial in trials), _Kind("own loop"))
@@ -71,7 +71,7 @@ def find_kinds(
         lines.append({**line, "costs": dict(costs[trial.number])} if trial.number in costs else line)
         if (error := found[trial.number].error) is not None:
             lines.append(failure_line(trial.number, error))
-    # In the order of the trials, whichever child was done first: one seed gives one journal.
+    # In the order of the trials, not in that of the children: so one seed gives one journal.
     ordered = {trial.number: found[trial.number] for trial in trials}
     return Unit({number: kind.digest for number, kind in ordered.items() if kind.error is None}, lines)
 
@@ -79,9 +79,9 @@ def find_kinds(
 def _found(
     problem: Problem, parts: Sequence[Sequence[Trial]], pace: HangDetector, deaths: Deaths, until: float
 ) -> dict[int, _Kind]:
-    """Find the kind of each trial; parts are built at the same time, each in its own process.
+    """Find the kind of each trial. Each part is built in its own process, all parts at the same time.
 
-    If a part's process dies or hangs, the part is built again, in the end without the trial that was being built.
+    If a part's process dies or hangs, the part is built again. If the same trial ends it again, that trial is left out.
     """
     found: dict[int, _Kind] = {}
     reached = {at: part[0].number for at, part in enumerate(parts)}
@@ -111,9 +111,9 @@ def _built(
 
 
 ALIKE = 4
-"""So many models have to be of one kind before one that should be alike is believed to be, and is not built."""
+"""A model is not built if this many models of the same configuration values had one kind."""
 MOST = 256
-"""So many kinds of configurations are remembered: where there are more, few are alike."""
+"""Number of distinct configurations to remember. If there are more, few of them are alike."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,10 @@ class _Kind:
 
 @dataclass
 class _Seen:
-    """Configurations that decide alike about the model, and its digest; empty where models were of several kinds."""
+    """Configurations with the same values of all keys that decide about the model.
+
+    `digest` is that of their models. It is empty if their models were of several kinds.
+    """
 
     settings: tuple[Hashable, ...]
     reads: Reads
@@ -141,10 +144,10 @@ def _kinds_of(
     until: float,
     notify: Notify = lambda number: None,
 ) -> tuple[dict[int, _Kind], Plans]:
-    """Find the kind of each trial; also return the plans of narrower models, for other processes."""
+    """Find the kind of each trial; also return the plans of narrower models, for use in other processes."""
     seen: list[_Seen] = []
     found: dict[int, _Kind] = {}
-    # Those last at which processes died.
+    # Trials at which a process died come last.
     for trial in sorted(trials, key=lambda trial: doing.suspected(_building(trial))):
         if trials[0].number in found and time.monotonic() >= until:
             break
@@ -162,10 +165,10 @@ def _building(trial: Trial) -> str:
 
 
 def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
-    """A trial's kind: from its model, or, after a few, from those that `model_fn` built of the same values.
+    """Return the kind of a trial, from its model. After `ALIKE` equal models of the same values, do not build it.
 
-    One that builds at random may come to be believed by chance. `fuse`, which compares all members, refuses the group
-    then, and its trials train each by itself.
+    If `model_fn` builds at random, equal kinds may be a coincidence. Then `fuse`, which compares all members, refuses
+    the group, and each of its trials trains alone.
     """
     try:
         own, settings = all_of(trial.config), (trial.batch_size, own_parts(trial.config))
@@ -177,7 +180,7 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
         reads = _reads(problem, trial, notes)
         if notes is not None:
             notes.read |= problem.objective_reads
-    except (Exception, SystemExit):  # the latter would end a script, and look like success
+    except (Exception, SystemExit):  # SystemExit would end the script as if it had succeeded
         return _Kind(error=traceback.format_exc())
     if alike is not None:
         alike.digest = digest if alike.digest == digest else ""
@@ -188,9 +191,9 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
 
 
 def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
-    """Return a digest of all that trials of one group share."""
-    # Fused members have optimizers of their own for the same parts.
-    # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
+    """Return a digest of everything that the trials of a group share."""
+    # Members of a group may have different optimizers, if these serve the same parts of the model.
+    # Surrogates of one width may belong to targets of different widths. Then their learning rates scale differently.
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
     scales = multipliers(settings, surrogate, problem.settings.sweep.surrogate)
     accumulate, parts = read(settings.config, "accumulate"), own_parts(settings.config)
@@ -199,13 +202,13 @@ def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
 
 
 def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
-    """Return the configuration values that decide about a trial's model.
+    """Return the configuration values that decide about a trial's model; None if they are not known.
 
-    They were read now and, if there was already a plan, when that plan was made.
+    They were read when the model was built, or earlier, when the plan of its narrower model was made.
     """
     reads = None if notes is None else notes.of(trial.config)
     if reads is not None and reads_config(as_given(problem.objective)):
-        # What an objective is given is a part of the model; floats, of which members have their own, do not tell kinds.
+        # The objective's keys decide about the model, too. Floats do not: each fused member has its own.
         given = Notes()
         given.read |= {key for key, value in leaves(steering(trial.config)) if not isinstance(value, float)}
         also = given.of(trial.config)
@@ -215,13 +218,13 @@ def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
 
 
 def build_noting(problem: Problem, trial: Trial) -> tuple[nn.Module, Notes | None]:
-    """Build a trial's surrogate, and note the keys that `model_fn` reads for it; None if they are not known.
+    """Build a trial's surrogate, and note the keys that `model_fn` reads for it; None if the keys are not known.
 
     If the model keeps the configuration, or if `model_fn` fails on it, every key may be read later.
     """
     notes = Notes(may_be_kept=False)
     try:
         surrogate = replace(problem, model_fn=notes.taken_by(problem.model_fn)).surrogate(trial)
-    except (Exception, SystemExit):  # it is kept; or one of the model's own, or as it takes no stand-in for a dict
+    except (Exception, SystemExit):  # the model keeps its configuration, or `model_fn` fails or refuses the stand-in
         return problem.surrogate(trial), None
     return surrogate, notes

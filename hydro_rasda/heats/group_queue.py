@@ -1,4 +1,4 @@
-"""The queue of the sweep: a free device takes the trials behind first, in groups of the best width measured.
+"""The queue of a heat: an idle device takes the trials that are furthest behind, in groups of the fastest size.
 
 In population based training, trials continue as copies of others.
 """
@@ -36,7 +36,7 @@ class _DeviceEnded(Exception):
 
 
 class _Numbers(Sequence[int]):
-    """The trials of a queue, without a copy of it."""
+    """The numbers of queued trials, as a view that copies nothing."""
 
     def __init__(self, places: Sequence[_QueuePlace]) -> None:
         self._places = places
@@ -57,7 +57,7 @@ class _Numbers(Sequence[int]):
 
 
 class Dispatcher:
-    """Trials of a heat that may begin, and the tasks that they make.
+    """The trials of a heat that may begin, and the tasks that train them.
 
     Args:
         heat: Name of the heat.
@@ -77,7 +77,7 @@ class Dispatcher:
         run, heat = self._run, self._heat
         source, reached = heat.sources.get(number), 0
         if source is not None and run.can_load(source):
-            # A copy goes on from the checkpoint of its source.
+            # A copy continues from the checkpoint of its source.
             reached = run.history.epochs_in(source, heat.copies.get(number, number))
         self._spans[number] = span = Span(reached, stop)
         insort(self._queues.setdefault(span, {}).setdefault(heat.kinds[number], []), self._place(number))
@@ -116,8 +116,10 @@ class Dispatcher:
         return task
 
     def foreseen(self, count: float, lanes: int) -> float:
-        """Wall seconds of an epoch of so many trials, of all kinds alike, on cores that each train a group; NaN where
-        that was not measured."""
+        """Return the wall seconds of one epoch of `count` trials, with kinds in the same proportion as in the heat.
+
+        Each of the `lanes` cores trains one group at a time. Return NaN if a kind was not measured.
+        """
         widths = {kind: of for (_, kind), of in self._widths.items()}
         kinds = self._heat.kinds
         if not widths.keys() >= {*kinds.values()} or self._run.settings.sweep.fusion != "auto":
@@ -163,7 +165,10 @@ class Dispatcher:
         )
 
     def _without_suspects(self) -> Mapping[Span, Mapping[str, Sequence[_QueuePlace]]]:
-        """Return the queues without trials at which processes died; one such trial alone if there are no others."""
+        """Return the queues without trials at which processes died.
+
+        If only such trials are left, return one of them alone.
+        """
         died = {
             number: count
             for number, span in self._spans.items()
@@ -184,14 +189,14 @@ class Dispatcher:
     def _is_compiled(self, group: Group, of: WaitingKind, span: Span) -> bool:
         """Tell whether compiling a group's step pays by its next milestone, or by the end of the time budget.
 
-        Narrower groups win more than the measured speedup, as more of their time is not arithmetic.
+        Narrower groups gain more than the measured speedup, because more of their time is not arithmetic.
         """
         seconds = of.seconds(len(group.members)) * (span.stop - span.start)
         seconds = min(seconds, self._run.seconds_left("sweep"))
         return group.fused and compiling_pays(seconds, of.widths.compiled, of.widths.compile_seconds)
 
     def _steps(self, number: int) -> float:
-        """Optimizer steps of an epoch; 1 where the data have no length."""
+        """Return the optimizer steps of an epoch; 1 if the data have no length."""
         return self._run.problem.train_data.steps(read(self._library_keys(number), "batch_size")) or 1.0
 
     def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:
@@ -219,7 +224,7 @@ class Dispatcher:
             for kind, widths in planned.items():
                 if not widths.assumed or seconds < MEASURING * left:
                     run.record(names[kind], Unit(asdict(widths), [], seconds / len(trials)))
-                else:  # time may have ended the measuring: the next call of the run goes on with it
+                else:  # the time budget may have cut the measuring short: the next call of the run continues it
                     self._widths[machine, kind] = widths
             if device not in self._devices.idle():
                 raise _DeviceEnded
@@ -228,17 +233,17 @@ class Dispatcher:
 
 
 def _widths(value: Mapping[str, Any]) -> Widths:
-    """From the journal, whose keys are strings."""
+    """Make `Widths` from a value of the journal, whose keys are strings."""
     throughput = {int(width): rate for width, rate in value["throughput"].items()}
     more = {name: value[name] for name in ("share", "compiled", "compile_seconds", "assumed") if name in value}
     return Widths(value["most"], value["least"], throughput, **more)
 
 
 def check_copies(run: Run, moves: Mapping[int, Move]) -> None:
-    """Refuse moves by which trials would continue with other trials' weights, but cannot.
+    """Raise if a trial is to continue with the weights of another trial, but cannot.
 
     Raises:
-        ValueError: if a copy or its source has trained further already, or if a change would make another model.
+        ValueError: if a copy or its source has trained further already, or if a change would make a different model.
     """
     history = run.history
     copying = {number: move for number, move in moves.items() if isinstance(move, Continue)}
@@ -258,7 +263,7 @@ def _check_structure(
     changes: Mapping[str, Any],
     differs: Callable[[str], bool],
 ) -> None:
-    """Refuse to change a key of the user's if the copy's model would have another structure than its source's."""
+    """Raise ValueError if a changed key of the user's would give the copy's model another structure."""
     config = run.history.trials[copied].config
     for key, value in changes.items():
         ours = key in KEYS or is_of_part(key)
@@ -273,7 +278,7 @@ def _check_structure(
 
 
 def _differs_in_a_structure(history: History, key: str) -> bool:
-    """Tell whether two trials of one structure have different values of a key."""
+    """Tell whether two trials whose models have one structure differ in the value of a key."""
     values: dict[str, set[str]] = {}
     for trial, kind in history.kinds.items():
         values.setdefault(kind, set()).add(repr(history.trials[trial].config.get(key)))

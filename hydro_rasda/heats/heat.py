@@ -1,9 +1,9 @@
 """A heat of a search: a rule lets fewer and fewer trials train on, and devices train them.
 
-The sweep and the middle heat are heats on surrogates, the race is one at full size. Each asks its rule and writes the
-moves down, lets more trials in, and gives work to idle devices. It does so again whenever a device is done, until
-nothing is left to do. The state that the rule sees is the fold of the run's journal. So a heat that continues in
-another process folds the journal, and asks its rule what comes next.
+The sweep and the middle heat train surrogates; the race trains full-size models. Each heat asks its rule, records the
+moves, admits more trials, and gives work to idle devices. It repeats this whenever a device is done, until nothing is
+left to do. The state that the rule sees is the fold of the run's journal. A resumed heat folds the journal, and asks
+its rule what comes next.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Heat(ABC):
     """A heat under way.
 
     Attributes:
-        name: Its name in its tasks, and in its lines of the journal.
-        under_way: The trials that devices train.
+        name: The name of the heat in its tasks and journal lines.
+        under_way: The trials that devices train now.
     """
 
     name: HeatName
@@ -39,7 +39,7 @@ class Heat(ABC):
         """The state of the heat, as its rule sees it."""
 
     def train(self) -> None:
-        """Train until the rule lets nobody go on, or nothing more may begin."""
+        """Train until the rule lets no trial go on, or nothing more may begin."""
         while True:
             if self._decide() or self._admit() or self._begin():
                 continue
@@ -63,10 +63,10 @@ class Heat(ABC):
 
     @abstractmethod
     def _prepare(self) -> bool:
-        """Put into the state what no line of the journal says; return False if there is nothing to decide."""
+        """Add to the state the facts that no line of the journal holds; return False if there is nothing to decide."""
 
     def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
-        """Return the moves as they are carried out; ValueError if one cannot be."""
+        """Return the moves that can be carried out; raise ValueError if one cannot be."""
         return moves
 
     @abstractmethod
@@ -75,15 +75,15 @@ class Heat(ABC):
 
     @abstractmethod
     def _decided(self, key: str, unit: Unit) -> None:
-        """Go on with the trials of a decision that the history has taken in just now."""
+        """Continue the trials of a decision that the history has just taken in."""
 
     def _admit(self) -> bool:
-        """Let more trials in; return whether there are more now, or are known to be none."""
+        """Admit more trials; return True if some were admitted, or if it became known that there are none."""
         return False
 
     @abstractmethod
     def _begin(self) -> bool:
-        """Give work to idle devices; return whether a decision followed from there being none."""
+        """Give work to idle devices; return True if the rule decided because a device had no work."""
 
     def _start(self, device: int, task: Task) -> None:
         self.under_way.update(task.members)
@@ -94,7 +94,7 @@ class Heat(ABC):
         """Tell whether a trial of the heat trains, or waits for a device."""
 
     def take(self, finished: Finished) -> None:
-        """Write down what a task of this heat gave."""
+        """Record the outcome of a task of this heat."""
         self.under_way.difference_update(finished.task.members)
         self._record(finished)
 

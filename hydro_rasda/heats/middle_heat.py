@@ -1,9 +1,8 @@
-"""The middle heat: the best of the sweep train on wider surrogates to their ends, and few of them at full size.
+"""The middle heat: the best of the sweep train on wider surrogates to their ends; a few of these train at full size.
 
-It makes `full_trainings` below 3 a smaller price than 3. Without it, one or two of the sweep's finalists at full size
-are a poor choice. On recorded trainings, ends at 1/4 of the width choose far better than the sweep does
-(`benchmarks/results/replay_ladder.md`). As the price of `full_trainings=3` they lose, so that the race of the finalists
-is the rule there.
+It makes a budget of `full_trainings` below 3 possible: without it, only one or two of the sweep's finalists could
+train at full size, which is a poor choice. On recorded trainings, ends at 1/4 of the width choose far better than the
+sweep does (`benchmarks/results/replay_ladder.md`). At `full_trainings=3`, the race of the finalists chooses better.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ ENTRANTS = 8
 """Trials that enter the heat, at most."""
 
 DEAREST = 1.0
-"""Full trainings that `ENTRANTS` may cost in the heat, by counted operations. After it, full size costs one or two less
-than the race without it."""
+"""Full trainings that `ENTRANTS` may cost in the heat, by counted operations. With the heat, full-size training costs
+one or two full trainings less than the race without it."""
 
 
 def planned(settings: TuneConfig, count: int, shares: Sequence[float]) -> MiddlePlan | None:
-    """Plan the middle heat; return None where `full_trainings` asks for none, or the heat does not pay.
+    """Plan the middle heat; return None if `full_trainings` asks for none, or if the heat does not pay.
 
     Args:
         count: Number of configurations.
-        shares: Operations of an epoch on the sweep's surrogates, and on those of the heat, over those of the model.
+        shares: Operations of an epoch on the sweep's surrogates and on the heat's surrogates, relative to the model's.
     """
     finalists = _finalists(settings, count)
     trainings = ENTRANTS * shares[-1] * settings.models("middle") / settings.models("race")
@@ -56,7 +55,7 @@ def planned(settings: TuneConfig, count: int, shares: Sequence[float]) -> Middle
 
 
 def _finalists(settings: TuneConfig, count: int) -> int:
-    """Return how many trials `full_trainings` lets train at full size after a middle heat; 0 for no such heat."""
+    """Return how many trials train at full size after a middle heat; 0 if the settings ask for no middle heat."""
     finalists = min(int(settings.full_trainings / max(1, settings.folds)), settings.race.top_k)
     narrow, one_score = settings.sweep.surrogate < WIDTH, not settings.comparison.by_place
     asked = settings.full_trainings < FULL_TRAININGS and narrow and one_score and count > finalists
@@ -80,11 +79,11 @@ def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
 
 
 def _shares(problem: Problem, trial: Trial) -> Sequence[float]:
-    """Return the operations of an example on surrogates of both heats over those on the model; NaN if unknown."""
+    """Return the operations of an example on the surrogates of both heats, relative to the model's; NaN if unknown."""
     widths = 1.0, problem.settings.sweep.surrogate, WIDTH
     try:
         whole, *narrow = (model_costs(problem, trial, ["macs"], width)["macs"] for width in widths)
-    except (Exception, SystemExit):  # of the user's model, which may not be made so narrow
+    except (Exception, SystemExit):  # the user's model may not allow such a width
         return math.nan, math.nan
     return [each / whole if whole else math.nan for each in narrow]
 
@@ -93,7 +92,7 @@ class MiddleHeat(SurrogateHeat):
     """The middle heat under way.
 
     Args:
-        race: The heat in which the leader may begin while others still train.
+        race: The heat in which the leader may begin while other trials still train here.
     """
 
     def __init__(self, run: Run, devices: Devices, plan: MiddlePlan, race: Race) -> None:
@@ -103,7 +102,7 @@ class MiddleHeat(SurrogateHeat):
         self._plan = plan
 
     def between(self, swept: Sequence[int]) -> list[int]:
-        """Train the best of the sweep to their ends; return those that train at full size, best first."""
+        """Train the best of the sweep to their ends; return the trials that train at full size, best first."""
         run, history, count = self._run, self._run.history, self._plan.finalists
         if history.finalists is None or len(swept) <= count:  # the sweep ran out of time, or most of its trials failed
             if history.finalists is not None and history.middle_finalists != [*swept]:
@@ -119,7 +118,10 @@ class MiddleHeat(SurrogateHeat):
         return self._ended_in_time(swept) if self.state.training else self._ended(swept)
 
     def _enter(self, swept: Sequence[int]) -> None:
-        """Let trials in, and see which of them can train as one; those that entered before are where they were."""
+        """Let the sweep's finalists enter, and find their fusion kinds.
+
+        Trials that entered before stay where they were.
+        """
         run, heat, width = self._run, self._run.history.heats[self.name], self._plan.width
         unseen = [n for n in swept if n not in heat.kinds and ("middle", n) not in run.history.failed]
         if unseen:
@@ -150,7 +152,7 @@ class MiddleHeat(SurrogateHeat):
         return not self._run.out_of_time("sweep")
 
     def _ended(self, swept: Sequence[int]) -> list[int]:
-        """Write down and tell who goes on; if no trial has a score, those that the sweep ranked first."""
+        """Record and announce the finalists; if no trial has a score, take those that the sweep ranked first."""
         run, end, finalists = self._run, self._run.settings.max_t, self._run.history.middle_finalists
         recalled, best = finalists is not None, [*self._rule.finalists(self.state)]
         if finalists is None:
@@ -166,7 +168,7 @@ class MiddleHeat(SurrogateHeat):
         return finalists
 
     def _ended_in_time(self, swept: Sequence[int]) -> list[int]:
-        """Choose those that trained longest, of them the best, if the time budget ended the heat early."""
+        """Choose finalists if the time budget ended the heat: the longest trained trials; the better ones first."""
         run, heat = self._run, self.name
         run.end_by_time("sweep")
         run.say("the share of `time_budget_s` for surrogates is spent: the best of the middle heat so far go on")

@@ -1,4 +1,4 @@
-"""The race of the finalists at full size: at RASDA's milestones, together, those that promise least are stopped."""
+"""The race at full size: the finalists meet at RASDA's milestones, where the least promising ones stop."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ from hydro_rasda.training.retry_policy import RETRIES
 def train_finalists(run: Run, finalists: Sequence[int], devices: Devices) -> list[int]:
     """Train the full-size models; the best continue at each of RASDA's milestones.
 
-    Epochs that earlier processes trained count, on any backend. A race that is over trains nothing.
+    Epochs from earlier processes count, whatever their backend. If the race is already over, nothing trains.
 
     Returns:
-        All trials trained at full size: the finalists, and those of an earlier call with fewer samples or less time.
+        All trials trained at full size. Finalists of an earlier call with fewer samples or less time are among them.
     """
     return Race(run, devices).between(finalists)
 
 
 class Race(Heat):
-    """The race under way: who trains next, and what is decided next."""
+    """The race under way."""
 
     name = "race"
 
     def __init__(self, run: Run, devices: Devices) -> None:
         settings, race = run.settings, race_of(run.history)
-        # A front has no leader to improve on; a budget for all is a wish to see all end.
+        # A Pareto front has no leader. A budget that covers all finalists asks to train them all to their ends.
         for_all = race.full_trainings >= settings.race.top_k and run.history.middle is None
         by_worth = not settings.comparison.by_place and not for_all
         self._asked = RaceRule(race, settings.race_milestones, settings.last_look, by_worth)
@@ -101,9 +101,9 @@ class Race(Heat):
         return tried_targets(history, finalists)
 
     def begin_early(self, numbers: Iterable[int], beside: int) -> None:
-        """Have idle devices begin the training of trials that may enter the race, to its first milestone.
+        """Let idle devices train trials that may enter the race, up to its first milestone.
 
-        Nothing is decided by what they train until they enter; see `History.early`.
+        No decision uses this training before the trial enters; see `History.early`.
 
         Args:
             beside: How many trials are expected to enter.
@@ -137,7 +137,7 @@ class Race(Heat):
         return bool(there)
 
     def _see_scores(self, stop: int, there: Sequence[int]) -> None:
-        """Put what a decision needs to know of all trials of a milestone into the state: their places, and chance."""
+        """Add to the state what a decision needs: the trials' places, and whether all are at chance level."""
         run, state = self._run, self.state
         scores = {number: deciding_curve(run.history, number).get(stop, math.nan) for number in there}
         if run.settings.comparison.by_place:
@@ -157,7 +157,7 @@ class Race(Heat):
             self._plan()
 
     def _tell_rungs(self, recalled: bool = False, said: bool = True) -> None:
-        """Tell callbacks of each decision once, and the user of how many go on, and of who leads."""
+        """Tell callbacks of each decision once; tell the user how many trials go on, and which one leads."""
         run, rungs, by_place = self._run, self._run.history.rungs, self._run.settings.comparison.by_place
         for index in range(self._told, len(rungs)):
             stop, moves = rungs[index]
@@ -178,7 +178,7 @@ class Race(Heat):
         self._told = len(rungs)
 
     def _leads(self, number: int, stop: int) -> str:
-        """Tell that a trial leads at a milestone, by its best epoch up to there."""
+        """Return words that say that a trial leads at a milestone, with its best epoch up to there."""
         history, settings = self._run.history, self._run.settings
         epoch, score = history.best.get(number, (stop, history.score_at(self.name, number, stop)))
         if epoch > stop:  # a run that goes on repeats its decisions
@@ -188,7 +188,7 @@ class Race(Heat):
         return f"trial {number} leads with {settings.metric} {show(score, 4)} (epoch {epoch})"
 
     def _tell_of_end(self, finalists: Sequence[int], was_over: bool) -> None:
-        """Tell who wins, if anybody came to the end; with several metrics, nobody does."""
+        """Tell who wins, if any trial reached the end. With several metrics, none wins."""
         run, state, settings = self._run, self.state, self._run.settings
         if not (kept := [*self._asked.finalists(state)]):
             return
@@ -203,7 +203,7 @@ class Race(Heat):
         run.say(f"race at epoch {settings.max_t}: done{'' if settings.comparison.by_place else wins}")
 
     def _plan(self) -> None:
-        """Foresee the time that is left of the race, and begin the way to the next milestone."""
+        """Foresee the remaining time of the race, and begin the stretch to the next milestone."""
         run, state, settings = self._run, self.state, self._run.settings
         stop = self._milestone()
         reached = max((at for at in self._asked.milestones if at < stop), default=0)
@@ -231,15 +231,15 @@ class Race(Heat):
         return max(trial.goal or 0 for trial in self.state.training.values())
 
     def _racing(self) -> int:
-        """Count the trials that are on their way to the milestone, or have come there before others."""
+        """Count the trials that are on their way to the milestone, and those that already wait there."""
         return len(self.state.training) + len(self.state.waiting)
 
     def _first_to_its_end(self, stop: int, plan: Sequence[Piece]) -> int | None:
-        """Return the sweep's leader if it should train to its end before the finalists are compared; None otherwise.
+        """Return the sweep's leader if it should train to its end before the finalists are compared; otherwise None.
 
-        It should if the time budget seems enough for its training, but not for the race. The model in hand then comes
-        from a whole training, instead of being the best of several half-trained ones. On recorded trainings, given half
-        of a search's time, that halves the regret (`benchmarks/results/replay_notes.md`).
+        It should if the time budget probably covers its training, but not the race. Then the final model comes from one
+        whole training, rather than from the best of several half trainings. On recorded trainings with half of the time
+        of a search, this halves the regret (`benchmarks/results/replay_notes.md`).
         """
         run, racing, lanes = self._run, self._racing(), self._run.time_left.lanes
         leader, *_ = run.history.entrants or [0]
@@ -262,17 +262,17 @@ class Race(Heat):
             if not (idle := self._devices.idle(task)):
                 break
             if task.source is not None and source_of(run, task.number) is None:
-                continue  # it is damaged, and the trial trains anew
+                continue  # the checkpoint is damaged, so that the trial starts over
             self._began = True
             self._start(idle[0], task)
         return False
 
     def _may_begin(self) -> bool:
-        """Tell whether there is time for another training; the first of all begins in any case."""
+        """Tell whether there is time for another training. The first one may begin in any case."""
         return not found_enough(self._run.history) and not (self._began and self._run.out_of_time(self.name))
 
     def _next_task(self) -> Task | None:
-        """Return what is to begin next: first the trials that are behind; None if nothing is."""
+        """Return the next task, of the trial that is furthest behind; None if nothing is to begin."""
         run, state, end = self._run, self.state, self._run.settings.max_t
         if not state.training:
             return None
@@ -301,11 +301,11 @@ class Race(Heat):
         return bool(self.under_way & self.state.trials.keys()) or (self._next_task() is not None and self._may_begin())
 
     def _record(self, finished: Finished) -> None:
-        """Write down what a training gave; one that raised is tried again before it fails."""
+        """Record the outcome of a training. A trial that raised is tried again before it fails."""
         run, number, outcome = self._run, finished.task.number, finished.outcome
         early = number not in self.state.trials
         if early and (self._has_entered or outcome.error is not None or outcome.ended):
-            return  # if it enters, it trains from its beginning
+            return  # if it enters the race, it trains from the beginning
         if outcome.error is None:
             lines = metric_lines(self.name, number, outcome.epochs)
             # For who wants to see who trained beside whom.
@@ -326,7 +326,7 @@ class Race(Heat):
 
 
 def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
-    """Train the winner once more where there are folds: on all examples, to the epoch that is kept of it."""
+    """With cross-validation, train the winner once more: on all examples, up to the epoch that was kept of it."""
     settings = run.settings
     winner, _ = best_of(run.history, tried_targets(run.history, finalists))
     epoch, _ = kept_of(run.history, winner)
@@ -354,6 +354,9 @@ _MEAN_OF_FOLDS = "and `best_model` gives the mean of its folds' models"
 
 
 def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
-    """Epochs up to a milestone that trials have trained at full size; those of a sweep at full width are no part."""
+    """Count the epochs that trials trained at full size, up to a milestone.
+
+    Epochs of a full-width sweep do not count.
+    """
     lines = [line for number in numbers for line in run.history.metrics.get(("race", number), ())]
     return len([line for line in lines if line["heat"] == "race" and line["epoch"] <= stop])

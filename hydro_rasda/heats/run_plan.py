@@ -1,4 +1,4 @@
-"""The plan of a run: how much each heat trains, for the user and for the time left."""
+"""The plan of a run: how many epochs each heat trains, for the user and for the estimate of the time left."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _VERSIONS = re.compile(r"(, \d+ threads)?, torch [^,]*$")
 
 
 class RunPlan:
-    """Made before the first group begins, told once it has begun: by then it is known how to group trials."""
+    """The plan of a run: made before the first group begins, and told after that, when the group sizes are known."""
 
     def __init__(self, run: Run, devices: Devices, dispatcher: Dispatcher, rule: SweepRule, state: SweepState) -> None:
         self._run, self._dispatcher, self._count = run, dispatcher, state.left
         self._one_interval = isinstance(rule, PopulationBasedTraining) and rule.last <= rule.interval
         copies = isinstance(rule, PopulationBasedTraining) and not self._one_interval
         self._finds_schedules = copies and run.settings.sweep.surrogate < 1
-        # Before the first are admitted: later, a sweep cannot tell whether there will be more.
+        # Count the epochs before the first trials are admitted: later, it is unknown whether more will come.
         self._rungs: list[tuple[float, float]] = [(self._count, checked_epochs(rule, rule.epochs(state)) / self._count)]
         if isinstance(rule, Bracket):
             self._rungs = [*rule.rungs(state)]
@@ -39,7 +39,10 @@ class RunPlan:
         self._told = False
 
     def tell(self, done: int) -> None:
-        """Tell the user, once, what the run is going to train, and foresee how long; `done` epochs are trained."""
+        """Tell the user once what the run will train, and foresee how long it takes.
+
+        `done` epochs are trained already.
+        """
         if self._told:
             return
         self._told, run, settings = True, self._run, self._run.settings
@@ -66,7 +69,7 @@ class RunPlan:
             return
         settings, kinds = self._run.settings, len({*self._run.history.kinds.values()})
         where = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in self._machines.items())
-        # A searcher has told only of the first ones yet.
+        # A searcher has suggested only its first configurations yet.
         known = len(self._run.history.trials) == self._count
         each = f", each with {told}" if (told := models_in_words(settings, "sweep")) else ""
         shared = settings.sweep.fusion != 1 and known and 1 < kinds < self._count
@@ -92,12 +95,12 @@ class RunPlan:
 
     @property
     def _finalists(self) -> int:
-        """How many trials enter the race."""
+        """Return how many trials enter the race."""
         middle = self._run.history.middle
         return min(self._run.settings.race.top_k if middle is None else middle.finalists, self._count)
 
     def _middle_lines(self, middle: MiddlePlan, swept: float, raced: float) -> Iterator[str]:
-        """Tell of the heats after the sweep, and what each costs in full trainings, by counted operations."""
+        """Describe the heats after the sweep, and what each heat costs in full trainings, by counted operations."""
         settings, (narrow, wider) = self._run.settings, middle.shares
         epochs, models = min(middle.entrants, self._count) * settings.max_t, settings.models("middle")
         ratio = Fraction(middle.width).limit_denominator(64)
@@ -112,7 +115,7 @@ class RunPlan:
 
 
 def middle_piece(run: Run, middle: MiddlePlan, epochs: float) -> Piece:
-    """Foresee epochs of the middle heat, from the time of a full-size epoch and the share of its operations."""
+    """Foresee the time of middle-heat epochs, from the time of a full-size epoch and the relative operations."""
     of_each = run.settings.models("middle") / run.settings.models("race")  # the time is that of all models of a trial
     seconds = run.problem.steady_epoch_seconds * of_each * middle.shares[-1]
     return Piece(epochs, seconds / max(1, run.time_left.lanes))
@@ -127,20 +130,20 @@ def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
 
 
 def race_pieces(run: Run, finalists: int, first: int | None = None, start: int = 0, trained: int = 0) -> list[Piece]:
-    """Epochs that are left of the race, if its last look stops nobody, and nobody goes on for its averages alone.
+    """Return the epochs left of the race if its last look stops no trial and none goes on only for its averages.
 
     Args:
-        finalists: How many train to the next milestone.
-        first: Epochs up to there; None where nobody has trained since `start`.
-        start: The milestone before.
-        trained: Epochs that were trained at full size by then.
+        finalists: Number of trials that train to the next milestone.
+        first: Epochs left up to the next milestone; None if nothing has trained since `start`.
+        start: The previous milestone.
+        trained: Epochs trained at full size up to `start`.
     """
     rule, found, left = race_of(run.history), list[Piece](), finalists
     for stop in run.settings.race_milestones:
         if stop <= start:
             continue
         epochs = left * (stop - start) if found or first is None else first
-        # Fewer models than a CPU has cores have more threads each.
+        # On a CPU, fewer models than cores get more threads each, so that all cores count.
         lanes = run.time_left.lanes if run.problem.device.type == "cpu" else min(left, run.time_left.lanes)
         found.append(Piece(epochs, run.problem.steady_epoch_seconds / max(1, lanes)))
         trained, start = trained + left * (stop - start), stop
@@ -150,7 +153,7 @@ def race_pieces(run: Run, finalists: int, first: int | None = None, start: int =
 
 
 def _without(done: float, pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The pieces less so many epochs, the first ones."""
+    """Yield the pieces without their first `done` epochs."""
     for epochs, seconds in pieces:
         yield Piece(max(0.0, epochs - done), seconds)
         done = max(0.0, done - epochs)

@@ -1,4 +1,4 @@
-"""Sources of configurations: random sampling of the space, or one of Ray Tune's searchers, without Ray running."""
+"""Sources of configurations: random samples of the space, or a searcher of Ray Tune, which runs without Ray."""
 
 from __future__ import annotations
 
@@ -32,44 +32,45 @@ if TYPE_CHECKING:
     from ray.tune.search import Searcher
 
 DRAWS = 100
-"""So many times `num_samples` configurations are drawn in search of some that meet the constraints."""
+"""At most `DRAWS * num_samples` configurations are drawn to find some that meet the constraints."""
 
 SEARCHER_ROUNDS = 4
-"""A searcher is asked for this many batches: it learns from the first rung of each before it gives the next."""
+"""Number of batches that a searcher is asked for. It learns from the first rung of each batch before the next."""
 
 _BATCH = "search/from-"
 
 
 class Search(Protocol):
-    """A source of trials that learns, or not, from what became of them."""
+    """A source of trials. It may learn from their results."""
 
-    planned: int  # trials that it gives in all, as far as is known
-    given: list[Trial]  # those that it has given so far
+    planned: int  # number of trials that it will give in all, as far as is known
+    given: list[Trial]  # the trials that it has given so far
 
     def next_trials(self) -> list[Trial]:
-        """The next batch; empty once there are no more."""
+        """Return the next batch; an empty list if there are no more trials."""
         ...
 
     def hear(self, key: str, unit: Unit) -> None:
-        """Learn from a unit of the run, which the run's history has taken in; also from those of earlier processes."""
+        """Learn from a unit that the run's history has taken in. Units of earlier processes are told, too."""
         ...
 
     def close(self, number: int) -> None:
-        """Hear that a trial trains no further in the sweep."""
+        """Learn that a trial will not train any further in the sweep."""
         ...
 
 
 class RandomSearch:
-    """All configurations at once, sampled from one seed.
+    """All configurations in one batch, sampled from one seed.
 
     Args:
-        num_samples: See `sample`; those that come first count as samples, but for a grid, of which all is tried.
-        first: Known configurations, or parts of them, which are tried first; what one leaves out is sampled.
-        fits: Tells which configurations may be tried; others are drawn anew. Of a grid, they are left out.
-        enough: Tells that so many are enough, as time is up: then no more are drawn.
+        num_samples: See `sample`. Known configurations (`first`) are counted in it, except beside a grid, which is
+            tried in full.
+        first: Known configurations, or parts of them, which are tried first. Missing keys are sampled.
+        fits: Tells whether a configuration may be tried. Others are drawn again; those of a grid are left out.
+        enough: Called with the number of configurations found; returns True if drawing must end, as time is up.
 
     Attributes:
-        late: True if fewer than wanted were drawn, as time was up.
+        late: True if time was up before enough configurations were drawn.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class RandomSearch:
             check_config(trial.config, strategy)
 
     def recall(self, run: Run) -> None:
-        """Give trials that the run has recorded the configurations that it recorded; give the run all trials."""
+        """Replace the configurations of recorded trials with the recorded ones; tell the run of all trials."""
         self.trials = as_recorded(self.trials, run)
         run.known |= {trial.number: trial for trial in self.trials}
 
@@ -116,11 +117,11 @@ class RandomSearch:
 def fitting_sample(
     space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None, enough: Callable[[int], bool]
 ) -> tuple[list[Config], bool, bool]:
-    """Sample configurations that fit, in so many draws that there are as many as wanted, if that can be had.
+    """Sample configurations that fit; draw until there are `wanted` of them, up to `DRAWS * wanted` draws.
 
     Returns:
-        The configurations; whether they are those of a grid that fit, be they fewer than wanted or more; and whether
-        time was up before all were drawn.
+        The configurations; whether they are all fitting points of a grid, of any number; and whether time was up before
+        all were drawn.
     """
     sampled = sample(space, wanted, seed)
     drawn, is_grid = len(sampled), len(sampled) > wanted
@@ -133,7 +134,7 @@ def fitting_sample(
                 break
             fitting += [config] * fits(config)
         over = late or is_grid or len(fitting) >= wanted or drawn >= DRAWS * wanted
-        # The same seed gives the same first ones.
+        # The same seed repeats the earlier configurations first, and these are cut off.
         more = [] if over else sample(space, min(2 * drawn, DRAWS * wanted), seed)[drawn:]
         drawn += len(more)
     refuse_if_none(bool(fitting), drawn)
@@ -141,7 +142,7 @@ def fitting_sample(
 
 
 def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> None:
-    """Refuse what is neither a configuration of the space nor a part of one."""
+    """Raise if an entry of `first` is neither a configuration of the space nor a part of one."""
     for i, config in enumerate(first):
         require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
         for name, value in config.items():
@@ -152,13 +153,13 @@ def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) ->
 
 
 def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:
-    """A configuration with these values, and the others sampled, of a grid its first point."""
+    """Return a configuration with these values. Other keys are sampled; of a grid, its first point is taken."""
     (completed, *_) = sample(restricted(space, config), 1, seed)
     return completed
 
 
 def check_searcher(searcher: object) -> None:
-    """Refuse what is no searcher of Ray Tune's, or limits how many trials may run at a time."""
+    """Raise if this is no searcher of Ray Tune's, or one that limits how many trials run at a time."""
     from ray.tune.search import ConcurrencyLimiter, Searcher
 
     rule = f"one of {SEARCHERS}, or one of Ray Tune's searchers, such as OptunaSearch()"
@@ -168,9 +169,9 @@ def check_searcher(searcher: object) -> None:
 
 
 def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives) -> None:
-    """Tell a searcher what to search; ValueError if it cannot search this space, or by several metrics.
+    """Tell a searcher the space, metric and mode; raise ValueError if it cannot search this space or several metrics.
 
-    One that was told another space before would go on with that.
+    A searcher that already has another space would silently keep it, so that it is refused.
     """
     from ray.tune.search import Searcher
 
@@ -190,7 +191,7 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives
 
 
 def _check_places(space: Mapping[str, Any], where: str = "space") -> None:
-    """Refuse domains where no searcher looks for them, and keys that it takes apart."""
+    """Raise for domains in places where a searcher does not look, and for keys that a searcher would split."""
     for key, value in space.items():
         if not isinstance(key, str) or "/" in key:
             raise ValueError(f"`{where}` has the key {key!r}, but a searcher needs names without '/'")
@@ -209,7 +210,7 @@ def _check_places(space: Mapping[str, Any], where: str = "space") -> None:
 
 
 def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | None:
-    """Make the searcher of this name over Optuna's sampler; for "random", return None."""
+    """Make the searcher of this name over a sampler of Optuna; return None for "random"."""
     if name == "random":
         return None
     needed = ["optuna", *{"gp": ["scipy"], "cma": ["cmaes"]}.get(name, [])]
@@ -224,7 +225,7 @@ def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) ->
     require(name != "cma" or not several, "sweep.searcher", name, rule)
     seed = derive_seed(settings.seed, "searcher") % 2**32
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what Optuna calls experimental
+        warnings.simplefilter("ignore")  # Optuna warns that some samplers are experimental
         make: Mapping[str, Callable[..., Any]] = {
             "tpe": partial(samplers.TPESampler, constant_liar=True),
             "gp": partial(samplers.GPSampler, warn_independent_sampling=False),
@@ -235,7 +236,7 @@ def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) ->
     searcher = OptunaSearch(sampler=sampler)
     prepare(searcher, space, settings.comparison.objectives)
     if name == "qmc":
-        # Optuna would draw at random until a trial is complete, which tells it the space.
+        # A complete trial tells Optuna the space. Until then, it would draw at random.
         drawn = OptunaSearch.convert_search_space(to_ray(indexed(space)))
         numeric = {key: of for key, of in drawn.items() if not hasattr(of, "choices")}
         sampler.infer_relative_search_space = lambda study, trial: numeric
@@ -243,13 +244,13 @@ def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) ->
 
 
 class SearcherSearch:
-    """One of Ray Tune's searchers, asked for a batch at a time.
+    """A searcher of Ray Tune's, which is asked for one batch at a time.
 
-    Most searchers learn from complete trials alone. So what a batch has reached when the next is asked for, the first
-    milestone, counts as its end; only the last batch is told of later rungs.
+    Most searchers learn only from complete trials. So a batch counts as complete at its first milestone, when the next
+    batch is asked for. Later rungs are told of the last batch only.
 
-    A resumed run asks the searcher again and tells it again what it was told, so that it is where it was. If it does
-    not repeat its suggestions (it has no seed), the trials of the journal count, and it goes on without them.
+    A resumed run repeats all requests and results, so that the searcher is in its earlier state. A searcher without a
+    seed may suggest other configurations. Then the recorded trials count, and the searcher does not learn from them.
     """
 
     def __init__(
@@ -260,7 +261,7 @@ class SearcherSearch:
         fits: Fits | None = None,
         strategy: str | None = "ddp",
     ) -> None:
-        """Args: as `prepare` has made them ready; `strategy` as in `check_space`."""
+        """Args: a searcher, a space and constraints as `prepare` has left them."""
         num_samples, self._run, self._fits, self._refused = run.settings.num_samples, run, fits, 0
         self._told_of_few = False
         self.planned, self.given = num_samples, list[Trial]()
@@ -276,11 +277,11 @@ class SearcherSearch:
         for number in sorted(self._open):
             self._close(number, *self._open[number])
         first, key = len(self.given), f"{_BATCH}{len(self.given)}"
-        # A run that was given more samples asks for its first batches as they were.
+        # A run that was given more samples asks for its first batches in their earlier sizes.
         known = self._run.store.units().get(key)
         wanted = len(known.value) if known is not None else min(self._batch, self._left)
         suggested: list[Config] = []
-        # Some searchers, TuneBOHB among them, draw from the global generators whatever seed they were given.
+        # Some searchers, such as TuneBOHB, draw from the global generators, even if they were given a seed.
         with preserved_generators():
             seed_generators(derive_seed(self._seed, "search", first))
             while len(suggested) < wanted and (config := self._fitting(first + len(suggested))) is not None:
@@ -297,14 +298,14 @@ class SearcherSearch:
         return found
 
     def _fitting(self, number: int) -> Config | None:
-        """The next suggestion that fits; the searcher learns of the others that they failed."""
+        """Return the next suggestion that fits, or None. The searcher is told that the others failed."""
         for _ in range(DRAWS * self._run.settings.num_samples):
             config = self._suggest(number)
             if config is None or self._fits is None or self._fits(config):
                 return config
             self._searcher.on_trial_complete(self._id(number), error=True)
             self._refused += 1
-            self._ids[number] = f"{_id(number)}-{self._refused}"  # a searcher gives one suggestion by each name
+            self._ids[number] = f"{_id(number)}-{self._refused}"  # a searcher gives one suggestion for each name
         refuse_if_none(number > 0, self._refused)
         if not self._told_of_few:
             self._told_of_few = True
@@ -320,7 +321,7 @@ class SearcherSearch:
         return config
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
-        """The configuration that the journal has, as the searcher gave it where it gave the same."""
+        """Return the recorded configuration: as the object that the searcher gave, if its suggestion is equal."""
         recorded = with_objects(restore(recorded, self._hidden, self._space), self._space)
         if jsonable(suggested[:1]) == jsonable([recorded]):
             self._open[number] = (0, math.nan)
@@ -337,7 +338,7 @@ class SearcherSearch:
 
     def hear(self, key: str, unit: Unit) -> None:
         history = self._run.history
-        if key.startswith(_BATCH) and int(key.removeprefix(_BATCH)) == len(self.given):  # of an earlier process
+        if key.startswith(_BATCH) and int(key.removeprefix(_BATCH)) == len(self.given):  # from an earlier process
             self.next_trials()
         elif GROUP.fullmatch(key) is not None:
             for number in unit.value["members"]:
@@ -372,7 +373,7 @@ class SearcherSearch:
         return self._ids.get(number, _id(number))
 
     def _result(self, number: int, epoch: int, score: float) -> dict[str, Any]:
-        # A score of several metrics is a place among trials.
+        # With several metrics, the score is a place among trials, so that a searcher is told the metrics instead.
         by_place = self._run.settings.comparison.by_place
         scores = self._run.history.values_at("sweep", number, epoch) if by_place else {self._metric: score}
         # BOHB reads its budget from where Ray's own HyperBandForBOHB puts it.
@@ -384,13 +385,13 @@ def _id(number: int) -> str:
 
 
 def _merged(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> Config:
-    """The suggestion, with the constants of the space, which some searchers leave out."""
+    """Return the suggestion with the constants of the space, which some searchers leave out."""
     config: Config = {}
     for key, value in {**space, **suggestion}.items():
-        inner = space.get(key, {})  # no mapping if it is a choice, some of whose values are
+        inner = space.get(key, {})  # not a mapping if it is a choice, even one whose values are mappings
         if key in suggestion and isinstance(suggestion[key], Mapping) and isinstance(inner, Mapping):
             config[key] = _merged(inner, suggestion[key])
         else:
-            # Optuna does not round values of a logarithmic law.
+            # Optuna does not round values that are drawn on a logarithmic scale.
             config[key] = rounded(space.get(key), copy.deepcopy(suggestion.get(key, value)))
     return config

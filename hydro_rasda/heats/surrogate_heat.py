@@ -1,8 +1,8 @@
-"""A heat on surrogates: fused groups train, at the width of the heat, until its rule lets none of its trials go on.
+"""A heat on surrogates: fused groups train at the heat's width until its rule lets no trial go on.
 
-A free device takes the next groups, one for each of its cores. The trials of a group are of one kind and train as one
-fused model. The device leaves the other free devices their share. On one device, each rung trains all trials that are
-left to the same milestone, then compares them all at once. So the order of training does not matter, nor the grouping.
+An idle device takes the next groups, one for each of its cores. The trials of a group are of one kind and train as one
+fused model. Each device leaves a share of the trials to the other idle devices. On one device, all trials of a rung
+train to the same milestone and are then compared at once. So neither the order of training nor the grouping matters.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class SurrogateHeat(Heat):
     """A heat on surrogates under way.
 
     Args:
-        width: Width of its surrogates over that of the model; None for that of the sweep's settings.
-        race: The heat in which the leader may begin while others still train. None for nothing that may.
+        width: Width of its surrogates relative to the model; None for the width in the sweep's settings.
+        race: The heat in which the leader may begin while other trials still train here; None if none may begin early.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class SurrogateHeat(Heat):
         return self._run.history.heats[self.name].state
 
     def _hear(self, key: str, unit: Unit) -> None:
-        """Take notice of a unit that the run's history has taken in."""
+        """React to a unit that the run's history has taken in."""
 
     def _tell_plan(self) -> None:
-        """Tell the user what is going to train; called after each group that begins."""
+        """Tell the user what is going to train. This is called after each group that begins."""
 
     def _decided(self, key: str, unit: Unit) -> None:
         self._hear(key, unit)
@@ -74,10 +74,10 @@ class SurrogateHeat(Heat):
         return moved
 
     def _begin_race_early(self, race: Race) -> None:
-        """Have idle devices begin the full-size models of the leaders, once all others are on their last way.
+        """Let idle devices begin the leaders' full-size models, once all other trials train to the last milestone.
 
-        The leaders have come to the last milestone, and will be among the best `top_k` whatever becomes of the others.
-        The first of all is one in any case (Hydro's eager transfer).
+        A leader has reached the last milestone, and stays among the best `top_k` whatever the others score. The best
+        trial so far counts as a leader in any case (Hydro's eager transfer).
         """
         state = self.state
         last, training = max(state.scores, default=0), len(state.training)
@@ -92,33 +92,33 @@ class SurrogateHeat(Heat):
         return bool(self.under_way or (self._dispatcher and self._may_begin()))
 
     def take(self, finished: Finished) -> None:
-        """Write down what a task gave, also one of the race that began early."""
+        """Record the outcome of a task: one of this heat, or one of the race that began early."""
         if self._race is not None and finished.task.heat == self._race.name:
             self._race.take(finished)
         else:
             super().take(finished)
 
     def _may_begin(self) -> bool:
-        """Tell whether there is time for a group; the very first group begins in any case."""
+        """Tell whether there is time for another group. The very first group may begin in any case."""
         nothing_yet = not self._run.history.began(self.name) and not self.under_way
         return nothing_yet or not self._run.out_of_time("sweep")
 
     def _record(self, finished: Finished) -> None:
-        """Keep what a group has trained: first the checkpoint, then the journal's lines."""
+        """Record what a group has trained: first the checkpoint, then the journal's lines."""
         run, outcome, key = self._run, finished.outcome, finished.task.key
         epochs, copied = partial(run.history.epochs, self.name), run.history.heats[self.name].copies
         while run.store.done(key):  # a trial that has lost its checkpoint may begin a span once more
             key += "/again"
         task = replace(finished.task, key=key)
         run.save(task.key, {"parts": outcome.checkpoint}, task.members)
-        # A trial that was brought back after its checkpoint was gone has trained its first epochs again.
+        # A trial that restarted after its checkpoint was lost has repeated its first epochs: these are not new.
         fresh = {n: [at for at in h if at[0] > epochs(n)] for n, h in outcome.history.items()}
         lines = [line for n, history in fresh.items() for line in metric_lines(self.name, n, history)]
         lines += [failure_line(number, error) for number, error in outcome.failures.items()]
-        # The last digits depend on how many train as one, which memory may have decided.
+        # The last digits of a score depend on the group size, which memory may have decided.
         groups = [part["members"] for part in outcome.checkpoint]
         value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
-        # Not the task's: a copy whose source's checkpoint is damaged trains anew, and is a copy all the same.
+        # Not the task's copies: if the source's checkpoint is damaged, a copy trains anew, and is still a copy.
         copies = {n: copied[n] for n in task.members if n in copied}
         behind = {n: h[-1][0] for n, h in outcome.history.items() if h and h[-1][0] < epochs(n)}
         more = {"device": finished.device, "copies": copies or None, "behind": behind or None}

@@ -1,7 +1,7 @@
-"""Stages 1 and 2: many configurations on fused surrogates; a rule lets fewer and fewer of them continue.
+"""Stages 1 and 2: many configurations train on fused surrogates; a rule lets fewer and fewer of them continue.
 
-The state of a sweep is the fold of the run's journal. So a sweep that continues in another process folds the journal,
-and asks its rule what comes next.
+The state of a sweep is the fold of the run's journal. A resumed sweep folds the journal, and asks its rule what comes
+next.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hydro_rasda.space.space import derived, explored, tuned
 from hydro_rasda.training.group_widths import MEASURING
 
 BUILDING_S = 2.0
-"""Seconds of building models that there are in any case, whatever is left of the time."""
+"""Least number of seconds for building models, however little of the time budget is left."""
 
 
 def _named(run: Run) -> SweepRule:
@@ -57,7 +57,7 @@ def _named(run: Run) -> SweepRule:
 
 
 class Sweep(SurrogateHeat):
-    """The sweep under way: many configurations on their surrogates, until a rule lets none of them go on.
+    """The sweep under way: many configurations train on surrogates until a rule lets none of them go on.
 
     Args:
         rule: Decides which trials continue; None for the rule that the run's settings name.
@@ -82,7 +82,7 @@ class Sweep(SurrogateHeat):
         self._resume()
 
     def _resume(self) -> None:
-        """Take in what earlier processes recorded; what was under way waits for a device once more."""
+        """Take in what earlier processes recorded. Trials that were under way wait for a device again."""
         run, search, samples = self._run, self._search, self._run.settings.num_samples
         units = run.store.units()
         asked = [unit.value["samples"] for key, unit in units.items() if key == CALL or key.startswith(ADMITTED)]
@@ -103,7 +103,7 @@ class Sweep(SurrogateHeat):
             self._dispatcher.add(number, standing.goal or 0)
 
     def finalists(self) -> list[int]:
-        """Return the finalists of the sweep, which is over or out of time: at most `top_k`, best first."""
+        """Return the finalists of a sweep that is over or out of time: at most `top_k`, best first."""
         if self.state.training or self._has_no_time_to_build():
             finalists = self._finalists_in_time()
         else:
@@ -118,7 +118,7 @@ class Sweep(SurrogateHeat):
         return finalists_in_time(self._run, self._search, self._run.history.copies)
 
     def _has_no_time_to_build(self) -> bool:
-        """Tell whether configurations are left whose models were never built, but no time for them."""
+        """Tell whether there is no time left to build the models of the remaining configurations."""
         run = self._run
         unseen = bool(self._candidates) and self._candidates[0].number not in run.history.trials
         return unseen and bool(self.state.trials) and run.out_of_time("sweep")
@@ -134,7 +134,7 @@ class Sweep(SurrogateHeat):
                     unread = line.get("unread", {})
                     self._unread |= unread
                     self._read |= {*paths(self._run.history.trials[line["trial"]].config)} - unread.keys()
-        elif SWEEP_DECISION.fullmatch(key) is not None and not (recalled and self._grows):  # else it is taken anew
+        elif SWEEP_DECISION.fullmatch(key) is not None and not (recalled and self._grows):  # else it is decided anew
             self._tell_moves({number: move_of(plain) for number, *plain in unit.value}, recalled)
 
     def _tell_moves(self, moves: Mapping[int, Move], recalled: bool) -> None:
@@ -149,11 +149,14 @@ class Sweep(SurrogateHeat):
             self._tell(stop, recalled)
 
     def _admit(self) -> bool:
-        """Take in as many configurations as the rule wants; whether there are more now, or are known to be none."""
+        """Admit as many configurations as the rule wants.
+
+        Return True if some were admitted, or if it became known that there are none.
+        """
         run, state = self._run, self.state
         wanted = checked_admission(self._rule, self._rule.admit(state)) if state.left else 0
         if wanted and not self._candidates:
-            # A searcher learns from the first milestone of each batch before it gives the next one.
+            # A searcher learns from the first milestone of one batch before it gives the next batch.
             learns = len(state.trials) < self._search.planned
             if learns and any(not trial.epoch for trial in state.training.values()):
                 return False
@@ -172,13 +175,13 @@ class Sweep(SurrogateHeat):
         return wanted > 0
 
     def _left(self) -> int:
-        """Count the configurations that can be had; 1 where a search has to be asked whether it has more."""
+        """Return the number of configurations that can be admitted; at least 1 while the search may have more."""
         return len(self._candidates) or max(1, self._search.planned - len(self.state.trials))
 
     def _find_kinds(self, trials: Sequence[Trial]) -> Sequence[Trial]:
-        """See which trials can train as one; return those that have to wait, as building models takes too long.
+        """Find the fusion kinds of trials; return the trials that must wait, as building their models takes too long.
 
-        A run that was given more samples, or more time, has built the first of them before.
+        A run that was given more samples or more time has built some of the models before.
         """
         run, history = self._run, self._run.history
         unseen = [trial for trial in trials if trial.number not in history.trials]
@@ -190,7 +193,7 @@ class Sweep(SurrogateHeat):
         return [trial for trial in unseen if trial.number not in history.trials]
 
     def _build_again(self, number: int) -> None:
-        """See with which trials one can train whose model failed to be built before; its configuration is recorded."""
+        """Build again a model that failed to be built, and find its kind. Its configuration is already recorded."""
 
         def built() -> Unit:
             unit = find_kinds(run.problem, [run.history.trials[number]], self._children, run.store.doing)
@@ -201,7 +204,7 @@ class Sweep(SurrogateHeat):
 
     def _warn_of_unread(self) -> None:
         run = self._run
-        # A training function of the user's own may read any key.
+        # A user's training function may read any key.
         told = run.problem.own_loop is None and not derived(run.space)
         if told and len(self.state.trials) >= self._search.planned:
             warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
@@ -216,7 +219,7 @@ class Sweep(SurrogateHeat):
             self._first_rung_is_over = True
             if is_undecided := bool(run.history.finalists is None and state.waiting_at(first_rung[1])):
                 warn_of_chance(run, *first_rung)
-            # Copies take the places of configurations that were scored.
+            # After copying, some configurations that were scored are gone, and there is nothing to compare.
             copied = any(part.copy_of is not None for trial in state.trials.values() for part in trial.intervals)
             if run.settings.sweep.check_transfer and (is_undecided or not copied):
                 check_transfer(run, *first_rung, self._devices, self.take)
@@ -229,7 +232,7 @@ class Sweep(SurrogateHeat):
         return moves
 
     def _fitting(self, move: Move) -> Move:
-        """Have a copy keep its source's values if the changed ones break a constraint on configurations."""
+        """Let a copy keep its source's values if the changed values break a constraint on configurations."""
         fits = all_fit(self._run.settings.sweep.constraints)
         if fits is None or not isinstance(move, Continue) or move.copy_of is None:
             return move
@@ -240,7 +243,7 @@ class Sweep(SurrogateHeat):
         self._plan.tell(self._done)
 
     def _decision_key(self, moves: Mapping[int, Move]) -> str:
-        """Name of a decision in the journal, which says where the sweep stands; no two of a call have one name."""
+        """Return the journal's name of a decision. It says where the sweep stands, and is unique within a call."""
         state = self.state
         at = min(
             (epoch for epoch in (0, *state.scores) if state.waiting_at(epoch)), default=max(state.scores, default=0)
@@ -249,7 +252,7 @@ class Sweep(SurrogateHeat):
         return f"sweep/{over}-{self._run.history.decisions}"
 
     def _first_rung(self) -> tuple[Mapping[int, float], int] | None:
-        """The scores at the first milestone, and which it is, once all trials have come to it."""
+        """Return the scores at the first milestone, and the milestone, once all trials have reached it; None before."""
         state = self.state
         first = min(state.scores, default=0)
         coming = not first or state.left or state.training_to(first)  # asked often: it looks at no trial
@@ -260,7 +263,7 @@ class Sweep(SurrogateHeat):
         return {number: trial.curve.get(first, math.nan) for number, trial in state.trials.items()}, first
 
     def _tell(self, stop: int, recalled: bool) -> None:
-        """Tell the user how many go on from a milestone, once, when nobody is on the way to it any more."""
+        """Tell the user once how many trials go on from a milestone, when no trial is on its way to it any more."""
         state, run, scores = self.state, self._run, self.state.scores.get(stop, {})
         if stop <= self._told_of or any(state.training_to(earlier) for earlier in state.scores if earlier <= stop):
             return

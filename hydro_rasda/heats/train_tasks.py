@@ -11,10 +11,10 @@ from hydro_rasda.contracts import Devices, Finished, Task
 def train_tasks(
     devices: Devices, tasks: Iterable[Task], may_begin: Callable[[], bool] = lambda: True
 ) -> Iterator[Finished]:
-    """Train tasks in order, until a device could begin the next one and it may not begin.
+    """Train tasks in order, until `may_begin` returns False when a device is idle.
 
     Yields:
-        Each task that began, once it is done. Tasks that had begun before come, too, if they are done meanwhile.
+        Each task that began, once it is done; also each task that had begun before this call and ends during it.
     """
     waiting, under_way = deque(tasks), set[str]()
     while True:

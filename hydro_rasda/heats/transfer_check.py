@@ -1,4 +1,4 @@
-"""The check of the surrogates' ranking: a few configurations are tried at full size, early in the sweep."""
+"""The check of the surrogates' ranking: a few configurations train at full size early in the sweep."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from hydro_rasda.settings.config import Mode
 from surrogate.transfer_verdict import RankComparison
 
 CHECKED = 6
-"""Configurations that are tried at full size, spread evenly over the surrogates' ranking."""
+"""Number of configurations to train at full size, evenly spread over the surrogates' ranking."""
 
 
 def check_transfer(
     run: Run, scores: Mapping[int, float], epochs: int, devices: Devices, others: Callable[[Finished], None]
 ) -> RankComparison | None:
-    """Compare the surrogates' first milestone with full-size trainings of the same length.
+    """Compare the surrogates' scores at the first milestone with full-size trainings of the same length.
 
-    The best of them trains twice, from two seeds: what lies between the two is the regret that counts as none.
+    The best configuration trains twice, from two seeds. A regret up to the difference of the two counts as none.
 
     Args:
-        others: Called with each group of the sweep that is done meanwhile.
+        others: Called with each task of the sweep that ends during the check.
 
     Returns:
-        Rank correlation, regret and verdict; None where fewer than four trials have a finite metric, or time runs out.
+        Rank correlation, regret and verdict; None if fewer than four trials have a finite metric, or if time runs out.
     """
     chosen = run.decide(f"check/to-{epochs}/chosen", scores, lambda: _spread(scores, run.settings.mode))
     if len(chosen) < FEWEST:
@@ -41,7 +41,7 @@ def check_transfer(
     keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
     beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None
     tasks = [full_size_task(*key, span, None, s, beside, horizon=horizon) for key, s in zip(keys, seeds, strict=True)]
-    last = sorted(tasks, key=lambda task: run.store.doing.suspected(task.key))  # those at which processes died
+    last = sorted(tasks, key=lambda task: run.store.doing.suspected(task.key))  # last: tasks at which processes died
     left = [task for task in last if not run.store.done(task.key)]
     for finished in train_tasks(devices, left, lambda: not run.out_of_time("sweep")):
         if finished.task not in left:
@@ -60,7 +60,7 @@ def check_transfer(
 
 
 def _spread(scores: Mapping[int, float], mode: Mode) -> Sequence[int]:
-    """Trials from the best to the worst on their surrogates, at even distances."""
+    """Return up to `CHECKED` trials at even distances in the surrogates' ranking, best first."""
     best_first = ranked({n: scores[n] for n in sorted(scores) if math.isfinite(scores[n])}, mode)
     count = min(CHECKED, len(best_first))
     return [best_first[round(i * (len(best_first) - 1) / max(1, count - 1))] for i in range(count)]
@@ -85,5 +85,5 @@ def _unit(run: Run, finished: Finished) -> Unit:
     if outcome.error is not None:
         line = {"event": "check failed", "trial": task.number, "error": shortened(outcome.error)}
         return Unit(None, [line], outcome.seconds)
-    _, metrics = outcome.epochs[-1]  # earlier than the last epoch if it ended by itself, or was good enough
+    _, metrics = outcome.epochs[-1]  # an earlier epoch than the last if training ended itself, or was good enough
     return Unit(None if _diverged(metrics) else metrics[run.settings.metric], [], outcome.seconds)

@@ -1,6 +1,6 @@
 """Find the keys of a configuration that nothing reads.
 
-Most of them are misspelled, but stay part of the best configuration.
+Most such keys are misspelled. They would still be shown as a part of the best configuration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Unread = dict[str, str | None]
 
 
 def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
-    """Return the keys of a configuration that neither `model_fn`, the objective (as noted) nor the library reads."""
+    """Return the keys of a configuration that no part reads: the library, `model_fn` or the objective (see `notes`)."""
     if notes is None:
         return {}
     unread = [path for path in paths(config) if path not in notes.read]
@@ -49,7 +49,7 @@ def _told(key: str, meant: str | None) -> str:
 
 @lru_cache(maxsize=256)
 def _closest(name: str, known: Collection[str]) -> str | None:
-    """The known name that is most like another, in whatever order their words are.
+    """Return the known name that is most like another, in any order of their words; None if none is close.
 
     >>> [_closest(name, ("weight_decay", "grad_clip")) for name in ("weight_deacy", "clip_grad", "width")]
     ['weight_decay', 'grad_clip', None]

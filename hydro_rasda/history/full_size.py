@@ -1,4 +1,4 @@
-"""Questions to a run's history about its race."""
+"""Questions about the race of a run, answered from its history."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ RunEnd = Literal["finished", "out of time", "open"]
 
 
 def race_of(history: History) -> Race:
-    """Return the rule that the settings of a run ask for."""
+    """Return the race rule that the settings of a run ask for."""
     asked = history.settings
     budget = asked.full_trainings / asked.models("race")
     return Race(asked.max_t, asked.mode, asked.race.reduction_factor, budget)
 
 
 def end_score(history: History, number: int) -> float:
-    """Return the score by which a full-size trial that came to its end is compared with others there.
+    """Return the score by which a full-size trial is compared with other trials at their ends.
 
-    It is the last of `deciding_curve`. With several metrics, it is that of the kept weights, as in the front.
+    It is the last score of `deciding_curve`. With several metrics, it is the score of the kept weights, as on the
+    front.
     """
     several = history.settings.comparison.several
     return kept_of(history, number)[1] if several else [*deciding_curve(history, number).values()][-1]
 
 
 def expected_ends(history: History, numbers: Iterable[int]) -> dict[int, ExpectedEnd]:
-    """Estimate how trials that began at full size will end, those that failed included."""
+    """Estimate how trials will end that began at full size; trials that failed are included."""
     began = [n for n in numbers if history.epochs("race", n)]
     full = {n: {} if n in history.failures else deciding_curve(history, n, with_averages=False) for n in began}
     ends = {n: end_score(history, n) for n in began if at_the_end(history, n)}
@@ -60,7 +61,7 @@ def tried_targets(history: History, finalists: Sequence[int]) -> list[int]:
 
 
 def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
-    """Yield the units that left a checkpoint of a full-size trial, with the lines of all epochs that led there."""
+    """Yield the units that left a checkpoint of a full-size trial, each with the lines of all epochs up to it."""
     live: dict[int, Live] = {}
     for key, unit in units.items():
         if (name := FULL_TRAINING.fullmatch(key)) is None:
@@ -75,18 +76,18 @@ def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
 
 
 def is_forgotten(units: Mapping[str, Unit], number: int, unit: Unit) -> bool:
-    """Tell whether a full-size training began before its trial had entered the race, which it never did."""
+    """Tell whether a full-size training began early, for a trial that then never entered the race."""
     entered = units[ENTERED].value if ENTERED in units else ()
     return bool((unit.value or {}).get("early")) and number not in entered
 
 
 def refit_key(number: int, epoch: int) -> str:
-    """Return the name of the unit that trains a trial's model once more, to this epoch, and of its checkpoint."""
+    """Return the name of the unit, and of its checkpoint, that trains a trial's model again up to this epoch."""
     return f"race/refit-{number}/to-{epoch}"
 
 
 def run_end(history: History) -> RunEnd:
-    """Tell whether nothing trains any more; this function alone decides it, for results, command line and pages.
+    """Tell how a run has ended, or that it is open. Results, command line and pages ask only this function.
 
     A run has finished if its heats on surrogates have chosen finalists among all its trials, and if the last record of
     the race says one of two things. The race is over for these finalists, or a score is good enough.
@@ -105,7 +106,7 @@ def found_enough(history: History) -> bool:
 
 
 def score_that_ended(key: str) -> float | None:
-    """Return the `stop_at` that the unit of this name ended the run by; None if it is another unit."""
+    """Return the value of `stop_at` by which the unit of this name ended the run; None if it is another unit."""
     return float(key.removeprefix(BY_SCORE)) if key.startswith(BY_SCORE) else None
 
 

@@ -1,9 +1,9 @@
 """The history of a run: the fold of its journal's units, in the order in which they finished.
 
-To resume a run is to fold its journal and to go on. Units hold facts and decisions. Facts are epochs, failures,
-checkpoints, the kinds of models. They count for as long as the run lives. Decisions of the sweep count until a call of
-`tune` asks for more samples. The `call` unit of that call begins the sweep's state anew. Trials that have trained
-before then come to their milestones at once.
+To resume a run is to fold its journal and to continue. Units hold facts and decisions. Facts are epochs, failures,
+checkpoints and the kinds of models; they count for as long as the run lives. Decisions of the sweep count until a call
+of `tune` asks for more samples. Then the `call` unit resets the sweep's state. Trials that have already trained reach
+their milestones at once.
 """
 
 from __future__ import annotations
@@ -26,61 +26,61 @@ from hydro_rasda.schedulers.sweep_rule import Move, carry_out, move_of
 from hydro_rasda.settings.config import TuneConfig
 
 CALL = "call"
-"""Key of the unit with which a call of `tune` begins to decide the sweep anew."""
+"""Key of the unit with which a call of `tune` resets the sweep: its decisions are made anew from there."""
 
 ADMITTED = "sweep/admitted"
-"""Beginning of the names of units that let configurations into the sweep."""
+"""Prefix of the names of units that admit configurations to the sweep."""
 
 FINALISTS = "sweep/finalists"
 """Key of the decision that ends the sweep."""
 
 SCHEDULES = "sweep/schedules"
-"""Beginning of the journal's name of the unit that has, by finalist, the trial whose schedule it trains by."""
+"""Prefix of the name of the unit that maps each finalist to the trial whose schedule it trains by."""
 
 KINDS_FROM, KIND_OF = "sweep/kinds-from-", "sweep/kind-of-"
-"""Beginnings of the names of units that tell which trials can train as one: of many, and of one that is built again."""
+"""Prefixes of the names of units that tell which trials can train as one: of several trials, or of one built again."""
 
 HEATS = "heats"
-"""Key of the unit that tells whether there is a middle heat, and of which width; see `MiddlePlan`."""
+"""Key of the unit that holds the plan of the middle heat, or None; see `MiddlePlan`."""
 
 MIDDLE_ENTERED = "middle/entered"
-"""Key of the unit that lets trials into the middle heat, which is decided anew from there."""
+"""Key of the unit that lets trials enter the middle heat. Its decisions begin anew from there."""
 
 MIDDLE_FINALISTS = "middle/finalists"
-"""Key of the decision that ends the middle heat: who trains at full size."""
+"""Key of the decision that ends the middle heat: the trials that train at full size."""
 
 ENTERED = "race/entered"
-"""Key of the unit that lets finalists into the race, which is decided anew from there."""
+"""Key of the unit that lets finalists enter the race. Its decisions begin anew from there."""
 
 DONE = "race/done"
 
 SWEEP_DECISION = re.compile(r"sweep/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
-"""Pattern of the journal's names of the sweep's decisions."""
+"""Pattern of the names of the sweep's decisions in the journal."""
 
 RACE_DECISION = re.compile(r"race/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
-"""Pattern of the journal's names of the decisions of the race."""
+"""Pattern of the names of the race's decisions in the journal."""
 
 GROUP = re.compile(r"sweep/to-(?P<stop>\d+)/from-(?P<start>\d+)/group-\d+(?:/again)*")
-"""Pattern of the journal's names of groups that trained."""
+"""Pattern of the names of groups that trained, in the journal."""
 
 FULL_TRAINING = re.compile(
     r"race/trial-(?P<trial>\d+)/(?P<what>at|to|failed-after|done-after|lost-after)-(?P<epoch>\d+)(?:/again)*"
 )
-"""Pattern of the journal's names of full-size trainings."""
+"""Pattern of the names of full-size trainings in the journal."""
 
 REFIT = re.compile(r"race/refit-(?P<trial>\d+)/to-\d+")
 
 
 FUSED: tuple[HeatName, ...] = ("sweep", "middle")
-"""The heats that train surrogates, fused. Units of the middle heat have the sweep's names with another beginning."""
+"""The heats that train fused surrogates. Units of the middle heat have the sweep's names with another prefix."""
 
 _LIVE = re.compile(r"race/trial-\d+/at-.*")
 
 
 def is_live(key: str) -> bool:
-    """Tell whether a unit of this name has epochs of a full-size training that no checkpoint holds yet.
+    """Tell whether a unit of this name holds epochs of a full-size training that no checkpoint holds yet.
 
-    They are for people who follow the run. It resumes from checkpoints, and nothing that it decides depends on them.
+    These units only show progress. The training resumes from checkpoints, and no decision depends on these units.
     """
     return _LIVE.fullmatch(key) is not None
 
@@ -92,7 +92,7 @@ def heat_of(key: str) -> HeatName:
 
 
 def named_as_sweep(key: str) -> str:
-    """Return the name that a unit of the middle heat would have in the sweep; any other name as it is."""
+    """Return the name that a unit of the middle heat would have in the sweep; return any other name as it is."""
     return "sweep" + key.removeprefix("middle") if key.startswith("middle/") else key
 
 
@@ -103,27 +103,27 @@ def by_epoch(lines: Iterable[JournalLine]) -> dict[int, JournalLine]:
 
 @dataclass
 class Live:
-    """The part of a full-size training that its last checkpoint does not hold.
+    """Epochs of a full-size training after its last checkpoint.
 
     Attributes:
-        epoch: The epoch that it came to last. After an interruption, it comes to the same epochs once more.
-        lines: All lines of such epochs, by epoch.
+        epoch: The epoch reached last. After an interruption, earlier epochs are trained and reported again.
+        lines: The journal's line of each epoch, also of epochs that are being trained again.
     """
 
     epoch: int = 0
     lines: dict[int, JournalLine] = field(default_factory=dict)
 
     def take(self, epoch: int, lines: Iterable[JournalLine]) -> None:
-        """Come to an epoch, with the lines that are new."""
+        """Take in the lines of an epoch."""
         self.epoch = epoch
         self.lines |= by_epoch(lines)
 
     def trained(self) -> list[JournalLine]:
-        """Return the lines up to the epoch that was reached, in order."""
+        """Return the lines up to the epoch reached last, in order."""
         return [line for at, line in sorted(self.lines.items()) if at <= self.epoch]
 
     def joined(self, unit: Unit, epoch: int) -> Unit:
-        """Return the unit of a checkpoint after an epoch with the lines of all epochs that led there, in order."""
+        """Return a checkpoint's unit with the lines of all epochs that led to it, in order."""
         if not self.lines or unit.value.get("swept"):
             return unit
         known = {at: line for at, line in self.lines.items() if at <= epoch}
@@ -131,19 +131,19 @@ class Live:
 
 
 def is_decision(key: str) -> bool:
-    """Tell whether a unit of this name decides on trials of the sweep."""
+    """Tell whether a unit of this name holds a decision on trials of the sweep."""
     return key.startswith(ADMITTED) or key == FINALISTS or SWEEP_DECISION.fullmatch(key) is not None
 
 
 @dataclass(frozen=True)
 class MiddlePlan:
-    """A heat between sweep and race, on surrogates that are wider than the sweep's.
+    """The plan of a heat between sweep and race, on surrogates that are wider than the sweep's.
 
     Attributes:
-        width: Width of its surrogates over that of the model.
-        entrants: The best so many of the sweep enter it, at most.
-        finalists: The best so many of it train at full size.
-        shares: Counted operations of an epoch on the sweep's surrogates, and on this heat's, over those on the model.
+        width: Width of its surrogates relative to the model.
+        entrants: Number of the sweep's best trials that enter it, at most.
+        finalists: Number of its best trials that train at full size.
+        shares: Operations of an epoch on the sweep's surrogates and on this heat's surrogates, relative to the model's.
     """
 
     width: float
@@ -158,9 +158,10 @@ class FusedHeat:
 
     Attributes:
         state: The heat's state, as its rule sees it.
-        kinds: Digests by trial; two are equal if the trials can train as one fused model.
-        copies: Maps each trial that goes on with another trial's weights, and has not trained since, to that trial.
-        sources: Names of the checkpoints from which trials of the heat can go on.
+        kinds: A digest for each trial. Trials with equal digests can train as one fused model.
+        copies: Maps each trial that continues with the weights of another trial, and has not trained since, to that
+            trial.
+        sources: Maps each trial to the name of the checkpoint from which it can continue.
     """
 
     name: HeatName
@@ -171,26 +172,27 @@ class FusedHeat:
 
 
 class History(Curves):
-    """The content of a run's journal, as far as `take` has taken in its units.
+    """The content of a run's journal, as far as `take` has read its units.
 
     Attributes:
         trials: All configurations so far, by number.
-        unkept: Places of the values of each trial that JSON does not keep.
+        unkept: Maps each trial to the places of configuration values that JSON cannot keep.
         unread: Keys of each trial's configuration that nothing reads; nested ones are written `a.b`.
         middle: The plan of the middle heat; None where there is none.
         heats: The heats on surrogates, by name.
         race: The state of the race at full size, as its rule sees it.
         decisions: Number of decisions on trials of the sweep.
-        entrants: The finalists that the race is between, best first; None before it begins.
-        early: Full-size trainings of trials that have not entered the race, by trial: name and unit. Nothing else of
-            the history tells of them. When the trial enters, they count; when others enter, they are forgotten.
-        rungs: The decisions of the race so far: the milestone, the trials compared there, and what became of each.
+        entrants: The finalists that race each other, best first; None before the race begins.
+        early: Maps each trial that trained at full size before it entered the race to the key and unit of that
+            training. The rest of the history ignores it. It counts once the trial enters, and is dropped if others
+            enter instead.
+        rungs: The decisions of the race so far: the milestone, and the move of each trial that was compared there.
         samples: `num_samples` of the call that decides the sweep; None before the first trial is admitted.
-        finalists: The trials that the sweep chose; None while it is not over.
-        middle_finalists: The trials that the middle heat chose among them; None while it is not over.
-        checkpoints: Name of the last checkpoint of each trial that trained at full size.
-        refits: Name of the checkpoint of the model that was trained once more on the examples of all folds, by trial.
-        decided: Maps each full-size trial at an epoch with a decision to whether it goes on.
+        finalists: The trials that the sweep chose; None until the sweep is over.
+        middle_finalists: The trials that the middle heat chose among them; None until that heat is over.
+        checkpoints: Maps each trial that trained at full size to the name of its last checkpoint.
+        refits: Maps a trial to the checkpoint of its model that was trained once more, on the examples of all folds.
+        decided: Maps each full-size trial whose last epoch is at a decision to whether it goes on.
         live: Epochs at full size since the last checkpoint, by trial; see `is_live`.
         last: Key of the last unit.
         last_of_race: Key of the last unit of the race.
@@ -201,7 +203,7 @@ class History(Curves):
         spent: Seconds of the units of each heat.
         epoch_seconds: Mean seconds of an epoch of one model, and the number of such epochs, of each full-size unit.
         checked: Values of the units of the transfer check, by name.
-        refitted: Epochs of models that were trained once more on the examples of all folds.
+        refitted: Number of epochs of models that were trained once more, on the examples of all folds.
     """
 
     def __init__(
@@ -214,7 +216,7 @@ class History(Curves):
         """Begin an empty history.
 
         Args:
-            known: Trials with the objects of the space; others are made of what the journal has of them.
+            known: Trials with the objects of the space. Other trials are restored from the journal.
             reads_any: True if a function of the user's may read any key.
         """
         super().__init__(settings, own_loop)
@@ -275,20 +277,22 @@ class History(Curves):
 
     @property
     def sources(self) -> dict[int, str]:
-        """The sweep's checkpoints; see `FusedHeat`.
+        """The names of the sweep's checkpoints; see `FusedHeat`.
 
-        Once the sweep is done, only finalists are left whose full-size training can begin there (`sweep.surrogate=1`).
+        After the sweep, only those remain from which full-size training can begin (`sweep.surrogate=1`).
         """
         return self.heats["sweep"].sources
 
     @property
     def at_full_size(self) -> list[int] | None:
-        """The trials that the last heat on surrogates chose for full size; None while it is not over."""
+        """The trials that the last heat on surrogates chose for full size; None until that heat is over."""
         return self.finalists if self.middle is None else self.middle_finalists
 
     def take(self, key: str, unit: Unit) -> None:
-        """Take in a unit that was finished after all that were taken in before; the time that it takes is bounded by
-        the unit's own size."""
+        """Take in the next unit, in the order in which units finished.
+
+        It takes time in proportion to the unit's size.
+        """
         heat = heat_of(key)
         self.last, self.left, self.now = key, unit.left, unit.at
         name = FULL_TRAINING.fullmatch(key) if heat == "race" else None
@@ -339,13 +343,13 @@ class History(Curves):
             self.checked[key] = unit.value
 
     def plan_middle(self, unit: Unit) -> None:
-        """Take in whether there is a middle heat; before any trial is admitted."""
+        """Take in the plan of the middle heat, or that there is none. This must come before any trial is admitted."""
         self.middle = None if unit.value is None else MiddlePlan(**unit.value)
         for heat in self.heats.values():
             heat.state = self.new_state(heat.name)
 
     def _take_fused(self, heat: FusedHeat, key: str, unit: Unit) -> bool:
-        """Take in a unit that any heat on surrogates may have; return whether it is one."""
+        """Take in a unit if it is one that any heat on surrogates may have; return whether it is."""
         name = named_as_sweep(key)
         if GROUP.fullmatch(name) is not None:
             self._take_group(heat, key, unit)
@@ -394,14 +398,14 @@ class History(Curves):
             heat.copies.pop(number, None)
             self._set(heat.sources, number, None if number in failed else key)
         heat.state.spent += sum(line["event"] == "metrics" for line in unit.lines)
-        if key not in self._uses:  # all have failed
+        if key not in self._uses:  # all members have failed
             self._released.append(key)
         self._arrive(heat, members)
 
     def _take_moves(self, heat: FusedHeat, moves: Sequence[Sequence[Any]]) -> None:
-        """Take in what was decided on trials, as `plain_move` has it.
+        """Take in the moves of a decision, in the form of `plain_move`.
 
-        A copy gets the weights that its source had before any trial was copied.
+        A copy gets the weights that its source had before this decision copied any trial.
         """
         stopped = [number for number, to, *_ in moves if to is None]
         going_on = [(number, to, *copy) for number, to, *copy in moves if to is not None]
@@ -424,15 +428,15 @@ class History(Curves):
         self._arrive(heat, [number for number, *_ in going_on])
 
     def _take_schedules(self, racing: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
-        """Take in the finalists of a population: who trains by whose schedule, and with which changes."""
+        """Take in which finalist of a population trains by the schedule of which trial, and with which changes."""
         for number, source, changes in racing:
             self.trials[number] = Trial(number, changed(self.trials[source].config, changes))
             self.unkept[number] = self.unkept.get(source, frozenset())
 
     def _arrive(self, heat: FusedHeat, numbers: Iterable[int]) -> None:
-        """Let trials wait at their milestones if they have reached them, perhaps in an earlier call.
+        """Let trials wait at their milestones if they have reached them, in this call or in an earlier one.
 
-        With fewer samples, an earlier call may have trained them further. The rule does not see those epochs.
+        An earlier call with fewer samples may have trained them further. The rule does not see those epochs.
         """
         by_place, name = self.settings.comparison.by_place, heat.name
         for number in numbers:
@@ -441,7 +445,7 @@ class History(Curves):
                 continue
             if not self.passed(name, number, goal := standing.goal):
                 continue
-            if by_place:  # a middle heat has a single score
+            if by_place:  # only in the sweep: a run with a middle heat compares by a single score
                 self._unplaced.add(goal)
                 whole = all(map(math.isfinite, self.values_at(name, number, goal).values()))
                 heat.state.come(number, {goal: 0.0 if whole else math.nan})
@@ -450,21 +454,21 @@ class History(Curves):
                 heat.state.come(number, {epoch: self.score_at(name, number, epoch) for epoch in epochs})
 
     def place(self) -> None:
-        """If one score does not order trials, place those that came to a milestone anew once more have come there."""
+        """If trials are compared by place, place all trials of each milestone that new trials have reached."""
         for stop in sorted(self._unplaced):
             values = {number: self.values_at("sweep", number, stop) for number in self.sweep.scores[stop]}
             self.sweep.place(stop, self.settings.comparison.places(values))
         self._unplaced.clear()
 
     def _comes_early(self, number: int, key: str, unit: Unit) -> bool:
-        """Set aside the full-size training of a trial that has not entered the race; return whether it is one."""
+        """Set aside the full-size training of a trial that has not entered the race; return False for other units."""
         if not (unit.value or {}).get("early") or number in self.race.trials:
             return False
         self.early[number] = key, unit
         return True
 
     def _enter(self, numbers: Sequence[int]) -> None:
-        """Begin the race anew, between these trials."""
+        """Begin the race between these trials anew."""
         self.race, self.entrants, self.rungs = self.new_state("race"), list(numbers), []
         for number in numbers:
             self.race.admit(number, self.trials[number].config)
@@ -478,13 +482,13 @@ class History(Curves):
                 self._released.append(key)
 
     def _decide_race(self, epoch: int, moves: Iterable[Sequence[Any]]) -> None:
-        """Take in what was decided on trials of the race."""
+        """Take in the moves of a decision of the race."""
         decided = {number: move_of(plain) for number, *plain in moves}
         for number, move in decided.items():
             if number in self.checkpoints and self.epochs("race", number) == epoch:
                 self.decided[number] = isinstance(move, Continue)
         if not decided.keys() <= self.race.trials.keys():
-            return  # of a race before this one
+            return  # it belongs to an earlier race
         carry_out(decided, self.race)
         if epoch:
             self.rungs.append((epoch, decided))
@@ -492,7 +496,7 @@ class History(Curves):
             self._arrive_in_race(number)
 
     def _arrive_in_race(self, number: int) -> None:
-        """Let a trial of the race wait at its milestone if it has reached it, or cannot; see `_arrive`."""
+        """Let a trial of the race wait at its milestone if it has reached it, or cannot reach it; see `_arrive`."""
         standing = self.race.training.get(number)
         if standing is None or standing.goal is None or goes_on(self, number, stop := standing.goal):
             return
@@ -515,7 +519,7 @@ class History(Curves):
             self._enter(unit.value)
         elif key == DONE:
             self.over = unit.value
-            self.live.clear()  # of trials that began early, and did not enter
+            self.live.clear()  # epochs of trials that began early and did not enter
         if count := sum(line["event"] == "metrics" for line in unit.lines):
             count *= self.settings.models("race")
             self.epoch_seconds.append((unit.seconds / count, count))
@@ -540,7 +544,10 @@ class History(Curves):
                 self._begun.add("race")
 
     def _set(self, names: dict[int, str], number: int, name: str | None) -> None:
-        """Let a trial go on from a checkpoint, or from none; one that no trial needs any more is released."""
+        """Set the checkpoint from which a trial continues, or None.
+
+        Release the earlier one if no trial needs it any more.
+        """
         before = names.pop(number, None)
         if name is not None:
             names[number] = name
@@ -556,7 +563,7 @@ class History(Curves):
             self._set(self.heats[heat].sources, number, None)
 
     def released(self) -> Iterator[str]:
-        """Yield, once, the names of checkpoints from which nothing goes on any more."""
+        """Yield, once, the names of checkpoints from which no trial continues any more."""
         released, self._released = self._released, []
         yield from (name for name in released if name not in self._uses)
 
@@ -565,8 +572,9 @@ class History(Curves):
         return heat in self._begun
 
     def epochs_in(self, key: str, number: int) -> int:
-        """Count the epochs of a heat on surrogates that a trial had trained in a checkpoint.
+        """Count the epochs that a trial of a heat on surrogates had trained at the checkpoint of this name.
 
-        They are fewer than those recorded if an earlier checkpoint was lost, and time ended the training after it.
+        The journal may hold more epochs, if an earlier checkpoint was lost and time ended the repeated training too
+        soon.
         """
         return self._behind.get(key, {}).get(str(number), self.epochs(heat_of(key), number))

@@ -1,4 +1,4 @@
-"""The lineage of a trial of population based training: the trials that trained its weights, and its changes."""
+"""The lineage of a trial of population based training: the trials that trained its weights, and the changes made."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hydro_rasda.schedulers.sweep_rule import Continue, move_of
 
 @dataclass(frozen=True)
 class Ancestor:
-    """Epochs of the sweep in which one trial trained the weights that another has now.
+    """The epochs of the sweep in which one trial trained weights that another trial has now.
 
     Attributes:
-        start: Epochs trained before.
-        stop: Epochs trained after.
+        start: Number of epochs that the weights had trained before.
+        stop: Number of epochs that they had trained afterwards.
     """
 
     trial: int
@@ -29,9 +29,9 @@ class Ancestor:
 
 
 def lineages(units: Mapping[str, Unit], epochs: Mapping[int, int]) -> dict[int, list[Ancestor]]:
-    """Follow each trial's weights back to their initial values: by trial, its ancestors, the trial itself last.
+    """Follow each trial's weights back to their initial values: map it to its ancestors, the trial itself last.
 
-    A finalist that trains by the schedule of another trial has that one's.
+    A finalist that trains by the schedule of another trial has that trial's ancestors.
     """
     found = {
         line["trial"]: [Ancestor(line["trial"], 0, 0, line["config"])]
@@ -53,9 +53,9 @@ def lineages(units: Mapping[str, Unit], epochs: Mapping[int, int]) -> dict[int, 
 
 @dataclass(frozen=True)
 class Copy:
-    """A trial that went on, after so many epochs, as a copy of another one, in place of the configuration `replaced`.
+    """A trial that continued after `epoch` epochs as a copy of trial `source`; its own configuration was `replaced`.
 
-    `before` is the source's configuration, `after` the copy's, with its changes.
+    `before` is the source's configuration. `after` is the copy's configuration, which includes its changes.
     """
 
     epoch: int
@@ -88,9 +88,9 @@ def _ended(ancestors: Sequence[Ancestor], at: int) -> list[Ancestor]:
 
 
 def schedule_of(ancestors: Sequence[Ancestor]) -> dict[str, list[tuple[float, Any]]]:
-    """Write down how hyperparameters changed along a lineage.
+    """Return how hyperparameters changed along a lineage.
 
-    By key that changed, pairs: the share of the sweep's epochs at which a value began to hold, and the value.
+    Map each changed key to pairs: the share of the sweep's epochs at which a value began to hold, and the value.
 
     >>> schedule_of([Ancestor(2, 0, 3, {"lr": 0.1, "momentum": 0.9}), Ancestor(0, 3, 9, {"lr": 0.08, "momentum": 0.9})])
     {'lr': [(0.0, 0.1), (0.333..., 0.08)]}
@@ -106,12 +106,12 @@ _POINTS = 200
 
 
 def smoothed(ancestors: Sequence[Ancestor]) -> dict[str, Any]:
-    """Smooth the changes of a lineage to a few values, by which a training of any length can go on from its start.
+    """Reduce the changes of a lineage to a few values, by which a training of any length can start afresh.
 
-    A population is greedy, so single steps of its schedules are noise. A learning rate of a constant `schedule` becomes
-    a plateau and a linear decay, by least squares of its logarithm: `lr`, `decay_start` and `floor`. Learning rates of
-    parts keep their mean ratio to it. Each other key gets its geometric mean over the epochs, or its arithmetic mean
-    where it can be 0 or less.
+    A population is greedy, so that single steps of its schedules are noise. If `schedule` is constant, the learning
+    rate becomes a plateau and a linear decay: `lr`, `decay_start` and `floor`, by least squares of its logarithm.
+    Learning rates of parts keep their mean ratio to it. Each other key gets its geometric mean over the epochs, or its
+    arithmetic mean if a value is 0 or less.
 
     Returns:
         The keys of the configuration that change, with their values; empty if nothing changed.
@@ -120,7 +120,7 @@ def smoothed(ancestors: Sequence[Ancestor]) -> dict[str, Any]:
     {'p': 0.159...}
     """
     raw = schedule_of(ancestors)
-    # A key that ancestors lack, which a rule added, keeps its last value.
+    # If an ancestor lacks a key, which a rule added later, the key keeps its last value.
     values = {key: _at_points(steps) for key, steps in raw.items() if all(value is not None for _, value in steps)}
     changes: dict[str, Any] = {key: _mean(of) for key, of in values.items()}
     if "lr" in values and may_decay(ancestors[-1].config):
@@ -133,14 +133,14 @@ def smoothed(ancestors: Sequence[Ancestor]) -> dict[str, Any]:
 
 
 def may_decay(config: Mapping[str, Any]) -> bool:
-    """Tell whether a learning rate is constant and may decay instead, which Schedule-Free optimizers refuse."""
+    """Tell whether a learning rate is constant and may decay instead. Schedule-Free optimizers do not allow a decay."""
     optimizers = [str(of) for key, of in config.items() if key.partition(".")[0] == "optimizer"]
     constant = config.get("schedule", "constant") == "constant"
     return constant and not any(name.startswith("schedule_free") for name in optimizers)
 
 
 def _at_points(steps: Sequence[tuple[float, float]]) -> list[float]:
-    """The values of a schedule at points that are spread evenly over the training."""
+    """Return the values of a schedule at points that are evenly spread over the training."""
     shares = [(at + 0.5) / _POINTS for at in range(_POINTS)]
     return [next(value for start, value in reversed(steps) if start <= share) for share in shares]
 
@@ -152,7 +152,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _trapezoid(rates: Sequence[float]) -> tuple[float, float, float]:
-    """Fit a plateau and a linear decay; returns the plateau, the share at which it ends, and the end's share of it."""
+    """Fit a plateau and a linear decay; return the plateau, the share where it ends, and the final rate over it."""
     logs = [math.log(rate) for rate in rates]
     found = []
     for start, floor in product(_STARTS, _FLOORS):

@@ -12,7 +12,7 @@ from hydro_rasda.common.argument_checks import in_order
 from hydro_rasda.common.heat_names import HeatName
 
 JournalLine = dict[str, Any]
-"""One line of the journal: plain values, of which "event" names its kind."""
+"""One line of the journal: a dict of plain values, whose key "event" names the kind of the line."""
 
 
 EpochTold = tuple[int, int, Mapping[str, Any]]
@@ -26,10 +26,10 @@ class Unit:
     Attributes:
         value: JSON values that later units and decisions need.
         lines: The unit's metrics and events, one journal line each.
-        seconds: Wall time of the unit; units that ran beside each other count in full.
-        at: Wall time of the run when it was finished.
-        swept: The part of `at` that the sweep had taken.
-        left: The estimate of the seconds that the run still took then; None if it was not known.
+        seconds: Wall time of the unit. Units that ran at the same time count in full.
+        at: Wall time of the run when the unit was finished.
+        swept: The part of `at` that the sweep took.
+        left: The estimate, at that time, of the seconds that the run still takes; None if it was not known.
     """
 
     value: Any
@@ -41,15 +41,15 @@ class Unit:
 
 
 def score_in(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return a metric after an epoch; None if it is missing, or the trial had diverged.
+    """Return a metric after an epoch; None if the metric is missing or the training loss was not finite.
 
-    A training function of the user's may report no training loss. A training loss of None was not finite.
+    A user's training function may report no training loss. A training loss of None stands for one that was not finite.
     """
     return None if metrics.get("train_loss", 0.0) is None else metrics.get(name)
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value as strict JSON gives it back: NaN and infinities as null, other values by `name_of`."""
+    """Return a value as strict JSON would give it back: NaN and infinities become None, other values `name_of` them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
@@ -62,12 +62,12 @@ def jsonable(value: Any) -> Any:
 
 
 def number_of(value: float | None) -> float:
-    """Return a number that `jsonable` has made: NaN where it is null."""
+    """Return a number that `jsonable` has made; NaN for None."""
     return math.nan if value is None else float(value)
 
 
 def name_of(value: Any) -> str:
-    """Name a value without a JSON form for the journal, alike in every process."""
+    """Return a name for a value that has no JSON form. It is the same in every process."""
     if isinstance(value, (set, frozenset)):
         return in_order(value, name_of)
     return getattr(value, "__qualname__", None) or repr(value)
@@ -84,23 +84,23 @@ def decision_key(key: str, candidates: Iterable[int]) -> str:
 
 
 def metric_lines(heat: HeatName, number: int, history: Iterable[tuple[int, Mapping[str, Any]]]) -> list[JournalLine]:
-    """Return a trial's epochs as lines of the journal."""
+    """Return a trial's epochs as journal lines."""
     return [
         {"event": "metrics", "heat": heat, "trial": number, "epoch": epoch, **metrics} for epoch, metrics in history
     ]
 
 
 def retry_key(number: int) -> str:
-    """Return the name of the unit that takes back a failure of building a trial's model, which is then built again."""
+    """Return the name of the unit that takes back a failed build of a trial's model, so that it is built again."""
     return f"sweep/retry-of-{number}"
 
 
 ERROR_CHARS = 20_000
-"""Most characters of a traceback that are kept: a quarter from its beginning, the others from its end."""
+"""Most characters that are kept of a traceback: a quarter from its beginning, the rest from its end."""
 
 
 def failure_line(number: int, error: str) -> JournalLine:
-    """Return the line that the journal keeps of a failed trial."""
+    """Return the journal's line for a failed trial."""
     return {"event": "failed", "trial": number, "error": shortened(error)}
 
 

@@ -1,4 +1,4 @@
-"""The curves of trials: their scores by epoch, the score by which each is compared, and how far it can train."""
+"""The curves of trials: scores by epoch, the scores that decide comparisons, and how far each trial can train."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hydro_rasda.settings.config import Mode, TuneConfig, averaged, unaveraged
 
 
 class Curves:
-    """The epochs that a run's trials have trained, and the questions to them.
+    """The epochs that a run's trials have trained, and methods that answer questions about them.
 
     Attributes:
         settings: The settings of the run.
@@ -42,12 +42,12 @@ class Curves:
     def failures(self) -> dict[int, str]:
         """The traceback of each trial that raised in the sweep or at full size.
 
-        A trial whose wider surrogate raised in the middle heat may still train at full size.
+        A trial whose surrogate raised only in the middle heat may still train at full size.
         """
         return {number: error for (heat, number), error in self.failed.items() if heat != "middle"}
 
     def line_at(self, heat: HeatName, number: int, epoch: int) -> JournalLine | None:
-        """Return a trial's line of an epoch; None if it has not trained it."""
+        """Return a trial's line of an epoch; None if it has not trained the epoch."""
         lines = self.metrics.get((heat, number))
         if not lines or epoch > lines[-1]["epoch"]:
             return None
@@ -62,7 +62,7 @@ class Curves:
         return int(lines[-1]["epoch"]) if lines else 0
 
     def has_failed(self, heat: HeatName, number: int) -> bool:
-        """Tell whether a trial raised by a heat: in the sweep, or in that heat."""
+        """Tell whether a trial raised in the sweep or in this heat."""
         return ("sweep", number) in self.failed or (heat, number) in self.failed
 
     def diverged(self, heat: HeatName, number: int) -> bool:
@@ -77,19 +77,19 @@ class Curves:
         return self.score_at(heat, number, self.epochs(heat, number))
 
     def score_at(self, heat: HeatName, number: int, epoch: int) -> float:
-        """Return the metric after an epoch; NaN if the trial had diverged, or has none there."""
+        """Return the metric after an epoch; NaN if the trial had diverged or has no metric there."""
         line = self.line_at(heat, number, epoch)
         return math.nan if line is None else self.score_of(line)
 
     def score_of(self, line: JournalLine, metric: str | None = None) -> float:
-        """Return the metric, or another one, in a line of the journal; NaN if the trial had diverged."""
+        """Return a metric of a journal line, by default the run's metric; NaN if the trial had diverged."""
         return number_of(score_in(line, metric or self.settings.metric))
 
     def values_at(self, heat: HeatName, number: int, epoch: int, suffix: str = "") -> dict[str, float]:
         """Return all that a trial is compared by after an epoch; NaN for a metric that it has not, or has no more.
 
         Args:
-            suffix: Of the metrics' names, where an epoch has them with it; see `config.unaveraged`.
+            suffix: Suffix of the metrics' names, used where the epoch has such names; see `config.unaveraged`.
         """
         found: dict[str, float] = {**self.costs.get(number, {})}
         line = self.line_at(heat, number, epoch) or {}
@@ -99,27 +99,27 @@ class Curves:
         return found
 
     def passed(self, heat: HeatName, number: int, epoch: int) -> bool:
-        """Tell whether a trial is through with an epoch: it trained the epoch, or diverged or failed before."""
+        """Tell whether a trial needs no more training up to an epoch: it trained the epoch, diverged or failed."""
         trained = self.line_at(heat, number, epoch) is not None
         return trained or self.has_failed(heat, number) or self.diverged(heat, number)
 
     def curve(self, heat: HeatName, number: int) -> dict[int, float]:
-        """Return the metric by epoch; NaN if the trial had diverged, or has none there."""
+        """Return the metric by epoch; NaN if the trial had diverged or has no metric there."""
         lines = self.metrics.get((heat, number), ())
         return {line["epoch"]: self.score_of(line) for line in lines}
 
 
 def deciding_curve(history: Curves, number: int, *, with_averages: bool = True) -> dict[int, float]:
-    """Return the scores by which a full-size trial is compared, by epoch.
+    """Return the scores by epoch that decide comparisons of a full-size trial with others.
 
     With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs. A user who
     trains the winner's configuration again, elsewhere or on more data, gets the last epoch. If weights are averaged,
-    the curve is of the unaveraged ones, at the epochs at which these were validated as well. In the end, averages
-    count, too (`final_score`), unless there are several metrics. The best epoch so far counts if training ends by early
-    stopping (`patience`), or by a user's function that returns before the end.
+    the curve has the scores of the unaveraged weights, at the epochs at which these were validated, too. At the end,
+    averages also count (`final_score`), unless there are several metrics. If training may end by early stopping
+    (`patience`), or a user's function returned before the end, each score is that of the best epoch so far.
 
     Args:
-        with_averages: False to leave averages out in the end, too.
+        with_averages: False ignores averages also at the end.
     """
     settings, curve = history.settings, history.curve("race", number)
     if settings.race.keep == "best" and (settings.race.patience is not None or done_early(history, number)):
@@ -137,9 +137,9 @@ def deciding_curve(history: Curves, number: int, *, with_averages: bool = True) 
 
 
 def kept_of(history: Curves, number: int) -> tuple[int, float]:
-    """Return the full-size epoch whose weights count, and the metric after it.
+    """Return the full-size epoch whose weights count, and the metric after that epoch.
 
-    A trial's best epoch counts even if it diverged or raised later.
+    With `keep="best"`, it is the best epoch, even if the trial diverged or raised later.
     """
     score = history.score("race", number)
     last = history.epochs("race", number), score
@@ -147,25 +147,28 @@ def kept_of(history: Curves, number: int) -> tuple[int, float]:
 
 
 def averages_at(history: Curves, stop: int, numbers: Iterable[int]) -> dict[int, float]:
-    """Return the scores of averaged weights after an epoch, of trials that have some and are compared by others."""
+    """Return the scores of averaged weights after an epoch, of trials that are compared by unaveraged weights."""
     lines = {n: history.line_at("race", n, stop) or {} for n in numbers}
     return {n: history.score_of(line) for n, line in lines.items() if unaveraged(history.settings.metric) in line}
 
 
 def averages_lost(lines: Iterable[Mapping[str, Any]], epoch: int, metric: str) -> bool:
-    """Tell whether averaged weights were worse after an epoch than those that training left, which count then."""
+    """Tell whether averaged weights were worse after an epoch than the trained weights.
+
+    Then the trained weights count.
+    """
     return any(averaged(metric) in line for line in lines if line["epoch"] == epoch)
 
 
 def done_early(history: Curves, number: int) -> bool:
-    """Tell whether the training of a full-size trial has ended by itself before the last epoch."""
+    """Tell whether a full-size training ended by itself before the last epoch."""
     return number in history.ended and history.ended[number] == history.epochs("race", number)
 
 
 def ended_early(history: Curves, number: int) -> bool:
-    """Tell whether a full-size trial cannot go on, even with time left: it raised, or it diverged.
+    """Tell whether a full-size trial cannot continue, even with time left, because it raised or diverged.
 
-    A metric may be finite again later. But a training function of the user's is left where its metric is not.
+    A metric that is not finite may become finite later. But a user's training function is not called again then.
     """
     own_loop = history.own_loop and history.epochs("race", number) > 0
     lost = own_loop and not math.isfinite(history.score("race", number))
@@ -173,7 +176,7 @@ def ended_early(history: Curves, number: int) -> bool:
 
 
 def places_at(history: Curves, stop: int, scores: Mapping[int, float]) -> dict[int, float]:
-    """Return the places of full-size trials at a milestone by all that they are compared by."""
+    """Return the places of full-size trials at a milestone, by all values that they are compared by."""
     values = {n: history.values_at("race", n, stop, suffix=unaveraged("")) for n in scores}
     return history.settings.comparison.places(
         {n: of | {history.settings.metric: scores[n]} for n, of in values.items()}
@@ -185,7 +188,7 @@ def _better(one: float, other: float, mode: Mode) -> float:
 
 
 def end_of(history: Curves, number: int) -> End | None:
-    """Return how a full-size trial has ended before its last epoch; None if it has not."""
+    """Return how a full-size trial ended before its last epoch; None if it did not."""
     if done_early(history, number):
         return "done"
     if number in history.failures:

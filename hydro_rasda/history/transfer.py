@@ -1,9 +1,9 @@
-"""The check of the transfer, as the journal keeps it.
+"""The check of the transfer, as recorded in the journal.
 
-- `check/to-{epoch}/chosen/...`: the trials that are tried at full size, from the best to the worst by their surrogates
-  after this epoch.
-- `check/trial-{n}/first`: the metric at full size after as many epochs, None if the trial diverged or failed. The best
-  trial also has `check/trial-{n}/again`, from another seed.
+- `check/to-{epoch}/chosen/...`: the trials that train at full size, ordered by their surrogates' scores after this
+  epoch, best first.
+- `check/trial-{n}/first`: the full-size metric after the same number of epochs; None if the trial diverged or failed.
+  The best trial also has `check/trial-{n}/again`, from another seed.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from surrogate.transfer_verdict import RankComparison
 
 FEWEST = 4
-"""Fewer trials cannot be compared."""
+"""Fewest trials that can be compared."""
 
 _CHOSEN = re.compile(r"check/to-(\d+)/chosen/.*")
 
 
 def check_keys(chosen: Sequence[int]) -> list[tuple[str, int]]:
-    """Return the units of the check with their trials: one for each trial, and one more for the first."""
+    """Return pairs of a unit's name and its trial: one for each trial, and one more for the first trial."""
     first = [(f"check/trial-{number}/first", number) for number in chosen]
     return [*first, (f"check/trial-{chosen[0]}/again", chosen[0])]
 
 
 def compare_checked(history: History, chosen: Sequence[int], narrow: Sequence[float]) -> RankComparison:
-    """Compare the ranking by the full-size scores, which are all recorded, with that by the surrogates' scores."""
-    from surrogate import compare_rankings  # imports torch, so that only a run that was checked waits for it
+    """Compare the ranking by full-size scores, which are all recorded, with the ranking by surrogates' scores."""
+    from surrogate import compare_rankings  # imports torch, for which only a run with a check should wait
 
     *wide, twice = (number_of(history.checked[key]) for key, _ in check_keys(chosen))
     return compare_rankings(
@@ -46,7 +46,7 @@ def compare_checked(history: History, chosen: Sequence[int], narrow: Sequence[fl
 
 
 def transfer_of(history: History) -> RankComparison | None:
-    """Return the result of the last check; None if there is none, or it is not over."""
+    """Return the result of the last check; None if there was no check, or it is not over."""
     found = None
     for key, value in history.checked.items():
         if (name := _CHOSEN.fullmatch(key)) is not None:

@@ -1,4 +1,4 @@
-"""Values of a configuration that JSON does not keep, such as tuples and classes: the journal has literals or places."""
+"""Configuration values that JSON cannot keep, such as tuples and classes. The journal has their literals or places."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydro_rasda.common.secret_masking import HIDDEN, Place, put, value_at
 
 
 def literals(config: Mapping[str, Any]) -> list[tuple[Place, str | None]]:
-    """Return the place of each value that JSON gives back as another, and its literal; None if it has none.
+    """Return the place and the literal of each value that JSON would change; the literal is None if the value has none.
 
     >>> literals({"lr": 0.1, "net": {"size": (3, 3), "clip": float("inf")}, "act": len})
     [(('net', 'size'), '(3, 3)'), (('net', 'clip'), 'inf'), (('act',), None)]
@@ -30,7 +30,7 @@ def _found(config: Mapping[str, Any], within: Place) -> Iterator[tuple[Place, st
 
 
 def _is_kept(value: Any) -> bool:
-    if isinstance(value, Enum):  # models compare them by `is`
+    if isinstance(value, Enum):  # models compare enum members by `is`
         return False
     if isinstance(value, list):
         return all(map(_is_kept, value))
@@ -55,18 +55,18 @@ def _value_of(literal: str) -> Any:
 
 
 def restored(config: Mapping[str, Any], noted: Sequence[tuple[Sequence[str], str | None]]) -> dict[str, Any]:
-    """Return a configuration of the journal with the values that have literals."""
+    """Return a configuration from the journal, with the values that have literals put back."""
     return put(config, {tuple(place): _value_of(literal) for place, literal in noted if literal is not None})
 
 
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a restored configuration with changes of the journal, where a list takes the place of a tuple."""
+    """Apply changes from the journal to a restored configuration; a list that replaces a tuple becomes a tuple."""
     tuples = {key for key, value in config.items() if isinstance(value, tuple)}
     return {**config, **{key: tuple(value) if key in tuples else value for key, value in changes.items()}}
 
 
 def withholding(model_fn: Callable[..., Any], unkept: Collection[Place] = ()) -> Callable[..., Any]:
-    """Return a model function that raises ValueError where it reads a secret, or a value in one of these places."""
+    """Return a model function that raises ValueError if it reads a secret, or a value at one of these places."""
 
     def called(config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         withheld = put(config, {place: _Unkept(value_at(config, place)) for place in unkept})
@@ -77,14 +77,14 @@ def withholding(model_fn: Callable[..., Any], unkept: Collection[Place] = ()) ->
 
 
 class _Unkept:
-    """A value of which the run's folder has only a text."""
+    """A value of which the run's folder has only the text."""
 
     def __init__(self, shown: object) -> None:
         self.shown = shown
 
 
 class _Withheld(dict[str, Any]):
-    """A configuration without its secrets and its values that JSON does not keep, or a dict in this place of one."""
+    """A configuration, or a dict in it, that raises if a secret or a value of `_Unkept` is read."""
 
     def __init__(self, values: Mapping[str, Any], within: Place = ()) -> None:
         super().__init__(values)
@@ -132,7 +132,7 @@ def _with_another(place: Place) -> str:
 
 
 class _Strict(_Withheld):
-    """One that also raises where `f(**config)` or `dict(config)` goes through all of its values."""
+    """A configuration that also raises if `f(**config)` or `dict(config)` reads all of its values."""
 
     def items(self) -> Any:
         return {name: self[name] for name in self.keys()}.items()
@@ -143,5 +143,5 @@ class _Strict(_Withheld):
     def copy(self) -> Any:
         return dict(self.items())
 
-    def __iter__(self) -> Iterator[str]:  # else Python copies a dict without asking it for its values
+    def __iter__(self) -> Iterator[str]:  # without it, Python would copy the dict and never call `__getitem__`
         return super().__iter__()

@@ -1,4 +1,4 @@
-"""Choose the winner among the full-size trainings, and the epoch whose weights it hands back."""
+"""Choose the winner among the full-size trainings, and the epoch whose weights are handed back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from hydro_rasda.schedulers.ranking import ranked
 
 
 def best_of(history: History, finalists: Sequence[int]) -> tuple[int, float]:
-    """Return the winner and its metric at full size; if no trial has one, the best surrogate, and NaN.
+    """Return the winner and its full-size metric; if no trial has one, return the best surrogate and NaN.
 
-    The winner is the best at its end (`end_score`). If no training came to an end, or a score was as good as `stop_at`
-    asks, it is the trial whose kept weights are best. Trials that break a bound of a metric more than others do cannot
-    win. With several metrics, the winner is on the front of the trials that came to their end.
+    The winner is the trial with the best `end_score`. If no training came to its end, or a score was as good as
+    `stop_at` asks, the winner is the trial whose kept weights are best. A trial cannot win if it breaks the bounds of
+    metrics by more than another. With several metrics, the winner is on the front of the trials that came to their
+    ends.
     """
     if able := eligible(history, finalists):
         comparison = history.settings.comparison
@@ -38,9 +39,9 @@ def _kept_values(history: History, numbers: Sequence[int]) -> dict[int, dict[str
 
 
 def eligible(history: History, finalists: Sequence[int]) -> list[int]:
-    """Return the finalists that may win: they have a finite metric.
+    """Return the finalists that may win, which have a finite metric.
 
-    If last weights count, they came to their end. If none did, they came furthest.
+    With `keep="last"`, they must have come to their ends. If none did, those that trained longest may win.
     """
     if history.settings.race.keep == "best":
         return [n for n in finalists if math.isfinite(kept_of(history, n)[1])]
@@ -50,8 +51,8 @@ def eligible(history: History, finalists: Sequence[int]) -> list[int]:
 def _longest_trained(history: History, numbers: Sequence[int], heat: HeatName = "race") -> list[int]:
     """Return the trials with a finite score that came furthest.
 
-    If last weights count, a better score of a trial that was stopped earlier is no promise: it does not tell where that
-    trial would have ended.
+    A trial that was stopped earlier may have a better score. But that score does not tell where the trial would have
+    ended.
     """
     able = scored(history, numbers, heat)
     last = max((history.epochs(heat, n) for n in able), default=0)

@@ -1,6 +1,6 @@
-"""A cache of measurements of this machine, for later runs: a file for each measurement.
+"""A cache of measurements of this machine for later runs: one file per measurement.
 
-An entry may be wrong, missing or unwritable: then the library measures again.
+If an entry is invalid, missing or unwritable, the library measures again.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from typing import Any
 from hydro_rasda.run.files import write_atomically
 
 WEEKS = 4
-"""Weeks after which it is measured again: other programs, drivers or cooling may have changed the machine's speed."""
+"""Weeks after which a measurement is repeated: other programs, drivers or cooling may have changed the machine's
+speed."""
 
 Measured = dict[str, Any]
 
 
 def cache_folder() -> Path:
-    """Return the folder of the measurements: below HYDRO_RASDA_CACHE, or the user's cache folder."""
+    """Return the folder of the measurements, below `HYDRO_RASDA_CACHE`, `XDG_CACHE_HOME` or the home folder."""
     root = os.environ.get("HYDRO_RASDA_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "hydro_rasda" / "measured"
 
 
 def recall(key: str) -> Measured | None:
-    """Return a key's measurement of the last weeks; None if there is none. Its values may be invalid."""
+    """Return a key's measurement if it is at most `WEEKS` old, otherwise None. Its values may be invalid."""
     try:
         measured = json.loads(_file(key).read_text())
         return measured if _is_fresh(measured, key) else None
@@ -39,7 +40,7 @@ def recall(key: str) -> Measured | None:
 
 
 def remember(key: str, measured: Measured) -> None:
-    """Keep a measurement; warn if it cannot be written."""
+    """Store a measurement; warn if it cannot be written."""
     try:
         file = _file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -49,12 +50,12 @@ def remember(key: str, measured: Measured) -> None:
 
 
 def is_positive(number: Any) -> bool:
-    """Tell whether a value that was read is a finite number above 0."""
+    """Tell whether a value from a file is a finite number above 0."""
     return type(number) in (int, float) and math.isfinite(number) and number > 0
 
 
 def is_count(text: str) -> bool:
-    """Tell whether a key that was read is an integer above 0."""
+    """Tell whether a key from a file is an integer above 0."""
     return text.isdecimal() and len(text) < 10 and int(text) > 0
 
 
@@ -67,7 +68,7 @@ def _is_fresh(measured: Any, key: str) -> bool:
 
 @functools.cache
 def _warn_not_kept(why: str) -> None:
-    """Warn, once in a process."""
+    """Warn that measurements cannot be kept, once per process."""
     warnings.warn(f"measurements of this machine cannot be kept for later runs ({why})", stacklevel=3)
 
 

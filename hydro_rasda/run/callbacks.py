@@ -1,4 +1,4 @@
-"""Callbacks: they get the events of a run while it goes on."""
+"""Callbacks: they receive the events of a run while it is in progress."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hydro_rasda.run.events import Event
 
 
 class Callback(Protocol):
-    """An object that gets each event of a run, one after another, in the process that called `tune`.
+    """An object that receives each event of a run, one after another, in the process that called `tune`.
 
-    The run waits until it returns. A callback that raises is left out from then on, and the run goes on.
+    The run waits until `on_event` returns. A callback that raises gets no more events, and the run continues.
     """
 
     def on_event(self, event: Event) -> None:
-        """Take an event: called after it happened, and after the journal has it."""
+        """Receive an event. It has happened, and the journal has recorded it."""
         ...
 
 
 Listener = Callback | Callable[[Event], None]
-"""An item of `tune(callbacks=...)`: a callback, or a function in its place."""
+"""An item of `tune(callbacks=...)`: a callback, or a function that takes an event."""
 
 
 def check_callbacks(callbacks: Sequence[Listener]) -> None:
-    """Refuse what `tune(callbacks=...)` cannot take."""
+    """Raise if an item of `tune(callbacks=...)` is not a `Listener`."""
     rule = "a list of functions of an event, or of objects with a method `on_event`"
     require(isinstance(callbacks, (list, tuple)), "callbacks", callbacks, rule)
     for i, callback in enumerate(callbacks):
@@ -37,7 +37,7 @@ def check_callbacks(callbacks: Sequence[Listener]) -> None:
 
 
 class Callbacks:
-    """The callbacks of a run; they get each event in this order."""
+    """The callbacks of a run. Each event goes to all of them, in the order in which they were given."""
 
     def __init__(self, callbacks: Sequence[Listener] = ()) -> None:
         self._callbacks = list(callbacks)
@@ -46,7 +46,7 @@ class Callbacks:
         return bool(self._callbacks)
 
     def notify(self, event: Event) -> None:
-        """Give an event to all callbacks; name one that raises in a warning, and leave it out from then on."""
+        """Give an event to all callbacks. If one raises, warn of it and give it no more events."""
         for callback in list(self._callbacks):
             try:
                 _function(callback)(event)

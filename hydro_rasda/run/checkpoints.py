@@ -1,4 +1,4 @@
-"""Checkpoints of a run: they are written atomically, and read back only if they are what was written.
+"""Checkpoints of a run: they are written atomically, and loaded only if their content is unchanged.
 
 Torch writes checkpoints as zip archives with a checksum of each part, but does not verify the checksums when it reads
 them.
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     import torch
 
 WRITTEN_AS = "written_as"
-"""Key of a run's checkpoints: the run's `id`, and the name of the file."""
+"""Key in a run's checkpoints. It holds the run's `id` and the name of the checkpoint file."""
 
 _CHECKPOINT = 2
-"""Levels below the run's folder at which a checkpoint lies."""
+"""Levels of a checkpoint below the run's folder."""
 
 
 class DamagedCheckpoint(RuntimeError):
-    """A checkpoint is gone, or is not the one that was written; the message names the file and the damage."""
+    """A checkpoint is missing, or not as it was written. The message names the file and the damage."""
 
 
 def save_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
-    """Write tensors and plain values atomically: the file is whole, or as it was."""
-    import torch  # here, so that reading a journal alone need not wait for it
+    """Write tensors and plain values atomically: if writing fails, an earlier file stays as it was."""
+    import torch  # here, because reading only a journal should not wait for this import
 
     with replacing(path, _CHECKPOINT) as file:
         torch.save(dict(payload), file)
 
 
 def load_checkpoint(path: Path, device: str | torch.device | None = None, run: str = "") -> dict[str, Any]:
-    """Read a checkpoint back; nothing in it can run code.
+    """Load a checkpoint. Nothing in it can run code.
 
     Args:
-        device: The device of the loaded tensors; None: the one they were saved from.
-        run: The `id` of the run that must have written it under this name; empty for any.
+        device: The device of the loaded tensors; None for the device from which they were saved.
+        run: The `id` of the run that must have written the file under this name; empty to skip the check.
 
     Raises:
-        DamagedCheckpoint: if it cannot be read, or is not the one that was written.
+        DamagedCheckpoint: if the file cannot be read, or is not as it was written.
     """
     import torch
 
@@ -53,7 +53,7 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None, run: s
 
     try:
         with open_to_read(path, _CHECKPOINT) as file:
-            # Refuse an archive that was changed, or that could hold more than its own bytes: torch compresses nothing.
+            # Refuse an archive that was changed, or that unpacks to more than its size: torch does not compress.
             with zipfile.ZipFile(file) as archive:
                 parts = archive.infolist()
                 stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
@@ -66,7 +66,7 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None, run: s
     except pickle.UnpicklingError as error:
         told = f"the checkpoint {path} cannot be read: it holds more than tensors and plain values, and may run code"
         raise DamagedCheckpoint(told) from error
-    except Exception as error:  # a flipped bit in an archive raises many kinds of error
+    except Exception as error:  # one flipped bit in an archive can raise many kinds of errors
         if is_out_of_memory(error):
             raise
         raise DamagedCheckpoint(f"the checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error

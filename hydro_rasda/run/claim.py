@@ -1,7 +1,7 @@
-"""A run's folder, locked by this process, before it is known in full what the run is.
+"""A run's folder, locked by this process before everything about the run is known.
 
-The lock comes first: whatever is written or counted in the folder belongs to the process that holds it. Then what must
-be refused is refused, before any dry run. A call that is refused leaves the folder as it found it.
+The lock comes first: only its holder may write to the folder. Then the call is checked, before any dry run. If the
+call is refused, it leaves the folder as it was.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from hydro_rasda.run.run_lock import LOCK, hold
 
 
 class Claim:
-    """Hold a run's folder; make it if there is none.
+    """Hold a run's folder; create it if it does not exist.
 
     Args:
-        exclusive: True if only a folder that this call makes will do.
+        exclusive: True requires that this call creates the folder.
 
     Attributes:
-        found: The content of the `run.json` that is there; None if there is none.
+        found: The content of an existing `run.json`; None if there is none.
         doing: The work that this process does itself, and the work at which earlier processes died.
-        counts: True once the run holds what a later call can use: then it stays, however this call ends.
+        counts: True once the folder holds results that a later call can use. Then it stays, however this call ends.
 
     Raises:
-        RunExists: if there is a run under resume="never", or the folder holds something else.
-        FileNotFoundError: if there is no run under resume="must".
+        RunExists: if there is a run and `resume` is "never", or the folder holds something else.
+        FileNotFoundError: if there is no run and `resume` is "must".
         RuntimeError: if another process holds the folder.
-        Unsafe: if a link or another irregular file is in the place of one of the run's.
-        OSError: if the folder cannot be written, or has no locks; FileExistsError if it is there, but must not be.
+        Unsafe: if a file of the run is a link, or not a regular file.
+        OSError: if the folder cannot be written or locked. FileExistsError if it exists despite `exclusive`.
     """
 
     def __init__(self, path: Path, resume: str, exclusive: bool = False) -> None:
@@ -52,14 +52,14 @@ class Claim:
             with naming(path, WRITABLE):
                 make_private(path, exist_ok=not exclusive)
             self._lock = hold(path)
-        except FileExistsError:  # another call has made the folder just now
+        except FileExistsError:  # another call has just created the folder
             raise
         except BaseException as error:
-            if isinstance(error, RuntimeError):  # the lock is of the process that holds it
+            if isinstance(error, RuntimeError):  # the lock file belongs to the process that holds it
                 self._made = [made for made in self._made if made.name != LOCK]
             self._undo()
             raise
-        # Only now: before, another process may have been writing.
+        # Look only now, under the lock: before, another process may have been writing.
         self.counts = spec.exists()
         self._made[:0] = [made for name in (SPEC, *RESULTS) if not (made := path / name).exists()]
         try:
@@ -76,19 +76,19 @@ class Claim:
             raise
 
     def refuse_other(self, known: Mapping[str, Any]) -> None:
-        """Refuse another run than the one that is there, by the part of its identity that is known."""
+        """Raise if the folder holds another run, judged by the part of the identity that is known so far."""
         if self.found is not None:
             refuse_other(self.path, self.found, jsonable(known), self.resume)
 
     def release(self, undo: bool = False) -> None:
-        """Let go of the folder; `undo` removes what this call made of it, unless it counts."""
+        """Release the folder. `undo` removes what this call created in it, unless `counts` is True."""
         self.doing.close()
         if undo and not self.counts:
             self._undo()
         self._lock.release()
 
     def _undo(self) -> None:
-        """Remove what this call made: files, the checkpoints, and folders as far as they are empty."""
+        """Remove what this call created: files, checkpoints, and folders if they are empty."""
         for made in self._made:
             with contextlib.suppress(OSError):
                 if not made.is_dir():
@@ -102,5 +102,5 @@ class Claim:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        # Whoever interrupts a run means to go on with it, once there is one.
+        # A user who interrupts a run may want to resume it, so it stays once there is a `run.json`.
         self.release(undo=isinstance(error, Exception) or not (self.path / SPEC).exists())

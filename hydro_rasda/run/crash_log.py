@@ -1,9 +1,9 @@
 """Notes that tell the next process of a run why the last one died.
 
-If nothing can be forked (a GPU, data in an open file), the user's code runs in the tuner's own process. A segmentation
-fault there ends the tuner, and would end it again whenever the run goes on. So the work that may end the process stands
-in a file. The file cannot tell a fault from a kill by the system, such as a preemption. So work at which processes died
-is done last, and is dropped only if one more dies of it then.
+If the library cannot fork (for example with a GPU, or data in an open file), the user's code runs in the tuner's own
+process. A segmentation fault there ends the tuner, and would end it again at each resume. So a file notes the work in
+progress. It cannot distinguish a fault from a kill by the system, such as a preemption. So work at which processes died
+is done last. It is dropped only if a further process dies of it then.
 """
 
 from __future__ import annotations
@@ -18,31 +18,30 @@ from typing import Any
 from hydro_rasda.run.files import open_regular, read_json, remove
 
 DOING = ".doing"
-"""File in a run's folder that notes the work of its process, and the work at which earlier ones died."""
+"""File in a run's folder that notes the work in progress, and the work at which earlier processes died."""
 
 DEATHS = 2
-"""Number of deaths in a row at a piece of work after which the work may be the cause: it is done last, or in parts."""
+"""Deaths in a row at a piece of work after which it is suspected: it is then done last, or in parts."""
 
 DROPPED = "the tuner's own process died"
-"""Beginning of the error of work that was dropped: one more process died of it when nothing else was left to do."""
+"""Beginning of the error message of dropped work: a process died of it again when nothing else was left to do."""
 
 TRY_AGAIN = "the same call with `resume='changed'` tries it again"
 
 
 def training_of(members: Sequence[int], stop: int) -> str:
-    """Name the training of a group of the sweep to a milestone, as it is noted."""
+    """Return the name under which the training of a sweep's group to a milestone is noted."""
     return f"training {[*members]} to epoch {stop}"
 
 
 class CrashLog:
-    """The piece of work that is under way, its progress, and the work at which earlier processes died.
+    """The piece of work in progress, its progress, and the work at which earlier processes died.
 
-    A kill from outside comes at any place; a fault of the work itself comes at the same place. Deaths therefore count
-    only if they follow each other at the same place of the same work. Without a `file`, nothing is noted.
+    A kill from outside comes at any epoch; a fault of the work comes at the same epoch again. So deaths count only if
+    they happen in a row at the same epoch of the same work. Without a `file`, nothing is noted.
 
     Args:
-        anew: True to set the deaths aside that the file has noted: they do not count, but stay in it until
-            `forget_aside`.
+        anew: True sets earlier deaths aside. They do not count, but stay in the file until `forget_aside`.
     """
 
     def __init__(self, file: Path | None = None, anew: bool = False) -> None:
@@ -52,7 +51,7 @@ class CrashLog:
         self._aside: dict[str, tuple[int, int]] = {}
         if file is None:
             return
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # it is only a hint
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # the file is only a hint
             found = read_json(file)
             self._deaths = {str(what): (int(at), int(count)) for what, (at, count) in found["deaths"].items()}
             if found["now"] is not None:
@@ -63,23 +62,26 @@ class CrashLog:
             self._aside, self._deaths = self._deaths, {}
 
     def suspected(self, what: str) -> int:
-        """Return how many processes in a row have died of a piece of work, if it is done last, or in parts; else 0."""
+        """Return the number of processes in a row that died of a piece of work, if it is suspected; otherwise 0."""
         _, count = self._deaths.get(what, (0, 0))
         return count if count >= DEATHS else 0
 
     @property
     def suspects(self) -> bool:
-        """Tell whether there is any such work."""
+        """Tell whether any work is suspected."""
         return any(count >= DEATHS for _, count in self._deaths.values())
 
     def dropped(self, what: str) -> str:
-        """Say how a piece of work has ended processes, if it is not done again; else return an empty text."""
+        """Return the error message of a piece of work that is dropped; return an empty text if it may be done."""
         at, count = self._deaths.get(what, (0, 0))
         return f"{DROPPED} of it {count} times in a row after epoch {at}; {TRY_AGAIN}" if count > DEATHS else ""
 
     @contextlib.contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Note a piece of work as under way within the context; leaving it, also by an exception, is no death."""
+        """Note a piece of work as in progress within the context.
+
+        Leaving the context, even by an exception, clears it.
+        """
         self._note((what, 0))
         try:
             yield
@@ -88,7 +90,7 @@ class CrashLog:
             self._note(None)
 
     def reached(self, epoch: int) -> None:
-        """Note that the work under way has reached an epoch."""
+        """Note that the work in progress has reached an epoch."""
         if self._now is not None:
             what, _ = self._now
             if epoch > self._deaths.get(what, (epoch, 0))[0]:
@@ -96,12 +98,12 @@ class CrashLog:
             self._note((what, epoch))
 
     def forget(self, what: str) -> None:
-        """Forget the deaths at a piece of work, which was done in parts."""
+        """Forget the deaths at a piece of work that was since done in parts."""
         self._deaths.pop(what, None)
         self._note(self._now)
 
     def forget_aside(self) -> None:
-        """Forget for good the deaths that were set aside."""
+        """Forget permanently the deaths that were set aside."""
         if self._aside:
             self._aside = {}
             self._note(self._now)
@@ -112,16 +114,16 @@ class CrashLog:
             return
         told: dict[str, Any] = {"now": now, "deaths": {**self._aside, **self._deaths}}
         content = json.dumps(told).encode()
-        # A full disk must not fail the trial that trains: it is only a hint.
+        # A full disk must not fail the training: the file is only a hint.
         with contextlib.suppress(OSError):
             if self._handle < 0:
                 self._handle = open_regular(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            # In one write, which a death cannot cut. Not synced: the note need only outlive the process.
+            # One write, so that a death cannot cut it. No sync: the note must outlive the process, not the machine.
             os.pwrite(self._handle, content.ljust(self._length), 0)
             self._length = max(self._length, len(content))
 
     def close(self) -> None:
-        """Remove the file, unless it notes deaths of processes."""
+        """Remove the file unless it notes deaths of processes."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle, self._length = -1, 0

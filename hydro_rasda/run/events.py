@@ -1,4 +1,4 @@
-"""The events of a run, as plain values: callbacks get them."""
+"""The events of a run, as plain values that callbacks receive."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Event:
 
     Attributes:
         seconds: Wall time of the run when it happened, interrupted sessions included.
-        recalled: True if the event happened in an earlier process of the run. A resumed run begins by repeating the
-            events of trials and epochs in its journal. It repeats decisions when it reaches them. A logger that has
-            them already skips recalled events.
+        recalled: True if the event happened in an earlier process of the run. A resumed run first repeats the events of
+            trials and epochs in its journal. It repeats each decision when it reaches it. A logger that already has
+            these events skips the recalled ones.
     """
 
     seconds: float
@@ -32,7 +32,7 @@ class RunBegan(Event):
     Attributes:
         path: The run's folder.
         metric: The metric by which trials are compared.
-        settings: The arguments of `tune` that decide its result, by name.
+        settings: The arguments of `tune` that determine its result, by name.
     """
 
     path: Path
@@ -46,8 +46,8 @@ class RunEnded(Event):
     """A run is over, or `tune` raises.
 
     Attributes:
-        best_trial: Number of the best trial. None if `tune` raises, as are `best_config` and `best_metric`.
-        best_config: Its configuration, without secrets.
+        best_trial: Number of the best trial. If `tune` raises, it is None, and so are `best_config` and `best_metric`.
+        best_config: The configuration of the best trial, without secrets.
         error: The error that `tune` raises, such as "KeyboardInterrupt: ..."; None if the run is over.
     """
 
@@ -62,7 +62,7 @@ class HeatBegan(Event):
     """A heat begins, or the check of the transfer. The race begins once more after each milestone.
 
     Attributes:
-        epochs: Number of epochs that it trains, over all of its trials.
+        epochs: Number of epochs that this part trains, summed over its trials.
     """
 
     heat: RunPart
@@ -78,14 +78,14 @@ class HeatEnded(Event):
 class EpochsTrained(Event):
     """Epochs were trained, on any device; sent at once, for a progress bar.
 
-    Their metrics follow as `EpochEnded`: those of full-size models at once, those of surrogates once their unit of work
-    is complete.
+    The metrics follow as `EpochEnded`: for full-size models at once, for surrogates once their unit of work is
+    complete.
 
     Attributes:
-        epochs: Number of epochs, over the trials that train together.
-        note: The best metric among those trials, in words; may be empty.
-        seconds_left: Seconds that the run still takes, estimated from planned epochs and measured times; None before
-            that is known.
+        epochs: Number of epochs, summed over the trials that train together.
+        note: The best metric among these trials, in words; may be empty.
+        seconds_left: Estimate of the seconds that the run still takes, from planned epochs and measured times; None
+            until it is known.
     """
 
     epochs: int
@@ -95,10 +95,10 @@ class EpochsTrained(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialConfigured(Event):
-    """A trial got its configuration, or a new one (PBT).
+    """A trial got its first configuration, or a new one (population based training).
 
     Attributes:
-        config: Its hyperparameters; secrets are "(hidden)".
+        config: The trial's hyperparameters; secrets are shown as "(hidden)".
     """
 
     trial: int
@@ -107,7 +107,7 @@ class TrialConfigured(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded(Event):
-    """A trial's metrics after an epoch, as the journal has them.
+    """A trial's metrics after an epoch, as recorded in the journal.
 
     The race sends them after each epoch, the other heats when a milestone is reached. An epoch that is trained
     again is sent again. In the race, it is not if it comes to the same metrics as before the interruption.
@@ -126,7 +126,7 @@ class EpochEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RungDecided(Event):
-    """Trials that came to one milestone were compared.
+    """The trials at a milestone were compared.
 
     Attributes:
         epoch: The milestone.
@@ -141,7 +141,7 @@ class RungDecided(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class FinalistsChosen(Event):
-    """The sweep came to its end. Not sent if the time budget ended it before.
+    """The sweep chose its finalists. The event is not sent if the time budget ended the sweep.
 
     Attributes:
         kept: The trials that go on, best first: at full size, or to the middle heat if there is one.
@@ -153,7 +153,7 @@ class FinalistsChosen(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnded(Event):
-    """The training of a full-size trial has ended by itself, before its last epoch.
+    """The training of a full-size trial ended by itself before its last epoch.
 
     Attributes:
         epoch: Number of epochs that the trial has trained.
@@ -165,10 +165,10 @@ class TrialEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFailed(Event):
-    """A trial raised.
+    """A trial raised an exception.
 
     Attributes:
-        error: The traceback.
+        error: The traceback of the exception.
     """
 
     trial: int
@@ -177,7 +177,7 @@ class TrialFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
-    """A checkpoint was written. It is removed once a later one takes its place."""
+    """A checkpoint was written. It is removed once a later one replaces it."""
 
     heat: HeatName
     trials: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""All access to the files of a run: writes are atomic, and nothing in a run's folder leads out of it.
+"""All access to the files of a run: writes are atomic, and no path in a run's folder leads out of it.
 
-The folder itself may be a link, as its user made it. Within it, links, devices and FIFOs are refused, whoever put them
-there. The kernel opens each name of a path by itself, so that none can be exchanged between a check and its use.
+The folder itself may be a link that its user made. Within it, links, devices and FIFOs are refused. Each part of a path
+is opened relative to its parent, so that no part can be exchanged between a check and its use.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import IO, Any
 
 TEMPORARY = ".*.tmp"
-"""Pattern of the names of files that are being written, or were when their process was killed."""
+"""Pattern of the names of temporary files, some of which are left by processes that were killed."""
 
 SPEC_BYTES = 2**26
-"""Most bytes of a file that is read as a whole, such as `run.json`; a larger one is refused."""
+"""Most bytes of a file that is read as a whole, such as `run.json`; larger files are refused."""
 
 NESTED = 100
 """Most levels of lists and objects in JSON; deeper values are refused."""
 
 TRUST = "HYDRO_RASDA_TRUST_SHARED_FOLDERS"
-"""Set to anything in the environment, it allows pickled files in folders that other users own or can write to."""
+"""Environment variable. If set, pickled files are also read from folders that other users own or can write to."""
 
 _ASIDE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -38,7 +38,7 @@ class Unsafe(ValueError):
 
 
 def refuse_links(*paths: Path) -> None:
-    """Refuse symbolic links: the user who put a link there may not be the owner of its target."""
+    """Refuse symbolic links: whoever put a link there may not own its target."""
     for path in paths:
         if path.is_symlink():
             told = f"{path} is a link to {os.readlink(path)}, and links in a run's folder are not followed"
@@ -46,15 +46,15 @@ def refuse_links(*paths: Path) -> None:
 
 
 def refuse_open_to_others(folder: Path) -> None:
-    """Refuse a folder that others own or can write to (Unsafe): pickled files run code when they are read.
+    """Raise Unsafe for a folder that others own or can write to: pickled files run code when they are read.
 
-    A link to it must be of this user, too. `TRUST` allows all of them.
+    If the folder is a link, the link must belong to this user, too. If `TRUST` is set, all folders are allowed.
     """
     _refuse_shared(folder, folder.stat(), folder.lstat())
 
 
 def open_pickled(path: Path) -> IO[bytes]:
-    """Open a pickled file of a run to read it; Unsafe as `open_regular` has it, or if others could have written it."""
+    """Open a pickled file of a run to read it; Unsafe if others could have written it, or as in `open_regular`."""
     refuse_open_to_others(path.parent)
     file = open_to_read(path)
     try:
@@ -79,12 +79,12 @@ def _refuse_shared(path: Path, found: os.stat_result, *links: os.stat_result) ->
 
 
 def make_private(folder: Path, exist_ok: bool = True) -> None:
-    """Make a run's folder that only its user can enter; an existing folder keeps its mode."""
+    """Create a run's folder that only its user can enter; an existing folder keeps its mode."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=exist_ok)
 
 
 def make_inner(folder: Path) -> None:
-    """Make a folder in a run's folder, if it is not there; Unsafe if something else is."""
+    """Create a folder in a run's folder if it does not exist; Unsafe if a file is in its place."""
     try:
         folder.mkdir(exist_ok=True)
     except FileExistsError:
@@ -92,19 +92,20 @@ def make_inner(folder: Path) -> None:
 
 
 def refuse_irregular(path: Path) -> None:
-    """Refuse what is in the place of a run's file, but no regular one."""
+    """Raise Unsafe if something other than a regular file is in the place of a run's file."""
     if path.exists() and not path.is_file():
         raise _irregular(path)
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
-    """Open a file of a run, if it is a regular one; return its descriptor.
+    """Open a file of a run and return its descriptor; refuse anything but a regular file.
 
     Args:
-        inside: Number of the path's last names that lie in the run's folder; the others may be links.
+        inside: Number of last names of the path that lie in the run's folder. The names before may be links.
 
     Raises:
-        Unsafe: if it is a link, a device, a FIFO or a folder, or a folder on the way there is a link.
+        Unsafe: if the path is a link, a device, a FIFO or a folder, or if it leads through a link inside the run's
+            folder.
         OSError: if it cannot be opened.
     """
     with _folder(path.parent, inside - 1) as folder:
@@ -120,7 +121,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
 
 @contextlib.contextmanager
 def _folder(path: Path, inside: int) -> Iterator[int]:
-    """Open a folder; the last `inside` names of its path lie in the run's folder."""
+    """Open a folder. The last `inside` names of its path lie in the run's folder and must not be links."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with contextlib.ExitStack() as stack:
         try:
@@ -136,7 +137,7 @@ def _folder(path: Path, inside: int) -> Iterator[int]:
 
 
 def _told(error: OSError, path: Path) -> Exception:
-    """Return why a name in a run's folder cannot be opened: it is no regular file, or the system's own error."""
+    """Return the error for a path that cannot be opened: `Unsafe` for an irregular file, else the system's error."""
     refuse_links(path)
     if error.errno in (errno.ENXIO, errno.ENODEV, errno.EISDIR):
         return _irregular(path)
@@ -148,17 +149,17 @@ def _irregular(path: Path) -> Unsafe:
 
 
 def open_to_read(path: Path, inside: int = 1) -> IO[bytes]:
-    """Open a file of a run to read it; see `open_regular`."""
+    """Open a file of a run for reading; see `open_regular`."""
     return os.fdopen(open_regular(path, os.O_RDONLY, inside), "rb")
 
 
 def open_to_write(path: Path, inside: int = 1) -> IO[bytes]:
-    """Open a file of a run to write it, made or emptied; see `open_regular`."""
+    """Create or empty a file of a run, and open it for writing; see `open_regular`."""
     return os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, inside), "wb")
 
 
 def read_file(path: Path, inside: int = 1, most: int = SPEC_BYTES) -> bytes:
-    """Read a file of a run; Unsafe if it has more than `most` bytes. For other errors see `open_regular`."""
+    """Read a file of a run; Unsafe if it has more than `most` bytes. For other errors, see `open_regular`."""
     with open_to_read(path, inside) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -167,7 +168,7 @@ def read_file(path: Path, inside: int = 1, most: int = SPEC_BYTES) -> bytes:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse JSON that any reader can take; ValueError for other text, NaN, an infinity, or nesting without end."""
+    """Parse strict JSON; ValueError for invalid JSON, NaN, an infinity, or more than `NESTED` levels."""
     try:
         value = _STRICT.decode(raw.decode())
         deep = _is_deep(raw, value)
@@ -181,7 +182,7 @@ def parse_json(raw: bytes) -> Any:
 def parse_json_lines(raws: Sequence[bytes]) -> list[Any]:
     """Parse lines of JSON as one list; ValueError if `parse_json` refuses one.
 
-    This takes less time than one by one, and less memory, because the lines share their keys.
+    This takes less time and memory than parsing line by line, because the lines then share their keys.
     """
     values: list[Any] = _STRICT.decode((b"[" + b",".join(raws) + b"]").decode())
     if len(values) != len(raws) or any(map(_is_deep, raws, values)):
@@ -215,7 +216,7 @@ def read_json(path: Path) -> Any:
 
 
 def matching(folder: Path, pattern: str, inside: int = 0) -> list[Path]:
-    """List files, sorted by name, of a folder `inside` levels below the run's folder; none if it does not exist."""
+    """List matching files by name in a folder `inside` levels below the run's folder; none if it does not exist."""
     try:
         with _folder(folder, inside) as found:
             return [folder / name for name in sorted(os.listdir(found)) if fnmatch.fnmatchcase(name, pattern)]
@@ -236,19 +237,19 @@ def truncate(path: Path, length: int) -> None:
 
 
 def append_to(path: Path, inside: int = 1) -> IO[bytes]:
-    """Open a file of a run to append to it, or make it; see `open_regular`."""
+    """Open a file of a run to append to it, or create it; see `open_regular`."""
     return os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, inside), "ab")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically: it is whole or as it was, even if several processes write it at once."""
+    """Write a file atomically: it has the old or the new content, even if several processes write it at once."""
     with replacing(path) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
 def replacing(path: Path, inside: int = 1) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` once it is written."""
+    """Open a temporary file that replaces `path` when the context ends."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with os.fdopen(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, inside), "wb") as file:
@@ -264,29 +265,29 @@ def replacing(path: Path, inside: int = 1) -> Iterator[IO[bytes]]:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder outlast a loss of power: a synced file may else have no name afterwards."""
+    """Sync the names in a folder: after a loss of power, a synced file might otherwise have no name."""
     with contextlib.suppress(OSError), _folder(path, 0) as folder:
         _sync(folder)
 
 
 def _sync(folder: int) -> None:
-    with contextlib.suppress(OSError):  # some systems have no way to do so
+    with contextlib.suppress(OSError):  # some systems cannot sync a folder
         os.fsync(folder)
 
 
 WRITABLE = "make it writable, or choose another `storage_path` (`hydro_rasda.load` reads a run without writing)"
-"""The way on where a run's folder cannot be written."""
+"""Advice for a run's folder that cannot be written."""
 
 _GOES_ON = "once it can be written, the same call goes on from the last finished unit of work"
 
 
 @contextlib.contextmanager
 def naming(path: Path, hint: str = _GOES_ON) -> Iterator[None]:
-    """Make errors of the system, such as a full disk, name the run's file and say how to go on."""
+    """Let system errors, such as a full disk, name the run's file and say how to continue."""
     try:
         yield
     except (OSError, RuntimeError) as error:
-        cause = error if isinstance(error, OSError) else error.__context__  # torch raises its own over a file's
+        cause = error if isinstance(error, OSError) else error.__context__  # torch wraps a file's error in its own
         if not isinstance(cause, OSError):
             raise
         if cause.errno == errno.EISDIR:

@@ -1,8 +1,8 @@
-"""The content of a value, in words that are the same in every process.
+"""The content of a value, as text that is the same in every process.
 
-Of code, the byte code, defaults and closures count, and the user's own functions, classes and constants that it names,
-however deep. Comments and line numbers do not count. Code of the standard library or an installed package counts by its
-name and version. Very large tensors are sampled.
+For a function, the byte code, defaults and closures count. So do the user's functions, classes and constants that it
+names, at any depth. Comments and line numbers do not count. Code of the standard library or of an installed package
+counts by name and version. Very large tensors are sampled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.data import Data
 
 BYTES = 32 * 2**20
-"""Most bytes of a tensor that count. Of a larger tensor, so many bytes count, from rows at even distances."""
+"""Most bytes of a tensor that count. From a larger tensor, rows at even distances are taken up to this size."""
 
 _LENGTH = 4096
 _NODES = 50_000
@@ -41,14 +41,14 @@ _INCIDENTAL = {
 }
 
 Content = dict[str, str]
-"""Content of a value: by path within it, a few words that differ if the values do."""
+"""Content of a value: maps each path within the value to a short text. Equal values have equal texts."""
 
 
 def content(value: Any) -> Content:
-    """Follow a value into all parts that decide its behavior.
+    """Collect all parts of a value that determine its behavior.
 
-    It leaves out memory addresses, the order of sets and dicts, hashes that an object keeps, devices, the environment's
-    variables, and the state of random generators.
+    The content leaves out memory addresses, the order of sets and dicts, hashes that an object keeps, devices,
+    environment variables, and the state of random generators.
     """
     walk = _Walk()
     walk.follow("", value, 0)
@@ -56,13 +56,13 @@ def content(value: Any) -> Content:
 
 
 def unchanged(before: Content, after: Content) -> Content:
-    """Return the content that stayed the same: a counter or a cache, which calls fill, is no part of a function."""
+    """Return the content that calls did not change. A counter or a cache is not a part of a function."""
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     return {path: words for path, words in before.items() if changed.isdisjoint(_up(path))}
 
 
 def _up(path: str) -> Iterator[str]:
-    """Yield a path and all paths that it lies in."""
+    """Yield a path and all paths that contain it."""
     yield path
     while path:
         path = path.rpartition("/")[0]
@@ -70,18 +70,18 @@ def _up(path: str) -> Iterator[str]:
 
 
 def digest(found: Content) -> str:
-    """Digest content to a few characters, equal for equal content."""
+    """Return a short digest of content, which is equal for equal content."""
     return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
 
 
 class _Walk:
-    """Content as far as it was followed."""
+    """The content of a value, as far as it has been collected."""
 
     def __init__(self, above: Iterable[int] = ()) -> None:
         self.found: Content = {}
-        self._above = [*above]  # the values that the present one is a part of
+        self._above = [*above]  # the values that contain the present one
         self._seen: dict[int, str] = {}
-        self._alive: list[Any] = []  # else a new object could get the address of one that was seen
+        self._alive: list[Any] = []  # keeps values alive: a new object must not get the address of an earlier one
 
     def follow(self, path: str, value: Any, depth: int) -> None:
         if not isinstance(value, _PLAIN):
@@ -102,7 +102,7 @@ class _Walk:
         self._above.pop()
 
     def _without_order(self, value: Any) -> str:
-        """Digest an item of a set or a key, which has no place of its own."""
+        """Return the digest of an item that has no position: an item of a set, or a key of a dict."""
         walk = _Walk(self._above)
         walk.follow("", value, len(self._above))
         return digest(walk.found)
@@ -112,10 +112,10 @@ Parts = Iterable[tuple[str, Any]]
 
 
 def _taken_apart(value: Any, digest_of: Callable[[Any], str]) -> tuple[str, Parts]:
-    """Describe a value by itself in a few words, and return its parts."""
+    """Return a short description of a value by itself, and its parts."""
     kind = type(value).__name__
     if isinstance(value, _PLAIN):
-        text = str.__repr__(value) if isinstance(value, str) else repr(value)  # that of a secret counts, too
+        text = str.__repr__(value) if isinstance(value, str) else repr(value)  # a secret counts by its true text
         return f"{kind} {text}", ()
     if isinstance(value, (Tensor, np.ndarray)):
         return _array(value)
@@ -143,7 +143,7 @@ def _taken_apart(value: Any, digest_of: Callable[[Any], str]) -> tuple[str, Part
     if isinstance(value, property):
         return kind, (("get", value.fget), ("set", value.fset))
     if isinstance(value, BuiltinFunctionType) or inspect.isroutine(value) or inspect.isdatadescriptor(value):
-        # Of a function that `lru_cache`, `cached_property` or Numba wraps, the function counts.
+        # For wrappers such as `lru_cache`, `cached_property` or Numba's, the wrapped function counts.
         wrapped = [(name, getattr(value, name)) for name in ("__wrapped__", "func") if hasattr(value, name)]
         return f"{kind} {getattr(value, '__qualname__', '')}", wrapped
     return _object(value)
@@ -158,12 +158,12 @@ def _array(value: Tensor | np.ndarray[Any, Any]) -> tuple[str, Parts]:
         return f"sparse {shape}", (("indices", value.indices()), ("values", value.values()))
     size = value.nbytes
     if size > BYTES and shape[0] > 1:
-        value = value[spread_indices(shape[0], max(1, BYTES * shape[0] // size))]  # a copy of these rows alone
+        value = value[spread_indices(shape[0], max(1, BYTES * shape[0] // size))]  # copies only these rows
     if isinstance(value, Tensor):
         try:
             flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
             raw: Any = flat.view(torch.uint8).numpy()
-        except (RuntimeError, NotImplementedError):  # sparse, quantized, on no device
+        except (RuntimeError, NotImplementedError):  # sparse, quantized or meta tensors
             return f"{value.layout} {shape} {value.dtype}", ()
     else:
         raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
@@ -194,7 +194,7 @@ def _cell(cell: Any) -> Any:
 
 
 def _code(code: CodeType, doc: str | None = None) -> str:
-    """Digest the behavior of code; its place, comments and docstring do not count."""
+    """Return a digest of code's behavior. File, line numbers, comments and docstring do not count."""
     constants = [
         _code(c) if isinstance(c, CodeType) else digest(content(c)) for c in code.co_consts if c != doc or c is None
     ]
@@ -205,7 +205,7 @@ def _code(code: CodeType, doc: str | None = None) -> str:
 
 
 def _named(code: CodeType, scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that code names; of a user's module, the attributes that it names."""
+    """Yield the globals that code names. For a user's module, yield the attributes that the code names."""
     names, attributes = _names(code)
     for name in sorted(names & scope.keys()):
         yield from _of_module(f"global {name}", scope[name], attributes, 0)
@@ -220,7 +220,7 @@ def _of_module(name: str, value: Any, attributes: set[str], depth: int) -> Itera
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the global names and the attributes that code, or a function within it, reads."""
+    """Return the global names and the attributes that code reads, including nested functions."""
     names: set[str] = set()
     attributes: set[str] = set()
     for instruction in dis.get_instructions(code):
@@ -237,11 +237,11 @@ def _names(code: CodeType) -> tuple[set[str], set[str]]:
 
 
 def _object(value: Any) -> tuple[str, Parts]:
-    """Take any other object apart: its class, and the state that pickle would keep of it."""
+    """Describe any other object by its class and the state that pickle would store."""
     cls = type(value)
     try:
         reduced = value.__reduce_ex__(2)
-    except Exception:  # a `__reduce__` may raise any error
+    except Exception:  # a user's `__reduce__` may raise anything
         reduced = (None, (), getattr(value, "__dict__", None))
     if isinstance(reduced, str):
         return f"object {reduced}", (("class", cls),)
@@ -256,17 +256,17 @@ def _object(value: Any) -> tuple[str, Parts]:
 
 
 def _without_hash(cls: type, state: Any) -> Any:
-    """Return an object's state without a hash that it keeps: a hash of text differs between processes."""
+    """Return an object's state without hashes in it: a hash of text differs between processes."""
     own: Any = cls.__hash__
     if not isinstance(state, dict) or own in (object.__hash__, None):
         return state
-    # A small number, such as that of hashes, is a setting.
+    # A small number is a setting, such as a number of hashes.
     kept = {n for n, part in state.items() if str(n).endswith("hash") and type(part) is int and abs(part) >= 2**32}
     return {name: part for name, part in state.items() if name not in kept} if kept else state
 
 
 def _without_addresses(state: Any) -> Any:
-    """Return an object's state without memory addresses of its other parts, such as scikit-learn's vectorizers keep."""
+    """Return an object's state without memory addresses of its parts, which scikit-learn's vectorizers keep."""
     if not isinstance(state, dict):
         return state
     addresses = {id(part) for part in state.values()}
@@ -275,7 +275,7 @@ def _without_addresses(state: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _version(module: str | None) -> str | None:
-    """Return package and version of a module that is not the user's; None for one that is."""
+    """Return name and version of a module's package; None if the module is the user's."""
     top = (module or "").partition(".")[0]
     if top in sys.stdlib_module_names or top in sys.builtin_module_names:
         return top
@@ -286,7 +286,7 @@ def _version(module: str | None) -> str | None:
 
 
 def spread_indices(length: int, count: int) -> Sequence[int]:
-    """Return at most `count` indices at even distances, from the first to the last.
+    """Return at most `count` indices at even distances; the first and last are included.
 
     >>> list(spread_indices(3, 5)), list(spread_indices(101, 5))
     ([0, 1, 2], [0, 25, 50, 75, 100])
@@ -297,21 +297,21 @@ def spread_indices(length: int, count: int) -> Sequence[int]:
 
 
 ITEMS = 32
-"""Number of examples of a data set that are read, at even distances."""
+"""Number of examples of a data set that are read for its digest, at even distances."""
 
 
 def are_tensors(data: Data) -> bool:
-    """Tell whether data are tensors or arrays, which are read without any code of the user's."""
+    """Tell whether data are tensors or arrays, which can be read without running the user's code."""
     return isinstance(data, (tuple, list)) and all(isinstance(t, (Tensor, np.ndarray)) for t in data)
 
 
 def data_digest(data: Data, batch_size: int = 1) -> str:
-    """Digest a user's data: tensors by their bytes, a data set by some of its examples, a loader by its first batch.
+    """Return a digest of a user's data: the bytes of tensors, some examples of a data set, a loader's first batch.
 
-    Values that differ between two reads from the same seed do not count.
+    Values that differ between two reads from the same seed are left out.
 
     Args:
-        batch_size: Of the loader's batch.
+        batch_size: Batch size of the loader.
     """
     if isinstance(data, (tuple, list)) and are_tensors(data):
         return digest(content(tuple(data)))

@@ -1,4 +1,4 @@
-"""The identity of a run: its settings, and its code and data as short digests, the same in every process."""
+"""The identity of a run: its settings, and short digests of its code and data. It is the same in every process."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from hydro_rasda.space.space import describe
 
 _DATA = ("train_data", "val_data")
 _LATE = (*_DATA, "model", "parts", "environment", "code")
-"""Keys of `run.json` that are known after the dry run, or are no part of a run's identity."""
+"""Keys of `run.json` that are known only after the dry run, or that are not part of a run's identity."""
 
 _PIECES = 200
-"""Most pieces of a function that are compared before the dry run; after it, all count."""
+"""Most pieces of a function that are compared before the dry run. After the dry run, all pieces are compared."""
 
 
 class Identity:
-    """The request for a run, noted before any of the user's functions is called.
+    """The request for a run, recorded before any of the user's functions is called.
 
     Args:
         searcher: A name, a Ray Tune searcher, or None for random sampling.
         sweep_rule: A name, or a rule of the user's.
-        functions: The user's functions, by argument: "model_fn", and "loss_fn" or "objective".
-        constraints: The user's functions that tell whether a configuration fits, by the argument's path.
+        functions: The user's functions by the name of their argument: "model_fn", and "loss_fn" or "objective".
+        constraints: The user's functions that accept or refuse a configuration, by the path of their argument.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Identity:
         constraints: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     ) -> None:
         self._named = {
-            "space": describe(hide(space, secrets_of(space))),  # their digest counts
+            "space": describe(hide(space, secrets_of(space))),  # secrets are hidden here, but count in the digest
             "searcher": None if searcher in (None, "random") else _name_of(searcher),
             "sweep_rule": _name_of(sweep_rule),
         }
@@ -71,15 +71,16 @@ class Identity:
         self._before = {name: content(function) for name, function in functions.items()}
 
     def known(self, settings: TuneConfig, found: Mapping[str, Any], data: Mapping[str, Data]) -> dict[str, Any]:
-        """Return the part that is known before a dry run; `found`, of the run that is there, stands for the rest.
+        """Return the identity as far as it is known before a dry run.
 
-        A value that the calls of that run left unchanged is a part of its function. A function without it is another.
+        The rest comes from `found`, the content of the existing run's `run.json`. Values that calls of that run left
+        unchanged are parts of its function. A function without them is another one.
         """
         noted, digests = found.get("code", {}), found.get("digests", {})
         others = {name for name, of in self._before.items() if not noted.get(name, {}).items() <= _short(of).items()}
         others |= {name for name, of in data.items() if are_tensors(of) and data_digest(of) != digests.get(name)}
         early = {**determining(settings), "python": platform.python_version()}
-        if found.get("surrogate") == 1:  # as the dry run may have found that the model is pretrained
+        if found.get("surrogate") == 1:  # the dry run of that run may have found that the model is pretrained
             early["surrogate"] = 1
         late = {name: found[name] for name in _LATE if name in found}
         same = {name: digests[name] for name in (*self._functions, *_DATA) if name in digests and name not in others}
@@ -94,8 +95,8 @@ class Identity:
         data: Mapping[str, Data],
         batch_size: int,
     ) -> dict[str, Any]:
-        """Return the content of the run's `run.json`, by which a later call recognizes it."""
-        # A value that a call of the functions changed, such as a counter, is no part of them.
+        """Return the content of `run.json`, by which a later call recognizes the run."""
+        # Values that calls have changed, such as counters, are no parts of the functions.
         stayed = {name: unchanged(self._before[name], content(function)) for name, function in self._functions.items()}
         objective = as_given(problem.objective)
 
@@ -120,7 +121,7 @@ class Identity:
 
 
 def _short(found: Content) -> dict[str, str]:
-    """Return a short digest of each piece of a function, by its place, the outermost first."""
+    """Return a short digest of each piece of a function by its path; the outermost pieces come first."""
     outermost = sorted(found, key=lambda path: (path.count("/"), path))
     return {path: hashlib.sha256(found[path].encode()).hexdigest()[:8] for path in outermost}
 
@@ -130,18 +131,18 @@ def _name_of(given: object) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Return the versions and the machine of a run: its page shows them, but they are no part of its identity."""
+    """Return the versions and the machine of a run. The run's page shows them; they are not part of its identity."""
     packages: dict[str, Any] = {}
     for name in ("hydro-rasda", "torch", "ray", "numpy"):
-        with contextlib.suppress(PackageNotFoundError):  # as of a checkout that is not installed
+        with contextlib.suppress(PackageNotFoundError):  # for example in a checkout that is not installed
             packages[name] = version(name)
-    # Counted without CUDA, which would not outlive a fork.
+    # This call does not initialize CUDA, which would not survive a fork.
     gpus = torch.cuda.device_count()
     return {**packages, "system": platform.platform(terse=True), "cores": os.cpu_count(), "gpus": gpus}
 
 
 def parameters(made: object) -> Content:
-    """Return the class and arguments of a searcher or rule, as far as it keeps them, without anything learned."""
+    """Return the class of a searcher or rule, and the arguments that it keeps; nothing that it has learned."""
     if made is None or isinstance(made, str):
         return content(made)
     cls = type(made)

@@ -1,15 +1,15 @@
-"""A run's journal, one line for each metric, event and finished unit of work; and beside it the run's messages.
+"""A run's journal: one line for each metric, event and finished unit of work. The run's messages are beside it.
 
-The lines of a unit are written at once, the unit's own last. Lines after the last such line belong to a unit that was
-never finished, and do not count. An unreadable line in between was changed by something else than a run. Nobody can
-tell which units it belonged to, nor which later units build on them, so nothing is guessed.
+The lines of a unit are written at once, the unit's own line last. Lines after the last unit's line belong to a unit
+that was not finished, and do not count. If a line before it cannot be read, something other than a run has changed the
+file. It is then unknown which units are affected, so that the journal is refused.
 
-The first line names the run. The last field of a unit's line, "sum", is a checksum of all lines up to it. So a line
-that was changed, or is missing, is noticed where its unit ends. The last units of a journal can be missing unnoticed: a
-run that was killed earlier would not have them either.
+The first line names the run. The last field of a unit's line, "sum", is a checksum of all lines so far. So a changed or
+missing line is noticed where its unit ends. Only the last units can go missing unnoticed; the journal then looks like
+that of a run that was killed earlier.
 
-A line that was written twice counts once: a copy of a run's folder can double each line, or a whole part. Messages are
-a line of JSON each, in a file of their own. Nothing depends on them.
+A line that occurs twice counts once: copying a run's folder can double lines or whole parts. Messages are lines of JSON
+in a file of their own. Nothing depends on them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from hydro_rasda.run.files import Unsafe, append_to, open_to_read, parse_json, p
 JOURNAL = "journal.jsonl"
 
 UNIT, RUN = "unit", "run"
-"""Events of the lines of finished units, and of the first line, which names the run by its `id`."""
+"""Event names: of the line that ends a unit, and of the first line, which holds the run's `id`."""
 
 FORGOTTEN = {"forgotten": True}
-"""Value of a unit that takes back the unit of its key: that work is done again."""
+"""Value of a unit that takes back the earlier unit of the same key, so that its work is done again."""
 
 _NUMBER = (int, float)
 
@@ -55,24 +55,26 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "failed": {"trial": int, "error": str},
     "retried": {"trial": int},
 }
-"""Fields that lines of an event must have."""
+"""Fields that a line must have, by event, and their types."""
 
 LONGEST = 2**26
-"""Most bytes of a line: no run writes a longer one."""
+"""Most bytes of a line. No run writes a longer line."""
 
 MOST = 2**30
-"""Most bytes of a journal: a larger one is not read."""
+"""Most bytes of a journal. A larger journal is not read."""
 
 _AT_ONCE = 2**20
-"""Bytes of lines that are parsed at once."""
+"""Bytes of lines that are parsed together."""
 
 _LARGEST = 1e15
-"""Numbers beyond it are neither times nor counts."""
+"""Largest number that can be a time or a count."""
 
 
 class DamagedJournal(ValueError):
-    """A journal was changed, and finished units follow, or it is another run's; the message names the line and a way
-    on."""
+    """The journal was changed before its last unit, or belongs to another run.
+
+    The message names the line and says how to continue.
+    """
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,15 @@ class Record:
 
     Attributes:
         units: The finished units by key, in the order in which they finished.
-        end: Length in bytes up to the last of them.
-        damage: A message on whole lines after that which cannot be read, or were changed; empty if there are none.
-        run: The `id` of the run that wrote the journal; empty if it names none.
+        end: Length in bytes, up to the last unit.
+        damage: A message about whole lines after the last unit that were changed or cannot be read; empty if there are
+            none.
+        run: The `id` of the run that wrote the journal; empty if the journal names none.
         sum: The checksum of all lines up to the last unit.
         new: Keys of the units that this reading has found, in order.
-        taken_back: True if this reading has found a unit that replaces an earlier one, or takes it back.
+        taken_back: True if this reading has found a unit that replaces or takes back an earlier one.
         count: Number of lines up to the last unit.
-        file: The number of the file in its file system.
+        file: The inode number of the file.
     """
 
     units: dict[str, Unit]
@@ -107,7 +110,7 @@ _SUM = re.compile(rb', "sum": \d+\}\n$')
 
 
 def encoded(lines: Iterable[JournalLine], own: JournalLine, before: int) -> tuple[bytes, int]:
-    """Return the bytes of a unit's lines, its own last, and their checksum; `before` is that of all lines before."""
+    """Return the bytes of a unit's lines, its own last, and the new checksum; `before` is the checksum so far."""
     raws = [json.dumps(line).encode() + b"\n" for line in lines]
     body = json.dumps(own).encode()
     total = _sum(raws, body, before)
@@ -115,7 +118,7 @@ def encoded(lines: Iterable[JournalLine], own: JournalLine, before: int) -> tupl
 
 
 def _sum(raws: Iterable[bytes], body: bytes, before: int) -> int:
-    """Return the checksum of a unit's lines, in which a repeated one counts once, as the last."""
+    """Return the checksum after a unit's lines. A repeated line counts once, where it occurs last."""
     return zlib.crc32(body, zlib.crc32(b"".join(dict.fromkeys(reversed([*raws]))), before))
 
 
@@ -123,12 +126,12 @@ def read_units(path: Path, before: Record | None = None) -> Record:
     """Read a journal, even while a process writes to it.
 
     Args:
-        before: An earlier reading of this journal, whose units come to hold those that were finished since. Only what
-            was written since is read, unless another file has taken the journal's place.
+        before: An earlier reading of this journal. Only newer lines are read, and their units are added to its `units`.
+            If another file has replaced the journal, everything is read.
 
     Raises:
-        DamagedJournal: if finished units follow a line that cannot be read or was changed, or a line is too long.
-        Unsafe: if it is no regular file.
+        DamagedJournal: if finished units follow a line that was changed or cannot be read, or if a line is too long.
+        Unsafe: if the journal is not a regular file.
     """
     try:
         file = open_to_read(path)
@@ -143,7 +146,7 @@ def read_units(path: Path, before: Record | None = None) -> Record:
 
 
 def _read_on(file: IO[bytes], path: Path, before: Record) -> Record:
-    """Read what was written after an earlier reading of a file."""
+    """Read what was written to a file after an earlier reading."""
     units, finished = before.units, before._finished
     end, number, total, run = before.end, before.count, before.sum, before.run
     kept, count, new, taken_back = end, number, list[str](), False
@@ -165,7 +168,7 @@ def _read_on(file: IO[bytes], path: Path, before: Record) -> Record:
                 f"{damage}, and finished units of work follow. Put back what was written, or leave line {bad} "
                 f"and all after it out (`head -n {bad - 1}` of the file in its place): that work is then done again"
             )
-        # A unit's line has its time, so that no run writes the same line twice.
+        # A unit's line contains its time, so that no run writes the same line twice.
         if (mark := hash(raw)) not in finished:
             body = _SUM.sub(b"}", raw)
             if line["sum"] != (now := _sum(lines, body, total)):
@@ -185,10 +188,10 @@ def _read_on(file: IO[bytes], path: Path, before: Record) -> Record:
 
 
 def _parsed_lines(file: IO[bytes], path: Path, first: int) -> Iterator[tuple[bytes, JournalLine | ValueError]]:
-    """Yield the whole lines of a file from where it stands, each with its content, or with the reason why it has none.
+    """Yield the whole lines of a file from its position on, each with its content or with the error of parsing it.
 
     Args:
-        first: Number of the first of them.
+        first: Number of the first line that is read.
     """
     raws, size = list[bytes](), 0
     for number, raw in enumerate(iter(partial(file.readline, LONGEST + 1), b""), first):
@@ -219,7 +222,7 @@ def _parsed_alone(raw: bytes) -> JournalLine | ValueError:
 
 
 def _checked(line: Any) -> JournalLine | ValueError:
-    """Return a line that has the fields of its event, or the reason why it is none."""
+    """Return a line if it has the fields of its event; otherwise a ValueError that says what is wrong."""
     if not isinstance(line, dict) or not isinstance(event := line.get("event"), str):
         return ValueError("no object with an 'event'")
     if event == UNIT:
@@ -236,24 +239,24 @@ def _checked(line: Any) -> JournalLine | ValueError:
 MESSAGES = "messages.jsonl"
 
 MOST_MESSAGES, CHARS = 1000, 2000
-"""Most messages of a run that are kept, the first ones, and most characters of each."""
+"""Most messages that are kept of a run, and most characters of each. The first messages are kept."""
 
 
 class Message(NamedTuple):
-    """A text for the user, and the wall time of the run when it was said, interrupted sessions included."""
+    """A text for the user, and the wall time of the run at that moment, interrupted sessions included."""
 
     seconds: float
     text: str
 
 
 def keep_message(folder: Path, seconds: float, text: str) -> None:
-    """Keep a message, unless it was kept before: a resumed run repeats its messages."""
+    """Append a message to the run's file, unless it is already there: a resumed run repeats its messages."""
     text = text[:CHARS]
     known = read_messages(folder)
     if len(known) >= MOST_MESSAGES or any(message.text == text for message in known):
         return
     line = {"seconds": round(seconds, 3), "text": text}
-    with contextlib.suppress(OSError, Unsafe), append_to(folder / MESSAGES) as file:  # the journal tells of a full disk
+    with contextlib.suppress(OSError, Unsafe), append_to(folder / MESSAGES) as file:  # the journal reports a full disk
         file.write(json.dumps(line).encode() + b"\n")
 
 
@@ -262,7 +265,7 @@ def read_messages(folder: Path) -> list[Message]:
     found = []
     with contextlib.suppress(OSError, Unsafe):
         for raw in read_file(folder / MESSAGES).splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):  # of an integer without end
+            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):  # Overflow: a huge integer
                 line = parse_json(raw)
                 found.append(Message(float(line["seconds"]), str(line["text"])))
     return found

@@ -1,4 +1,4 @@
-"""Pickling of results and functions, also of those that plain pickle or cloudpickle cannot take."""
+"""Pickle results and functions, even if plain pickle or cloudpickle alone cannot."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import cloudpickle
 
 
 def pickle_config_modules() -> None:
-    """Make every pickler take torch's modules of settings by their names, as it takes other modules.
+    """Let every pickler pickle torch's config modules by name, as it does with other modules.
 
-    Beside a function, cloudpickle pickles each loaded submodule whose dotted name the function's own names could spell.
-    A function that reads `worker.config` and calls `torch.distributed` brings `torch.distributed.config`. That module
-    is of torch's own subclass of the module type.
+    Beside a function, cloudpickle pickles each loaded submodule whose dotted name could be made of names in the
+    function. For example, a function that reads `worker.config` and calls `torch.distributed` brings
+    `torch.distributed.config`. That module is an instance of torch's own subclass of the module type, which cloudpickle
+    cannot pickle.
     """
     module = sys.modules.get("torch.utils._config_module")
-    if module is not None:  # else torch is not loaded, and no such module is
+    if module is not None:  # otherwise torch is not loaded, and there are no such modules
         module.ConfigModule.__reduce__ = _by_name
 
 
@@ -28,7 +29,7 @@ def _by_name(module: ModuleType) -> tuple[Any, tuple[str]]:
 
 
 class Portable:
-    """Base of objects that pickle takes to another process with functions that plain pickle cannot take."""
+    """Base class of objects that can be pickled although they hold functions that plain pickle cannot handle."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         pickle_config_modules()
@@ -48,7 +49,7 @@ def _restored(cls: type[Portable], packed: bytes) -> Portable:
 
 
 class Gone:
-    """A stand-in for a function that could not come along with a pickled result."""
+    """A stand-in for a function that could not be pickled with a result, or not be loaded."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -61,7 +62,7 @@ class Gone:
 
 
 def check_has_functions(problem: object) -> None:
-    """Refuse to measure a model without the functions of its run, which a loaded result does not have."""
+    """Raise ValueError if `model_fn` or `objective` is missing, as in a loaded result: measuring a model needs both."""
     if gone := [name for name in ("model_fn", "objective") if isinstance(getattr(problem, name), Gone)]:
         told = f"this result was loaded or pickled without `{'` and `'.join(gone)}`, which `evaluate` needs"
         way = "or repeat the call of `tune`: it trains nothing again, and its result can evaluate"
@@ -69,17 +70,17 @@ def check_has_functions(problem: object) -> None:
 
 
 def dumped(function: Any) -> bytes | None:
-    """Pickle a function; None if it holds a value that cannot be pickled."""
+    """Pickle a function; return None if it cannot be pickled."""
     try:
         packed: bytes = cloudpickle.dumps(function)
-    except Exception:  # whatever a `__reduce__` raises: it holds an open file, say
+    except Exception:  # a `__reduce__` may raise anything, for example because of an open file
         return None
     return packed
 
 
 def loaded(name: str, packed: bytes | None) -> Any:
-    """Unpickle a function; if that fails, return a stand-in of this name that raises when it is called."""
+    """Unpickle a function; if that fails, return a stand-in that raises when it is called and names the function."""
     try:
         return Gone(name) if packed is None else pickle.loads(packed)
-    except (ImportError, AttributeError):  # its module is not there, or does not have it any more
+    except (ImportError, AttributeError):  # the function's module is missing, or no longer has the function
         return Gone(name)

@@ -1,6 +1,6 @@
 """Writing down the race of a run.
 
-All backends record full-size trainings alike, so that each can resume the work of another:
+All backends record full-size trainings in the same way, so that each backend can resume the work of another:
 
 - `race/trial-{n}/at-{epoch}`: a trial's metrics after each epoch, as soon as the tuner hears of it. Nothing that the
   run decides depends on it. `/again` ends its name if the trial came to this epoch before, and was interrupted. Its
@@ -49,21 +49,21 @@ _WIDTHS = "sweep/widths-of-"
 
 
 def hear(run: Run, epochs: int, metrics: Mapping[str, Iterable[float]], told: Sequence[EpochTold] = ()) -> None:
-    """Take in what a device says while it trains.
+    """Take in a report of a device while it trains.
 
     Args:
-        epochs: Number of epochs that it has trained since its last report, over all trials.
-        metrics: Metrics after the last of them, by name, of the trials that train as one.
-        told: The epochs of full-size models among them.
+        epochs: Number of epochs trained since the device's last report, over all trials.
+        metrics: Metrics after the last of these epochs, by name: one value for each trial that trains as one.
+        told: The epochs of full-size models in the report.
     """
     if not told or any(number in run.history.race.trials for number, *_ in told):
-        run.advance(epochs, run.note(metrics))  # else they began early, and no heat counts them yet
+        run.advance(epochs, run.note(metrics))  # otherwise these trials began early, and no heat counts them yet
     for number in dict.fromkeys(number for number, *_ in told):
         _record_live(run, number, [(epoch, found) for of, epoch, found in told if of == number])
 
 
 def _record_live(run: Run, number: int, trained: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
-    """Record epochs of a full-size trial while it trains on."""
+    """Record epochs of a full-size trial while its training continues."""
     reached = run.history.epochs("race", number)
     trained = [(epoch, metrics) for epoch, metrics in trained if epoch > reached]
     # A cluster may pass words on when the trial has come further, or has failed.
@@ -79,7 +79,7 @@ def _record_live(run: Run, number: int, trained: Sequence[tuple[int, Mapping[str
 
 
 def _new_lines(run: Run, number: int, lines: Iterable[JournalLine]) -> list[JournalLine]:
-    """Return the lines of a full-size trial that the journal does not have as live epochs."""
+    """Return those lines of a full-size trial that the journal does not have yet as live epochs."""
     known = run.history.live.get(number, Live()).lines
     return [line for line in lines if line["epoch"] not in known or jsonable(line) != known[line["epoch"]]]
 
@@ -94,11 +94,11 @@ def record_epochs(
     epoch: int | None = None,
     **more: Any,
 ) -> None:
-    """Record epochs of a full-size trial: first the checkpoint, then the journal's lines.
+    """Record epochs of a full-size trial: first write the checkpoint, then the journal's lines.
 
     Args:
-        lines: The trial's metrics since its last record, or from an earlier epoch on if it went back.
-        epoch: The epoch that was reached; None: that of the last line.
+        lines: The trial's metrics since its last record. They begin earlier if the trial trained epochs again.
+        epoch: The epoch that was reached; None for that of the last line.
     """
     key = f"race/trial-{number}/to-{lines[-1]['epoch'] if epoch is None else epoch}"
     run.save(key, state, [number])
@@ -108,12 +108,12 @@ def record_epochs(
 
 
 def record_swept(run: Run, number: int, state: Mapping[str, Any]) -> None:
-    """Record the sweep's training of a trial, at full width, as the beginning of its full-size training."""
+    """Record what a full-width sweep has trained of a trial as the beginning of its full-size training."""
     record_epochs(run, number, [], state, epoch=run.history.epochs("sweep", number), swept=True)
 
 
 def record_refit(run: Run, number: int, epoch: int, state: Mapping[str, Any], seconds: float) -> None:
-    """Record a model that was trained once more; an earlier one goes."""
+    """Record a model that was trained once more; the checkpoint of an earlier such model is removed."""
     key = refit_key(number, epoch)
     run.save(key, state, [number])
     run.record(key, Unit({"epochs": epoch}, [], seconds), again=True)
@@ -126,7 +126,7 @@ def record_failure(run: Run, number: int, error: str, seconds: float = 0.0) -> N
 
 
 def record_done(run: Run, number: int) -> None:
-    """Record that the training of a full-size trial has ended by itself: it does not go on."""
+    """Record that the training of a full-size trial has ended by itself before the last epoch."""
     epoch = run.history.epochs("race", number)
     key = f"race/trial-{number}/done-after-{epoch}"
     if epoch < run.settings.max_t and not run.store.done(key):
@@ -135,7 +135,7 @@ def record_done(run: Run, number: int) -> None:
 
 
 def source_of(run: Run, number: int) -> str | None:
-    """Return the checkpoint from which a full-size trial goes on; None if it begins anew. Damage is reported."""
+    """Return the checkpoint from which a full-size trial continues; None if it starts anew. Report damage."""
     name = run.history.checkpoints.get(number)
     if name is None or not (damage := run.store.damage(name)):
         return name
@@ -145,9 +145,9 @@ def source_of(run: Run, number: int) -> str | None:
 
 
 def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
-    """Drop a finished run's winner if the weights that it hands back are damaged, so that it trains anew.
+    """If the weights of a finished run's winner are damaged, drop them, so that the winner trains anew.
 
-    Return whether it was dropped.
+    Return whether they were dropped.
     """
     history = run.history
     winner, _ = best_of(history, tried_targets(history, finalists))
@@ -158,7 +158,7 @@ def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
 
 
 def end_by_score(run: Run) -> None:
-    """Record, and say, that a score is good enough; the same call with another `stop_at` goes on."""
+    """Record and report that a score is good enough. The same call with another `stop_at` continues the run."""
     settings = run.settings
     run.end_by(f"{BY_SCORE}{settings.stop_at}")
     run.say(f"{settings.metric} is as good as `stop_at={settings.stop_at}` asks: nothing more trains")
@@ -170,7 +170,7 @@ def end_race(run: Run, finalists: Iterable[int]) -> None:
 
 
 def another_chance(run: Run, finalists: Iterable[int]) -> bool:
-    """Try failed finalists again if code or data changed since; return whether there are any."""
+    """Let failed finalists try again if code or data changed since; return whether any finalist does."""
     again = [n for n in finalists if n in run.history.failures and run.store.changes]
     for number in again:
         run.record(f"race/retry-of-{number}", Unit(None, [{"event": "retried", "trial": number}]), again=True)
@@ -178,9 +178,9 @@ def another_chance(run: Run, finalists: Iterable[int]) -> bool:
 
 
 def try_dropped_again(run: Run) -> None:
-    """Take back what was dropped because this library's own process died of it, and have the sweep decide anew.
+    """Take back work that was dropped because the tuner's own process died of it; the sweep then decides anew.
 
-    The run's history has taken in nothing yet.
+    This must come before the run's history takes in any unit.
     """
     units = run.store.units()
 
@@ -188,13 +188,13 @@ def try_dropped_again(run: Run) -> None:
         return str(line.get("error", "")).startswith(DROPPED)
 
     found = {key: of for key, unit in units.items() if (of := [line["trial"] for line in unit.lines if dropped(line)])}
-    # These units hold the configurations of all trials, which stay as they are.
+    # `KINDS_FROM` units hold the configurations of all their trials, so that they stay.
     built = [n for key, of in found.items() if key.startswith(KINDS_FROM) for n in of if retry_key(n) not in units]
     keys = [key for key in found if not key.startswith(KINDS_FROM)]
     if numbers := sorted({*built, *(n for key in keys for n in found[key])}):
         run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
         keys += [key for key in (ENTERED, DONE) if key in units]  # so that the race is decided anew, too
-    # Processes may have died of measuring these.
+    # Measuring these widths may have killed processes.
     keys += [key for key, unit in units.items() if key.startswith(_WIDTHS) and unit.value.get("assumed")]
     run.store.forget(keys)
     for number in built:

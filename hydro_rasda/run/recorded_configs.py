@@ -1,4 +1,4 @@
-"""Configurations as a run's journal has them: JSON values, and names in place of classes and functions."""
+"""Configurations as recorded in a run's journal: JSON values, and names in place of classes and functions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hydro_rasda.space.domains import is_a
 
 
 def with_objects(recorded: Mapping[str, Any], space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration of the journal with a space's classes and functions in place of their names."""
+    """Return a recorded configuration with the space's classes and functions in place of their names."""
     found: dict[str, Any] = {}
     values = reachable(space)
     for key, value in recorded.items():
         listed = values.get(key, [])
         drawn = [each for of in listed for each in (of.categories if is_a(of, "Categorical") else [of])]
         alike = [each for each in drawn if jsonable(each) == value]
-        # Functions may share a name.
+        # Functions may share a name: then it is unclear which one was meant.
         if alike and (all(each is alike[0] for each in alike) or all(map(is_plain, alike))):
             found[key] = copy.deepcopy(alike[0])
         else:
@@ -35,9 +35,9 @@ def with_objects(recorded: Mapping[str, Any], space: Mapping[str, Any]) -> dict[
 
 
 def as_recorded(trials: Sequence[Trial], run: Run) -> list[Trial]:
-    """Return trials that are sampled anew with the values that the journal has of them; warn if these are others.
+    """Return newly sampled trials with the values that the journal has recorded; warn if these differ.
 
-    A function of `sample_from` may draw otherwise in another process.
+    They can differ: a function of `sample_from` may draw other values in another process.
     """
     recorded = {
         line["trial"]: with_objects(restore(line["config"], run.hidden, run.space), run.space)
@@ -60,7 +60,7 @@ def _with_values(config: Mapping[str, Any], recorded: Mapping[str, Any]) -> Mapp
     found = {}
     for key, value in recorded.items():
         own = config.get(key, value)
-        # An object may have another name in each process.
+        # An object may have a different name in each process.
         if jsonable(own) == jsonable(value) or (is_plain(value) and not is_plain(own) and not isinstance(own, Mapping)):
             found[key] = own
         elif isinstance(own, Mapping) and isinstance(value, Mapping):

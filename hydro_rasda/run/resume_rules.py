@@ -1,4 +1,4 @@
-"""Rules by which a call of `tune` goes on with an earlier run: which differences are refused, and which accepted."""
+"""Rules for resuming an earlier run: which differences a call of `tune` may have, and which are refused."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from hydro_rasda.run.run_lock import LOCK
 
 
 class RunExists(ValueError):
-    """A run of this name is there already, and is another one."""
+    """A run of this name exists that this call may not continue, or its folder holds something else."""
 
 
 def refuse_new(path: Path, resume: str) -> None:
-    """Refuse to begin a run where there is none, if one must be there, or if its folder holds something else."""
+    """Raise if there is no run, but one must exist, or if its folder holds something else."""
     if resume == "must":
         raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
     if not path.exists():
         return
     if not path.is_dir():
         raise RunExists(f"{path} is a file, where the run's folder would be; choose another `name` or `storage_path`")
-    # A process that was killed before its run began leaves these at most.
+    # A process that was killed before its run began leaves at most these files.
     strange = [p.name for p in path.iterdir() if p.name not in (LOCK, DOING, "checkpoints") and not p.match(TEMPORARY)]
     if strange or any((path / "checkpoints").glob("*")):
         raise RunExists(f"{path} is there, but holds no run; choose another `name` or `storage_path`")
 
 
 def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> list[str]:
-    """Refuse a run that may not go on; else say how its code and data differ."""
+    """Raise if a call may not continue the existing run; otherwise return how code and data differ, in words."""
     another = f"`name` is {path.name!r}, but the run of that name in {path.parent}"
     deciding, changes = differences(found, asked)
     if deciding or (changes and resume != "changed"):
@@ -49,7 +49,7 @@ def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any],
 
 
 def refuse_growth(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Refuse more samples for a run whose rule has copied weights: among more trials, copies would be others."""
+    """Raise for more samples if the run's rule has copied weights: with more trials, it would have copied others."""
     was, now = (spec.get("num_samples") for spec in (found, asked))
     if not (isinstance(was, int) and isinstance(now, int) and now > was):
         return
@@ -70,19 +70,19 @@ _WORDS = {
     "val_data": _OF_DATA,
 }
 _NO_DIFFERENCE = ("digests", "code", "environment", "python", "train_data", "val_data", "folds", "refit", "parts")
-"""Keys that are compared by their digests, or that are noted without being a part of the run."""
+"""Keys that are compared by their digests instead, or that are recorded without being part of the identity."""
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Say how two runs differ.
+    """Describe how two runs differ.
 
     Args:
-        was: The content of `run.json`: settings, outlines, and by argument the "digests".
+        was: The content of `run.json`: settings, descriptions, and "digests" by argument.
 
     Returns:
-        Two lists. The first has differences that forbid resuming: settings, space, searcher, the model's parameters.
-        The second has those in code and data, with which a user may go on knowingly. More samples are no difference: a
-        run can grow.
+        Two lists of differences. Those of the first forbid resuming: settings, space, searcher, the model's parameters.
+        Those of the second are in code and data; a user may accept them. More samples are no difference, because a run
+        may grow.
     """
     deciding = {key: _told(key, was.get(key), now.get(key)) for key in {**now, **was} if key not in _NO_DIFFERENCE}
     knowing: dict[str, str | None] = {}
@@ -102,10 +102,10 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
 
 
 def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Tell whether scores of two runs do not compare: they come from other functions, or other validation data.
+    """Tell whether scores of two runs cannot be compared: they come from other functions or other validation data.
 
-    Functions look different under another version of Python. They are then not compared, nor are data that functions or
-    classes of the user's make: a user who goes on knows that they are the same.
+    Functions look different under another version of Python. Then functions are not compared, nor is data that the
+    user's functions or classes make: a user who continues knows that they are the same.
     """
     same = was.get("python") == now.get("python")
     of_values = bool(now.get("folds")) or str(now.get("val_data")).startswith("tensors ")
@@ -117,11 +117,11 @@ def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 _OF_SCORES = ["loss_fn", "objective", "metrics"]
 
 _FEW = 5
-"""Most entries of a space, a model or the settings of the race whose differences are told one by one."""
+"""Most entries of a space, a model or the race's settings whose differences are listed one by one."""
 
 
 def _told(key: str, was: Any, now: Any) -> str | None:
-    """Say how a setting differs; None if it does not."""
+    """Describe how a setting differs; return None if it does not."""
     if key == "num_samples" and isinstance(was, int) and isinstance(now, int):
         return f"num_samples was {was}, now {now}, but a run can only grow" if now < was else None
     if isinstance(was, Mapping) and isinstance(now, Mapping):
@@ -134,7 +134,7 @@ def _told(key: str, was: Any, now: Any) -> str | None:
 
 
 def _argument(name: str) -> str:
-    """Return the argument that `run.json` has by this name."""
+    """Return the argument of `tune` for a name in `run.json`."""
     return _ARGUMENTS.get(name, name)
 
 
@@ -144,27 +144,27 @@ _ARGUMENTS = {
     "sweep_rule": "sweep.rule",
     "rasda": "race",
 }
-"""Arguments of `tune` by their names in `run.json`, where these differ."""
+"""Maps names in `run.json` to arguments of `tune`, where these differ."""
 
 
 ASIDE = "before-"
-"""Beginning of the name of a folder with results that are set aside; a number from 1 follows."""
+"""Prefix of the name of a folder with results that are set aside; a number from 1 follows."""
 
-# The journal moves last: a folder without it is left by a process that was killed on the way.
+# The journal moves last: if a folder has none, a process was killed while it moved the files there.
 RESULTS = ("checkpoints", MESSAGES, "metrics.csv", "tensorboard", JOURNAL)
-"""Files and folders in a run's folder, but for `run.json`, the lock and notes."""
+"""Files and folders of a run's results: all but `run.json`, the lock and notes."""
 
 
 def set_aside(path: Path) -> str:
-    """Move the results of the run in a folder into a folder inside it, which is then a separate run.
+    """Move the results of a run into a folder inside its own, which then is a separate run.
 
-    If the process is killed on the way, the next one moves the rest to the same place.
+    If the process is killed meanwhile, the next process moves the rest to the same folder.
 
     Args:
-        path: The run's folder, locked by this process. Its `run.json` is copied, and stays until another is written.
+        path: The run's folder, locked by this process. Its `run.json` is copied, and stays until a new one is written.
 
     Returns:
-        A message on the move; empty if there was nothing to move.
+        A message about the move; empty if there was nothing to move.
     """
     if not (path / JOURNAL).exists():
         return ""

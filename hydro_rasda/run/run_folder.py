@@ -1,4 +1,4 @@
-"""The run directory: the request, the journal, and the weights to go on from.
+"""The run's folder: the request, the journal, and the checkpoints to resume from.
 
 ::
 
@@ -10,9 +10,9 @@
         before-1/         the run so far, where `resume="changed"` went on with another measure; see `set_aside`
 
 A run is a sequence of *units* of work, such as one fused group trained to one milestone. Every unit starts from the
-files on disk and leaves its lines and its checkpoint there. So a resumed run is an ordinary run whose first units are
+files on disk, and leaves its lines and its checkpoint there. So a resumed run is an ordinary run whose first units are
 read instead of trained. The lines of a unit reach the journal in one write, the unit's own line last. If a process is
-killed, lines after the last such line do not count, and are cut off on resume.
+killed, lines after the last unit's line do not count, and are cut off on resume.
 """
 
 from __future__ import annotations
@@ -65,14 +65,13 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """One run's directory, locked by one process at a time; any number can read it meanwhile.
+    """One run's folder. Only one process at a time may hold it, but any number of processes can read it.
 
     Attributes:
-        changes: Messages of a run that goes on although code or data differ from its own, or a part of its journal is
-            lost.
+        changes: Messages about differences that this call accepts: other code or data, or a lost part of the journal.
         doing: The work that this process trains itself.
-        id: Tells this run and its checkpoints from all others.
-        recorded: Number of units that were in the journal when the run was opened, but for live epochs.
+        id: Distinguishes this run and its checkpoints from all others.
+        recorded: Number of units in the journal when the run was opened, without live epochs.
         left: The latest estimate of the seconds that the run still takes; None if it is not known.
     """
 
@@ -87,7 +86,7 @@ class Store:
             )
         self.changes = changes
         self._units, self._sum = record.units, record.sum
-        units = {key: unit for key, unit in record.units.items() if not is_live(key)}  # the others train again
+        units = {key: unit for key, unit in record.units.items() if not is_live(key)}  # live epochs train again
         self._claim, self._owns_claim = claim, False
         with naming(path / JOURNAL, WRITABLE):
             self._journal = None if claim is None else append_to(path / JOURNAL)
@@ -102,17 +101,17 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, asked: Mapping[str, Any], resume: str) -> Store:
-        """Make a run directory, or open the one that is there.
+        """Create a run's folder, or open an existing one.
 
         Args:
-            asked: JSON values that identify the run (see `Identity.asked`); a directory with another run is refused.
-            resume: "auto" goes on with a run that is there. "must" refuses to start anew, and "never" refuses to go on.
-                "changed" also goes on if code or data are others now, and keeps the new ones as the run's. It sets
-                earlier scores aside if new ones do not compare with them.
+            asked: JSON values that identify the run (see `Identity.asked`). A folder with another run is refused.
+            resume: "auto" continues an existing run. "must" refuses to begin a new run, and "never" refuses to continue
+                one. "changed" also continues if code or data have changed, and records the new ones. If new scores do
+                not compare with the earlier ones, it sets the earlier results aside.
 
         Raises:
-            RunExists: if the directory holds another run, or any run under resume="never".
-            DamagedJournal: if there are finished units after a line that cannot be read, or it is another run's.
+            RunExists: if the folder holds another run, or any run with `resume="never"`.
+            DamagedJournal: if finished units follow a line that cannot be read, or if the journal is another run's.
             Others: see `Claim`.
         """
         require(resume in RESUME, "resume", resume, f"one of {RESUME}")
@@ -127,10 +126,10 @@ class Store:
 
     @classmethod
     def claimed(cls, claim: Claim, asked: Mapping[str, Any], spent: float = 0.0) -> Store:
-        """Make a run in the folder that is claimed, or open the one that is there; see `open`. The claim stays.
+        """Create a run in a claimed folder, or open the one that exists; see `open`. The caller still holds the claim.
 
         Args:
-            spent: Seconds that this process has spent on the run before, which count as the run's.
+            spent: Seconds that this process has already spent on the run; they count as the run's.
         """
         path, found, asked = claim.path, claim.found, jsonable(asked)
         spec = path / SPEC
@@ -162,11 +161,11 @@ class Store:
 
     @classmethod
     def read(cls, path: Path) -> Store:
-        """Open a run directory only to read it: nothing is locked, and a run in progress is not disturbed."""
+        """Open a run's folder only for reading: nothing is locked, and a run in progress is not disturbed."""
         return cls(path, read_units(path / JOURNAL))
 
     def once(self, key: str, work: Callable[[], Unit | Any]) -> Unit:
-        """Do a unit of work, or return the recorded one if it was done before.
+        """Do a unit of work; if it was done before, return the recorded unit.
 
         Args:
             key: Names the unit within the run, such as "sweep/rung-0/group-3".
@@ -180,13 +179,14 @@ class Store:
         return self._units[key]
 
     def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
-        """Record a unit of work that was done elsewhere; return it as the journal would give it back.
+        """Record a unit of work that was done elsewhere; return it in the form in which the journal gives it back.
 
-        It is on the disk then, unless it holds live epochs. A unit of this key may be recorded already only if
-        `again`; the new one then counts, in its own place.
+        Unless the unit holds live epochs, it is on the disk when this returns. If the key is recorded already, `again`
+        must be
+        True: the new unit replaces the old one, and comes last in the order.
 
         Raises:
-            OSError: if it cannot be written; the journal then takes no further unit.
+            OSError: if the unit cannot be written. The journal then accepts no further unit.
         """
         require(again or key not in self._units, "key", key, "that of a unit which is not recorded yet")
         value, lines, seconds = jsonable(unit.value), jsonable(unit.lines), round(unit.seconds, 4)
@@ -202,7 +202,7 @@ class Store:
         return unit
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Take units back: their work is done again."""
+        """Take units back, so that their work is done again."""
         for key in keys:
             self.record(key, Unit(FORGOTTEN), again=True)
             del self._units[key]
@@ -212,7 +212,7 @@ class Store:
 
     @property
     def seconds(self) -> float:
-        """Wall time to the last unit done before this process, plus the time since this process opened the run."""
+        """Wall time of the run: up to the last unit of earlier processes, and since this process opened it."""
         return self._spent + monotonic() - self._opened
 
     @property
@@ -234,12 +234,12 @@ class Store:
         return self._units
 
     def folded_into(self, history: History) -> Iterator[tuple[str, Unit]]:
-        """Have a history take in all finished units; yield each once it is taken in.
+        """Let a history take in all finished units; yield each unit once it is taken in.
 
         Raises:
             DamagedJournal: if a unit does not follow from those before it.
         """
-        is_void = CALL in self._units  # what was decided before the last call that decides anew
+        is_void = CALL in self._units  # True for decisions before the last `CALL`
         for key, unit in self._units.items():
             is_void = is_void and key != CALL
             if not (is_void and is_decision(key)):
@@ -255,11 +255,14 @@ class Store:
         self._damage[name] = ""
 
     def load(self, name: str, device: str | torch.device | None = None) -> dict[str, Any]:
-        """Read a checkpoint back as `load_checkpoint` does, if this run wrote it under this name."""
+        """Load a checkpoint like `load_checkpoint`; it must be one that this run wrote under this name."""
         return load_checkpoint(self.file(name), device, self.id)
 
     def damage(self, name: str) -> str:
-        """Say why a checkpoint of an earlier process cannot be loaded; empty if it can. It is tried once."""
+        """Return why a checkpoint of an earlier process cannot be loaded; empty if it can.
+
+        Each checkpoint is tried once.
+        """
         if name not in self._damage:
             try:
                 self.load(name, "cpu")
@@ -272,15 +275,15 @@ class Store:
         return self.file(name).exists()
 
     def keep_message(self, text: str) -> None:
-        """Keep a message of the run; nothing depends on it."""
+        """Store a message of the run. Nothing depends on it."""
         if self._claim is not None:
             keep_message(self.path, self.seconds, text)
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove checkpoints from which nothing will go on."""
+        """Remove checkpoints that no trial needs any more."""
         assert self._claim is not None, "this run was opened to be read"
         for name in names:
-            with contextlib.suppress(IsADirectoryError):  # no run made it: who writes there next is told
+            with contextlib.suppress(IsADirectoryError):  # not made by a run: `save` will raise for it
                 remove(self.file(name), inside=2)
             self._damage.pop(name, None)
 
@@ -289,7 +292,7 @@ class Store:
 
     def _append(self, lines: Iterable[JournalLine], own: JournalLine, durable: bool) -> None:
         assert self._journal is not None, "this run was opened to be read"
-        if self._failed is not None:  # perhaps amid a line
+        if self._failed is not None:  # the failed write may have ended within a line
             raise self._failed
         first = [] if self._units else [{"event": RUN, "id": self.id}]
         written, total = encoded([*first, *lines], own, self._sum)
@@ -306,7 +309,7 @@ class Store:
 
     def close(self) -> None:
         if self._journal is not None and self._claim is not None:
-            with contextlib.suppress(OSError):  # of lines that could not be written, which was reported then
+            with contextlib.suppress(OSError):  # lines that could not be written: this was reported before
                 self._journal.close()
             if self._owns_claim:
                 self._claim.release()
@@ -319,7 +322,7 @@ class Store:
 
 
 def take_in(history: History, key: str, unit: Unit, folder: Path) -> None:
-    """Have a history take in the next unit of a folder; DamagedJournal if it does not follow from those before it."""
+    """Let a history take in the next unit of a folder; DamagedJournal if it does not follow from the units before."""
     try:
         history.take(key, unit)
     except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -328,10 +331,10 @@ def take_in(history: History, key: str, unit: Unit, folder: Path) -> None:
 
 
 def checkpoint_file(folder: Path, name: str) -> Path:
-    """Return the file of a checkpoint in a run's folder."""
+    """Return the path of a checkpoint in a run's folder."""
     return folder / "checkpoints" / f"{name.replace('/', '.')}.pt"
 
 
 def _rounded_up(seconds: float) -> float:
-    """Round up for the journal: time spent may not seem less than a budget that it exceeded."""
+    """Round up for the journal: recorded time must not be less than a budget that was exceeded."""
     return math.ceil(seconds * 1e4) / 1e4

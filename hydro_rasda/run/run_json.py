@@ -1,4 +1,4 @@
-"""`run.json`: the settings of a run that it keeps, and the request for a run, as it is read back."""
+"""`run.json`: the settings that are recorded for a run, and how its request is read back."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hydro_rasda.settings.objectives import bounds_of, split_metrics
 SPEC = "run.json"
 
 FORMAT = 2
-"""Format of a run's folder, in its `run.json`: only runs of this one are read. It grows when what they hold changes."""
+"""Format of a run's folder, recorded in `run.json`. Only runs of this format are read. It grows with each change."""
 
 _OWN = ("metric", "mode", "num_samples", "max_t", "full_trainings", "precision", "seed", "folds")
 OF_SWEEP = ("surrogate", "grace_period", "reduction_factor", "fusion", "check_transfer", "repeats", "depth")
 OF_RACE = ("top_k", "keep", "patience", "ema", "refit")
 _ELSE = ("checkpoint_every", *OF_RACE)
 _OF_RASDA = tuple(field.name for field in fields(RaceConfig) if field.name not in _ELSE)
-"""Settings on which a run's decisions depend: `run.json` has the last as a dict, "rasda", and all others by name."""
+"""Settings that determine a run's decisions. `run.json` has `_OF_RASDA` as a dict, "rasda", and all others by name."""
 _OF_PROBLEM = ("space", "searcher", "sweep_rule", "train_data", "val_data", "model", "python", "digests", "rasda")
 
 
 def read_asked(path: Path) -> dict[str, Any]:
-    """Read the request for the run in a directory, as `Identity.asked` returns it; ValueError if there is no run."""
+    """Read the request of the run in a folder, as `Identity.asked` returned it; ValueError if there is no run."""
     spec = path / SPEC
     require(spec.is_file(), "path", str(path), "a run's folder, `storage_path/name`: it holds no run.json")
     asked = read_spec(path)
@@ -39,18 +39,18 @@ def read_asked(path: Path) -> dict[str, Any]:
 
 
 def run_id(path: Path) -> str:
-    """Return the `id` of the run in a directory."""
+    """Return the `id` of the run in a folder."""
     return str(_read(path)["id"])
 
 
 def unique_name(path: Path) -> str:
-    """Name the run in a directory as no other: runs of one name in two folders are two.
+    """Return a name for the run in a folder that no other run has, not even a run of the same name elsewhere.
 
-    So are a run that was set aside (`resume="changed"`) and the one that began anew in its place.
+    A run that was set aside (`resume="changed"`) and the one that began in its place have different names, too.
     """
     try:
         own = run_id(path)
-    except FileNotFoundError:  # a logger can be told of something else than a run
+    except FileNotFoundError:  # a logger may be given a folder that is not a run's
         own = ""
     return f"{path.name}-{hashlib.sha256(f'{own} {path}'.encode()).hexdigest()[:8]}"
 
@@ -59,7 +59,7 @@ _NO_RUN = "a run's folder, `storage_path/name`: its run.json is not one of a run
 
 
 def read_spec(path: Path) -> dict[str, Any]:
-    """Read a folder's `run.json`, without its format and the run's id; ValueError if it is of another format."""
+    """Read a folder's `run.json` without its format and the run's id; ValueError if the format is another one."""
     return {name: value for name, value in _read(path).items() if name not in ("format", "id")}
 
 
@@ -82,9 +82,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def determining(settings: TuneConfig) -> dict[str, Any]:
-    """The settings on which a run's decisions depend, as `run.json` has them.
+    """Return the settings that determine a run's decisions, in the form of `run.json`.
 
-    Not among them: what a run may cost, or must find, how often it is saved, and how its steps are run.
+    The time budget, `stop_at`, the frequency of checkpoints and the way in which steps run do not determine them.
     """
     bounds = bounds_of(settings.sweep.constraints)
     several = {"metric": [name for name, _ in settings.objectives], "mode": [mode for _, mode in settings.objectives]}
@@ -99,7 +99,7 @@ def determining(settings: TuneConfig) -> dict[str, Any]:
 
 
 def recorded(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the fields of `TuneConfig`, `SweepConfig` and `RaceConfig` that a `run.json` has."""
+    """Return the fields of `TuneConfig`, `SweepConfig` and `RaceConfig` that a `run.json` contains."""
     own = {name: asked[name] for name in _OWN}
     if isinstance(asked["metric"], list):
         own |= dict(zip(("metric", "mode", "objectives"), split_metrics(asked["metric"], asked["mode"]), strict=True))

@@ -1,4 +1,4 @@
-"""The lock that keeps two processes from one run."""
+"""The lock that keeps a second process from working on a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 from hydro_rasda.run.files import WRITABLE, Unsafe, open_to_read, refuse_irregular, refuse_links
 
 LOCK = ".lock"
-"""File in a run's folder that is locked by the process working on the run."""
+"""File in a run's folder. The process that works on the run locks it."""
 
 _LOCKS = Path("/proc/locks")
 
@@ -20,11 +20,11 @@ _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 def hold(folder: Path) -> FileLock:
-    """Lock a run for this process; `release` of the returned lock lets go of it.
+    """Lock a run for this process; call `release` of the returned lock to unlock it.
 
     Raises:
-        RuntimeError: if another process holds it.
-        Unsafe: if a link or a folder is in the lock's place.
+        RuntimeError: if another process holds the lock.
+        Unsafe: if a link or a folder is in the place of the lock file.
         OSError: if the file system has no locks, or the folder cannot be written.
     """
     refuse_links(folder / LOCK)
@@ -47,7 +47,7 @@ def hold(folder: Path) -> FileLock:
 
 
 def shows_locks() -> bool:
-    """Tell whether this system lets processes see each other's locks (Linux); elsewhere no run looks held."""
+    """Tell whether processes can see each other's locks on this system (Linux). Elsewhere, `held` is always False."""
     return _LOCKS.exists()
 
 
@@ -61,14 +61,14 @@ def held(folder: Path) -> bool:
         locks = _LOCKS.read_text().splitlines()
     except (OSError, StopIteration, Unsafe):
         return False
-    # "1: FLOCK  ADVISORY  WRITE 25313 fe:00:2368030 0 EOF"; a waiting process has an arrow before the kind.
+    # "1: FLOCK  ADVISORY  WRITE 25313 fe:00:2368030 0 EOF"; a line of a waiting process has an arrow before FLOCK.
     return any(fields[1] == "FLOCK" and fields[5] == name for line in locks if (fields := line.split()))
 
 
 def _name(file: Path) -> str:
-    """Name a file as the kernel's list of locks does: "fe:00:2368030", device and inode.
+    """Return a file's device and inode as in the kernel's list of locks, such as "fe:00:2368030".
 
-    The device is that of the file's mount, which some file systems hide from `stat`.
+    The device is taken from the file's mount, because `stat` hides it on some file systems.
     """
     with open_to_read(file) as opened:
         told = Path(f"/proc/self/fdinfo/{opened.fileno()}").read_text().split()

@@ -1,4 +1,4 @@
-"""A run in progress: its problem, its folder, its history, and who is told of it."""
+"""A run in progress: its problem, folder and history, and the callbacks that are told of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hydro_rasda.run.time_left import TimeLeft, roughly, seconds_left
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.space.space import derived
 
-if TYPE_CHECKING:  # imports torch, for which reading a journal need not wait
+if TYPE_CHECKING:  # imports torch, and reading a journal should not wait for that
     from hydro_rasda.problem.problem import Problem
 
 _PLACE = ("event", "heat", "trial", "epoch")
@@ -43,11 +43,11 @@ class Run:
     """A run in progress.
 
     Attributes:
-        space: The space of the trials' configurations: domains by name, as `tune` was given them.
-        hidden: Places of secrets in configurations; no file, event or message shows them.
-        known: Trials with the objects of the space, by number, as the search gave them.
-        history: The content of the journal; `fold` takes in the units that earlier processes wrote.
-        time_left: The estimate of the time left, from the plans and epochs of the heats.
+        space: The space of configurations as `tune` received it: domains by name.
+        hidden: Places of secrets in configurations. No file, event or message shows them.
+        known: Trials by number, with the objects of the space, as the search made them.
+        history: The content of the journal. `fold` takes in the units that earlier processes wrote.
+        time_left: The estimate of the time left, from the planned and the trained epochs of the heats.
     """
 
     problem: Problem
@@ -61,7 +61,7 @@ class Run:
 
     def __post_init__(self) -> None:
         own_loop = self.problem.own_loop is not None
-        # A training function of the user's own may read any key; so may a function that derives values.
+        # A user's training function may read any key; so may a function that derives values.
         self.history = History(self.settings, own_loop, self.known, reads_any=own_loop or bool(derived(self.space)))
 
     @property
@@ -69,7 +69,7 @@ class Run:
         return self.problem.settings
 
     def fold(self, hear: Callable[[str, Unit], None] = lambda key, unit: None) -> None:
-        """Take in what earlier processes recorded, and remove checkpoints from which nothing goes on any more.
+        """Take in the units of earlier processes, and remove checkpoints that no trial needs any more.
 
         Args:
             hear: Called with each unit, once it is taken in.
@@ -79,7 +79,7 @@ class Run:
         self.store.discard(self.history.released())
 
     def unit(self, key: str, work: Callable[[], Unit]) -> Unit:
-        """Do a unit of work once in the life of the run, and take it in."""
+        """Do a unit of work once per run, and take it in; if it was done before, return the recorded unit."""
         if self.store.done(key):
             return self.store.units()[key]
         return self._taken_in(key, self.store.once(key, lambda: self._as_kept(work())))
@@ -95,7 +95,7 @@ class Run:
         return unit
 
     def _as_kept(self, unit: Unit) -> Unit:
-        """Hide a unit's secrets, and note the values of configurations that JSON does not keep."""
+        """Hide secrets in a unit, and add literals for configuration values that JSON cannot keep."""
         lines = []
         for line in unit.lines:
             if "config" in line:
@@ -109,10 +109,10 @@ class Run:
         return scrubbed(text, self.hidden, self.space)
 
     def decide(self, key: str, candidates: Iterable[int], decision: Callable[[], Iterable[int]]) -> list[int]:
-        """Take a decision about trials once in the life of the run.
+        """Make a decision about trials that is made once per run.
 
-        Over other candidates, it is another decision: a run with more samples or more time decides anew, but keeps its
-        trainings.
+        A decision about other candidates is a separate one: a run with more samples or more time decides anew, but
+        keeps its trainings.
         """
         chosen: list[int] = self.unit(decision_key(key, candidates), lambda: Unit([*decision()])).value
         return chosen
@@ -127,12 +127,12 @@ class Run:
         self.notify(CheckpointSaved, heat=key.partition("/")[0], trials=tuple(trials), path=self.store.file(key))
 
     def notify(self, event: type[Event], **values: Any) -> None:
-        """Give the callbacks an event that happens now."""
+        """Send the callbacks an event that happens now."""
         if self.callbacks:
             self.callbacks.notify(event(**{"seconds": self.store.seconds, **values}))
 
     def notify_recalled(self) -> None:
-        """Give the callbacks the events of trials and epochs that earlier processes recorded."""
+        """Send the callbacks the events of trials and epochs that earlier processes recorded."""
         for unit in self.store.units().values():
             self._notify_lines(unit, recalled=True)
 
@@ -149,7 +149,7 @@ class Run:
                 self.notify(TrialFailed, trial=line["trial"], error=line["error"], **when)
 
     def say(self, text: str) -> None:
-        """Send the user a line, and keep it."""
+        """Send the user a line of text, and store it."""
         text = self._scrubbed(text)
         self.store.keep_message(text)
         self.notify(MessageSaid, text=text)
@@ -164,16 +164,16 @@ class Run:
         self.notify(HeatEnded)
 
     def advance(self, epochs: int, note: str = "") -> None:
-        """Announce epochs that were trained just now, before the journal has them."""
+        """Announce epochs that were just trained; the journal records them later."""
         seconds = self.store.seconds
         self.time_left.advance(epochs, seconds)
-        if (news := self.time_left.news(seconds)) is not None:  # not kept: soon it is not true any more
+        if (news := self.time_left.news(seconds)) is not None:  # not stored: it is out of date soon
             self.notify(MessageSaid, text=f"About {roughly(news)} left.")
         self.store.left = left = self.time_left.left(seconds)
         self.notify(EpochsTrained, seconds=seconds, epochs=epochs, note=note, seconds_left=left)
 
     def can_load(self, key: str) -> bool:
-        """Tell whether a checkpoint is there and undamaged; say once that the work of a damaged one trains again."""
+        """Tell whether a checkpoint exists and is undamaged; report damage once."""
         if not self.store.has(key):
             return False
         if (damage := self.store.damage(key)) and key not in self._told:
@@ -182,15 +182,18 @@ class Run:
         return not damage
 
     def out_of_time(self, heat: HeatName) -> bool:
-        """Tell whether a heat may begin no more work: the time budget, or the sweep's share of it, is spent."""
+        """Tell whether a heat may not begin more work, because the time budget or the sweep's share of it is spent."""
         return self.seconds_left(heat) <= 0
 
     def seconds_left(self, heat: HeatName) -> float:
-        """Return a heat's seconds left of the time budget, which counts interrupted sessions; infinite without one."""
+        """Return the seconds of the time budget that a heat has left; infinite without a budget.
+
+        Time of earlier, interrupted sessions counts as spent.
+        """
         return seconds_left(self.settings.time_budget_s, heat, self.store.seconds, self.store.swept)
 
     def end_by_time(self, heat: HeatName) -> None:
-        """Record that a heat's time is spent, so that the same call trains nothing more."""
+        """Record that a heat's time is spent. A repeated call with the same budget then trains nothing more."""
         key = f"{heat}/ended-by-{self.settings.time_budget_s}s"
         if heat == "race":
             self.end_by(key)
@@ -198,12 +201,12 @@ class Run:
             self.unit(key, lambda: Unit(None))
 
     def end_by(self, key: str, value: Any = None) -> None:
-        """Record, as the last unit, how the run has ended, unless the last unit says so already."""
+        """Record how the run has ended as its last unit, unless the last unit already says so."""
         if self.history.last != key or self.store.units()[key].value != value:
             self.record(key, Unit(value), again=True)
 
     def note(self, metrics: Mapping[str, Iterable[float]]) -> str:
-        """Sum up an epoch in a few words: the best value of the metric among the trials that trained together."""
+        """Return an epoch's best metric among the trials that trained together, in words; empty if none is finite."""
         finite = [value for value in metrics[self.settings.metric] if math.isfinite(value)]
         if not finite:
             return ""

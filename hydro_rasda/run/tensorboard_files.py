@@ -1,7 +1,7 @@
-"""TensorBoard's event files, written at once: a process that is killed loses nothing that it has logged.
+"""TensorBoard's event files, written at once: if a process is killed, nothing is lost that it has logged.
 
-A file is a sequence of records: the length of an event, the event, and a checksum of each. A writer of tensorboardX
-holds events back for two minutes, and needs a thread, a pipe and an open file for each trial that trains.
+A file is a sequence of records: the length of an event, the event, and a checksum of each. The writer of tensorboardX
+is not used: it delays events by two minutes, and needs a thread, a pipe and an open file for each trial that trains.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from hydro_rasda.run.files import append_to, open_to_read
 _PATTERN = "*.tfevents.*"
 
 _HEAD, _TAIL = 12, 4
-"""Bytes of a record before its event, and after it."""
+"""Bytes of a record before its event, and after its event."""
 
 
 class EventFile:
-    """A file to which this process appends events; its name sorts after those of earlier processes.
+    """A file to which this process appends events. Its name sorts after the names of earlier processes.
 
     Args:
-        folder: TensorBoard shows each folder as a run; it is made with the first event.
-        inside: Number of the folder's last names that lie in the run's folder; the others may be links.
+        folder: The folder of the file, which TensorBoard shows as a run. It is created with the first event.
+        inside: Number of last names of the folder's path that lie in the run's folder. The names before may be links.
     """
 
     def __init__(self, folder: Path, inside: int = 0) -> None:
         self._path, self._inside = folder / f"events.out.tfevents.{time.time():.6f}.hydro_rasda", inside + 1
 
     def append(self, summaries: Sequence[Any], step: int = 0) -> None:
-        """Append an event for each of these `Summary` messages, in one write."""
+        """Append one event for each `Summary` message, all in one write."""
         from tensorboardX.proto.event_pb2 import Event
 
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,19 +44,19 @@ class EventFile:
 
 
 def tag_of(name: str) -> str:
-    """Return the tag of a metric: TensorBoard's have no spaces."""
+    """Return the tag of a metric. TensorBoard's tags have no spaces."""
     return name.replace(" ", "_")
 
 
 def scalars(values: Mapping[str, float]) -> Any:
-    """Return a `Summary` of metrics by name."""
+    """Return a `Summary` of values by name."""
     from tensorboardX.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=tag_of(name), simple_value=value) for name, value in values.items()])
 
 
 def last_steps(folder: Path, inside: int = 0) -> dict[str, int]:
-    """Return the last step of each tag in the event files of a folder; a record that was cut off does not count."""
+    """Return the last step of each tag in a folder's event files. A record that was cut off does not count."""
     found: dict[str, int] = {}
     for path in sorted(folder.glob(_PATTERN)):
         for event in _events(path, inside + 1):

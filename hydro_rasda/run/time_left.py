@@ -1,4 +1,4 @@
-"""A run's time left: of its budget, and by estimate (planned epochs times foreseen, then measured, seconds)."""
+"""The time left of a run: of its budget, and as an estimate from planned epochs and foreseen or measured seconds."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import NamedTuple
 from hydro_rasda.common.heat_names import HeatName
 
 PRIOR = 0.03
-"""Share of a part of the run after which its measured times weigh as much as the foreseen ones."""
+"""Share of a heat after which measured times weigh as much as foreseen times."""
 
 ENOUGH = 0.1
-"""Share of a part of the run of which nothing was foreseen, after which its measured times are told."""
+"""Share of a heat after which its measured times are reported, if none were foreseen."""
 
 OVERHEAD = 1.5
-"""Ratio of measured to foreseen time before any measurement: validation, updates and checkpoints are not foreseen.
+"""Ratio of real to foreseen time, assumed before anything is measured: validation and checkpoints are not foreseen.
 
-Of full-size models on digits, measured ratios are 1.2 to 1.6. A sweep's ratio says little of that: it is 2.2 to 2.7 for
-small measured groups, as each waits for a process.
+On digits, measured ratios are 1.2 to 1.6 for full-size models. For a sweep of small measured groups, they are 2.2 to
+2.7, because each group waits for a process.
 """
 
 SMOOTHING = 0.1
-"""Share of the time left within which the estimate comes to a new value, so that it does not jump."""
+"""Share of the time left within which the estimate approaches a new value, so that it does not jump."""
 
 LEAST_SMOOTHING = 1.0
-"""Least number of seconds within which the estimate comes to a new value."""
+"""Least number of seconds within which the estimate approaches a new value."""
 
 LEAST_TOLD = 2.0
-"""Seconds below which nobody is told how many are left."""
+"""Number of seconds below which the time left is not shown."""
 
 LEAST_NEWS = 60.0
 """Seconds below which a part of the run begins without a line on the time left.
 
-A dry run foresees batches alone. Processes, validation and checkpoints take some tenths of a second for each group and
-full-size model. They can be most of a run of seconds, but are a small share of minutes.
+A dry run foresees only the batches. Processes, validation and checkpoints take some tenths of a second more for each
+group and full-size model. That matters in a run of seconds, but not in a run of minutes.
 """
 
 
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 
     Attributes:
         epochs: Number of epochs, over all trials.
-        seconds: Foreseen wall time of one of them; NaN if it is not known.
+        seconds: Foreseen wall time of one epoch; NaN if it is not known.
     """
 
     epochs: float
@@ -73,7 +73,7 @@ class _PartLeft:
     told: bool = False
 
     def take(self, epochs: float) -> None:
-        """Count epochs as trained, from the first pieces."""
+        """Count epochs as trained; they are taken from the first pieces."""
         self.trained += epochs
         self.reports += 1
         while epochs > 0 and self.pieces:
@@ -92,18 +92,18 @@ class _PartLeft:
 
     @property
     def factor(self) -> float:
-        """Return the ratio of measured to foreseen time; if little was measured, it is near `OVERHEAD`."""
+        """Return the ratio of measured to foreseen time. It is near `OVERHEAD` if little was measured."""
         prior = PRIOR * (self.ahead + self.foreseen)
         return (prior * OVERHEAD + self.spent) / (prior + self.foreseen) if prior > 0 else OVERHEAD
 
     @property
     def is_foreseen(self) -> bool:
-        """Tell whether a time is known of all its epochs before they are trained."""
+        """Tell whether the time of all epochs, trained or not, was foreseen."""
         return math.isfinite(self.ahead + self.foreseen)
 
     @property
     def epochs(self) -> float:
-        """Epochs that are left."""
+        """Number of epochs that are left."""
         return sum(count for count, _ in self.pieces)
 
     def left(self, lanes: int) -> float:
@@ -121,7 +121,7 @@ class _PartLeft:
 
 
 class TimeLeft:
-    """The estimate for a whole run, over its parts; `lanes` models train at the same time."""
+    """The estimate for a whole run, over its heats. `lanes` is the number of models that train at the same time."""
 
     def __init__(self) -> None:
         self.lanes = 1
@@ -130,7 +130,7 @@ class TimeLeft:
         self._shown: tuple[float, float] | None = None
 
     def plan(self, part: str, pieces: Iterable[Piece]) -> None:
-        """Set the epochs that a part of the run has left to train; its measurements stay."""
+        """Set the epochs that a heat still has to train. Its measurements stay."""
         known = self._parts.setdefault(part, _PartLeft([]))
         known.pieces = [piece for piece in pieces if piece.epochs > 0]
 
@@ -138,25 +138,25 @@ class TimeLeft:
         return part in self._parts
 
     def begin(self, part: str, seconds: float) -> None:
-        """Start the clock of a part, at a wall time of the run."""
+        """Start the clock of a heat at the given wall time of the run."""
         self._now, self._at = part, seconds
 
     def advance(self, epochs: float, seconds: float) -> None:
-        """Count epochs of the part that began last."""
+        """Count epochs as trained in the heat that began last."""
         if (part := self._parts.get(self._now)) is not None:
             part.spent += max(0.0, seconds - self._at)
             part.take(epochs)
         self._at = seconds
 
     def foreseen(self) -> float | None:
-        """Return the seconds that all parts still take; None if that is not known of one of them."""
+        """Return the seconds that all heats still take; None if one of them is not known."""
         left = sum(part.left(self.lanes) for part in self._parts.values())
         return left if self._parts and math.isfinite(left) else None
 
     def news(self, seconds: float) -> float | None:
         """Return the seconds left when they can be told, once a part, if they are `LEAST_NEWS` or more; else None.
 
-        `left` goes on from there.
+        After that, `left` continues from this value.
         """
         part, left = self._parts.get(self._now), self.foreseen()
         if part is None or part.told or not part.can_be_told(self.lanes) or left is None or left < LEAST_NEWS:
@@ -165,7 +165,7 @@ class TimeLeft:
         return left
 
     def left(self, seconds: float) -> float | None:
-        """Return the seconds left at a wall time of the run, smoothed: they change little by little."""
+        """Return the seconds left at a wall time of the run, smoothed so that they change little by little."""
         raw = self.foreseen()
         if raw is None:
             return None
@@ -186,8 +186,8 @@ SWEEP_SHARE = 0.5
 def seconds_left(budget: float | None, heat: HeatName, seconds: float, swept: float) -> float:
     """Return the seconds that a heat may still take; infinite without a budget.
 
-    Only the sweep's own time counts against its share, not full-size training. The same call with more time thus goes
-    on with the sweep, too.
+    Only the sweep's own time counts against its share, not full-size training. So the same call with more time also
+    resumes the sweep.
 
     Args:
         swept: The part of `seconds` that the sweep took.

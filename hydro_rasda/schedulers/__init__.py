@@ -1,6 +1,6 @@
-"""Pure decisions: plain values in, a decision out. No clock, no disk, no device, no cluster.
+"""Pure decisions: plain values go in, a decision comes out. They use no clock, disk, device or cluster.
 
-Real runs and the simulator decide by the same code.
+Real runs and the simulator use the same code.
 """
 
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision

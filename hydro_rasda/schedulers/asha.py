@@ -1,4 +1,4 @@
-"""Asynchronous successive halving, the stopping variant: a trial is decided when it reports.
+"""Asynchronous successive halving, the stopping variant: it decides on a trial when the trial reports.
 
 Li et al., "A system for massively parallel hyperparameter tuning" (https://arxiv.org/abs/1810.05934). Decisions are
 those of Ray Tune's `ASHAScheduler` with one bracket. A trial continues unless it is worse than the
@@ -31,10 +31,10 @@ class Decision(StrEnum):
 
 
 class Rung(Mapping[str, float | None]):
-    """The scores of the trials that came to a milestone, in order of arrival; None for one that was not finite.
+    """The scores of the trials that reached a milestone, in order of arrival; None for a score that was not finite.
 
-    It is a value: `recorded` leaves it as it is and returns another. The two share one dict, of which the older rung
-    counts the first entries alone, so that n reports do not make n copies.
+    A rung is a value: `recorded` returns another rung and leaves this one as it is. To avoid copies, both share one
+    dict; the older rung only counts its first entries.
     """
 
     def __init__(self, scores: Mapping[str, float | None] = MappingProxyType({})) -> None:
@@ -43,7 +43,7 @@ class Rung(Mapping[str, float | None]):
         self._finite = sorted(score for score in self._scores.values() if score is not None)
 
     def recorded(self, trial: str, score: float) -> Rung:
-        """This rung with a trial's score, in place of an earlier one of the same trial."""
+        """Return this rung with a trial's score, which replaces an earlier score of the same trial."""
         kept = score if math.isfinite(score) else None
         if trial in self:
             return Rung({**self, trial: kept})
@@ -55,7 +55,7 @@ class Rung(Mapping[str, float | None]):
         return more
 
     def finite(self) -> Sequence[float]:
-        """The finite scores, rising. The caller must not change them."""
+        """Return the finite scores in rising order. The caller must not change them."""
         self._part()
         return self._finite
 
@@ -82,12 +82,12 @@ class Rung(Mapping[str, float | None]):
 
 @dataclass(frozen=True)
 class AshaState:
-    """The scores that came to each rung so far, by milestone."""
+    """The scores of each rung so far, by milestone."""
 
     rungs: Mapping[int, Rung] = field(default_factory=lambda: MappingProxyType({}))
 
     def rung(self, milestone: int) -> Rung:
-        """A milestone's rung, empty where no trial came to it."""
+        """Return a milestone's rung; an empty rung if no trial has reached it."""
         found = self.rungs.get(milestone)
         return Rung() if found is None else found
 
@@ -98,15 +98,15 @@ class AshaState:
 
 @dataclass(frozen=True)
 class AsyncSuccessiveHalving:
-    """ASHA: no trial waits for the others of its rung.
+    """ASHA: no trial waits for the others of its rung, unless `wait` is given.
 
     Attributes:
         max_t: Training iterations after which a trial is done (R in the paper).
         grace_period: Training iterations before the first decision (r in the paper).
-        reduction_factor: One in so many trials goes on (eta in the paper, rf in RASDA's).
-        wait: A trial waits at a milestone for its cohort. It waits at most this share of the time that it took to
-            reach the milestone (see `MilestoneBarrier`): 0 as in the paper, inf for synchronous halving. Then `decide`
-            decides all trials that are there at once.
+        reduction_factor: One in `reduction_factor` trials continues (eta in the paper, rf in RASDA's).
+        wait: The longest that a trial waits at a milestone for its cohort, as a share of the time that it took to reach
+            the milestone (see `MilestoneBarrier`). 0 is the paper's algorithm; inf is synchronous halving. If it is not
+            0, `decide` then decides on all waiting trials at once.
     """
 
     max_t: int
@@ -139,13 +139,13 @@ class AsyncSuccessiveHalving:
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Decision]:
         """Decide whether a trial continues.
 
-        The score goes to the deepest rung whose milestone is at most `t` and which has no score of this trial yet. So
-        a trial that does not report every iteration skips no decision. If there is no such rung, a report changes
+        The score goes to the deepest rung that has no score of this trial and whose milestone is at most `t`. So a
+        trial that does not report every iteration skips no decision. If there is no such rung, the report changes
         nothing.
 
         Returns:
-            The new state and the decision. If the trial is to be decided with its cohort, WAIT and the unchanged
-            state. A trial that diverged need not wait.
+            The new state and the decision. If the trial must wait for its cohort, WAIT and the unchanged state. A trial
+            that diverged does not wait.
         """
         if t >= self.max_t:
             return state, Decision.STOP
@@ -160,12 +160,13 @@ class AsyncSuccessiveHalving:
     def decide(
         self, state: AshaState, milestone: int, scores: Mapping[str, float]
     ) -> tuple[AshaState, dict[str, Decision]]:
-        """Decide the trials that waited for each other at a milestone.
+        """Decide on the trials that waited for each other at a milestone.
 
-        Each trial is compared with all that reached the milestone, also with those decided with it; see `falls_short`.
+        Each trial is compared with all trials that reached the milestone, including those decided with it; see
+        `falls_short`.
 
         Returns:
-            The new state, and the decision for each trial, the best trial first.
+            The new state, and the decision for each trial; the best trial comes first.
         """
         for trial, score in scores.items():
             state = state.recorded(milestone, trial, score)
@@ -173,22 +174,22 @@ class AsyncSuccessiveHalving:
         return state, {trial: Decision.STOP if falls else Decision.CONTINUE for trial, falls in stops.items()}
 
     def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
-        """Records the last score of a trial that ended, so that later trials are compared with it."""
+        """Record the last score of a trial that ended, so that later trials are compared with it."""
         milestone = self.open_rung(state, trial, t)
         return state if milestone is None else state.recorded(milestone, trial, score)
 
     def open_rung(self, state: AshaState, trial: str, t: int) -> int | None:
-        """The milestone that a report at `t` belongs to; None where it decides nothing."""
+        """Return the milestone to which a report at `t` belongs; None if the report decides nothing."""
         for milestone in reversed(self._rungs):
             if t >= milestone and trial not in state.rungs.get(milestone, ()):
                 return milestone
         return None
 
     def falls_short(self, state: AshaState, trial: str, t: int) -> bool:
-        """Tell whether a trial stops at the milestone `t`, compared with all trials that reached it, also later ones.
+        """Tell whether a trial stops at milestone `t`, compared with all trials that reached it, even after this trial.
 
-        If trials wait for each other, the best continue: one in `reduction_factor`, rounded up. Of trials with equal
-        scores, all continue or none.
+        If trials wait for each other, the best one in `reduction_factor` trials continues, rounded up. If trials have
+        equal scores, all or none of them continue.
         """
         rung = state.rung(t)
         if trial not in rung or t >= self.max_t:
@@ -202,7 +203,7 @@ class AsyncSuccessiveHalving:
 
     @cached_property
     def _rungs(self) -> tuple[int, ...]:
-        # Ray has a rung at max_t only where the multiplication meets it; a last score then goes to no other rung.
+        # Ray has a rung at max_t only if a power of the factor meets it. Otherwise, a last score goes to no rung.
         *earlier, last = self.milestones
         meets = not earlier or earlier[-1] * self.spacing == last
         return (*earlier, last) if meets else tuple(earlier)
@@ -213,8 +214,8 @@ class AsyncSuccessiveHalving:
         others = rung.finite()
         if not others:
             return False
-        # Rounded as by numpy.percentile, which Ray uses: between equal scores the last bit decides. Hence also the
-        # percentage, and negated scores rather than the opposite quantile.
+        # Round like numpy.percentile, which Ray uses: between equal scores, the last bit decides. For the same reason,
+        # use a percentage, and negate scores instead of taking the opposite quantile.
         position = (1 - 1 / self.reduction_factor) * 100 / 100 * (len(others) - 1)
         below = int(position)
         above = min(below + 1, len(others) - 1)

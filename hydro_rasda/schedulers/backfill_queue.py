@@ -1,14 +1,14 @@
-"""Choose the next trial to start, when trials of several sizes wait for the same workers.
+"""Choose the next trial to start if trials of several sizes wait for the same workers.
 
-Trials that survived more milestones start first, new ones last. If the first in line needs more workers than are free,
-workers are kept for it. Others start only if that does not delay it ("EASY" backfill: Lifka, "The ANL/IBM SP scheduling
-system", 1995). After `patience` starts of others, the longest waiting trial becomes the first in line, so that new
-trials are not shut out.
+Trials that survived more milestones start first; new trials start last. If the first in line (the head) needs more
+workers than are free, workers are reserved for it. Other trials start only if they do not delay the head ("EASY"
+backfill: Lifka, "The ANL/IBM SP scheduling system", 1995). After `patience` starts of other trials, the longest waiting
+trial becomes the head, so that new trials are not shut out.
 
-Workers are interchangeable here: a trial's workers may sit on several nodes. `worker_slots` counts them.
+Workers are interchangeable: the workers of a trial may be on several nodes. `worker_slots` counts the workers.
 
-`Queue` and `Held` are kept from one decision to the next. The time of a decision grows with the workers that the first
-in line lacks and with the different sizes that wait, not with the number of trials.
+`Queue` and `Held` are kept between decisions. The time of a decision grows with the workers that the head lacks and
+with the number of different sizes that wait, but not with the number of trials.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hydro_rasda.common.argument_checks import is_number, require
 
 
 class Waiting(NamedTuple):
-    """A trial that waits to start or to go on.
+    """A trial that waits to start or to continue.
 
     Attributes:
-        rung: Milestones that it survived; 0 for a new trial.
-        seconds: Expected time from its start until it gives its workers back; inf where unknown.
+        rung: Number of milestones that it survived; 0 for a new trial.
+        seconds: Expected time from its start until it releases its workers; inf if unknown.
     """
 
     trial: str
@@ -39,17 +39,17 @@ class Waiting(NamedTuple):
 
 @dataclass
 class _Alike:
-    """Trials of one rung and size: their places in the queue and their expected seconds, each rising."""
+    """Waiting trials of one rung and size: their places in the queue and their expected seconds, each rising."""
 
     places: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
 
 class Queue:
-    """The trials that wait, in order of arrival.
+    """The waiting trials, in order of arrival.
 
     Args:
-        overtaken: Starts since the longest waiting trial was last the one that started.
+        overtaken: Number of starts of other trials since a longest waiting trial last started.
     """
 
     def __init__(self, waiting: Iterable[Waiting] = (), overtaken: int = 0) -> None:
@@ -70,14 +70,15 @@ class Queue:
 
     @property
     def fewest(self) -> int:
-        """Workers of the smallest trial; there must be one."""
+        """Number of workers of the smallest trial. The queue must not be empty."""
         return min(map(min, self._alike.values()))
 
     def add(self, trial: Waiting, place: int | None = None) -> None:
-        """One more trial.
+        """Add a trial.
 
         Args:
-            place: A free one; the lower, the longer it counts as having waited. None for behind all others.
+            place: A free place. A trial with a lower place counts as having waited longer. None puts it behind all
+                others.
         """
         place = self._next if place is None else place
         self._next = max(self._next, place + 1)
@@ -102,27 +103,27 @@ class Queue:
             del self._alike[trial.rung]
 
     def start(self, name: str) -> None:
-        """Takes out a trial that starts, and counts whether it overtook the longest waiting one."""
+        """Remove a trial that starts; count whether it overtook the longest waiting trial."""
         self.overtaken = 0 if self._places[name] == self._order[0] else self.overtaken + 1
         self.remove(name)
 
     def longest_waiting(self) -> Waiting:
-        """The first to arrive; there must be one."""
+        """Return the first trial to arrive. The queue must not be empty."""
         return self._at[self._order[0]]
 
     def deepest(self) -> Waiting:
-        """Return the first to arrive of the trials that survived most milestones; there must be one."""
+        """Return the first to arrive of the trials that survived most milestones. The queue must not be empty."""
         sizes = self._alike[max(self._alike)]
         return self._at[min(alike.places[0] for alike in sizes.values())]
 
     def backfill(self, head: str, free: int, spare: int, shadow: float) -> Waiting | None:
-        """The first in line that fits and does not delay the head of the line.
+        """Return the first trial in line that fits and does not delay the head of the line; None if there is none.
 
         Args:
-            head: The trial that free workers are kept for.
-            free: Workers that no trial holds.
-            spare: Workers that are left over once the head starts: a trial that needs no more never delays it.
-            shadow: Seconds until the head can start: a trial that ends before does not delay it either.
+            head: The trial for which free workers are reserved.
+            free: Number of workers that no trial holds.
+            spare: Number of workers that remain once the head starts. A trial that needs no more never delays the head.
+            shadow: Seconds until the head can start. A trial that ends before that does not delay the head either.
         """
         for rung in sorted(self._alike, reverse=True):
             sizes = self._alike[rung].items()
@@ -143,17 +144,17 @@ class Queue:
 
 
 class Held:
-    """The workers that trials hold, and when they are expected back.
+    """The workers that trials hold, and when they are expected to be released.
 
     Args:
-        holding: The arguments of `add` for each trial, in the order in which trials started.
+        holding: The arguments of `add` for each trial, in the order in which the trials started.
 
     Attributes:
-        workers: Held by all trials together.
+        workers: Number of workers that all trials hold together.
     """
 
     def __init__(self, holding: Iterable[tuple[str, int, float]] = ()) -> None:
-        # By trial: until, order of start, workers.
+        # Maps a trial to the expected time of its release, its order of start, and its workers.
         self._entries = {trial: (until, i, workers) for i, (trial, workers, until) in enumerate(holding, start=1)}
         self._started = len(self._entries)
         self._ending = sorted(self._entries.values())
@@ -163,10 +164,10 @@ class Held:
         self.workers = sum(workers for _, _, workers in self._ending)
 
     def add(self, trial: str, workers: int, until: float = math.inf) -> None:
-        """A trial holds workers from now on.
+        """Note that a trial holds workers from now on.
 
         Args:
-            until: When it is expected to give them back, on the clock of `reservation`; inf where unknown.
+            until: The time at which it is expected to release them, on the clock of `reservation`; inf if unknown.
         """
         self._started += 1
         self._insert(trial, (until, self._started, workers))
@@ -179,16 +180,16 @@ class Held:
         self._sizes[workers] -= 1
 
     def expect(self, trial: str, until: float) -> None:
-        """A trial holds its workers until another time than it was expected to."""
+        """Change the time until which a trial is expected to hold its workers."""
         _, started, workers = self._extract(trial)
         self._insert(trial, (until, started, workers))
 
     def reservation(self, missing: int, now: float = 0.0) -> tuple[float, int]:
-        """Seconds until `missing` more workers are free, and how many the first in line then leaves over.
+        """Return the seconds until `missing` more workers are free, and the workers that remain once the head has them.
 
         Args:
-            missing: At most as many as are held.
-            now: The time, which must not run backwards.
+            missing: At most the number of held workers.
+            now: The current time, which must not run backwards.
         """
         self._fall_due(now)
         freed = 0
@@ -205,7 +206,7 @@ class Held:
         return 0.0, _surely_freed(self._sizes, missing) - missing
 
     def _fall_due(self, now: float) -> None:
-        """Trials that should have ended by now are expected to end at once, in the order in which they started."""
+        """Count trials that should have ended as overdue: they are expected to end at once, in order of start."""
         self._overdue_at = now
         if self._ending and self._ending[0][0] <= now:
             due = bisect_right(self._ending, (now, math.inf))
@@ -233,8 +234,8 @@ class Placement(NamedTuple):
     """One decision.
 
     Attributes:
-        start: The trial to start now with its workers; None where all have to wait.
-        reserved: The trial that free workers are kept for; None where none are.
+        start: The trial to start now, with its workers; None if all trials must wait.
+        reserved: The trial for which free workers are reserved; None if there is none.
     """
 
     start: Waiting | None = None
@@ -242,13 +243,13 @@ class Placement(NamedTuple):
 
 
 def place(queue: Queue, held: Held, free: int, patience: int = 8, now: float = 0.0) -> Placement:
-    """Decide which trial starts next; `queue.start` it, `held.add` it, and ask again until `start` is None.
+    """Decide which trial starts next. Then call `queue.start` and `held.add` for it, and repeat until `start` is None.
 
-    A trial that is to start with more workers than there are, free and held, starts with all of them.
+    If a trial needs more workers than exist, free and held ones together, it starts with all of them.
 
     Args:
-        patience: After so many starts of trials that waited less, the longest waiting one is next.
-        now: The time, on the clock of `held`.
+        patience: After this number of starts of trials that waited less, the longest waiting trial is next.
+        now: The current time, on the clock of `held`.
 
     >>> queue, held = Queue([Waiting("new", 1), Waiting("promoted", 4, rung=2)]), Held()
     >>> place(queue, held, free=8).start.trial
@@ -274,7 +275,7 @@ def place(queue: Queue, held: Held, free: int, patience: int = 8, now: float = 0
 
 
 def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, float]) -> int:
-    """Workers that fit on a cluster; one worker never spans two nodes.
+    """Return the number of workers that fit on a cluster. A worker never spans two nodes.
 
     >>> worker_slots([{"CPU": 8}, {"CPU": 4}], {"CPU": 3})
     3
@@ -284,15 +285,15 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
     require(fair, "resources_per_worker", worker, "a mapping of resources' names to finite amounts >= 0")
     needs = {name: amount for name, amount in worker.items() if amount > 0}
     require(bool(needs), "resources_per_worker", dict(worker), "more than 0 of some resource")
-    # The small surplus forgives 0.1 + 0.2 in fractional GPUs.
+    # The small surplus tolerates rounding errors of fractional GPUs, such as 0.1 + 0.2.
     return sum(min(int(node.get(name, 0) / amount + 1e-9) for name, amount in needs.items()) for node in nodes)
 
 
 def _surely_freed(sizes: Mapping[int, int], missing: int) -> int:
-    """The least that can be free once `missing` is, whatever the order in which trials of these sizes end."""
+    """Return the least number of workers that can be free once at least `missing` are, in whatever order trials end."""
     held = [size for size, count in sizes.items() if size and count]
     bound = missing + max(held, default=0)
-    sums = 1  # bit n: some of the trials hold n workers together
+    sums = 1  # bit n is set if some of the trials together hold n workers
     for size in held:
         for _ in range(min(sizes[size], -(-bound // size))):
             sums |= sums << size & ((1 << bound + 1) - 1)

@@ -1,13 +1,13 @@
-"""Successive halving, over one device or several, and Hyperband, whose brackets of halving begin at different rungs.
+"""Successive halving on one or several devices, and Hyperband, whose brackets of halving begin at different rungs.
 
 Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization" (2016). Synchronous
-halving decides a rung when all of its trials are there, and devices stand idle until the last of them is. A
-`Bracket` lets no device idle: it takes a trial that is already among the best `1 / rf` of those that reached the
-rung. This is ASHA's promotion (Li et al. 2020, Algorithm 2). With one device, the decisions are the same.
+halving decides a rung when all of its trials are there, so that devices are idle until the last trial arrives. A
+`Bracket` lets no device idle: it lets a trial continue that is already among the best `1 / rf` of the trials that
+reached the rung. This is ASHA's promotion (Li et al. 2020, Algorithm 2). On one device, the decisions are the same.
 
 Hyperband is Algorithm 1 of Li et al., "Hyperband: A novel bandit-based approach to hyperparameter optimization" (2018).
-Successive halving drops most trials after their first epochs, and with them those that start slowly. Hyperband gives a
-share of the trials more epochs before their first decision. All brackets train at once.
+Successive halving drops most trials after their first epochs, including those that only start slowly. Hyperband gives
+some of the trials more epochs before their first decision. All brackets train at the same time.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hydro_rasda.schedulers.sweep_state import Standing, SweepState
 class SuccessiveHalving:
     """Keep the best `1 / reduction_factor` of a rung.
 
-    It has no state: a decision depends only on the rung's scores.
+    The rule has no state: a decision depends only on the rung's scores.
 
     Attributes:
         milestones: Training iterations at which a rung ends, strictly increasing (see `milestones`).
-        reduction_factor: Of `n` trials, `n // reduction_factor` go on.
-        keep_at_least: Trials that go on however few there are.
+        reduction_factor: `n // reduction_factor` of `n` trials continue.
+        keep_at_least: Least number of trials that continue.
     """
 
     milestones: Sequence[int]
@@ -54,13 +54,13 @@ class SuccessiveHalving:
     def promote(self, scores: Mapping[TrialT, float], *, complete: bool = True) -> tuple[TrialT, ...]:
         """Return the trials that continue to the next rung, best first.
 
-        They are `max(keep_at_least, n // reduction_factor)` of the `n` trials, fewer if not enough scores are finite: a
-        diverged trial is never promoted. Of equal scores, the lower trial's counts as better, so that the order of
-        `scores` does not matter.
+        Of the `n` trials, `max(keep_at_least, n // reduction_factor)` continue. There are fewer if not enough scores
+        are finite: a diverged trial is never promoted. If scores are equal, the trial with the lower number counts as
+        better, so that the order of `scores` does not matter.
 
         Args:
-            complete: True if these are all trials of the rung. Until then, `n // reduction_factor` may continue early,
-                so that no device waits for the last of them (ASHA's promotion, Li et al. 2020, Alg. 2).
+            complete: True if `scores` has all trials of the rung. If not, `n // reduction_factor` trials continue
+                early, so that no device waits for the last trial (ASHA's promotion, Li et al. 2020, Alg. 2).
 
         >>> SuccessiveHalving((1, 3, 9), 3, "min").promote({3: 0.5, 1: 0.2, 2: 0.2, 0: 0.9})
         (1,)
@@ -74,14 +74,14 @@ T = TypeVar("T")
 
 
 class Bracket(SweepRule):
-    """The rungs of successive halving: the rule that `tune` sweeps by unless it is given another.
+    """The rungs of successive halving. This is the default rule of a sweep.
 
     Args:
-        halving: Decides a rung; its `keep_at_least` is how many finalists are wanted. The sweep's mode counts, not its
-            own: places among several metrics are better the lower they are, whatever the mode of a metric.
-        holds: Tells by a trial's number whether the trial is in this bracket; None for a bracket of all trials.
-        to_the_end: If true, the best trials train to the last milestone, however few are left. Otherwise the last rung
-            is the one that leaves at most `keep_at_least`.
+        halving: Decides a rung; its `keep_at_least` is the number of finalists. The mode of the sweep replaces its
+            mode: places among several metrics are better the lower they are, whatever the metrics' modes.
+        holds: Takes a trial's number, and tells whether the trial belongs to this bracket. None includes all trials.
+        to_the_end: If true, the best trials train to the last milestone, however few they are. Otherwise the last rung
+            is the one that leaves at most `keep_at_least` trials.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Bracket(SweepRule):
         self._halving, self._holds, self._to_the_end = halving, holds, to_the_end
 
     def admit(self, sweep: SweepState) -> int:
-        """Admit all configurations that there are, once the earlier ones have passed the first rung."""
+        """Admit all available configurations, once the earlier ones have passed the first rung."""
         first = self._halving.milestones[0]
         return 0 if self._any(sweep.waiting_at(0)) or self._any(sweep.training_to(first)) else sweep.left
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
         """Decide the lowest undecided rung, once all of its trials are there.
 
-        If a device has nothing to do before that, the best continue early.
+        If a device is idle before that, the best trials continue early.
         """
         stops = self._milestones(sweep)
         if new := self._waiting_at(0, sweep):
@@ -109,7 +109,10 @@ class Bracket(SweepRule):
         return self._early(stops, sweep) if sweep.idle else {}
 
     def _decided(self, stop: int, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
-        """Let the best trials of a rung continue, and stop the others; trials kept at the last rung stay there."""
+        """Let the best trials of a rung continue and stop the others.
+
+        Trials that are kept at the last rung stay there.
+        """
         if self._to_the_end and stop == stops[-1]:
             return {}
         kept = self._promoted(stop, sweep)
@@ -121,7 +124,7 @@ class Bracket(SweepRule):
         return moves
 
     def _early(self, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
-        """From the lowest rung on which there are any, those that are among the best of all that could still come."""
+        """Let trials continue that surely are among the best of their rung; take the lowest rung that has any."""
         for stop, above in pairwise(stops):
             if self._holds is None:
                 found = sweep.leading(stop, len(sweep.scores.get(stop, ())) // self._halving.reduction_factor)
@@ -134,7 +137,7 @@ class Bracket(SweepRule):
         return {}
 
     def finalists(self, sweep: SweepState) -> Sequence[int]:
-        """The best of the rung that leaves no more than are wanted."""
+        """Return the best trials of the rung that leaves at most `keep_at_least` of them."""
         stops = self._milestones(sweep)
         for stop in stops:
             kept = self._promoted(stop, sweep)
@@ -146,7 +149,7 @@ class Bracket(SweepRule):
         return sum(size * epochs for size, epochs in self.rungs(sweep))
 
     def rungs(self, sweep: SweepState) -> list[tuple[int, int]]:
-        """Return for each rung the number of trials expected, and the epochs that each of them trains for it."""
+        """Return for each rung the expected number of trials, and the epochs that each trial trains to reach it."""
         spans = pairwise((0, *self._halving.milestones))
         return [(size, stop - start) for size, (start, stop) in zip(self._sizes(sweep), spans)]
 
@@ -163,7 +166,7 @@ class Bracket(SweepRule):
         return {number: of for number, of in by_number.items() if self._holds(number)}
 
     def _any(self, numbers: Mapping[int, Standing]) -> bool:
-        """Tell whether any of these trials is in this bracket."""
+        """Tell whether any of these trials belongs to this bracket."""
         return bool(numbers) if self._holds is None else any(map(self._holds, numbers))
 
     def _is_last(self, stop: int, kept: Sequence[int], stops: Sequence[int]) -> bool:
@@ -171,11 +174,11 @@ class Bracket(SweepRule):
         return few or stop == stops[-1]
 
     def _milestones(self, sweep: SweepState) -> tuple[int, ...]:
-        """Those of the rungs that are needed, to the one whose decision leaves the finalists."""
+        """Return the milestones that are needed, up to the one whose decision leaves the finalists."""
         return tuple(self._halving.milestones[: len(self._sizes(sweep))])
 
     def _sizes(self, sweep: SweepState) -> list[int]:
-        """Trials expected on each of these rungs."""
+        """Return the expected number of trials for each needed rung."""
         keep, total = self._halving.keep_at_least, len(sweep.trials) + sweep.left
         sizes = [total if self._holds is None else _size(self._holds, total)]
         while len(sizes) < len(self._halving.milestones):
@@ -188,22 +191,21 @@ class Bracket(SweepRule):
 
 @lru_cache(maxsize=64)
 def _size(holds: Callable[[int], bool], total: int) -> int:
-    """Count the trials of a bracket among the first `total`, once: a sweep asks at each decision."""
+    """Count a bracket's trials among the first `total` trials. It is cached, because a sweep asks at each decision."""
     return sum(map(holds, range(total)))
 
 
 class Hyperband(SweepRule):
     """Share the trials of a sweep among brackets.
 
-    Bracket s has s + 1 of the milestones, the last ones. Each trial belongs to one bracket, by its number, so that
-    trials that come later change nothing for those that are there. The finalists are the best of all brackets at the
-    last milestone.
+    Bracket s has the last s + 1 of the milestones. A trial's number determines its bracket, so that later trials do not
+    change the brackets of earlier ones. The finalists are the best of all brackets at the last milestone.
 
     Args:
         halving: The milestones, the reduction factor and the mode of the longest bracket.
 
     Attributes:
-        sizes: Trials of each bracket in a full round, by s (n in Algorithm 1).
+        sizes: Number of trials of bracket s in a full round (n in Algorithm 1).
 
     >>> Hyperband(SuccessiveHalving((1, 3, 9), 3, "min")).sizes
     (3, 5, 9)
@@ -222,11 +224,11 @@ class Hyperband(SweepRule):
         ]
 
     def bracket_of(self, number: int) -> int:
-        """Return s of the bracket that a trial belongs to."""
+        """Return the number s of a trial's bracket."""
         return self._round[number % len(self._round)]
 
     def admit(self, sweep: SweepState) -> int:
-        """Admit all configurations that there are, once the earlier ones have passed their first rung."""
+        """Admit all available configurations, once the earlier ones have passed their first rung."""
         return min(bracket.admit(sweep) for bracket in self._brackets)
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
@@ -244,7 +246,7 @@ def _is_in(s: int, round_: tuple[int, ...], number: int) -> bool:
 
 
 def _spread(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Order the places of a round so that each part of it has of each bracket its share.
+    """Order the places of a round so that any first part of the round has about the right share of each bracket.
 
     >>> _spread((1, 1, 2))
     (2, 0, 1, 2)

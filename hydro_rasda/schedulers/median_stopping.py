@@ -17,12 +17,12 @@ from hydro_rasda.schedulers.sweep_state import Standing, SweepState
 class MedianStopping(SweepRule):
     """Stop a trial whose best score is worse than the median of the other trials' average scores up to its epoch.
 
-    An epoch is decided when all trials on their way to it are there, or where a device has nothing to do.
+    An epoch is decided when all trials on their way to it are there, or when a device is idle.
 
     Attributes:
         last: The epoch at which the sweep ends.
-        grace_period: Epochs before any trial stops; averages begin there, too.
-        min_trials: Other trials that a decision takes at least; with fewer, a trial goes on.
+        grace_period: Epochs before any trial may stop. Averages also begin there.
+        min_trials: Least number of other trials for a decision. If there are fewer, a trial continues.
 
     Raises:
         ValueError: If a number is no integer or out of range.
@@ -39,7 +39,7 @@ class MedianStopping(SweepRule):
         require(self.grace_period <= self.last, "grace_period", self.grace_period, f"<= last ({self.last})")
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
-        """Have all trials but those worse than the median train for one more epoch."""
+        """Let all trials train for one more epoch, except those worse than the median."""
         if new := sweep.waiting_at(0):
             return {number: Continue(self.grace_period) for number in new}
         moves: dict[int, Move] = {}
@@ -53,7 +53,7 @@ class MedianStopping(SweepRule):
         return moves
 
     def _averages(self, epoch: int, sweep: SweepState) -> dict[int, float]:
-        """Return the mean score up to an epoch of each trial that came there; none that diverged on the way."""
+        """Return each trial's mean score up to an epoch that it reached; leave out trials that diverged on the way."""
         within = range(self.grace_period, epoch + 1)
         there = {number: trial.curve for number, trial in sweep.trials.items() if trial.epoch >= epoch}
         means = {number: fmean(score for at, score in curve.items() if at in within) for number, curve in there.items()}
@@ -72,12 +72,12 @@ class MedianStopping(SweepRule):
         return best > sign * _median_without(in_order, own)
 
     def epochs(self, sweep: SweepState) -> int:
-        """Epochs that all trials together train at most: about half of them stop after each decision's median."""
+        """Return the epochs that all trials train at most. In fact, about half of them stop."""
         return (len(sweep.trials) + sweep.left) * self.last
 
 
 def _median_without(in_order: Sequence[float], at: int | None) -> float:
-    """Return the median of rising numbers, of which one, at a position, is left out.
+    """Return the median of rising numbers, without the number at position `at`.
 
     >>> _median_without([1.0, 2.0, 4.0, 8.0], 1), _median_without([1.0, 2.0, 4.0], 2), _median_without([1.0, 2.0], None)
     (4.0, 1.5, 1.5)

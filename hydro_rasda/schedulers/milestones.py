@@ -1,9 +1,9 @@
 """The milestones at which halving is decided, and how long a trial waits there for its cohort.
 
-ASHA decides each trial on arrival, by those that arrived before it. The first trials are compared with few others, so
-that more continue than should. At a `MilestoneBarrier`, a trial waits a little for those
-that began with it. It waits at most a share of the time that it took to get there. So a trial that dies or stalls
-delays no other beyond that.
+ASHA decides on each trial when it arrives, compared with the trials that arrived before it. The first trials are
+compared with few others, so that too many of them continue. At a `MilestoneBarrier`, a trial waits for trials that
+began with it, but at most a share of the time that it took to get there. So a trial that dies or stalls delays others
+only that long.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hydro_rasda.common.argument_checks import check_int, check_number
 def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
     """Return the milestones of successive halving, `min_t * factor**k` for k = 0, 1, ..., the last one at `max_t`.
 
-    Built by integer multiplication: a float logarithm of `max_t / min_t` loses a rung at, say, 243 / 3.
-    The first milestone that reaches or passes `max_t` becomes `max_t`.
+    They are built by integer multiplication, because a float logarithm of `max_t / min_t` loses a rung, for example at
+    243 / 3. The first milestone that reaches or passes `max_t` becomes `max_t`.
 
     In RASDA's eqs. 2 and 3, the arguments are min_I, max_I and the scaling factor. In ASHA, `factor` is the reduction
     factor.
@@ -44,9 +44,9 @@ def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
 
 
 def first_milestone(min_t: int, max_t: int, factor: int, warmup: float) -> int:
-    """Return the first of the milestones at which a warm-up is over; `max_t` if it never is.
+    """Return the first milestone after a warm-up; `max_t` if the warm-up does not end before.
 
-    Before that, a trial would be judged by a learning rate that is still warming up. The later milestones are the same
+    Before that, a trial would be judged while its learning rate is still warming up. The later milestones are the same
     as without a warm-up.
 
     >>> first_milestone(1, 27, 3, warmup=0), first_milestone(1, 27, 3, warmup=2.5), first_milestone(1, 27, 3, warmup=50)
@@ -56,9 +56,9 @@ def first_milestone(min_t: int, max_t: int, factor: int, warmup: float) -> int:
 
 
 def sweep_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
-    """Those of a sweep: the last one lies where one more would be the end of a training, unless it is the first.
+    """Return the milestones of a sweep: the first one, and each later one whose successor is at most `max_t`.
 
-    From there on full-size models tell more for their price than surrogates do.
+    Beyond the last of them, full-size models tell more for their price than surrogates do.
 
     >>> sweep_milestones(1, 27, 3), sweep_milestones(1, 26, 3), sweep_milestones(27, 27, 3)
     ((1, 3, 9), (1, 3), (27,))
@@ -68,7 +68,7 @@ def sweep_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
 
 
 def race_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
-    """Return those of a race, and the last look: midway between the last two, if it leaves two epochs or more.
+    """Return the milestones of a race, with the last look between the last two if it leaves at least two epochs.
 
     >>> race_milestones(14, 27, 2), race_milestones(2, 9, 2), race_milestones(2, 4, 2)
     ((14, 21, 27), (2, 4, 8, 9), (2, 4))
@@ -89,7 +89,10 @@ def last_look(stops: tuple[int, ...]) -> int | None:
 
 
 class _Bound(NamedTuple):
-    """The time until which a trial waits, and by which a trial as fast must have begun to be there in time."""
+    """The time until which a trial waits.
+
+    Equally fast trials that began by `begun_by` would arrive before that time.
+    """
 
     until: float
     begun_by: float
@@ -102,7 +105,7 @@ _NEVER = _Bound(math.inf, math.inf)
 class _Milestone:
     """The trials of one milestone.
 
-    `under_way` has the time at which each began, in rising order; `first` is the bound that runs out first.
+    `under_way` maps each trial to the time at which it began, in rising order. `first` is the bound that ends first.
     """
 
     under_way: dict[str, float] = field(default_factory=dict)
@@ -113,14 +116,14 @@ class _Milestone:
 
 
 class MilestoneBarrier:
-    """The trials on their way to milestones, and those that wait there.
+    """Trials on their way to milestones, and trials that wait there.
 
-    A trial's cohort are trials on their way to the same milestone. At the trial's own speed, they would arrive before
-    its wait ends. So no trial waits for one that began much later.
+    A trial waits for its cohort: the trials on their way to the same milestone that, at the waiting trial's own speed,
+    would arrive before its wait ends. So no trial waits for one that began much later.
 
     Args:
-        wait: The longest that a trial waits, over the time that it took to reach the milestone. With inf there is no
-            bound, and trials also wait for those that have yet to begin.
+        wait: The longest wait of a trial, relative to the time that it took to reach the milestone. With inf, waits
+            have no bound, and trials also wait for those that have not begun yet.
     """
 
     def __init__(self, wait: float) -> None:
@@ -130,15 +133,15 @@ class MilestoneBarrier:
         self._at: dict[str, int] = {}
 
     def expect(self, trial: str, milestone: int) -> None:
-        """A trial is to come to a milestone, and has yet to begin or to go on."""
+        """Note that a trial will come to a milestone, but has not begun or continued yet."""
         self._place(trial, milestone).to_begin.add(trial)
 
     def begin(self, trial: str, milestone: int, now: float) -> None:
-        """Note that a trial begins its way to a milestone now; the time must not run backwards from call to call."""
+        """Note that a trial begins its way to a milestone now. Time must not run backwards between calls."""
         self._place(trial, milestone).under_way[trial] = now
 
     def come(self, trial: str, milestone: int, score: float, now: float) -> None:
-        """Let a trial that has reached a milestone wait there; not at all if it was not seen to begin."""
+        """Let a trial wait at a milestone that it has reached. If `begin` was not called for it, its wait is 0."""
         since = self._milestones[self._at[trial]].under_way.get(trial, now) if trial in self._at else now
         most = math.inf if self._wait == math.inf else self._wait * (now - since)
         there = self._place(trial, milestone)
@@ -147,7 +150,7 @@ class MilestoneBarrier:
         there.scores[trial] = score
 
     def leave(self, trial: str) -> None:
-        """Forget a trial that is over, or that pauses until it begins again."""
+        """Forget a trial that has ended, or that pauses until it begins again."""
         if (milestone := self._at.pop(trial, None)) is not None:
             there = self._milestones[milestone]
             there.under_way.pop(trial, None)
@@ -157,17 +160,17 @@ class MilestoneBarrier:
                 there.first = min(there.bounds.values(), default=_NEVER)
 
     def waits(self, trial: str) -> bool:
-        """Tell whether a trial has reached a milestone and is not decided yet."""
+        """Tell whether a trial has reached a milestone and waits for a decision."""
         return trial in self._at and trial in self._milestones[self._at[trial]].bounds
 
     def until(self, milestone: int) -> float:
-        """Return the latest time of the decision at a milestone; inf if no trial waits there, or without a bound."""
+        """Return the latest time of the decision at a milestone; inf if no trial waits there or waits have no bound."""
         return self._milestones[milestone].first.until if milestone in self._milestones else math.inf
 
     def take(self, now: float) -> dict[int, Mapping[str, float]]:
-        """Take out the trials that are to be decided now: their scores by milestone, in order of arrival.
+        """Remove the trials that are decided now, and return their scores by milestone, in order of arrival.
 
-        These are all that wait there, once the first of them has waited its share, or no trial is left to wait for.
+        All trials at a milestone are decided once the first of them has waited its share, or once its cohort is there.
         """
         over = [
             milestone for milestone, there in self._milestones.items() if there.bounds and self._is_over(there, now)

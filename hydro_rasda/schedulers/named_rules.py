@@ -1,4 +1,4 @@
-"""The rules of a sweep that have names, and the rule that stops no trial."""
+"""The named rules of a sweep, and the rule that stops no trial."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hydro_rasda.schedulers.sweep_state import SweepState
 
 @dataclass(frozen=True)
 class NoStopping(SweepRule):
-    """Train all trials to the epoch `last`, and choose the finalists there.
+    """Train all trials to the epoch `last`; the best of them become the finalists.
 
     Attributes:
-        every: Epochs between checkpoints on the way there; None for none.
+        every: Epochs between checkpoints on the way there; None for no checkpoints.
     """
 
     last: int
@@ -42,7 +42,7 @@ class NoStopping(SweepRule):
 RuleName = Literal["halving", "hyperband", "median", "none", "pbt", "epsilon-net"]
 RULES: tuple[str, ...] = get_args(RuleName)
 POPULATION: RuleName = "pbt"
-"""The rule that changes hyperparameters."""
+"""The rule that changes hyperparameters during the sweep."""
 HALVING: RuleName = "halving"
 
 
@@ -58,13 +58,13 @@ def named_rule(
 
     Args:
         name: One of `RULES`.
-        stops: Epochs at which a sweep may drop trials; it ends at the last one.
-        reduction_factor: Of successive halving, also within Hyperband.
-        top_k: Finalists that are wanted.
-        explored: Hyperparameters that the rule `POPULATION` changes.
+        stops: Epochs at which a sweep may drop trials. The sweep ends at the last one.
+        reduction_factor: The factor of successive halving, also within Hyperband.
+        top_k: Number of finalists.
+        explored: Hyperparameters that the rule "pbt" changes.
 
     Raises:
-        ValueError: If nothing is explored by the rule `POPULATION`.
+        ValueError: If the rule is "pbt" and `explored` is empty.
 
     >>> named_rule("median", (2, 6, 18), 3, "min", 4)
     MedianStopping(last=18, grace_period=2, min_trials=3)
@@ -77,5 +77,5 @@ def named_rule(
         return NoStopping(stops[-1])
     if name == "hyperband":
         return Hyperband(SuccessiveHalving(stops, reduction_factor, mode))
-    # An epsilon-net is another order of the trials: halving does the same with it.
+    # "epsilon-net" only orders trials with several metrics differently; halving uses that order.
     return Bracket(SuccessiveHalving(stops, reduction_factor, mode, keep_at_least=top_k))

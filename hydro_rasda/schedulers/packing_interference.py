@@ -1,9 +1,8 @@
-"""Packing by measured interference: by how fast jobs run together.
+"""Packing by measured interference: by the speed of jobs that run together.
 
-A share of a device says how much of it a job keeps busy. It does not say how much jobs on one device slow each other
-otherwise, nor how much is lost if their shares leave a gap. This policy counts the work that a device's jobs do in a
-second. It adds the job that adds most, even if shares then sum up to more than the device has. It stops when no job
-would add anything.
+A job's share says how much of a device the job keeps busy. It does not say how much jobs slow each other otherwise, or
+how much is lost if the shares leave a gap. This policy counts the work that the jobs of a device do in a second. It
+adds the job that adds most work, even if the shares then exceed the device. It stops when no job would add any.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from hydro_rasda.common.argument_checks import require
 from hydro_rasda.schedulers.packing_policy import SLACK, Job, Placed, Room, longest_first
 
 LOOK = 8
-"""So many of the jobs that take longest are compared: more would put off long ones, and end with these alone."""
+"""Number of longest jobs that are compared. If more were, long jobs would be put off and be left over at the end."""
 
 LEAST = 0.02
 """Devices with a smaller share left get no further job."""
@@ -28,12 +27,12 @@ class Interference:
     """Slowdowns of jobs that share a device.
 
     If jobs together ask for more compute than a device has, all of them slow down in proportion. In addition, each
-    neighbour slows a job by a factor: caches, memory bandwidth, the processor that feeds the device.
+    neighbor slows a job by a factor, because of caches, memory bandwidth, and the processor that feeds the device.
 
     Attributes:
-        beside: By the kinds of a job and of one neighbour, the seconds of a step beside it over those alone. The
-            slowdown that their shares explain is taken off; at least 1.
-        otherwise: The same for two kinds that were not measured together.
+        beside: Maps the kinds of a job and a neighbor to the job's seconds per step beside the neighbor, relative to
+            those alone, without the slowdown that their shares explain. It is at least 1.
+        otherwise: The same factor for two kinds that were not measured together.
     """
 
     beside: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -45,10 +44,10 @@ class Interference:
         require(self.otherwise >= 1, "otherwise", self.otherwise, "a number >= 1")
 
     def speeds(self, jobs: Sequence[Job], rate: float = 1.0) -> list[float]:
-        """Return the speed of each job if these jobs share a device, over its speed with such a device to itself.
+        """Return the speed of each job if the jobs share a device, relative to its speed alone on such a device.
 
         Args:
-            rate: Rate of the device, in reference devices.
+            rate: Speed of the device, relative to the reference device.
 
         >>> jobs = [Job("a", 4, 0.5, 60, "cnn"), Job("b", 4, 0.75, 60, "vit")]
         >>> Interference({("cnn", "vit"): 1.25}).speeds(jobs)
@@ -65,11 +64,11 @@ class Interference:
 
 @dataclass(frozen=True)
 class FastestTogether:
-    """Give the device with most compute left the job that adds most work there, among the `LOOK` longest jobs.
+    """Give the device with most free compute the job that adds most work there, among the `LOOK` longest jobs.
 
-    For J jobs, D devices, k jobs on each, and P jobs that start, a decision takes O(J log J + D k^2 + P (log D +
-    LOOK k)). A device with too little memory for the `LOOK` longest jobs takes O(J) more. It takes no more if a device
-    with as much left found nothing before.
+    Let there be J jobs, D devices, k jobs on each device, and P jobs that start. A decision takes O(J log J + D k^2 + P
+    (log D + LOOK k)). A device whose memory is too small for all `LOOK` longest jobs takes O(J) more, unless a device
+    with as much memory found no job before.
 
     >>> jobs = [Job("a", 4, 0.7, 60), Job("b", 4, 0.7, 30)]
     >>> FastestTogether()(jobs, [Room("cuda:0", 40, 1)])
@@ -80,7 +79,7 @@ class FastestTogether:
 
     def __call__(self, jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
         waiting = longest_first(jobs)
-        waiting.reverse()  # the next ones last, where they are cheap to take out
+        waiting.reverse()  # the next jobs are last, where it is cheap to remove them
         heap = [(-room.compute, i) for i, room in enumerate(rooms)]
         heapify(heap)
         together = [_Together(self.interference, room) for room in rooms]
@@ -96,7 +95,7 @@ class FastestTogether:
             taken, work = device.best(waiting)
             if taken is None:
                 too_little = device.memory
-            # What hardly computes adds little anywhere: nothing would ever start it.
+            # A job that hardly computes adds little work anywhere. Compared with `least`, it would never start.
             if taken is None or work - device.work < min(least, waiting[taken].compute / 2):
                 heappop(heap)
                 continue
@@ -111,8 +110,8 @@ class _Together:
     """The jobs of a device.
 
     Attributes:
-        memory: That is left.
-        work: That they do there in a second, in what a reference device does.
+        memory: Memory that is left.
+        work: Work that the jobs do there in a second, in units of what a reference device does.
     """
 
     __slots__ = ("_beside", "_by_shares_alone", "_load", "_members", "_otherwise", "memory", "rate", "work")
@@ -122,15 +121,15 @@ class _Together:
         self._beside, self._otherwise = interference.beside, interference.otherwise
         self._by_shares_alone = not self._beside and self._otherwise == 1
         self._load = self.work = 0.0
-        self._members: list[tuple[float, str, float]] = []  # compute, kind, by how much the others slow it
+        self._members: list[tuple[float, str, float]] = []  # compute, kind, factor by which other members slow it
         for job in room.jobs:
             self._join(job, self._work_with(job.compute, job.kind))
 
     def best(self, waiting: Sequence[Job]) -> tuple[int | None, float]:
-        """Return the index of the job with which the device does most work, and that work.
+        """Return the index of the job with which the device does most work, and that work; None if no job fits.
 
-        The last `LOOK` jobs are compared; of equal ones, the last is taken. If the memory is too small for all of them,
-        it is the last job before them that fits; None if no job does.
+        The last `LOOK` jobs are compared; if several are equal, the last is taken. If none of them fits into memory,
+        the last job before them that fits is taken.
         """
         by_shares_alone, free, load, rate = self._by_shares_alone, self.memory, self._load, self.rate
         most, at, end = -1.0, None, len(waiting)
@@ -149,7 +148,7 @@ class _Together:
         return at, most
 
     def add(self, job: Job, work: float) -> None:
-        """Add a job, with which the device does so much work."""
+        """Add a job; `work` is the device's work with it."""
         self.memory -= job.memory
         self._join(job, work)
 

@@ -1,16 +1,16 @@
 """HyperSack's policies for jobs that share devices, under limits of memory and compute.
 
 Alnaasan et al., "HyperSack: Distributed Hyperparameter Optimization for Deep Learning using Resource-Aware Scheduling
-on Heterogeneous GPU Systems" (HiPC 2024). A job that is alone on a device keeps only a share of it busy. So as many
-jobs run there at the same time as the device's memory and compute have room for. A decision takes jobs off a queue
-until nothing fits. The next decision is made when a job ends.
+on Heterogeneous GPU Systems" (HiPC 2024). A single job keeps only a share of a device busy. So several jobs run on it
+at the same time, as many as its memory and compute have room for. A decision takes jobs off a queue until nothing fits.
+The next decision is made when a job ends.
 
-Compute is counted in devices of one kind, the reference. A job has its share of such a device, and a device has its
-measured rate. So the same policies hold for unequal devices.
+Compute is measured in reference devices: a job needs a share of a reference device, and each device has a measured rate
+relative to it. So the same policies work for unequal devices.
 
-Costs of a decision, for J jobs, D devices and P jobs that find room: O(J log J) to sort, if the policy sorts. If memory
-or compute clearly runs out first, O(J log J + P log D) to place. In the worst case the free memory and compute lie
-scattered, and a job looks at all D devices. A job that needs no less than one that found no room is not tried again.
+Let there be J jobs, D devices and P jobs that find room. A decision takes O(J log J) to sort, if the policy sorts. If
+memory or compute clearly runs out first, placing takes O(J log J + P log D). In the worst case, free memory and compute
+are scattered, and a job looks at all D devices. A job is not tried if a smaller job has found no room.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from operator import itemgetter
 from typing import NamedTuple
 
 MARGIN = 1.1
-"""Jobs are given so much more memory, and so much larger a share, than were measured."""
+"""Factor by which the measured memory and share of a job are raised, for safety."""
 
 GUESS = 1.5
-"""A job of a kind that nobody has measured gets this many times the largest measurement of other kinds."""
+"""A job of an unmeasured kind is given this many times the largest measurement of other kinds."""
 
 SLACK = 1e-9
-"""Forgiven of either: shares of 0.1, 0.2 and 0.7 fill a device."""
+"""Rounding error that is tolerated in memory and compute: shares of 0.1, 0.2 and 0.7 fill a device."""
 
 
 class Job(NamedTuple):
     """Work that shares devices with other work.
 
     Attributes:
-        memory: That it needs, at its peak; in the unit of the devices' memory.
-        compute: Share of a reference device that it keeps busy when it is alone there.
-        seconds: That it still takes, alone on a reference device.
-        kind: Jobs of one kind slow others alike, and are slowed alike.
+        memory: Peak memory, in the unit of the devices' memory.
+        compute: Share of a reference device that the job keeps busy when it runs alone.
+        seconds: Seconds that it still takes, alone on a reference device.
+        kind: Jobs of one kind slow other jobs equally, and are slowed equally.
     """
 
     name: str
@@ -52,9 +52,9 @@ class Room(NamedTuple):
     """The free part of a device.
 
     Attributes:
-        memory: Free, in the unit of the jobs' memory.
-        compute: Free, in reference devices: of a device with the rate 2 that is half in use, 1.
-        rate: Of the whole device, while as many jobs run there as it has compute for.
+        memory: Free memory, in the unit of the jobs' memory.
+        compute: Free compute, in reference devices: 1 for a device with a rate of 2 that is half in use.
+        rate: Speed of the whole device relative to a reference device, if its jobs need no more compute than it has.
         jobs: The jobs that run there, each with the seconds that it still takes.
     """
 
@@ -73,10 +73,10 @@ class Placed(NamedTuple):
 
 
 _SECONDS = itemgetter(Job._fields.index("seconds"))
-"""Of a job; three times as fast as the attribute."""
+"""Gets the seconds of a job; three times as fast as the attribute."""
 
 Policy = Callable[[Sequence[Job], Sequence[Room]], list[Placed]]
-"""Says which jobs start where; the others wait until a job ends."""
+"""Decides which jobs start and where; the other jobs wait until a job ends."""
 
 
 def first_fit(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
@@ -102,15 +102,15 @@ def first_fit(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
 
 
 def first_fit_decreasing(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
-    """FFD: `first_fit`, the jobs that take longest first."""
+    """FFD: `first_fit` with the longest jobs first."""
     return first_fit(longest_first(jobs), rooms)
 
 
 def worst_fit(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
-    """WF: put each job, in order of arrival, on the device with most compute left that has room for it.
+    """WF: put each job, in order of arrival, on the device with most free compute that has room for it.
 
     Args:
-        rooms: The free part of each device; of equal ones, the first is taken.
+        rooms: The free part of each device. If several are equal, the first is taken.
 
     >>> jobs = [Job("a", 4, 0.5, 60), Job("b", 4, 0.4, 30), Job("c", 4, 0.3, 30)]
     >>> worst_fit(jobs, [Room("cuda:0", 40, 1), Room("cuda:1", 40, 1)])
@@ -142,21 +142,21 @@ def worst_fit(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
 
 
 def worst_fit_decreasing(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
-    """WFD: `worst_fit`, the jobs that take longest first. HyperSack's best."""
+    """WFD: `worst_fit` with the longest jobs first. It is HyperSack's best policy."""
     return worst_fit(longest_first(jobs), rooms)
 
 
 def one_a_device(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
-    """As without packing: each job, as they come, on the first device that is idle and has the memory."""
+    """Do not pack: put each job, in order of arrival, on the first idle device that has enough memory."""
     whole = [job._replace(compute=1.0) for job in jobs]
     return first_fit(whole, [room._replace(compute=0.0 if room.jobs else 1.0) for room in rooms])
 
 
 def beside(jobs: Sequence[Job], room: Room) -> list[str]:
-    """Choose the jobs that start on one device, in their order: those that find room.
+    """Return the names of the jobs that start on one device: those that find room, in their order.
 
-    If nothing runs there, at least the first job starts. So a job larger than the device has it to itself, instead of
-    never starting.
+    If nothing runs there, at least the first job starts. So a job that is larger than the device runs alone there,
+    instead of never starting.
 
     >>> beside([Job("a", 30, 1, 0), Job("b", 30, 1, 0), Job("c", 10, 1, 0)], Room("cpu", 40, 2))
     ['a', 'c']
@@ -168,12 +168,12 @@ def beside(jobs: Sequence[Job], room: Room) -> list[str]:
 
 
 def longest_first(jobs: Iterable[Job]) -> list[Job]:
-    """Jobs by the seconds that they take; those that take equally long as they come."""
+    """Return jobs by their seconds, longest first; equally long jobs keep their order."""
     return sorted(jobs, key=_SECONDS, reverse=True)
 
 
 def _emptiest(heap: list[tuple[float, int, float]], memory: float, compute: float) -> tuple[float, int, float] | None:
-    """Takes the device with most compute out of the heap, of those with enough memory; None where there is none."""
+    """Remove and return the device with most compute among those with enough memory; None if there is none."""
     aside = []
     found = None
     while heap and -heap[0][0] >= compute:
@@ -188,10 +188,13 @@ def _emptiest(heap: list[tuple[float, int, float]], memory: float, compute: floa
 
 
 class _Refused:
-    """The jobs that found no room. As rooms only shrink, no job that needs as much of both finds room later."""
+    """Sizes of jobs that found no room.
+
+    Rooms only shrink, so that a job that needs no less will not find room either.
+    """
 
     def __init__(self) -> None:
-        self._memory: list[float] = []  # rising, while the compute at the same place falls
+        self._memory: list[float] = []  # in rising order; the compute at the same index falls
         self._compute: list[float] = []
 
     def knows(self, memory: float, compute: float) -> bool:
@@ -200,7 +203,7 @@ class _Refused:
         return at > 0 and self._compute[at - 1] <= compute
 
     def add(self, memory: float, compute: float) -> None:
-        """One more; `knows` must not know it."""
+        """Add a job's size; `knows` must be False for it."""
         start = end = bisect_left(self._memory, memory)
         while end < len(self._memory) and self._compute[end] >= compute:
             end += 1
@@ -209,7 +212,7 @@ class _Refused:
 
 
 class _Tree:
-    """Devices as the leaves of a binary tree whose nodes know the most that is left below them, of either."""
+    """Devices as leaves of a binary tree. Each node knows the most memory and the most compute left below it."""
 
     def __init__(self, rooms: Sequence[Room]) -> None:
         self._leaves = 1 << (len(rooms) - 1).bit_length()
@@ -221,7 +224,7 @@ class _Tree:
             self._sum_up(node)
 
     def first(self, memory: float, compute: float) -> int | None:
-        """The first device with so much of either."""
+        """Return the first device with enough memory and compute; None if there is none."""
         most_memory, most_compute, leaves = self._memory, self._compute, self._leaves
         node = 1
         while True:
@@ -230,14 +233,14 @@ class _Tree:
                     return node - leaves
                 node *= 2
                 continue
-            while node & 1:  # the right child, or the root: on to what lies right of the parent
+            while node & 1:  # a right child, or the root: go to what lies right of the parent
                 node >>= 1
             if node == 0:
                 return None
             node += 1
 
     def take(self, at: int, memory: float, compute: float) -> None:
-        """So much of a device is used."""
+        """Subtract memory and compute from a device."""
         node = at + self._leaves
         self._memory[node] -= memory
         self._compute[node] -= compute

@@ -1,8 +1,8 @@
-"""Several objectives: one order of trials, the front of the best, and its hypervolume.
+"""Several objectives: one order of trials, the front of the best trials, and its hypervolume.
 
-Trials are sorted into fronts by dominance, and within a front by how far a trial lies from the others. That is NSGA-II
-(Deb et al. 2002) with its crowding distance, or MO-ASHA (Schmucker et al. 2021) with its epsilon-net. Trials that break
-a constraint come after all that keep it, the least violation first (Deb et al. 2002, Sec. VI).
+Trials are sorted into fronts by dominance. Within a front, the order depends on a trial's distance from the others.
+That is NSGA-II (Deb et al. 2002) with its crowding distance, or MO-ASHA (Schmucker et al. 2021) with its epsilon-net.
+Trials that break a constraint come last, the least violation first (Deb et al. 2002, Sec. VI).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Spread = Literal["crowding", "epsilon-net"]
 
 
 def losses(point: Point, modes: Sequence[Mode]) -> tuple[float, ...]:
-    """Return a point for which lower is better in each objective."""
+    """Return the point with negated values where the mode is "max", so that lower is better in each objective."""
     return tuple(value if mode == "min" else -value for value, mode in zip(point, modes, strict=True))
 
 
 def dominates(one: Point, other: Point) -> bool:
-    """Tell whether a point is nowhere worse (higher) than another, and better in at least one objective."""
+    """Tell whether a point is in no objective worse (higher) than another point, and is better in at least one."""
     return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def fronts(points: Sequence[Point]) -> list[list[int]]:
-    """Sort points, of which lower is better, into fronts; return the indices of each front.
+    """Sort points into fronts, and return the indices of each front. Lower is better in each objective.
 
-    No point of a front dominates another one there, and each is dominated by one of the front before. Equal points
-    share a front. The search is binary (ENS-BS: Zhang et al. 2015).
+    No point of a front dominates another point of it. Each point is dominated by a point of the front before. Equal
+    points share a front. The search is binary (ENS-BS: Zhang et al. 2015).
 
     >>> fronts([(1, 3), (2, 2), (3, 3), (3, 1), (4, 4)])
     [[0, 1, 3], [2], [4]]
@@ -54,7 +54,7 @@ def fronts(points: Sequence[Point]) -> list[list[int]]:
 
 
 def crowding(points: Sequence[Point]) -> list[float]:
-    """Return each point's crowding distance within its front; infinite at the ends of an objective (NSGA-II).
+    """Return each point's crowding distance within its front (NSGA-II); infinite at both ends of an objective.
 
     >>> crowding([(0, 4), (1, 2), (4, 0)])
     [inf, 2.0, inf]
@@ -71,9 +71,9 @@ def crowding(points: Sequence[Point]) -> list[float]:
 
 
 def epsilon_net(points: Sequence[Point]) -> list[int]:
-    """Order the points of a front so that its first ones always cover it: each is the farthest from those before.
+    """Order a front's points so that the first ones always cover it: the next point is the farthest from those before.
 
-    The first is the best in the first objective. Objectives are scaled to the front's range.
+    The first point is the best in the first objective. Objectives are scaled to the front's range.
 
     >>> epsilon_net([(0, 4), (1, 3), (2, 2), (4, 0)])
     [0, 3, 2, 1]
@@ -104,8 +104,8 @@ def places(
 
     Args:
         points: Values of the objectives, by trial.
-        violations: By trial that breaks a constraint, by how much.
-        spread: The order within a front. "crowding": the least crowded first. "epsilon-net": see `epsilon_net`.
+        violations: Maps each trial that breaks a constraint to the size of its violation.
+        spread: The order within a front. With "crowding", the least crowded come first; see also `epsilon_net`.
 
     >>> places({0: (1, 3), 1: (9, 9), 2: (3, 1), 3: (0, 0)}, ("min", "min"), {3: 0.5})
     {0: 0.0, 1: 2.0, 2: 1.0, 3: 3.0}
@@ -129,7 +129,7 @@ def places(
 
 
 def front_of(points: Mapping[int, Point], modes: Sequence[Mode]) -> list[int]:
-    """Return the trials that no other one dominates, the best in the first objective first."""
+    """Return the trials that no other trial dominates, ordered by the first objective, best first."""
     numbers = [n for n, point in points.items() if all(map(math.isfinite, point))]
     lows = [losses(points[n], modes) for n in numbers]
     (first, *_) = fronts(lows) or [[]]
@@ -137,7 +137,7 @@ def front_of(points: Mapping[int, Point], modes: Sequence[Mode]) -> list[int]:
 
 
 def violation(values: Mapping[str, float], bounds: Mapping[str, Bounds]) -> float:
-    """Return by how much values break bounds, in shares of each bound, added up; infinite for a value that is NaN.
+    """Return the sum of violations, each relative to its bound; infinite if a value is NaN or missing.
 
     >>> violation({"macs": 150.0, "val_error": 0.5}, {"macs": (None, 100.0), "val_error": (0.25, 1.0)})
     0.5
@@ -154,9 +154,9 @@ def violation(values: Mapping[str, float], bounds: Mapping[str, Bounds]) -> floa
 
 
 def hypervolume(points: Sequence[Point], reference: Point) -> float:
-    """Return the volume that points dominate within a reference point; lower is better in each objective.
+    """Return the volume that points dominate, up to a reference point. Lower is better in each objective.
 
-    By slices along the last objective, which is exact and meant for fronts of tens of points.
+    It is exact, and computed by slices along the last objective. That suits fronts of tens of points.
 
     >>> hypervolume([(1, 3), (2, 2), (3, 1)], (4, 4))
     6.0
@@ -166,7 +166,7 @@ def hypervolume(points: Sequence[Point], reference: Point) -> float:
 
 
 def _volume(inside: Sequence[Point], reference: Point) -> float:
-    """The same of points in rising order of their last objective."""
+    """Return the hypervolume of points in rising order of their last objective."""
     if not inside:
         return 0.0
     if len(reference) == 1:

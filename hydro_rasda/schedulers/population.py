@@ -1,7 +1,7 @@
-"""Population based training: the worst trials go on as copies of the best, with changed hyperparameters.
+"""Population based training: the worst trials continue as copies of the best trials, with changed hyperparameters.
 
 Jaderberg et al., "Population based training of neural networks" (2017): exploitation by truncation selection,
-exploration by perturbing and resampling. The population is decided as a whole, at every `interval` epochs.
+exploration by perturbing and resampling. The whole population is decided together, every `interval` epochs.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Range:
     log: bool = False
 
     def at(self, share: float) -> float:
-        """Return the value below which this share of all draws lies."""
+        """Return the value below which a share `share` of random draws lies."""
         if self.log:
             return self.nearest(self.low * (self.high / self.low) ** share)
         return self.nearest(self.low + (self.high - self.low) * share)
 
     def nearest(self, value: float) -> float:
-        """Return the value within the range that is nearest to another."""
+        """Return the nearest value within the range."""
         return min(max(value, self.low), self.high)
 
 
@@ -51,23 +51,23 @@ Explored = Mapping[str, Range | Sequence[float]]
 
 @dataclass(frozen=True)
 class PopulationBasedTraining(SweepRule):
-    """Copy the best trials over the worst at every interval, and change the copies' hyperparameters.
+    """Replace the worst trials by copies of the best trials at every interval, and change the copies' hyperparameters.
 
-    A trial that diverged or failed becomes a copy, too. All trials are decided together: a device waits at the end
-    of an interval until the last trial is there. Ties aside, selection and exploration are those of Ray Tune's
-    `PopulationBasedTraining(synch=True)`, but that values stay within their ranges.
+    A trial that diverged or failed is replaced, too. All trials are decided together: a device waits at the end of an
+    interval until the last trial is there. Selection and exploration are those of Ray Tune's
+    `PopulationBasedTraining(synch=True)`, except that ties may differ and values stay within their ranges.
 
     Attributes:
-        explored: The hyperparameters that change with a copy. Keys that the source's configuration lacks are left out.
+        explored: The hyperparameters that a copy changes. Keys that the source's configuration lacks are left out.
         last: The epoch at which the sweep ends.
         interval: Epochs between two decisions.
-        quantile: Share of the population that is replaced, and share that is copied; at most half.
+        quantile: Share of the population that is replaced, and share that is copied; at most a half.
         resample: Probability that a hyperparameter is drawn anew.
-        factors: A hyperparameter that is not drawn anew is multiplied by one of these. In a list of values, it moves to
-            a neighbour instead.
+        factors: A hyperparameter that is not drawn anew is multiplied by one of these factors. In a list of values, it
+            moves to a neighbor instead.
 
     Raises:
-        ValueError: If one is out of range, or nothing is explored.
+        ValueError: If an argument is out of range, or nothing is explored.
     """
 
     explored: Explored
@@ -89,7 +89,7 @@ class PopulationBasedTraining(SweepRule):
         require(good, "factors", self.factors, "a list of numbers > 0")
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
-        """Have all trials train to the next interval, the worst as copies of the best."""
+        """Let all trials train to the next interval, the worst as copies of the best."""
         if new := sweep.waiting_at(0):
             return {number: Continue(min(self.interval, self.last)) for number in new}
         at = min((trial.epoch for trial in sweep.waiting.values()), default=self.last)
@@ -106,7 +106,7 @@ class PopulationBasedTraining(SweepRule):
         return moves
 
     def quantiles(self, scores: Mapping[int, float], mode: Mode) -> tuple[list[int], list[int]]:
-        """Return the trials that become copies and those that are copied, each from better to worse.
+        """Return the trials that become copies, and the trials that are copied; both lists go from better to worse.
 
         >>> PopulationBasedTraining({"lr": Range(0.0, 1.0)}, 9).quantiles({0: 4.0, 1: 3.0, 2: 2.0, 3: 1.0}, "min")
         ([0], [3])
@@ -118,11 +118,11 @@ class PopulationBasedTraining(SweepRule):
         return sound[len(sound) - size :] + best_first[len(sound) :], upper
 
     def explore(self, config: Mapping[str, Any], draws: Iterator[float]) -> dict[str, float]:
-        """Return changed values of a configuration.
+        """Return the values that a copy changes.
 
         Args:
-            config: The source's.
-            draws: Numbers in [0, 1), uniformly: two for each hyperparameter.
+            config: The configuration of the source.
+            draws: Uniform random numbers in [0, 1); two for each hyperparameter are used.
         """
         changes: dict[str, float] = {}
         for key, values in self.explored.items():
@@ -155,7 +155,7 @@ def _chosen(of: Sequence[Any], share: float) -> Any:
 
 
 def _draws(*of: int) -> Iterator[float]:
-    """Numbers in [0, 1), the same for the same seed, epoch and trial."""
+    """Yield numbers in [0, 1), which are the same for the same seed, epoch and trial."""
     for i in count():
         digest = hashlib.blake2b(repr((*of, i)).encode(), digest_size=8).digest()
         yield (int.from_bytes(digest, "big") >> 11) / 2**53

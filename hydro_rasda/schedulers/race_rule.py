@@ -1,14 +1,14 @@
 """The race of the finalists at full size: the choice at each milestone, and a forecast of each final score.
 
 At a milestone, the trials with the best scores continue. Early scores mislead: configurations with high, decaying
-learning rates start slowly and end first. Weights averaged over few steps hide the gains that training still brings.
-So the first milestone lies at half of a training, and scores are those of the weights as training left them. But
-averages are handed back. So the trial with the best ones goes on, too (`with_leader`), and wins if its averages are far
-ahead in the end (`final_score`). All this was chosen on recorded trainings, and judged on others
-(`benchmarks/results/replay_notes.md`). The same holds for the errors of the forecasts.
+learning rates start slowly but end first. Scores of averaged weights hide gains that training still brings, if the
+average is over few steps. So the first milestone is at half of a training, and scores are those of the trained weights,
+not of their averages. But the winner hands back averages. So the trial with the best averages also continues
+(`with_leader`). It wins if its averages are far ahead in the end (`final_score`). These choices, and the errors of
+forecasts, were fitted on recorded trainings and judged on others (`benchmarks/results/replay_notes.md`).
 
-Forecasts decide once, at the last look: a trial behind the leader goes on only while the gain to be expected of it is
-worth the rest of its training. Otherwise they only tell how sure a choice is.
+Forecasts decide once, at the last look: a trial behind the leader continues only if its expected gain is worth the rest
+of its training. Otherwise forecasts only tell how sure a choice is.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ Curve = Mapping[int, float]
 """A trial's score by epoch."""
 
 ERROR = 0.75
-"""Standard deviation of ends from the forecast, over the root mean square of what others still changed by.
+"""Standard deviation of the error of a forecast, relative to the root mean square of other trials' remaining changes.
 
-Chosen on half of the recorded tasks. On the others, winners are the best as often as is stated.
+It was chosen on half of the recorded tasks. On the others, the stated probability that a winner is the best is right.
 """
 
 WORTH = 0.1
-"""Gain that a full training must promise at the last look, over the trials' usual change in half of their epochs.
+"""Gain that a full training must promise at the last look, relative to the usual change in half of the epochs.
 
-Chosen on half of the recorded tasks and judged on the others, both ways round: 0.1 and 0.15 lose no task.
+It was chosen on half of the recorded tasks and judged on the others, and vice versa: 0.1 and 0.15 lose no task.
 """
 
 BEHIND = 0.15
-"""Share of a trial's gain in training by which its final score is worse than its averages', at most.
+"""Most by which a final score is worse than that of the averages, as a share of the trial's gain in training.
 
-Each half of the recorded tasks chose it.
+Both halves of the recorded tasks led to this value.
 """
 
 _QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 101) for i in range(101)]
-_SHIFTS = [1.0433 * NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]  # of deviation 1
+_SHIFTS = [1.0433 * NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]  # their standard deviation is 1
 
 
 @dataclass(frozen=True)
 class ExpectedEnd:
-    """A trial's expected score in the end: a normal distribution.
+    """A trial's expected final score, as a normal distribution.
 
     Attributes:
-        end: Its mean; not finite where the trial diverged.
-        deviation: Its standard deviation; infinite where nothing is known of what is left.
-        shared: Standard deviation of the error that all trials of a race with one have in common, on top of that.
+        end: Its mean; not finite if the trial diverged.
+        deviation: Its standard deviation; infinite if nothing is known of the remaining training.
+        shared: Standard deviation of an additional error, which is common to all trials of a race that have one.
     """
 
     end: float
@@ -68,8 +68,8 @@ class Race:
 
     Attributes:
         max_t: Epochs of a full training.
-        reduction_factor: One in so many continues in any case.
-        full_trainings: The budget, in full trainings: more trials continue if the budget lets them train to the end.
+        reduction_factor: One in `reduction_factor` trials continues in any case.
+        full_trainings: The budget in full trainings. More trials continue if the budget can train them to the end.
     """
 
     max_t: int
@@ -81,7 +81,7 @@ class Race:
         """Return the trials that continue after a milestone, best first; none if all diverged.
 
         Args:
-            trained: Epochs that were trained at full size by then, by all finalists.
+            trained: Epochs that all finalists have trained at full size so far.
 
         >>> Race(4, "min", 2, 3.0).promote(2, {0: 0.4, 1: 0.3, 2: 0.9, 3: math.nan}, trained=8)
         [1, 0]
@@ -94,13 +94,13 @@ class Race:
     def worthwhile(self, stop: int, scores: Mapping[int, float], curves: Mapping[int, Curve]) -> list[int]:
         """Return the trials that are worth the rest of their training at the last look, best first.
 
-        The leader goes on. Another trial goes on if it is expected to improve on the leader by more than `WORTH` times
-        the usual change, for each full training that it still costs. The usual change is the root mean square of what
-        scores changed by since half of the epochs. Ends are expected where scores are, with a standard deviation of
-        `ERROR` times the usual change, for each doubling of the epochs.
+        The leader always continues. Another trial continues if its expected improvement on the leader exceeds `WORTH`
+        times the usual change, per full training that it still costs. The usual change is the root mean square of the
+        changes of scores since half of the epochs. Final scores are expected at the present scores. Their standard
+        deviation is `ERROR` times the usual change, for each doubling of the epochs.
 
         Args:
-            curves: Scores by epoch that tell how much trials change.
+            curves: Scores by epoch, which show how much trials change.
 
         >>> curves = {n: {3: 0.6, 6: 0.5} for n in (0, 1, 2)}
         >>> Race(8, "min", 2, 3.0).worthwhile(6, {0: 0.52, 1: 0.5, 2: 0.9}, curves)
@@ -111,17 +111,16 @@ class Race:
         usual = math.sqrt(fmean([change**2 for change in changes if math.isfinite(change)] or [math.inf]))
         if not math.isfinite(usual):
             return running
-        deviation = math.sqrt(2) * ERROR * usual * math.log2(self.max_t / stop)  # of the difference of two ends
+        deviation = math.sqrt(2) * ERROR * usual * math.log2(self.max_t / stop)  # of the difference of two final scores
         least = WORTH * usual * (self.max_t - stop) / self.max_t
         sign = 1.0 if self.mode == "max" else -1.0
         ahead = {n: sign * (scores[n] - scores[running[0]]) for n in running}
         return [n for n in running if n == running[0] or expected_improvement(ahead[n], deviation) > least]
 
     def with_leader(self, kept: Sequence[int], averaged: Mapping[int, float]) -> list[int]:
-        """Return these trials and, if it is not among them, the one whose averaged weights are best.
+        """Return `kept`, and also the trial with the best averaged weights if it is not among these.
 
-        High learning rates that do not decay move weights to and fro, so that only averages show what such a trial is
-        worth.
+        High learning rates that do not decay move weights to and fro. Only averages show how good such a trial is.
 
         >>> Race(4, "min", 2, 3.0).with_leader([0], {0: 0.5, 1: 0.3, 2: math.nan})
         [0, 1]
@@ -129,7 +128,7 @@ class Race:
         return [*kept, *[n for n in self._ranked(averaged)[:1] if n not in kept]]
 
     def affordable(self, stop: int, trained: int) -> int:
-        """Return how many trials the rest of the budget can train from a milestone to the end; at least one.
+        """Return how many trials the rest of the budget can train from a milestone to the end; at least 1.
 
         >>> race = Race(9, "min", 2, 2.5)
         >>> race.affordable(2, trained=4 * 2), race.affordable(9, trained=4 * 2 + 2 * 7)
@@ -143,15 +142,15 @@ class Race:
     ) -> dict[int, ExpectedEnd]:
         """Forecast the final scores of trials.
 
-        A stopped trial is expected to change as those did that trained to the end: by the median of their changes. Its
-        uncertainty follows the size of their changes. Part of it is common to all stopped trials: the fewer trials have
-        ended, the larger this part. Before any has ended, nothing is known.
+        A stopped trial is expected to change like the trials that trained to the end, by the median of their changes.
+        The size of their changes determines its uncertainty. A part of the uncertainty is common to all stopped trials,
+        and is larger if fewer trials have ended. Before any trial has ended, nothing is known.
 
         Args:
             full: Each trial's scores by epoch, up to its last epoch so far.
-            over: Trials whose training has ended by itself, perhaps before `max_t`.
-            ends: Of trials at their end, the final score, if averages make it another one than the curve's last. Others
-                are not expected to gain as much by averages.
+            over: Trials whose training ended by itself, perhaps before `max_t`.
+            ends: Final scores of trials at their end that averages have changed; other trials' last scores are final.
+                Forecasts do not include such a change.
         """
         ended = [n for n, curve in full.items() if math.isfinite(curve.get(self.max_t, math.nan))]
         found = {}
@@ -174,13 +173,13 @@ class Race:
 class RaceRule(SweepRule):
     """Decide each milestone of the race once all trials have come to it, or have ended before.
 
-    If all trials that went on to a milestone are lost, the best of those that were stopped last train to it.
+    If all trials that went on to a milestone are lost, the best of the trials that were stopped last train to it.
 
     Attributes:
-        race: Chooses the trials that go on. The mode of the state counts, not its own.
+        race: Chooses the trials that continue. The mode of the state replaces its mode.
         milestones: Epochs at which trials are compared, in rising order. The last one ends the training.
-        last_look: The milestone from which trials go on only if they are worth it; None for no such milestone.
-        by_worth: False to let all trials go on from the last look.
+        last_look: The milestone after which trials continue only if they are worth it; None for no such milestone.
+        by_worth: False lets all trials continue from the last look.
     """
 
     race: Race
@@ -196,15 +195,15 @@ class RaceRule(SweepRule):
         if there and sweep.trials[there[0]].dropped:
             return {number: Continue(reached) for number in kept}
         later = [stop for stop in self.milestones if stop > reached]
-        if kept and not later:  # they came to the end
+        if kept and not later:  # the trials came to their ends
             return {}
         return {number: Continue(later[0]) for number in kept} | {n: Stop() for n in sorted(there) if n not in kept}
 
     def compared(self, sweep: SweepState) -> list[int]:
-        """Return the trials that the next decision is about; all stand at one milestone.
+        """Return the trials of the next decision, all of which stand at one milestone.
 
-        They are those that wait and have not failed or ended by themselves. If there are none, and none has ended by
-        itself, they are those that were stopped last, provided that one of them has a score.
+        They are the waiting trials that have not failed or ended by themselves. If there are none, and no trial has
+        ended by itself, they are the trials that were stopped last and of which at least one has a score.
         """
         racing = [number for number in sweep.waiting if sweep.ended.get(number) in (None, "diverged")]
         if racing or "done" in sweep.ended.values():
@@ -222,7 +221,7 @@ class RaceRule(SweepRule):
         return self._kept([number for number in self.compared(sweep) if sweep.trials[number].epoch == end], sweep)
 
     def _kept(self, there: Sequence[int], sweep: SweepState) -> list[int]:
-        """Return those of the trials at one milestone that go on, best first."""
+        """Return the trials at one milestone that continue, best first."""
         if not there:
             return []
         stop = sweep.trials[there[0]].epoch
@@ -239,21 +238,21 @@ class RaceRule(SweepRule):
 
 
 def _reached(sweep: SweepState) -> int:
-    """Return the last milestone that any trial came to, or trained to when it ended."""
+    """Return the last milestone that any trial reached, or was on its way to when it ended."""
     return max((trial.epoch for trial in sweep.trials.values()), default=0)
 
 
 def final_score(own: float, averaged: float, first: float, mode: Mode) -> float:
     """Return the score by which a trial is compared in the end.
 
-    It is that of the weights that training left, which are what its configuration gives when it is trained again,
-    elsewhere, without averages. But the winner hands back its averages. Under a high rate that does not decay, these
-    may be far better. So the score is worse than theirs by at most `BEHIND` of what training gained.
+    It is the score of the trained, unaveraged weights. A user who trains the configuration again without averages gets
+    such weights. But the winner hands back its averages, which may be far better under a high rate that does not decay.
+    So the score is worse than that of the averages by at most `BEHIND` of the gain in training.
 
     Args:
-        own: Of the weights that training left; if it is not finite, the trial has no score.
-        averaged: Of the averaged weights; if it is not finite, `own` counts alone.
-        first: After the first epoch, from which gains are counted; if it is not finite, there is none.
+        own: Score of the trained weights. If it is not finite, the trial has no score.
+        averaged: Score of the averaged weights. If it is not finite, only `own` counts.
+        first: Score after the first epoch, from which the gain is counted. If it is not finite, the gain is 0.
 
     >>> [final_score(own, 0.3, 0.7, "min") for own in (0.32, 0.5, math.nan)], final_score(0.5, math.nan, 0.7, "min")
     ([0.32, 0.36, nan], 0.5)
@@ -266,9 +265,9 @@ def final_score(own: float, averaged: float, first: float, mode: Mode) -> float:
 
 
 def chances(expected_ends: Mapping[int, ExpectedEnd], mode: Mode) -> dict[int, float]:
-    """Return each trial's probability of being the best; they add up to 1, with 0 for each trial that diverged.
+    """Return each trial's probability of being the best. They sum to 1; a trial that diverged has 0.
 
-    If nothing is known of the rest of a trial's training, all trials have the same probability.
+    If nothing is known of the rest of any trial's training, all trials have the same probability.
 
     >>> chances({3: ExpectedEnd(0.5, 0.1), 5: ExpectedEnd(0.5, 0.1), 6: ExpectedEnd(math.nan, 0.1)}, "min")
     {3: 0.5, 5: 0.5, 6: 0.0}
@@ -285,7 +284,7 @@ def chances(expected_ends: Mapping[int, ExpectedEnd], mode: Mode) -> dict[int, f
 
 
 def _wins(number: int, expected_ends: Mapping[int, ExpectedEnd], sign: float) -> float:
-    """The mean, over quantiles of what a trial may come to, of the probability that no other one does better."""
+    """Return the probability that no other trial does better, averaged over quantiles of the trial's own end."""
     own = expected_ends[number]
     values = [sign * own.end + own.deviation * z for z in (_QUANTILES if own.deviation else (0.0,))]
     others = [found for n, found in expected_ends.items() if n != number]
@@ -293,19 +292,19 @@ def _wins(number: int, expected_ends: Mapping[int, ExpectedEnd], sign: float) ->
 
 
 def _no_better(found: ExpectedEnd, value: float, sign: float) -> float:
-    """The probability that a trial comes to no more than a value."""
+    """Return the probability that a trial's final score is no better than a value."""
     if not found.deviation:
         return float(sign * found.end <= value)
-    # That of `NormalDist`, which takes three times as long to make as to ask.
+    # The formula of `NormalDist.cdf`: making such an object takes three times as long as asking it.
     return 0.5 * (1.0 + math.erf((value - sign * found.end) / (found.deviation * math.sqrt(2.0))))
 
 
 def expected_gain(expected_ends: Sequence[ExpectedEnd], mode: Mode) -> float:
-    """Bound by how much one more full training should improve the best score, if it were drawn like these.
+    """Return an upper bound of the improvement by one more full training, if it were drawn like these.
 
-    Another draw of one distribution beats the best of k in one of k + 1 cases. It then wins by about as much as the
-    best beats the second (exactly so if the tail is exponential). The next configuration of a sweep is likelier to be
-    worse: this is a bound rather than an estimate. NaN for fewer than two.
+    One more draw from the same distribution beats the best of k in one of k + 1 cases. It then leads by about as much
+    as the best leads the second (exactly so for an exponential tail). It is a bound, because the next configuration of
+    a sweep is probably worse. Return NaN for fewer than two trials.
 
     >>> expected_gain([ExpectedEnd(end, 0.0) for end in (0.5, 0.625, 0.75)], "max")
     0.03125
@@ -316,7 +315,7 @@ def expected_gain(expected_ends: Sequence[ExpectedEnd], mode: Mode) -> float:
 
 
 def expected_improvement(ahead: float, deviation: float) -> float:
-    """Return the mean of what a normal variable is above 0 (Jones et al. 1998, eq. 15).
+    """Return the mean of the part of a normal variable above 0 (Jones et al. 1998, eq. 15).
 
     >>> expected_improvement(0.5, 0.0), expected_improvement(-0.5, 0.0), round(expected_improvement(0.0, 1.0), 4)
     (0.5, 0.0, 0.3989)

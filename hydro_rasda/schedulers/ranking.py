@@ -1,4 +1,4 @@
-"""One order of trials for every scheduler, and how far two orders of the finalists agree.
+"""One order of trials for all schedulers, and a test of how far two rankings of the finalists agree.
 
 The order is the same on every machine and for every seed."""
 
@@ -20,8 +20,8 @@ TrialT = TypeVar("TrialT", int, str)
 def rank(scores: Sequence[float], mode: Mode) -> list[int]:
     """Return the indices of `scores`, best first.
 
-    Scores that are not finite come last in both modes: an infinite score of either sign is that of a diverged trial.
-    Of equal scores, the one of lower index comes first; the same holds among scores that are not finite.
+    Scores that are not finite come last in both modes, because they are those of diverged trials. Equal scores keep the
+    order of their indices, and so do scores that are not finite.
 
     >>> rank([0.3, float("nan"), 0.1, 0.3], "min")
     [2, 0, 3, 1]
@@ -43,27 +43,28 @@ def ranked(scores: Mapping[TrialT, float], mode: Mode) -> list[TrialT]:
 
 
 LEVEL = 0.05
-"""A verdict is given if chance alone gives such a correlation in at most this share of cases."""
+"""A verdict is given if the probability of such a correlation by chance is at most this."""
 
 _ENUMERATED = 7
-"""All orders are enumerated for at most so many trials: 5,040 orders."""
+"""Largest number of trials for which all orders are enumerated: 7 trials have 5,040 orders."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The agreement between the ranking of finalists at full size and that of their surrogates.
+    """The agreement between two rankings of the finalists: at full size, and by their surrogates.
 
-    Finalists are the best of all surrogates and lie close together. Their order therefore says less than that of all
+    Finalists are the best of all surrogates and lie close together. So their order says less than the order of all
     surrogates. With fewer than four finalists, no order is rare enough for a verdict. With four, two of 24 orders are.
 
     Attributes:
-        epoch: The scores are those after this epoch, the last that all finalists reached at full size. If surrogates
-            trained less, their scores are those after their last epoch.
-        scores: By trial, on its surrogate and at full size; NaN if it had diverged.
-        rho: Spearman's rank correlation; NaN if the surrogates or the full size rank all trials equal.
-        by_chance: Probability of a correlation of this sign at least as strong, if all orders at full size are equally
-            likely. Exact up to 7 trials, beyond that by the normal approximation. NaN without a correlation.
-        verdict: "agree" or "disagree", after the sign, if `by_chance` is at most 0.05; else "open": too few to tell.
+        epoch: The last epoch that all finalists reached at full size. Scores are those after it. If surrogates trained
+            less, their scores are those after their own last epoch.
+        scores: Maps each trial to its scores on its surrogate and at full size; NaN if it had diverged.
+        rho: Spearman's rank correlation; NaN if all trials are equal on surrogates or at full size.
+        by_chance: Probability of a correlation of the same sign that is at least as strong, if all orders at full size
+            are equally likely. It is exact for up to 7 trials, and a normal approximation for more. NaN without a
+            correlation.
+        verdict: "agree" or "disagree", by the sign of `rho`, if `by_chance` is at most 0.05; else "open".
     """
 
     epoch: int
@@ -74,7 +75,7 @@ class Agreement:
 
 
 def agreement(epoch: int, scores: Mapping[int, tuple[float, float]], mode: Mode) -> Agreement:
-    """Compare the two ranks of each trial; see `Agreement`.
+    """Compare the two rankings of trials; see `Agreement`.
 
     >>> agreement(1, {0: (0.1, 0.5), 3: (0.2, 0.6), 5: (0.3, 0.7), 8: (0.4, 0.8)}, "min").by_chance == 1 / 24
     True
@@ -91,7 +92,7 @@ def agreement(epoch: int, scores: Mapping[int, tuple[float, float]], mode: Mode)
 
 
 def _ranks(values: Sequence[float], mode: Mode) -> list[float]:
-    """From 0 for the best; equal ones share the mean of their places, and what diverged is worst and equal."""
+    """Return ranks from 0, the best. Equal values share their mean rank; diverged trials are equal and worst."""
     losses = [(value if mode == "min" else -value) if math.isfinite(value) else math.inf for value in values]
     return [(sum(v < own for v in losses) + sum(v <= own for v in losses) - 1) / 2 for own in losses]
 

@@ -1,14 +1,13 @@
-"""RASDA: halving in time, doubling in space; and rules for the number of workers of a survivor.
+"""RASDA: halving in time, doubling in space; and rules for the number of workers of a surviving trial.
 
 Aach et al., "Resource-Adaptive Successive Doubling for Hyperparameter Optimization", section 3.1.
 
-At each milestone the worse trials stop, as asynchronous successive halving decides, and the survivors get
-`scaling_factor` times their workers. That factor also spaces the milestones (eqs. 2 and 3): they lie at
-`grace_period * scaling_factor**k`, where plain ASHA's lie at `grace_period * reduction_factor**k`.
+At each milestone, asynchronous successive halving stops the worse trials. The survivors get `scaling_factor` times
+their workers. The same factor spaces the milestones (eqs. 2 and 3), at `grace_period * scaling_factor**k`. In plain
+ASHA, they are at `grace_period * reduction_factor**k`.
 
-`wait=0, grow="due"` is the paper's algorithm. The paper has neither `wait` nor growth by measured gains. Workers are
-wasted if they hardly shorten an epoch, if the larger batch that comes with them teaches hardly more, or if other trials
-wait for them.
+`wait=0, grow="due"` is the paper's algorithm. The paper has neither `wait` nor growth by measured gains. Both avoid
+waste: workers may hardly shorten an epoch, their larger batch may teach hardly more, or other trials may wait for them.
 """
 
 from __future__ import annotations
@@ -24,25 +23,27 @@ from hydro_rasda.common.argument_checks import check_choice, check_int, check_nu
 from hydro_rasda.schedulers.asha import AsyncSuccessiveHalving
 
 LEAST_EFFICIENCY = 0.5
-"""Below it, more than half of what a trial was given is lost."""
+"""Below this efficiency, more than half of a trial's workers are wasted."""
 
 
 class Growth(NamedTuple):
-    """The facts by which the number of workers of a surviving trial may be chosen.
+    """The facts that may determine the number of workers of a surviving trial.
 
     Attributes:
         held: Workers that the trial has, or had until it paused.
-        due: Workers that the rule grants it.
+        due: Workers that the rule grants the trial.
         base: Workers of a new trial.
-        alive: Trials that run, wait or have not begun, with this one.
-        capacity: Workers on all nodes that are up.
-        seconds: By number of workers, the mean seconds of all trials' epochs so far, each over its trial's `work`.
-        free: Workers that no trial holds, once the survivors that are decided together have given theirs back.
-        sharing: Trials that could use these: the survivors that are decided together, and those that wait.
-        own: By number of workers, the seconds that an epoch of this trial took.
-        efficiency: The trial's parallel efficiency as it measured that itself; None to take it from `own`.
-        noise_scale: Workers whose batches together are as large as the trial's gradient noise scale (McCandlish et al.,
-            "An empirical model of large-batch training", 2018); inf where it is not known.
+        alive: Number of trials that run, wait or have not begun, this trial included.
+        capacity: Number of workers on all nodes that are up.
+        seconds: Maps a number of workers to the mean seconds of all trials' epochs so far, each divided by its trial's
+            `work`.
+        free: Workers that no trial holds, once the survivors that are decided together have released theirs.
+        sharing: Number of trials that could use the free workers: the survivors that are decided together, and those
+            that wait.
+        own: Maps a number of workers to the seconds of an epoch of this trial.
+        efficiency: The parallel efficiency that the trial measured itself; None to compute it from `own`.
+        noise_scale: Number of workers whose batches together equal the trial's gradient noise scale (McCandlish et al.,
+            "An empirical model of large-batch training", 2018); inf if unknown.
     """
 
     held: int
@@ -59,23 +60,23 @@ class Growth(NamedTuple):
 
 
 Resize = Callable[[Growth], int]
-"""Decides with how many workers a surviving trial goes on."""
+"""Decides the number of workers with which a surviving trial continues."""
 
 
 def efficient(
     growth: Growth, factor: int = 2, least_efficiency: float = LEAST_EFFICIENCY, batch_over_noise: float = 1.0
 ) -> int:
-    """Grant the smaller of the workers due and an even share of the free ones, while more workers pay.
+    """Grant the workers due or an even share of the free workers, whichever is less, if more workers pay.
 
-    More workers pay under two conditions. The trial's parallel efficiency, compared with the fewest workers that it
-    had, is above a half. The grown batch stays within the gradient noise scale: beyond that scale, larger batches need
-    almost proportionally more examples. A trial never gets fewer workers than it has. Sizes are `base * factor**k`, or
-    the number due.
+    More workers pay under two conditions. First, the trial's parallel efficiency, relative to the fewest workers that
+    it had, is above a half. Second, the grown batch stays within the gradient noise scale; larger batches need almost
+    proportionally more examples. A trial never gets fewer workers than it has. The number is `base * factor**k`, or the
+    number due.
 
     Args:
-        factor: By which workers grow.
-        least_efficiency: In place of a half; 0 for any.
-        batch_over_noise: How many noise scales a batch may have; inf for any.
+        factor: Factor by which workers grow.
+        least_efficiency: Replaces the half; 0 accepts any efficiency.
+        batch_over_noise: Largest batch, in gradient noise scales; inf accepts any batch.
 
     >>> survivor = Growth(held=2, due=8, base=2, alive=8, capacity=64, seconds={}, free=32, sharing=5)
     >>> efficient(survivor)
@@ -99,7 +100,7 @@ def efficient(
 
 
 def parallel_efficiency(seconds: Mapping[int, float], workers: int) -> float:
-    """Speed-up over the fewest workers that were measured, divided by the growth since; 1 where it is not known.
+    """Return the speed-up over the fewest measured workers, divided by the growth of workers; 1 if it is unknown.
 
     >>> parallel_efficiency({2: 80.0, 4: 50.0}, 4)
     0.8
@@ -118,18 +119,18 @@ GROW: tuple[str, ...] = ("due", "efficient")
 class RASDA(AsyncSuccessiveHalving):
     """Algorithm 1 of the paper: asynchronous successive halving whose survivors get more workers.
 
-    `wait` and `grow` are two choices beyond the paper.
+    `wait` and `grow` go beyond the paper.
 
     Attributes:
-        scaling_factor: The factor by which a survivor's workers grow, and milestones lie apart (sf).
+        scaling_factor: Factor by which a survivor's workers grow, and by which milestones are spaced (sf).
         workers: Workers of a new trial (base_resources).
-        max_workers: No trial gets more; None for no limit.
+        max_workers: Most workers of a trial; None for no limit.
         grow: The rule for the number of workers of a survivor: "due", as in the paper, or "efficient"; see
             `hydro_rasda.schedulers.rasda`.
-        least_efficiency: With "efficient", a survivor whose parallel efficiency is not above this keeps its workers; 0
-            for any.
-        batch_over_noise: With "efficient", a survivor's batch is at most so many of its gradient noise scales; inf for
-            any.
+        least_efficiency: With "efficient", a survivor gets more workers only if its parallel efficiency is above this;
+            0 accepts any efficiency.
+        batch_over_noise: With "efficient", the largest batch of a survivor, in gradient noise scales; inf accepts any
+            batch.
     """
 
     reduction_factor: int = 2
@@ -156,14 +157,14 @@ class RASDA(AsyncSuccessiveHalving):
         return self.scaling_factor
 
     def rungs_survived(self, t: int) -> int:
-        """Milestones below `max_t` that a trial which goes on after iteration `t` has behind it."""
+        """Return the number of milestones below `max_t` that a trial has survived when it continues after `t`."""
         return bisect_right(self.milestones, t, hi=len(self.milestones) - 1)
 
     def workers_at(self, t: int) -> int:
-        """Workers due after iteration `t`: `workers * scaling_factor**(rungs survived)`, capped.
+        """Return the workers due after iteration `t`: `workers * scaling_factor**(rungs survived)`, up to the limit.
 
-        The first survivors grow at the first milestone, as in the paper's Fig. 7; its Algorithm 1 counts
-        from 0.
+        The first survivors grow at the first milestone, as in the paper's Fig. 7. Algorithm 1 of the paper counts from
+        0 instead.
 
         >>> rule = RASDA(max_t=40, grace_period=5, workers=2)
         >>> [rule.workers_at(t) for t in (0, 5, 10, 20)]
@@ -173,7 +174,7 @@ class RASDA(AsyncSuccessiveHalving):
         return due if self.max_workers is None else min(due, self.max_workers)
 
     def resize(self, growth: Growth) -> int:
-        """Return the number of workers with which a survivor continues, by `grow`."""
+        """Return the number of workers with which a survivor continues, by the rule `grow`."""
         if self.grow == "due":
             return growth.due
         return efficient(growth, self.scaling_factor, self.least_efficiency, self.batch_over_noise)

@@ -1,4 +1,4 @@
-"""The interface of a sweep's rule: the questions to it, the state that it sees, and the answers that it may give."""
+"""The interface of a sweep's rule: its methods, and the moves that it may return."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from hydro_rasda.schedulers.sweep_state import Standing, SweepState
 
 @dataclass(frozen=True)
 class Continue:
-    """A trial trains on.
+    """Let a trial train on.
 
-    A dropped trial can continue, too. Its checkpoint is gone by then, so it trains again from its first epoch. If a
-    trial may be needed later, leave it waiting: this costs less, because a waiting trial keeps its checkpoint.
+    A dropped trial can continue, too. Its checkpoint has been removed, so that it trains again from its first epoch. If
+    a trial may be needed later, leave it waiting: a waiting trial keeps its checkpoint.
 
     Attributes:
-        to: The epoch at which the rule is asked again, after the one where the trial stands.
-        copy_of: A trial that waits at the same epoch. This trial continues with that one's weights, optimizer state and
-            configuration (population based training, Jaderberg et al. 2017). None: with its own.
-        changes: With `copy_of`, other values for hyperparameters of that configuration: `lr`, `momentum`,
-            `weight_decay`, `beta1`, `beta2`, `eps`, or any of its floats that leaves the model's structure as it is.
-            If the changed configuration breaks a function of `sweep.constraints`, none of them changes.
+        to: The epoch at which the rule is asked again; it must be later than the trial's epoch.
+        copy_of: A trial that waits at the same epoch. This trial continues with the weights, the optimizer state and
+            the configuration of that trial (population based training, Jaderberg et al. 2017). None for the trial's
+            own.
+        changes: With `copy_of`, new values for hyperparameters of the copied configuration: `lr`, `momentum`,
+            `weight_decay`, `beta1`, `beta2`, `eps`, or any float in it that does not change the model's structure. If
+            the changed configuration breaks a function of `sweep.constraints`, nothing is changed.
     """
 
     to: int
@@ -35,18 +36,18 @@ class Continue:
 
 @dataclass(frozen=True)
 class Stop:
-    """A trial trains no further, and its checkpoint is removed."""
+    """Stop a trial; its checkpoint is removed."""
 
 
 Move = Continue | Stop
 
 
 class SweepRule(ABC):
-    """Decide which trials of a sweep continue; as `SweepConfig(rule=...)`, a subclass replaces successive halving.
+    """Decide which trials of a sweep continue. A subclass in `SweepConfig(rule=...)` replaces successive halving.
 
     A rule keeps nothing between calls: its answer depends only on its constructor's arguments and on the state. So a
-    run that was killed comes to the same decisions again. (The journal also keeps each decision, and the rule is not
-    asked for it again.) This rule lets the better half of the trials continue for twice the epochs:
+    run that was killed comes to the same decisions again. (The journal also records each decision, and does not ask the
+    rule again.) The following rule lets the better half of the trials continue for twice the epochs:
 
     >>> class BetterHalf(SweepRule):
     ...     def decide(self, sweep):
@@ -61,47 +62,47 @@ class SweepRule(ABC):
     """
 
     def admit(self, sweep: SweepState) -> int:
-        """Return how many more configurations to admit now; asked whenever there is nothing else to decide.
+        """Return how many more configurations to admit now. It is asked whenever there is nothing else to decide.
 
-        A searcher gives no more while a trial is on its way to its first milestone, because it learns from that one.
+        A searcher learns from a trial's first milestone. So it gives no more while a trial is on its way there.
         """
         return sweep.left
 
     @abstractmethod
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
-        """Decide on trials; the sweep asks after each change, and once more if a device has nothing to do.
+        """Decide on trials. The sweep asks after each change, and again if a device is idle.
 
         New trials wait at epoch 0 for their first milestone.
 
         Returns:
-            The next move of waiting or dropped trials, by number. All others stay as they are: an empty answer waits
-            for more to be known. If nothing trains and nothing continues, the sweep is over.
+            Moves of waiting or dropped trials, by number. Other trials stay as they are; an empty answer waits for more
+            results. If nothing trains and nothing continues, the sweep is over.
         """
 
     def finalists(self, sweep: SweepState) -> Sequence[int]:
-        """Return the trials for full size, best first; the first `top_k` train. The sweep asks when it is over.
+        """Return the trials for full size, best first; the first `top_k` train. It is asked when the sweep is over.
 
-        If the time budget ends the sweep early, this is not asked: the finalists are the best of the trials that
+        If the time budget ends the sweep early, this is not asked. Then the finalists are the best of the trials that
         trained longest.
         """
         return sweep.best(sweep.top_k)
 
     def epochs(self, sweep: SweepState) -> int:
-        """Estimate the epochs that all trials together will train, for progress; an upper bound if nothing is known."""
+        """Estimate the epochs that all trials together will train, for progress; by default, an upper bound."""
         return (len(sweep.trials) + sweep.left) * sweep.max_t
 
 
 CHANGEABLE = ("lr", "momentum", "weight_decay", "beta1", "beta2", "eps")
-"""Hyperparameters whose values may change during a training, even if a configuration lacks them."""
+"""Hyperparameters that may change during a training, even if a configuration lacks them."""
 
 
 def checked_moves(
     rule: SweepRule, moves: Mapping[int, Move], sweep: SweepState, check: Callable[[Mapping[str, Any]], object] = dict
 ) -> dict[int, Move]:
-    """Return a rule's decision, if it can be carried out.
+    """Return a rule's decision; raise ValueError if it cannot be carried out.
 
     Args:
-        check: Raises ValueError for a configuration that cannot be trained with.
+        check: Raises ValueError for a configuration that cannot be trained.
     """
     told = f"`sweep.rule` {type(rule).__name__}"
     require(isinstance(moves, Mapping), f"{told}: decide(...)", moves, "a dict of moves by trial")
@@ -144,7 +145,7 @@ def _check_going_on(
 
 
 def carry_out(moves: Mapping[int, Move], sweep: SweepState) -> None:
-    """Have trials go on, or stop, in the state; a copy of another trial is made elsewhere."""
+    """Apply moves to the state: trials continue or stop. A copy of another trial is made elsewhere."""
     for number, move in moves.items():
         if isinstance(move, Continue):
             sweep.go_on(number, move.to)
@@ -153,20 +154,20 @@ def carry_out(moves: Mapping[int, Move], sweep: SweepState) -> None:
 
 
 def checked_admission(rule: SweepRule, count: int) -> int:
-    """Return the number of configurations that a rule admits; ValueError unless it is an integer >= 0."""
+    """Return the number of configurations that a rule admits; raise ValueError unless it is an integer >= 0."""
     require(type(count) is int and count >= 0, f"`sweep.rule` {type(rule).__name__}: admit(...)", count, "an int >= 0")
     return count
 
 
 def checked_epochs(rule: SweepRule, count: float) -> int:
-    """Return the number of epochs that a rule expects; ValueError unless it is a finite number >= 0."""
+    """Return the number of epochs that a rule expects; raise ValueError unless it is a finite number >= 0."""
     holds = is_number(count) and count >= 0
     require(holds, f"`sweep.rule` {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
     return math.ceil(count)
 
 
 def plain_move(move: Move) -> list[Any]:
-    """A move as JSON values, of which `move_of` makes it again.
+    """Return a move as JSON values, from which `move_of` restores it.
 
     >>> plain_move(Stop()), plain_move(Continue(9)), plain_move(Continue(9, copy_of=2, changes={"lr": 0.1}))
     ([None], [9], [9, 2, {'lr': 0.1}])
@@ -177,12 +178,12 @@ def plain_move(move: Move) -> list[Any]:
 
 
 def move_of(plain: Sequence[Any]) -> Move:
-    """The move that `plain_move` made these values of."""
+    """Return the move of which `plain_move` made these values."""
     return Stop() if plain[0] is None else Continue(*plain)
 
 
 def checked_finalists(rule: SweepRule, finalists: Sequence[int], sweep: SweepState) -> list[int]:
-    """Return a rule's finalists, at most `top_k`; ValueError unless they are different trials of the sweep."""
+    """Return a rule's finalists, at most `top_k`; raise ValueError unless they are different trials of the sweep."""
     of = f"`sweep.rule` {type(rule).__name__}: finalists(...)"
     listed = isinstance(finalists, Sequence) and not isinstance(finalists, str)
     known = listed and all(is_int(number) and number in sweep.trials for number in finalists)

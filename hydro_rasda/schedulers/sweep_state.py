@@ -12,19 +12,19 @@ from typing import Any, Literal, NamedTuple
 from hydro_rasda.schedulers.ranking import Mode
 
 FEW = 16
-"""So many new scores are put in their places one by one; more are sorted together with all that are there."""
+"""Up to this number, new scores are inserted one by one. More scores are sorted together with the known ones."""
 
 End = Literal["done", "failed", "diverged"]
-"""How the training of a trial of the race ended before its last epoch: by itself, by an error, or without a score."""
+"""How a trial of the race ended before its last epoch: by itself, by an error, or because it diverged."""
 
 
 class Interval(NamedTuple):
-    """Epochs of one trial between two decisions on it.
+    """The epochs of a trial between two decisions on it.
 
     Attributes:
-        start: The milestone at which they begin; 0 for a new trial.
-        config: The trial's hyperparameters in these epochs.
-        copy_of: The trial whose weights they begin with; None for its own.
+        start: The milestone at which the interval begins; 0 for a new trial.
+        config: The trial's hyperparameters in the interval.
+        copy_of: The trial whose weights the interval begins with; None for the trial's own.
     """
 
     start: int
@@ -38,11 +38,11 @@ class Standing:
 
     Attributes:
         number: 0, 1, ... in the order of sampling.
-        epoch: The milestone that it came to last; 0 before the first.
-        goal: The milestone that it is on its way to; None where it waits, or was dropped.
-        dropped: True if the rule has stopped it.
-        curve: The metric after each epoch up to `epoch`; NaN where the trial had diverged or failed.
-        intervals: The epochs that it trained or trains, one part for each time that it went on.
+        epoch: The milestone that the trial reached last; 0 before the first.
+        goal: The milestone that the trial is on its way to; None if it waits or was dropped.
+        dropped: True if the rule has stopped the trial.
+        curve: The metric after each epoch up to `epoch`; NaN once the trial had diverged or failed.
+        intervals: The trial's training so far, one interval for each time that it continued.
     """
 
     number: int
@@ -55,29 +55,29 @@ class Standing:
 
     @property
     def score(self) -> float:
-        """The metric at the milestone where the trial stands; NaN before the first, or where it diverged or failed."""
+        """The metric at the milestone where the trial stands; NaN before the first, or if it diverged or failed."""
         return self.curve.get(self.epoch, math.nan)
 
 
 class SweepState:
-    """The state of a sweep, or of the race at full size. Rules read it; only the sweep or the race changes it.
+    """The state of a sweep, or of the race at full size. Rules only read it; the sweep or the race changes it.
 
     Attributes:
-        mode: "min" if a lower score is better, "max" if a higher one is. With several metrics, a score is the place
-            among all trials that came to a milestone, from 0; the mode is "min".
+        mode: "min" if a lower score is better, "max" if a higher one is. With several metrics, a score is a place, from
+            0, among all trials that reached a milestone; the mode is then "min".
         max_t: Epochs of a full training.
-        top_k: How many finalists are wanted.
-        seed: The run's: a rule that needs random numbers derives them from it, and from what it is asked.
-        waiting: Those that came to a milestone, or are new, and wait for a decision; in order of arrival.
-        training: Those that are on their way to a milestone.
-        scores: By milestone, the score there of each trial that came to it; NaN where it diverged or failed.
-        averages: In the race, by milestone: the scores of averaged weights. It lacks trials without averages, and
-            those whose averages are what `scores` has.
-        ended: In the race: the trials that cannot train on, whatever its rule decides.
+        top_k: Number of finalists.
+        seed: The run's seed. A rule that needs random numbers derives them from the seed and the state.
+        waiting: Trials that wait for a decision, at a milestone or as new trials; in order of arrival.
+        training: Trials that are on their way to a milestone.
+        scores: Maps each milestone to the scores of the trials that reached it; NaN for those that diverged or failed.
+        averages: In the race, maps each milestone to the scores of averaged weights. Trials are missing that have no
+            averages, or whose `scores` are those of averages.
+        ended: In the race, the trials that cannot train on, whatever the rule decides.
         spent: Epochs that all trials have trained so far.
-        at_chance: In the race: true if no trial is known to be better than a constant prediction.
-        left: Configurations that can be had now; 0 once there are no more.
-        idle: True if a device has nothing to do until the rule lets a trial continue.
+        at_chance: In the race, True if no trial is known to be better than a constant prediction.
+        left: Number of configurations that can be admitted now; 0 once there are no more.
+        idle: True if a device is idle until the rule lets a trial continue.
     """
 
     def __init__(self, mode: Mode, max_t: int, top_k: int, seed: int = 0) -> None:
@@ -94,23 +94,24 @@ class SweepState:
         self.idle = False
         self._at: dict[int, dict[int, Standing]] = {}
         self._to: dict[int, dict[int, Standing]] = {}
-        # These hold, by milestone, the score (negative if more is better) and number of trials with one. `_came` has
-        # the ones that came since a rule asked last, `_ranked` all others in order, `_hopeful` a heap of the waiting.
+        # These map a milestone to pairs of a score (negated if more is better) and a trial, without NaN. `_came` has
+        # the pairs that came since a rule last asked. `_ranked` has all others in order, `_hopeful` a heap of waiting
+        # ones.
         self._ranked: dict[int, list[tuple[float, int]]] = {}
         self._came: dict[int, list[tuple[float, int]]] = {}
         self._hopeful: dict[int, list[tuple[float, int]]] = {}
         self._diverged: set[int] = set()
 
     def waiting_at(self, epoch: int) -> Mapping[int, Standing]:
-        """Those that wait at a milestone; at 0, those that are new."""
+        """Return the trials that wait at a milestone; at 0, the new trials."""
         return self._at.get(epoch, {})
 
     def training_to(self, epoch: int) -> Mapping[int, Standing]:
-        """Those that are on their way to a milestone."""
+        """Return the trials that are on their way to a milestone."""
         return self._to.get(epoch, {})
 
     def best(self, count: int) -> list[int]:
-        """Return the best so far: those with most epochs first, of them the best; none that diverged or failed."""
+        """Return the best trials so far, none that diverged or failed: more epochs come first, then better scores."""
         found: dict[int, None] = {}
         for stop in sorted(self._ranked, reverse=True):
             for _, number in self._in_order(stop):
@@ -121,22 +122,22 @@ class SweepState:
         return list(found)
 
     def leading(self, stop: int, count: int) -> list[int]:
-        """Return those that wait at a milestone and are among the best `count` of all that came there, best first.
+        """Return the trials that wait at a milestone and are among the best `count` of all that reached it, best first.
 
-        To ask after each arrival takes hardly longer among many trials.
+        With many trials, asking after each arrival takes hardly longer than with few.
         """
         if count < 1 or not (in_order := self._in_order(stop)):
             return []
         last, hopeful, found = in_order[min(count, len(in_order)) - 1], self._hopeful[stop], list[tuple[float, int]]()
         while hopeful and hopeful[0] <= last:
-            if (entry := heappop(hopeful))[1] in self.waiting_at(stop):  # else it went on, or was dropped
+            if (entry := heappop(hopeful))[1] in self.waiting_at(stop):  # otherwise it continued or was dropped
                 found.append(entry)
         for entry in found:
             heappush(hopeful, entry)
         return [number for _, number in found]
 
     def _in_order(self, stop: int) -> list[tuple[float, int]]:
-        """Return the scores at a milestone, best first, those included that came since the last time."""
+        """Return the scores at a milestone, best first; sort in those that came since the last call."""
         ranked, hopeful, came = self._ranked.setdefault(stop, []), self._hopeful.setdefault(stop, []), self._came
         new = came.pop(stop, ())
         for entry in new:
@@ -150,13 +151,13 @@ class SweepState:
         return ranked
 
     def admit(self, number: int, config: Mapping[str, Any]) -> None:
-        """A new trial, which waits for its first milestone."""
+        """Add a new trial, which waits for its first milestone."""
         self._put(Standing(number, config))
 
     def go_on(self, number: int, to: int, config: Mapping[str, Any] | None = None, copy_of: int | None = None) -> None:
-        """Have a trial train to a milestone, perhaps with another configuration or as a copy of another trial.
+        """Let a trial train to a milestone, perhaps with another configuration or as a copy of another trial.
 
-        A copy has not diverged, whatever it did before.
+        A copy does not count as diverged, even if the trial had diverged before.
         """
         standing = self._taken(number)
         if copy_of is not None:
@@ -173,12 +174,12 @@ class SweepState:
     def come(
         self, number: int, curve: Mapping[int, float], score: float | None = None, averaged: float | None = None
     ) -> None:
-        """A trial came to the milestone that it was on its way to, or ended before.
+        """Note that a trial reached the milestone that it was on its way to, or ended before it.
 
         Args:
             curve: The metric by epoch.
-            score: The score by which the trial is compared at the milestone; None for the metric there.
-            averaged: The score of its averaged weights there, if they are not what it is compared by.
+            score: The score that is compared at the milestone; None for the metric there.
+            averaged: The score of the trial's averaged weights there, if another score is compared.
         """
         standing = self._taken(number)
         stop = standing.goal
@@ -196,7 +197,7 @@ class SweepState:
         self._put(standing)
 
     def place(self, stop: int, places: Mapping[int, float]) -> None:
-        """Replace the scores of all trials that came to a milestone by their places."""
+        """Replace the scores at a milestone by places, for all trials that reached it."""
         self.scores[stop] |= places
         self._ranked[stop] = sorted((place, number) for number, place in places.items() if math.isfinite(place))
         self._hopeful[stop] = [entry for entry in self._ranked[stop] if entry[1] in self.waiting_at(stop)]

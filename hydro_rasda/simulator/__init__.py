@@ -1,7 +1,7 @@
-"""A cluster in virtual time: how long a search takes, and what it costs, on machines that one does not have.
+"""A cluster in virtual time: how long a search takes and what it costs on machines that you do not have.
 
-The code that decides which trials go on, and on how many workers, is that of `hydro_rasda.schedulers`, which decides in
-real runs, too. Only learning curves, the costs of training and the nodes are models.
+The code of `hydro_rasda.schedulers` decides which trials continue and on how many workers, as in real runs. Only
+learning curves, training costs and nodes are models.
 
 `forecast(read_past_run("runs/digits"), Scenario(gpus=64))` compares rules, as `hydro-rasda simulate` does. `simulate`
 runs one plan on one workload.

@@ -1,4 +1,4 @@
-"""Virtual time: the events that are to come, in order, and readings, whose ends move as trials come and go."""
+"""Virtual time: the queue of future events, and the readings of data, whose ends move as trials come and go."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Literal
 Kind = Literal["epoch", "reading", "failure", "repair", "patience"]
 
 Event = tuple[float, int, Kind, int, int]
-"""Time, sequence number, kind, trial (or node, or milestone), and the segment that an epoch belongs to.
+"""An event: its time, sequence number, kind, subject (a trial, node or milestone), and the segment of an epoch's trial.
 
-"reading": an epoch's data begin to be read. Its end depends on other trials, and `SharedStorage` alone knows it.
-"patience": a trial that waits at a milestone has waited its share.
+"reading": an epoch's data begin to be read. The end of reading depends on other trials; only `SharedStorage` knows it.
+"patience": a trial at a milestone has reached its longest wait.
 """
 
 
 class Clock:
-    """The time, and what happens next. Of events at the same time, the one that was planned first is first."""
+    """The current time and the future events. Of events at the same time, the one planned first comes first."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,7 +25,7 @@ class Clock:
         self._sequence = 0
 
     def after(self, delay: float, kind: Kind, subject: int, segment: int = 0) -> None:
-        """Plans an event so many seconds from now."""
+        """Plan an event `delay` seconds from now."""
         self.at(self.now + delay, kind, subject, segment)
 
     def at(self, time: float, kind: Kind, subject: int, segment: int = 0) -> None:
@@ -33,20 +33,20 @@ class Clock:
         heapq.heappush(self._planned, (time, self._sequence, kind, subject, segment))
 
     def due(self) -> float:
-        """When the next event is; inf where none is planned."""
+        """Return the time of the next event; inf if none is planned."""
         return self._planned[0][0] if self._planned else math.inf
 
     def advance(self) -> tuple[Kind, int, int]:
-        """Goes on to the next event: its kind, subject and segment."""
+        """Advance the time to the next event; return its kind, subject and segment."""
         self.now, _, kind, subject, segment = heapq.heappop(self._planned)
         return kind, subject, segment
 
 
 class SharedStorage:
-    """The shared storage of `bandwidth` bytes per second, and the readings of trials at the moment.
+    """Shared storage that delivers `bandwidth` bytes per second, and the trials that read from it now.
 
-    The bytes delivered to each trial that reads grow alike for all. A reading that begins when this is at b bytes is
-    done when it comes to b plus its size.
+    The bytes delivered per trial grow equally for all trials. If this count is b when a reading begins, the reading is
+    done when the count reaches b plus the size of the reading.
     """
 
     def __init__(self, bandwidth: float) -> None:
@@ -55,25 +55,25 @@ class SharedStorage:
         self._now = 0.0
         self._delivered = 0.0
         self._until: dict[int, float] = {}
-        self._order: list[tuple[float, int]] = []  # of `_until`, and readings that were stopped
+        self._order: list[tuple[float, int]] = []  # heap of `_until`, with readings that were stopped
 
     def share(self, trials: int, now: float) -> None:
-        """Splits the bandwidth between so many trials from now on."""
+        """Split the bandwidth between this number of trials from now on."""
         self._deliver(now)
         self._trials = trials
 
     def begin(self, trial: int, size: float, now: float) -> None:
-        """A trial, one of those that share, begins to read so many bytes."""
+        """Let a trial begin to read `size` bytes. It must be one of the trials that share the bandwidth."""
         self._deliver(now)
         self._until[trial] = self._delivered + size
         heapq.heappush(self._order, (self._until[trial], trial))
 
     def stop(self, trial: int) -> None:
-        """A trial reads no further, if it did."""
+        """Stop the reading of a trial, if there is one."""
         self._until.pop(trial, None)
 
     def due(self) -> float:
-        """When the next reading is done if no trial comes or goes until then; inf where none is under way."""
+        """Return when the next reading ends, if the number of trials stays the same; inf if nothing is read."""
         while self._order and self._until.get(self._order[0][1]) != self._order[0][0]:
             heapq.heappop(self._order)
         if not self._order:
@@ -82,7 +82,7 @@ class SharedStorage:
         return self._now + max(0.0, missing) * self._trials / self._bandwidth
 
     def end_next(self) -> int:
-        """Ends the reading that is next, at the time that `due` tells; its trial."""
+        """End the next reading, at the time that `due` returns; return its trial."""
         now = self.due()
         _, trial = heapq.heappop(self._order)
         del self._until[trial]

@@ -1,4 +1,4 @@
-"""The nodes of a cluster, which of them are up, which trial has which workers on them, and how far each trial came."""
+"""The nodes of a cluster, the trials' workers on them, and the progress of each trial."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hydro_rasda.common.argument_checks import check_int, check_is, check_number
 from hydro_rasda.simulator.training_time import CostModel, Spread
 
 MOST_GPUS = 1_000_000
-"""Of a cluster: more would not fit memory."""
+"""Most GPUs of a cluster: more would not fit into memory."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class NodeKind:
 
     Attributes:
         gpus: GPUs of each node. A worker is one GPU.
-        speed: Of a worker, relative to the device that the cost model's step time was measured on.
+        speed: Speed of a worker, relative to the device of the cost model's step time.
     """
 
     nodes: int
@@ -36,23 +36,23 @@ class NodeKind:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machine that is simulated.
+    """The simulated cluster.
 
     Attributes:
-        storage: Bytes per second that the shared file system delivers, at any time split evenly between the trials that
-            run.
-        slow_share: Share of the nodes, chosen at random by the seed, that run at `slow_speed`.
-        slow_speed: Speed of these nodes, relative to the others of their kind.
+        storage: Bytes per second that the shared file system delivers. They are split evenly between the running
+            trials.
+        slow_share: Share of the nodes that run at `slow_speed`; the seed chooses them at random.
+        slow_speed: Speed of slow nodes, relative to other nodes of their kind.
         speed_spread: Standard deviation of the logarithm of a node's speed, which the seed draws once. A trial runs at
             the speed of its slowest node.
-        launch_seconds: That the head node takes to start one worker, one after another, of whichever trial.
-        staged_bytes: Bytes that each node copies from `storage` before its first step; all nodes copy at once, and keep
-            the copy.
-        mtbf: Mean time in seconds between two failures of a node, exponentially distributed; inf for no failures.
+        launch_seconds: Time that the head node takes to start one worker. It starts all workers one after another.
+        staged_bytes: Bytes that each node copies from `storage` before its first step. All nodes copy at the same time,
+            and keep the copy.
+        mtbf: Mean seconds between two failures of a node, exponentially distributed; inf for no failures.
         repair_seconds: Time from a node's failure until it is back.
 
     Raises:
-        ValueError: if one is no number or out of range, or there are no nodes.
+        ValueError: if an argument is not a number or out of range, or if there are no nodes.
     """
 
     kinds: tuple[NodeKind, ...]
@@ -79,12 +79,12 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """Workers on all nodes."""
+        """Number of workers on all nodes."""
         return sum(kind.nodes * kind.gpus for kind in self.kinds)
 
     @classmethod
     def uniform(cls, gpus: int, gpus_per_node: int = 4) -> Cluster:
-        """A cluster of equal nodes, of which the last one may have fewer GPUs.
+        """Return a cluster of equal nodes. The last node may have fewer GPUs.
 
         Args:
             gpus: GPUs of all nodes together.
@@ -101,15 +101,15 @@ class Cluster:
 
 
 Allocation = Mapping[int, int]
-"""The workers of one trial: by node, how many of them are on it."""
+"""The workers of one trial: maps a node to the number of the trial's workers there."""
 
 
 class Slots:
     """The free workers of each node.
 
-    A trial is put on nodes of one kind where these have enough free workers, the fastest kind first. If it fits on
-    one node, it gets the one that it fills best, otherwise those with the most free workers: an all-reduce over few
-    nodes is fast.
+    A trial is put on nodes of one kind if these have enough free workers; the fastest kind comes first. If it fits on
+    one node, it gets the node with the fewest free workers that suffice. Otherwise it gets the nodes with the most free
+    workers, because an all-reduce over few nodes is fast.
     """
 
     def __init__(self, cluster: Cluster, rng: random.Random) -> None:
@@ -124,7 +124,7 @@ class Slots:
         self._free = list(self._gpus)
         self._up = [False] * len(self._kind)
         self._capacity = 0
-        # Of each kind and number of free workers, the nodes: a dict is a set that remembers its order.
+        # For each kind and number of free workers, the nodes. Dicts serve as sets that remember their order.
         self._shelves: list[list[dict[int, None]]] = [[{} for _ in range(max(self._gpus) + 1)] for _ in kinds]
         self._free_by_kind = [0] * len(kinds)
         for node in range(len(self._kind)):
@@ -132,21 +132,21 @@ class Slots:
 
     @property
     def nodes(self) -> int:
-        """Nodes, up or down."""
+        """Number of nodes, up or down."""
         return len(self._kind)
 
     @property
     def free(self) -> int:
-        """Workers that no trial has, on nodes that are up."""
+        """Number of workers that no trial has, on nodes that are up."""
         return sum(self._free_by_kind)
 
     @property
     def up(self) -> int:
-        """Workers on nodes that are up."""
+        """Number of workers on nodes that are up."""
         return self._capacity
 
     def take(self, workers: int) -> Allocation:
-        """Gives a trial its workers; at least so many must be free."""
+        """Allocate workers to a trial; at least this number must be free."""
         taken: dict[int, int] = {}
         missing = workers
         enough = [rank for rank, free in enumerate(self._free_by_kind) if free >= workers]
@@ -160,12 +160,12 @@ class Slots:
         return taken
 
     def give(self, allocation: Allocation) -> None:
-        """Takes workers back. Those on a node that is down are free once it is repaired."""
+        """Take workers back. Workers on a node that is down become free once the node is repaired."""
         for node, workers in allocation.items():
             self._move(node, workers)
 
     def spread(self, allocation: Allocation) -> Spread:
-        """An allocation as the cost model sees it."""
+        """Return an allocation in the form that the cost model needs."""
         slowest = min(map(self._speed.__getitem__, allocation))
         return Spread(sum(allocation.values()), len(allocation), slowest)
 
@@ -177,14 +177,14 @@ class Slots:
         self._capacity -= self._gpus[node]
 
     def repair(self, node: int) -> None:
-        """Brings a node back into service; the workers that no trial has are free again."""
+        """Bring a node back into service; its workers are free again, except those that trials still have."""
         self._up[node] = True
         self._capacity += self._gpus[node]
         self._shelves[self._kind[node]][self._free[node]][node] = None
         self._free_by_kind[self._kind[node]] += self._free[node]
 
     def _take_whole(self, rank: int, missing: int, taken: dict[int, int]) -> int:
-        """Takes all that nodes have free, the most first, while no node has more than is missing; how many that is."""
+        """Take all free workers of nodes, most first, while no node has more than are missing; return their number."""
         shelves, found = self._shelves[rank], 0
         for free in range(len(shelves) - 1, 0, -1):
             nodes = list(islice(shelves[free], (missing - found) // free))
@@ -200,7 +200,7 @@ class Slots:
         return found
 
     def _best(self, rank: int, missing: int) -> int:
-        """Of the nodes that have enough free workers, the first of those that have the fewest."""
+        """Return the first of the nodes with the fewest free workers that suffice."""
         return next(iter(next(filter(None, self._shelves[rank][missing:]))))
 
     def _move(self, node: int, workers: int) -> None:
@@ -215,9 +215,9 @@ class Slots:
 
 
 class Launching:
-    """The time before a trial's first step: the head node starts processes one by one, each node copies the data.
+    """The time before a trial's first step: the head node starts processes one by one, and each node copies the data.
 
-    The nodes copy when the search begins, all at once and from the same storage, and so are done together.
+    All nodes copy when the search begins, at the same time and from the same storage, so that they end together.
     """
 
     def __init__(self, cluster: Cluster, cost: CostModel) -> None:
@@ -227,7 +227,10 @@ class Launching:
         self._staged_at = nodes * cluster.staged_bytes / cluster.storage
 
     def first_step(self, workers: int, now: float) -> float:
-        """When a trial that is given workers now begins its first step; the head node is busy with it until then."""
+        """Return when a trial that gets workers now begins its first step.
+
+        Starting its processes keeps the head node busy.
+        """
         self._free_at = max(now, self._free_at) + workers * self._each
         return max(self._free_at + self._restart, self._staged_at)
 

@@ -1,10 +1,10 @@
-"""The event loop, which simulates a search in virtual time.
+"""The event loop that simulates a search in virtual time.
 
-An event is the end of an epoch, or the failure of a node or its repair. If shared storage is slow, the begin and the
-end of reading an epoch's data are events, too. If trials wait for others at a milestone, the end of the wait is one.
-Rules are asked at milestones alone: by the contract of `Rule.report`, they decide nothing between them.
+Events are the end of an epoch, the failure of a node, and its repair. If shared storage is slow, so are the beginning
+and the end of reading an epoch's data. If trials wait for others at a milestone, the end of the wait is an event, too.
+Rules are asked only at milestones: by the contract of `Rule.report`, they decide nothing between them.
 
-An epoch is one's worth of progress. If a larger batch teaches less per example, it takes more passes over the data.
+An epoch here is a unit of progress. If a larger batch teaches less per example, it takes more passes over the data.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hydro_rasda.simulator.training_time import CostModel, Spread
 from hydro_rasda.simulator.workload import Workload
 
 LOOKAHEAD = 16
-"""How many new trials wait at a time; a tuner, too, has few pending ones. More would change no decision, since all new
-trials get the same number of workers, and start in order."""
+"""Number of new trials that wait at a time; a real tuner also has few pending trials. More would change no decision:
+all new trials get the same number of workers, and start in order."""
 
 MAX_RESTARTS = 1000
-"""Node failures that may hit one trial; after more, the cluster is taken to be too unreliable to ever finish."""
+"""Most node failures that may hit one trial. After more, the cluster is considered too unreliable ever to finish."""
 
 
 class Simulation:
@@ -55,7 +55,7 @@ class Simulation:
         self._queue = Queue()
         self._held = Held()
         self._begun = 0
-        self._fresh = 0  # of the queue, those that have never run
+        self._fresh = 0  # number of trials in the queue that have never run
         self._alive = len(self._trials)
         self._running: dict[int, SimulatedTrial] = {}
         self._clock = Clock()
@@ -105,14 +105,17 @@ class Simulation:
             self._admit()
 
     def _someone_fits(self) -> bool:
-        """Return whether any trial can start: one with too many workers starts with fewer while nodes are down."""
+        """Return whether any trial can start.
+
+        While nodes are down, a trial that needs too many workers starts with fewer.
+        """
         free = self._slots.free
         if not free or not self._queue:
             return False
         return self._slots.up < self._gpus or self._queue.fewest <= free
 
     def _admit(self) -> None:
-        """Puts the next new trials in the queue, ahead of those that ran before: they have waited longer."""
+        """Put the next new trials into the queue, before trials that have run: new trials have waited longer."""
         while self._fresh < LOOKAHEAD and self._begun < len(self._trials):
             self._queue.add(self._waiting(self._trials[self._begun]), self._begun - len(self._trials))
             self._begun += 1
@@ -128,7 +131,7 @@ class Simulation:
         return epochs * self._epoch_seconds(self._training(spread) * trial.work) * self._cost.passes(spread.workers)
 
     def _epoch_seconds(self, training: float) -> float:
-        """Expected seconds of an epoch, given those of its steps, while as many trials run as do now."""
+        """Return the expected seconds of an epoch, given those of its steps, if as many trials run as now."""
         return self._cost.with_reading(training, self._cluster.storage / max(1, len(self._running)))
 
     def _start(self, index: int, workers: int) -> None:
@@ -189,7 +192,7 @@ class Simulation:
         return self._wait(index, score) if decision is Decision.WAIT else self._carry_out({index: decision})
 
     def _wait(self, index: int, score: float) -> bool:
-        """Has a trial wait at its milestone, without workers, unless it is decided at once."""
+        """Let a trial wait at its milestone without workers, unless it is decided at once."""
         assert self._gathering is not None
         trial = self._trials[index]
         self._gathering.come(trial.name, trial.epoch, score, self._clock.now)
@@ -202,14 +205,14 @@ class Simulation:
         return True
 
     def _decide_gathered(self) -> None:
-        """Decides those that have waited long enough, or whose cohort is there."""
+        """Decide on trials that have waited long enough, or whose cohort is there."""
         while self._gathering and (taken := self._gathering.take(self._clock.now)):
             for milestone, scores in taken.items():
                 self._state, decisions = self._rule.decide(self._state, milestone, scores)
                 self._carry_out({int(name): decision for name, decision in decisions.items()})
 
     def _carry_out(self, decisions: Mapping[int, Decision]) -> bool:
-        """Does what was decided of trials at a milestone; whether workers were freed."""
+        """Carry out decisions on trials at a milestone; return whether workers were freed."""
         going_on = [index for index, decision in decisions.items() if decision is not Decision.STOP]
         for index, decision in decisions.items():
             if decision is Decision.STOP:
@@ -220,7 +223,7 @@ class Simulation:
         return len(going_on) < len(decisions) or not all(went_on)
 
     def _go_on(self, index: int, free: int, sharing: int) -> bool:
-        """Has a survivor go on; whether it does so on the workers that it has."""
+        """Let a survivor continue; return True if it keeps its workers."""
         trial = self._trials[index]
         trial.rung = self._rungs[trial.epoch]
         workers = self._resize(
@@ -240,7 +243,7 @@ class Simulation:
         if not is_int(workers) or workers < 1:
             raise ValueError(f"`resize` gave {workers}, but must give an integer >= 1")
         trial.workers = min(workers, self._gpus)
-        # It may have fewer than it was granted, since when a node was down.
+        # It may have fewer workers than it was granted, because a node was down when it started.
         if index not in self._running or min(trial.workers, self._slots.up) != trial.spread.workers:
             self._requeue(index)
             return False

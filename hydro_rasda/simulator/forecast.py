@@ -1,4 +1,4 @@
-"""How long a scenario takes under each rule, in GPU hours, what it would find, and which size and rule to choose."""
+"""How long a scenario takes under each rule, its GPU hours and its result; and which size and rule to choose."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hydro_rasda.simulator.workload import Workload
 
 
 def simulate(plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostModel, seed: int = 0) -> Outcome:
-    """Simulates a search over all trials of a workload.
+    """Simulate a search over all trials of a workload.
 
     Args:
-        workload: The trials. They start in the order of the table, each as soon as workers are free.
+        workload: The trials. They start in the order of the table, each as soon as enough workers are free.
         cost: The time that epochs, restarts and checkpoints take.
         seed: Determines epoch noise, slow nodes and failures. The same arguments give the same outcome.
 
     Returns:
-        Run time, GPU time and what became of each trial.
+        Run time, GPU time and the outcome of each trial.
 
     Raises:
-        ValueError: if the curves are shorter than `max_t`, the rule's mode is not the workload's, a new trial needs
-            more workers than there are, or `plan.resize` gives none.
-        RuntimeError: if node failures hit one trial over and over.
+        ValueError: if the curves are shorter than `max_t`, the rule's mode differs from the workload's, a new trial
+            needs more workers than there are, or `plan.resize` returns less than 1.
+        RuntimeError: if node failures hit one trial too often.
 
     >>> from hydro_rasda.simulator import FixedWorkers, Plan, power_law
     >>> from hydro_rasda.schedulers import AsyncSuccessiveHalving
@@ -60,7 +60,7 @@ def simulate(plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostMode
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """A simulation makes no cycles: the collector would only walk through the many objects that it keeps."""
+    """Switch the garbage collector off: a simulation makes no cycles, but keeps many objects that it would visit."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -71,29 +71,29 @@ def _no_collector() -> Iterator[None]:
 
 
 TUNE = "tune"
-"""In the place of a rule: `tune(backend="ray")`, surrogates first."""
+"""Name that stands for `tune(backend="ray")`, surrogates first, in place of a rule."""
 
 TOLERANCE = 0.05
-"""Of the way from the best score to the median one: a rule whose mean regret is above it is not recommended."""
+"""Largest mean regret of a recommended rule, relative to the difference of the best and the median score."""
 
 MOST_TRIED = 3
-"""Seeds of each size and rule while a recommendation is looked for."""
+"""Most seeds that are tried for each size and rule while a recommendation is sought."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Forecast of a search under one rule: medians over seeds, and the range of the time.
+    """The forecast of a search under one rule: medians over seeds, and the range of the time.
 
     Attributes:
         rule: A name in `RULES`, or "tune".
-        name: Its name for people.
+        name: Name of the rule, for people.
         workers: GPUs of a new trial.
         hours: Time until the last trial ends.
         hours_range: The shortest and the longest such time.
         gpu_hours: GPU time of all trials.
         reserved_gpu_hours: GPU time of the whole cluster from start to end, as a batch system would charge it.
         utilization: `gpu_hours` over `reserved_gpu_hours`.
-        epochs: Epochs trained by all trials; of "tune", at full size.
+        epochs: Epochs trained by all trials; for "tune", only those at full size.
         finished: Number of trials that reached `max_t`.
         regret: By how much the winner's last score is worse than the best trial's would have been, in the mean; NaN for
             "tune", whose surrogates' scores say nothing of that.
@@ -120,11 +120,11 @@ class Forecast:
 
 
 def forecast(run: PastRun, scenario: Scenario) -> list[Forecast]:
-    """Simulates each rule for each seed, and `tune()` where the past run had surrogates; the fastest rule first.
+    """Simulate each rule for each seed; the fastest rule comes first. Add `tune()` if the past run had surrogates.
 
     Raises:
-        ValueError: if an argument of the scenario is out of range or does not fit the past run, or nodes fail so often
-            that a trial never gets on.
+        ValueError: if an argument of the scenario is out of range or does not fit the past run, or if nodes fail so
+            often that a trial makes no progress.
     """
     check(scenario, run)
     found = [_forecast(name, plan, run, scenario) for name, plan in plans(scenario, run).items()]
@@ -152,7 +152,7 @@ def _simulated(plan: AnyPlan, workloads: Iterable[Workload], run: PastRun, scena
 
 
 def _regret(outcome: Outcome, workload: Workload) -> tuple[float, float]:
-    """By how much the winner is worse than the best of all trials, and the median trial, at the end."""
+    """Return how much worse the winner is at the end than the best trial, and how much worse the median trial is."""
     last = sorted(score for score in workload.scores[:, outcome.max_t - 1].tolist() if math.isfinite(score))
     if not last or not math.isfinite(outcome.best_score):
         return 0.0, 0.0
@@ -185,9 +185,9 @@ def _summary(rule: str, name: str, outcomes: Sequence[Outcome], run: PastRun, sc
 def forecast_tune(run: PastRun, scenario: Scenario) -> list[Forecast]:
     """Forecast `tune(backend="ray")`: the sweep on surrogates, then the finalists under the run's own RASDA.
 
-    Groups of surrogates take as long as they did, and go to whichever GPU is free. At each milestone, finalists wait
-    for each other, and are halved; that more go on where `full_trainings` allows it is left out. There is no forecast
-    where the run had no surrogates, or has timed no full-size epoch.
+    Groups of surrogates take as long as in the past run, on any free GPU. At each milestone, finalists wait for each
+    other and are halved. The forecast ignores that `full_trainings` may let more continue. There is no forecast if the
+    run had no surrogates, or timed no full-size epoch.
     """
     if run.sweep is None or run.finalists is None or run.epoch_seconds is None:
         return []
@@ -211,7 +211,7 @@ def forecast_tune(run: PastRun, scenario: Scenario) -> list[Forecast]:
 
 
 def _full_size(run: PastRun, scenario: Scenario) -> AnyPlan:
-    """RASDA as `tune(backend="ray")` has it after a sweep: the run's own settings, unless the scenario differs."""
+    """Return the RASDA of `tune(backend="ray")` after a sweep: the run's settings, unless the scenario changes them."""
     before = run.settings["rasda"]
     max_t = scenario.max_t or int(run.settings["max_t"])
     grace = scenario.grace_period or before.get("grace_period") or max(1, max_t // 9)
@@ -232,14 +232,15 @@ def _full_size(run: PastRun, scenario: Scenario) -> AnyPlan:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Recommendation of a search, under a deadline or a budget.
+    """The recommendation for a search with a deadline or a budget.
 
     Attributes:
-        rule: The best forecast that keeps the limits for each seed, of a rule whose winner is about the best trial
-            (`TOLERANCE`). With a deadline, it is that of the fewest GPU hours reserved, else the fastest. None if none
-            keeps the limits.
-        tune: Likewise, of `tune()`; None where none keeps them, or the past run had no surrogates.
-        nearest: The one that comes nearest to the limits.
+        rule: The best forecast of a rule that keeps the limits for each seed, and whose winner is about the best trial
+            (`TOLERANCE`). With a deadline, the best reserves the fewest GPU hours; otherwise it is the fastest. None if
+            no rule keeps the limits.
+        tune: The best forecast of `tune()` that keeps the limits; None if none does, or if the past run had no
+            surrogates.
+        nearest: The forecast that comes nearest to the limits.
     """
 
     rule: Forecast | None
@@ -250,17 +251,18 @@ class Recommendation:
 def recommend(
     run: PastRun, scenario: Scenario, within_hours: float | None = None, gpu_hours: float | None = None
 ) -> Recommendation:
-    """Looks for GPUs, up to the scenario's, workers of a new trial and a rule, under one limit or both.
+    """Choose the number of GPUs, the workers of a new trial and a rule, for a deadline, a budget or both.
 
-    Tried are 1, 2, 4, ... GPUs and all of them; workers from the scenario's on, doubled up to a node's.
+    It tries 1, 2, 4, ... GPUs up to the scenario's, and workers from the scenario's number on, doubled up to a node's
+    GPUs.
 
     Args:
-        scenario: Its `gpus` are the most, its `workers` the fewest of a new trial.
-        within_hours: Deadline.
-        gpu_hours: Budget of GPU hours reserved: all GPUs from start to end.
+        scenario: Its `gpus` are the most to use; its `workers` are the fewest of a new trial.
+        within_hours: The deadline.
+        gpu_hours: The budget in reserved GPU hours: all GPUs from start to end.
 
     Raises:
-        ValueError: as `forecast`, or where a limit is not above 0, or none is given.
+        ValueError: as in `forecast`, or if a limit is not above 0, or if no limit is given.
     """
     if within_hours is None and gpu_hours is None:
         raise ValueError("`within_hours` and `gpu_hours` are None, but one must be given")
@@ -275,7 +277,7 @@ def recommend(
             tried += forecast(run, replace(scenario, gpus=gpus, workers=workers, seeds=min(scenario.seeds, MOST_TRIED)))
 
     def over(each: Forecast) -> float:
-        """How far the longest of a forecast's searches is beyond the limits; at most 1 where it keeps them."""
+        """Return how far a forecast's longest search exceeds the limits; at most 1 if it keeps them."""
         longest = each.hours_range[1]
         times = 0.0 if within_hours is None else longest / within_hours
         return max(times, 0.0 if gpu_hours is None else longest * each.gpus / gpu_hours)

@@ -1,4 +1,4 @@
-"""The outcome of a simulated search, and the use of its GPU time."""
+"""The outcome of a simulated search, and how its GPU time was used."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hydro_rasda.simulator.training_time import CostModel, Spread
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """Outcome of one trial.
+    """The outcome of one trial.
 
     Attributes:
-        epochs: Epochs trained, without those that failures undid.
-        score: After the last of these epochs.
+        epochs: Number of epochs trained, without those that failures undid.
+        score: The score after the last of these epochs.
         ended: Virtual seconds from the start of the search to the end of the trial.
-        waited: Seconds spent in the queue: before its start, at each resize and after each failure.
-        restarts: How many node failures hit it.
+        waited: Seconds in the queue: before the start, at each resize and after each failure.
+        restarts: Number of node failures that hit the trial.
         lost_epochs: Epochs that failures undid.
     """
 
@@ -34,13 +34,13 @@ class TrialOutcome:
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of time for which a trial had workers.
+    """A period in which a trial had workers.
 
     Attributes:
-        trial: Its row in the workload.
-        start: Virtual seconds from the start of the search.
-        stop: Likewise.
-        restart: Seconds of that time until its first step.
+        trial: The trial's row in the workload.
+        start: Virtual seconds from the start of the search to the start of the period.
+        stop: Virtual seconds from the start of the search to the end of the period.
+        restart: Seconds from the start of the period to the first step.
     """
 
     trial: int
@@ -55,11 +55,11 @@ class Outcome:
     """Cost and result of a simulated search.
 
     Attributes:
-        trials: One for each row of the workload.
+        trials: One outcome for each row of the workload.
         segments: All trials' segments, in the order in which they ended.
         max_t: Epochs of a full training.
-        mode: "min" where a lower score is better, "max" where a higher is.
-        events: How many ends of epochs, failures and repairs were simulated.
+        mode: "min" if a lower score is better, "max" if a higher one is.
+        events: Number of simulated ends of epochs, failures and repairs.
     """
 
     trials: tuple[TrialOutcome, ...]
@@ -76,17 +76,17 @@ class Outcome:
 
     @property
     def gpu_seconds(self) -> float:
-        """GPU time of all trials, without that of idle GPUs."""
+        """GPU time of all trials, without idle GPUs."""
         return math.fsum((s.stop - s.start) * s.workers for s in self.segments)
 
     @property
     def utilization(self) -> float:
-        """Share of the GPU time of the whole cluster that trials had."""
+        """Share of the whole cluster's GPU time that trials had."""
         return self.gpu_seconds / (self.gpus * self.seconds)
 
     @property
     def epochs(self) -> int:
-        """Epochs trained by all trials, with those that failures undid."""
+        """Number of epochs trained by all trials, including those that failures undid."""
         return sum(trial.epochs + trial.lost_epochs for trial in self.trials)
 
     @property
@@ -96,7 +96,7 @@ class Outcome:
 
     @property
     def best_trial(self) -> int:
-        """The trial of the best score, of those that reached `max_t` with a finite one; of all where none did."""
+        """The best trial among those that reached `max_t` with a finite score; among all trials if none did."""
         sound = [i for i in self.finished if math.isfinite(self.trials[i].score)]
         among = sound or range(len(self.trials))
         return ranked({i: self.trials[i].score for i in among}, self.mode)[0]
@@ -108,13 +108,13 @@ class Outcome:
 
 
 class Spending(NamedTuple):
-    """GPU seconds of a search; all together are those of the whole cluster from start to end.
+    """GPU seconds of a search. Their sum is the time of the whole cluster from start to end.
 
     Attributes:
-        training: Time of the epochs on the workers of a new trial.
+        training: Time that the epochs would have taken on the workers of a new trial.
         growing: Further time of the epochs, because more workers do not shorten them in proportion.
-        restarts: From the grant of workers to the first step.
-        idle: GPUs that no trial had.
+        restarts: Time from the grant of workers to the first step.
+        idle: Time of GPUs that no trial had.
     """
 
     training: float
@@ -134,11 +134,11 @@ class Spending(NamedTuple):
 
 
 def spending(outcome: Outcome, cost: CostModel, workers: int, gpus_per_node: int) -> Spending:
-    """Splits what a search took.
+    """Split the GPU time of a search by use.
 
     Args:
-        workers: Of a new trial.
-        gpus_per_node: A trial is taken to be on as few nodes as can be.
+        workers: Number of workers of a new trial.
+        gpus_per_node: Used to place each trial on as few nodes as possible.
     """
 
     @cache
@@ -157,10 +157,10 @@ def spending(outcome: Outcome, cost: CostModel, workers: int, gpus_per_node: int
 
 
 def why(slower: Spending, faster: Spending, epochs: tuple[float, float], gpus: int) -> str:
-    """Why a search takes longer than another on the same cluster: what makes up most of the difference, in words.
+    """Say in words what makes up most of the time by which a search is slower than another on the same cluster.
 
     Args:
-        epochs: How many epochs either trains.
+        epochs: Number of epochs of the slower and of the faster search.
     """
     more = {name: getattr(slower, name) - getattr(faster, name) for name in Spending._fields}
     most = max(more, key=more.__getitem__)

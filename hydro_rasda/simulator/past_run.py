@@ -1,6 +1,6 @@
-"""Measurements of a past run: how trials learn, how long an epoch takes; read from a run of this library, too.
+"""Measurements of a past run, how trials learn and how long an epoch takes; and how to read a run of this library.
 
-Nothing is written: a run that is still going on can be read, too.
+Reading writes nothing, so that a run in progress can be read, too.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from hydro_rasda.simulator.workload import Floats, Workload
 
 
 class Sweep(NamedTuple):
-    """Cost of the surrogates, on the devices of the past run.
+    """The cost of the surrogates, on the devices of the past run.
 
     Attributes:
         device_seconds: Device time of all groups together.
-        longest: Seconds that the slowest groups of all rungs take, one rung after the other: no number of devices makes
-            a sweep shorter.
+        longest: Sum over rungs of the seconds of the slowest group. No number of devices makes a sweep shorter.
     """
 
     trials: int
@@ -44,20 +43,18 @@ class PastRun:
     """Measurements of a past run.
 
     Attributes:
-        workload: All trials of the run, in their order there. `work` is measured by comparison with those that trained
-            the same epochs, and 1 for trials that have no such epoch (at full size, of a run of this library's).
-        epoch_seconds: Median time of a full-size epoch on one device of that run, of a trial whose `work` is 1; None
-            where none was timed.
-        restart_seconds: From a resize to the first step after it, as the run's own resizes took; None where it had
-            none.
-        resizes: How many these were.
-        parameters: Number of parameters of the full-size model; None where the run does not tell.
-        gradient_bytes: Size of its gradients; 0 likewise.
-        steps: Steps of an epoch at the trials' median batch size; None where the run does not tell how much data it
-            had.
-        sweep: Cost of its surrogates; None if it had none.
-        finalists: The trials that it trained at full size after that, as a workload; None where it trained none.
-        settings: The settings of the run (`run.json`); empty of a run that this library did not make.
+        workload: All trials of the run, in their order there. `work` is measured by comparing trials over the same
+            epochs. It is 1 for trials without such epochs. In a run of this library, these are epochs at full size.
+        epoch_seconds: Median time of a full-size epoch on one device of that run, for a trial whose `work` is 1; None
+            if no epoch was timed.
+        restart_seconds: Seconds from a resize to the next step, as measured in the run; None if it had no resizes.
+        resizes: Number of these resizes.
+        parameters: Number of parameters of the full-size model; None if unknown.
+        gradient_bytes: Size of the model's gradients; 0 if unknown.
+        steps: Steps of an epoch at the trials' median batch size; None if the size of the data is unknown.
+        sweep: Cost of the surrogates; None if there were none.
+        finalists: The trials that trained at full size after a sweep, as a workload; None if there were none.
+        settings: The settings of the run (`run.json`); empty if another program made the run.
     """
 
     workload: Workload
@@ -73,11 +70,11 @@ class PastRun:
 
 
 def continued(scores: Floats) -> Floats:
-    """Fills in the scores [N, T] of epochs that a trial did not train (NaN); it has NaN after only if it failed (inf).
+    """Fill in the scores [N, T] of epochs that a trial did not train (NaN); inf stands for failure and becomes NaN.
 
-    From one epoch to the next, such a score changes by the average change of the trials that trained that epoch. It
-    stays as it is if none did. So trials that were stopped together keep their order. Before a trial's first score, it
-    has that.
+    A missing score changes from epoch to epoch by the average change of the trials that trained the epoch. If none did,
+    it stays the same. So trials that were stopped together keep their order. Before a trial's first score, that score
+    is used.
 
     >>> continued(np.array([[5.0, 3.0, 2.0], [6.0, np.nan, np.nan]])).tolist()
     [[5.0, 3.0, 2.0], [6.0, 4.0, 3.0]]
@@ -95,7 +92,7 @@ def continued(scores: Floats) -> Floats:
 
 
 class Stretch(NamedTuple):
-    """Epochs that trials trained at full size, each trial on the same number of workers."""
+    """Epochs that trials trained at full size, with the same number of workers in each trial."""
 
     workers: int
     first: int
@@ -103,15 +100,15 @@ class Stretch(NamedTuple):
 
 
 def costs(stretches: Mapping[Stretch, Mapping[int, float]]) -> tuple[float | None, dict[int, float]]:
-    """Seconds of an epoch on one device, and the cost of each trial relative to them.
+    """Return the seconds of an epoch on one device, and the cost of each trial relative to these seconds.
 
-    How fast a machine is changes with what else runs on it, and with how many trials are left. A trial is therefore
-    compared with those that trained the same epochs on as many workers, each of them in proportion to its cost so far.
-    Epochs that it trained alone say nothing about its cost. Of several comparisons, the median counts. Seconds are the
-    median of those on the fewest workers: the more workers, the more of their time is lost.
+    A machine's speed changes with other programs, and with the number of trials that are left. So a trial is compared
+    with trials that trained the same epochs on the same number of workers; each is taken relative to its own cost so
+    far. Epochs that a trial trained alone do not count. The median of several comparisons counts. The seconds are the
+    median over the fewest workers, because with more workers, more time is lost.
 
     Args:
-        stretches: By stretch and trial, the seconds of an epoch as one worker would have taken them.
+        stretches: Maps stretches and trials to the seconds that an epoch would have taken on one worker.
     """
     compared: dict[int, list[float]] = {}
     for _, seconds in sorted(stretches.items()):
@@ -126,17 +123,16 @@ def costs(stretches: Mapping[Stretch, Mapping[int, float]]) -> tuple[float | Non
 
 
 def restart_seconds(gaps: Sequence[float]) -> float | None:
-    """Estimate the seconds of a restart from the gaps of a run between two sizes of a trial; None without gaps.
+    """Estimate the seconds of a restart from the gaps at resizes of a run's trials; None without gaps.
 
-    A trial may have waited for workers in some of them, which is no part of a restart: a quarter were as short or
-    shorter.
+    In some gaps, a trial also waited for workers, which does not belong to a restart. So the lower quartile is taken.
     """
     return sorted(gaps)[(len(gaps) - 1) // 4] if gaps else None
 
 
 BYTES_PER_PARAMETER = {"torch.float64": 8, "torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2}
 
-# Seconds to which a journal's times are rounded.
+# Resolution in seconds of the times in a journal.
 _RESOLUTION = 1e-4
 
 _SWEEP_UNIT = re.compile(r"sweep/to-(\d+)/(?:.*/)?group-.*")
@@ -145,11 +141,11 @@ Line = Mapping[str, Any]
 
 
 def read_run(folder: str | Path) -> PastRun:
-    """Reads `run.json` and `journal.jsonl` in the folder of a run.
+    """Read `run.json` and `journal.jsonl` in the folder of a run.
 
-    The curves are those of the surrogates, since every trial has one; where a run has none, those of the full-size
-    models. A trial that was stopped early has no scores for later epochs: these are filled in by `continued`. A trial
-    that failed has NaN.
+    The curves are those of the surrogates, because every trial has one. If a run had no surrogates, they are those of
+    the full-size models. If a trial was stopped early, `continued` fills in its later scores. A trial that failed has
+    NaN.
     """
     path = Path(folder)
     for name in (SPEC, JOURNAL):
@@ -192,7 +188,7 @@ def _workload(
 
 
 def _curves(lines: Iterable[Line], heat: str, of_all: bool, metric: str, max_t: int) -> tuple[list[int], Floats]:
-    """The curves of a heat; of the first one, also of those that failed before they had trained an epoch."""
+    """Return the curves of a heat. With `of_all`, include trials that failed before their first epoch."""
     curves: dict[int, Floats] = {}
     for line in lines:
         if line["event"] == "metrics" and line["heat"] == heat:
@@ -207,7 +203,7 @@ def _curves(lines: Iterable[Line], heat: str, of_all: bool, metric: str, max_t: 
 
 
 def _full_size(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit, dict[int, int | None]]]:
-    """Yield units that trained a full-size trial: its number, and the workers of each epoch, None if none are told."""
+    """Yield units that trained a full-size trial, with its number and the workers of each epoch, None if unknown."""
     for number, unit in trained_spans(units):
         if epochs := [*_metrics(unit.lines, "race")]:
             yield number, unit, {line["epoch"]: line.get("workers") for line in epochs}
@@ -218,7 +214,7 @@ def _metrics(lines: Iterable[Line], heat: str) -> Iterator[Line]:
 
 
 def _stretches(units: Mapping[str, Unit]) -> dict[Stretch, dict[int, float]]:
-    """By stretch and trial, the seconds of an epoch as one worker would have taken them."""
+    """Map stretches and trials to the seconds that an epoch would have taken on one worker."""
     found: dict[Stretch, dict[int, float]] = {}
     for trial, unit, told in _full_size(units):
         workers = [count or 1 for count in told.values()]
@@ -228,7 +224,7 @@ def _stretches(units: Mapping[str, Unit]) -> dict[Stretch, dict[int, float]]:
 
 
 def _resizes(units: Mapping[str, Unit]) -> list[float]:
-    """Seconds that full-size trials did not train between a unit and the next one, where their workers changed."""
+    """Return the seconds between units in which full-size trials did not train, because their workers changed."""
     gaps: list[float] = []
     before: dict[int, tuple[int, float]] = {}
     for trial, unit, told in _full_size(units):
@@ -252,7 +248,7 @@ def _sweep(units: Mapping[str, Unit]) -> Sweep | None:
 
 
 def _steps(train_data: str, lines: Iterable[Line]) -> float | None:
-    """Steps of an epoch, given data that are described as "tensors (256, 8) float32, ..." or "MyDataset of 256"."""
+    """Return the steps of an epoch, for data described as "tensors (256, 8) float32, ..." or "MyDataset of 256"."""
     length = re.match(r"tensors \((\d+)", train_data) or re.search(r" of (\d+)$", train_data)
     sizes = [_batch_size(line["config"]) for line in lines if line["event"] == "trial"]
     return max(1.0, int(length[1]) / median(sizes)) if length and sizes else None
@@ -265,6 +261,6 @@ def _batch_size(config: Mapping[str, Any]) -> int:
 
 
 def _size(text: str) -> tuple[int, int]:
-    """Number of elements of "(64, 32) torch.float32", and bytes of each."""
+    """Return the number of elements and the bytes of each for a text such as "(64, 32) torch.float32"."""
     shape, _, dtype = text.rpartition(" ")
     return math.prod(int(n) for n in re.findall(r"\d+", shape)), BYTES_PER_PARAMETER.get(dtype, 4)

@@ -1,6 +1,6 @@
-"""The one door to past runs, by what they hold: a run of this library, a CSV file, a frame, a Ray Tune experiment.
+"""The only entry to past runs of all formats: a run of this library, a CSV file, a data frame, a Ray Tune experiment.
 
-The experiment's `result.json`, or `progress.csv`, of each trial is read without Ray.
+Of an experiment, the `result.json` or `progress.csv` of each trial is read, without Ray.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 MOST_EPOCHS = 100_000
-"""Of a trial; what is more is taken for a mistake, such as steps in place of epochs."""
+"""Most epochs of a trial. A larger number is considered a mistake, such as steps in place of epochs."""
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "trial": ("trial", "trial_id"),
@@ -36,7 +36,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "seconds": ("seconds", "epoch_seconds", "time_this_iter_s"),
     "workers": ("workers",),
 }
-"""Names that a column may have."""
+"""Names that each column may have."""
 
 NEEDED = ("trial", "epoch")
 
@@ -54,9 +54,11 @@ class EpochRow(NamedTuple):
 def of_rows(
     rows: Iterable[EpochRow], metric: str, mode: Mode, failed: Collection[str] = (), gaps: Sequence[float] = ()
 ) -> PastRun:
-    """A past run, of its rows; of several for one epoch, the last that tells counts. ValueError without finite scores.
+    """Make a past run from its rows. If an epoch has several rows, the last known values count.
 
-    `gaps` are seconds that resizes took.
+    Raise ValueError if no score is finite.
+
+    `gaps` are the seconds that resizes took.
     """
     of: dict[str, dict[int, EpochRow]] = {}
     for row in rows:
@@ -76,7 +78,7 @@ def of_rows(
         last = max((epoch for epoch in epochs if known[i, epoch - 1]), default=0)
         for epoch, row in epochs.items():
             if math.isinf(row.score) or (math.isnan(row.score) and epoch > last and validated[epoch - 1]):
-                scores[i, epoch - 1] = math.inf  # it diverged; otherwise, NaN is an epoch without validation
+                scores[i, epoch - 1] = math.inf  # it diverged; other NaN scores are epochs without validation
         if trial in failed:
             scores[i, max(epochs) :] = math.inf
     seconds, relative = costs(stretches)
@@ -92,7 +94,7 @@ def _merged(before: EpochRow, row: EpochRow) -> EpochRow:
 
 
 def read_csv(path: Path, metric: str | None, mode: Mode | None) -> PastRun:
-    """A CSV file with a heading: see `read_columns`."""
+    """Read a CSV file with a header; see `read_columns`."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = csv.DictReader(file)
@@ -103,7 +105,7 @@ def read_csv(path: Path, metric: str | None, mode: Mode | None) -> PastRun:
 
 
 def read_columns(columns: Mapping[str, Sequence[Any]], metric: str | None, mode: Mode | None) -> PastRun:
-    """Columns of equal length (see `COLUMNS`): trial, epoch, a metric, and seconds and workers where they are known."""
+    """Read columns of equal length (see `COLUMNS`): trial, epoch, a metric, and if known, seconds and workers."""
     found = {what: next((name for name in names if name in columns), None) for what, names in COLUMNS.items()}
     for what in NEEDED:
         require(found[what] is not None, "run", list(columns), f"columns, among them {' or '.join(COLUMNS[what])}")
@@ -131,21 +133,21 @@ def read_columns(columns: Mapping[str, Sequence[Any]], metric: str | None, mode:
 
 
 def needed_mode(mode: Mode | None) -> Mode:
-    """The mode, which the run does not tell; ValueError if it is not given, or unknown."""
+    """Return the mode, which these formats do not contain; raise ValueError if it is missing or unknown."""
     check_mode(mode)
     assert mode is not None
     return mode
 
 
 def check_epoch(epoch: float, where: str) -> int:
-    """An epoch's number; ValueError if it is no integer from 1 to `MOST_EPOCHS`."""
+    """Return an epoch's number; raise ValueError unless it is an integer from 1 to `MOST_EPOCHS`."""
     holds = math.isfinite(epoch) and epoch == int(epoch) and 1 <= epoch <= MOST_EPOCHS
     require(holds, "epoch", epoch, f"an integer from 1 to {MOST_EPOCHS:,} ({where})")
     return int(epoch)
 
 
 def _number(name: str | None, value: Any, row: int) -> float:
-    """A cell; an empty one is NaN, and so is one of a column that is not there."""
+    """Return the number in a cell; NaN if the cell is empty, or if there is no such column."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return math.nan
     try:
@@ -163,21 +165,21 @@ _TUNES = {
     *("hostname", "iterations_since_restore", "node_ip", "pid", "should_checkpoint", "time_since_restore"),
     *("time_this_iter_s", "time_total_s", "timestamp", "timesteps_total", "training_iteration", "trial_id", "workers"),
 }
-"""Keys of a report besides its metrics."""
+"""Keys of a report that are not metrics."""
 
 
 def is_experiment(folder: Path) -> bool:
-    """Return whether trials of Ray Tune's lie in a folder."""
+    """Return whether a folder contains trials of Ray Tune."""
     return next(_trial_folders(folder), None) is not None
 
 
 def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> PastRun:
-    """Reads the reports of all trials.
+    """Read the reports of all trials.
 
-    An epoch is a `training_iteration`. Its seconds are the reported `epoch_seconds`, or else Tune's `time_this_iter_s`,
-    but not of the first epoch since a start, which counts the start as well. Its workers are the reported `workers`, as
-    of elastic trials, else one. A restart is what lies between two reports on different workers, but for the epoch.
-    """
+    An epoch is a `training_iteration`. Its seconds are the reported `epoch_seconds`, otherwise Tune's
+    `time_this_iter_s`; not for the first epoch after a start, where Tune includes the start. Its workers are the
+    reported `workers` of elastic trials, otherwise 1. A restart is the time between two reports on different numbers of
+    workers, without the epoch."""
     reports = {trial.name: list(_reports(trial)) for trial in sorted(_trial_folders(folder))}
     reported = {name for lines in reports.values() for line in lines for name in line if is_metric(line[name])}
     names = sorted(name for name in reported - _TUNES if not name.startswith(("config", "perf/")))
@@ -194,7 +196,7 @@ def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> Past
 
 
 def _state(folder: Path) -> tuple[str | None, set[str]]:
-    """The metric that was asked for, and the folders of trials that failed; of the experiment's last snapshot."""
+    """Return the requested metric and the folders of failed trials, from the experiment's last snapshot."""
     snapshots = sorted(folder.glob(STATE))
     if not snapshots:
         return None, set()
@@ -209,7 +211,7 @@ def _trial_folders(folder: Path) -> Iterator[Path]:
 
 
 def _reports(trial: Path) -> Iterator[Report]:
-    """The lines of a trial, the last one left out where it is incomplete."""
+    """Yield the reports of a trial; an incomplete last line is left out."""
     if (trial / RESULT).is_file() and (trial / RESULT).stat().st_size:
         with open(trial / RESULT, encoding="utf-8") as file:
             for raw in file:
@@ -225,7 +227,7 @@ def _reports(trial: Path) -> Iterator[Report]:
 
 
 def _flat(report: Report, within: str = "") -> dict[str, Any]:
-    """Name the values of nested dicts as Tune's schedulers and its CSV files do: `val/loss`."""
+    """Name values of nested dicts like Tune's schedulers and CSV files: `val/loss`."""
     found: dict[str, Any] = {}
     for name, value in report.items():
         nested = isinstance(value, dict)
@@ -252,7 +254,7 @@ def _row(trial: str, line: Report, metric: str, some_timed: bool) -> EpochRow:
 
 
 def _seconds(line: Report) -> float:
-    """Of the epoch alone; NaN where only that with the start before it is known."""
+    """Return the seconds of the epoch alone; NaN if they are only known together with a start."""
     began = line.get("iterations_since_restore") == 1
     return float(line.get("epoch_seconds") or (not began and line.get("time_this_iter_s")) or math.nan)
 
@@ -270,13 +272,16 @@ def _workers_ray_tune(line: Report) -> int:
 
 
 def _resized(before: Report, line: Report) -> bool:
-    """Return whether a trial got other workers between two reports; at a resume, Tune may have lost some between."""
+    """Return whether a trial's number of workers changed between two reports that follow each other.
+
+    When Tune resumes, reports between them may be missing.
+    """
     next_one = line["training_iteration"] == before["training_iteration"] + 1
     return next_one and _workers_ray_tune(before) != _workers_ray_tune(line)
 
 
 def _gap(before: Report, line: Report, usual: Mapping[int, float]) -> float | None:
-    """Seconds between two reports in which the trial did not train; None where it is not known how long it did."""
+    """Return the seconds between two reports in which the trial did not train; None if they are not known."""
     seconds = _seconds(line)
     if not usual or "timestamp" not in before or "timestamp" not in line:
         return None
@@ -285,19 +290,20 @@ def _gap(before: Report, line: Report, usual: Mapping[int, float]) -> float | No
 
 
 def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mode: Mode | None = None) -> PastRun:
-    """Reads a past run, or learning curves that come from elsewhere.
+    """Read a past run, or learning curves from another source.
 
     Args:
         run: The folder of a run of this library or of a Ray Tune experiment, a CSV file, or a pandas frame. A file or
             frame has a row for each trial and epoch. Its columns are trial (or trial_id), epoch (or
-            training_iteration), a metric, and, if known, seconds and workers of that epoch. A trial without a score
-            diverged if others have one of that epoch, and it has none after. Other empty cells are unknown scores.
-        metric: The name of the score; None where there is but one. A run of this library knows its own.
-        mode: "min" where a lower score is better, "max" where a higher is; likewise.
+            training_iteration), a metric, and, if known, the seconds and workers of the epoch. A trial without a score
+            diverged if other trials have scores for that epoch, and it has none later. Other empty cells are unknown
+            scores.
+        metric: The name of the score; None if there is only one. A run of this library knows its metric.
+        mode: "min" if a lower score is better, "max" if a higher one is. A run of this library knows its mode.
 
     Raises:
-        FileNotFoundError: if there is no such file, or the folder holds no run.
-        ValueError: if it cannot be read, or `metric` or `mode` is missing or wrong.
+        FileNotFoundError: if there is no such file, or the folder contains no run.
+        ValueError: if the run cannot be read, or `metric` or `mode` is missing or wrong.
     """
     check_text("metric", metric, optional=True)
     if mode is not None:

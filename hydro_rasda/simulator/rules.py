@@ -1,7 +1,7 @@
 """The rules of `hydro_rasda.schedulers` behind one interface.
 
-At milestones, a `Rule` decides which trials go on and how many workers these are due; a `Resize` policy, its own or the
-plan's, how many of these they take.
+At milestones, a `Rule` decides which trials continue and how many workers they are due. A `Resize` policy decides how
+many of these workers they take. It belongs to the rule or to the plan.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ StateT = TypeVar("StateT")
 
 
 class Rule(Protocol[StateT]):
-    """The contract of a scheduler for the simulator; `hydro_rasda.schedulers.RASDA` is one."""
+    """The interface of a scheduler for the simulator; `hydro_rasda.schedulers.RASDA` implements it."""
 
     @property
     def max_t(self) -> int:
-        """Epochs after which a trial is done."""
+        """Number of epochs after which a trial is done."""
 
     @property
     def workers(self) -> int:
-        """Workers of a new trial."""
+        """Number of workers of a new trial."""
 
     @property
     def milestones(self) -> tuple[int, ...]:
-        """Epochs at which a trial is decided; the last is `max_t`."""
+        """Epochs at which trials are decided; the last one is `max_t`."""
 
     @property
     def mode(self) -> Mode:
-        """Return whether a lower score is better ("min") or a higher ("max")."""
+        """Mode of the score: "min" if a lower one is better, "max" if a higher one is."""
 
     @property
     def wait(self) -> float:
-        """Longest wait for a trial's cohort, as a share of the time that the trial took (see `MilestoneBarrier`)."""
+        """Longest wait for a trial's cohort, relative to the time that the trial took (see `MilestoneBarrier`)."""
 
     def resize(self, growth: Growth) -> int:
-        """Decides with how many workers a survivor goes on."""
+        """Decide the number of workers with which a survivor continues."""
 
     def init(self) -> StateT:
-        """The state before the first report."""
+        """Return the state before the first report."""
 
     def report(self, state: StateT, trial: str, t: int, score: float) -> tuple[StateT, Decision]:
-        """Decides whether a trial goes on that comes to the milestone `t`, or waits, only where `wait` is above 0."""
+        """Decide whether a trial at milestone `t` continues, stops or waits; it waits only if `wait` is above 0."""
 
     def decide(
         self, state: StateT, milestone: int, scores: Mapping[str, float]
     ) -> tuple[StateT, Mapping[str, Decision]]:
-        """Decides the trials that waited for each other at a milestone."""
+        """Decide on the trials that waited for each other at a milestone."""
 
     def workers_at(self, t: int) -> int:
-        """Workers due to a trial that goes on after the milestone `t`."""
+        """Return the workers due to a trial that continues after the milestone `t`."""
 
     def complete(self, state: StateT, trial: str, t: int, score: float) -> StateT:
-        """Records a trial that ended."""
+        """Record a trial that ended."""
 
 
 class FixedWorkers(RASDA):
-    """Halving in time alone: plain ASHA; synchronous halving where the halving has `wait=math.inf`.
+    """Halving in time only: plain ASHA, or synchronous halving if the halving has `wait=math.inf`.
 
     Args:
-        halving: Decides which trials go on.
-        workers: Workers of each trial, from start to end.
+        halving: Decides which trials continue.
+        workers: Number of workers of each trial, from start to end.
 
     Raises:
-        ValueError: if `workers` is no integer above 0.
+        ValueError: if `workers` is not an integer above 0.
     """
 
     def __init__(self, halving: AsyncSuccessiveHalving, workers: int = 1) -> None:
@@ -82,28 +82,29 @@ class FixedWorkers(RASDA):
 def synchronous_halving(
     max_t: int, grace_period: int = 1, reduction_factor: int = 4, workers: int = 1, mode: Mode = "min"
 ) -> FixedWorkers:
-    """Successive halving that decides a milestone once all of its trials are there."""
+    """Return successive halving that decides a milestone once all of its trials are there."""
     halving = AsyncSuccessiveHalving(max_t, grace_period, reduction_factor, mode=mode, wait=math.inf)
     return FixedWorkers(halving, workers)
 
 
 def random_search(max_t: int, workers: int = 1, mode: Mode = "min") -> FixedWorkers:
-    """Every trial trains to the end."""
+    """Return a rule that trains every trial to the end."""
     return FixedWorkers(AsyncSuccessiveHalving(max_t, grace_period=max_t, mode=mode), workers)
 
 
 @dataclass(frozen=True)
 class Plan(Generic[StateT]):
-    """A scheduler for the simulator.
+    """A rule with its policies for workers and waiting, as the simulator takes it.
 
     Attributes:
-        rule: Decides which trials go on.
-        resize: Decides on how many workers; None for what the rule itself decides.
-        patience: After so many starts of trials that waited less, the longest waiting one is next; see `place`.
+        rule: Decides which trials continue.
+        resize: Decides the number of workers; None for the rule's own decision.
+        patience: After this number of starts of trials that waited less, the longest waiting trial is next; see
+            `place`.
 
     Raises:
-        ValueError: if `patience` is no integer above 0, or the rule breaks its contract. Its milestones must be
-            strictly increasing epochs, the last of which is `max_t`. It needs one worker or more, and no negative wait.
+        ValueError: if `patience` is not an integer above 0, or the rule breaks its contract. Its milestones must be
+            strictly increasing epochs that end with `max_t`. It needs at least one worker, and no negative wait.
     """
 
     rule: Rule[StateT]

@@ -1,4 +1,4 @@
-"""The scenario of a forecast: trials, rules and machine; a value that is not given is the past run's."""
+"""The scenario of a forecast: trials, rules and cluster. Values that are not given are taken from the past run."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ RULES: Mapping[str, str] = {
     "efficient": "RASDA, efficient growth",
     "both": "RASDA, both",
 }
-"""Rules that can be compared, and what people call them. "waiting" has `wait`, "efficient" `grow="efficient"`."""
+"""Rules that can be compared, with their names for people. "waiting" sets `wait`, "efficient" sets
+`grow="efficient"`."""
 
 RESTART_SECONDS = 30.0
-"""The default, if neither the scenario nor the past run tells."""
+"""Seconds of a restart, if neither the scenario nor the past run has them."""
 
 MOST_SECONDS = 1e9
-"""Of an epoch or a restart: 32 years. More is a mistake, and its sums are no numbers any more."""
+"""Most seconds of an epoch or a restart: 32 years. More is a mistake, and sums would overflow."""
 
 _LEAST = {
     **dict.fromkeys(("trials", "max_t", "grace_period", "workers", "max_workers", "seeds"), 1),
@@ -48,30 +49,31 @@ _NOT_BELOW_ZERO = ("restart_seconds", "launch_seconds", "wait")
 
 @dataclass(frozen=True)
 class Scenario:
-    """A question to the simulator; parts that it leaves out are as in the past run.
+    """A question to the simulator. Arguments that are None are taken from the past run.
 
     Attributes:
         rules: Names in `RULES`.
-        trials: Configurations to try; None: as many as the run has. More repeat the run's curves.
+        trials: Number of configurations to try; None for the past run's. A larger number repeats the run's curves.
         max_t: Epochs of a full training.
-        grace_period: Epochs before the first decision; None: as in the run, or a quarter of `max_t`.
-        reduction_factor: The paper's rf; None: as in the run, or 2.
-        scaling_factor: The paper's sf; None: as in the run, or 2.
+        grace_period: Epochs before the first decision; None for the past run's, or else a quarter of `max_t`.
+        reduction_factor: The paper's rf; None for the past run's, or else 2.
+        scaling_factor: The paper's sf; None for the past run's, or else 2.
         workers: GPUs of a new trial.
-        max_workers: Most GPUs of a trial; None: all.
-        wait: Longest wait of a trial at a milestone, as a share of its time to there, under the rules that wait.
-        seeds: Simulations to take the median of.
-        speed: Speed of a GPU over that of the past run's device.
-        epoch_seconds: Seconds of an epoch of the full-size model on one GPU, in place of `speed`.
-        steps: Steps of an epoch on one GPU; None: from the run's data.
-        parameters: Parameters of the full-size model; None: as in the run. If neither tells, gradients cost nothing.
+        max_workers: Most GPUs of a trial; None for all.
+        wait: Longest wait of a trial at a milestone, relative to its time to get there, under the rules that wait.
+        seeds: Number of simulations, of which the median is taken.
+        speed: Speed of a GPU, relative to the past run's device.
+        epoch_seconds: Seconds of an epoch of the full-size model on one GPU; it replaces `speed`.
+        steps: Steps of an epoch on one GPU; None to compute them from the past run's data.
+        parameters: Parameters of the full-size model; None for the past run's. If unknown, gradients cost nothing.
         serial: Share of an epoch that more GPUs do not shorten.
         intra_bandwidth: GB/s of a GPU within its node.
         inter_bandwidth: GB/s of a node.
         jitter: Relative standard deviation of step times.
-        restart_seconds: From the grant of GPUs to the first step; None: as the run's own resizes took, or 30.
-        launch_seconds: Seconds of the head node to start each process in turn.
-        mtbf_hours: Mean time between failures of a node; None: never.
+        restart_seconds: Seconds from the grant of GPUs to the first step; None for those of the past run's resizes, or
+            30.
+        launch_seconds: Seconds that the head node takes to start one process; it starts them in turn.
+        mtbf_hours: Mean hours between failures of a node; None for no failures.
     """
 
     gpus: int
@@ -100,7 +102,7 @@ class Scenario:
 
 
 def check(scenario: Scenario, run: PastRun) -> None:
-    """Refuses what is out of range, or does not fit the past run."""
+    """Raise ValueError for values that are out of range or do not fit the past run."""
     check_is("run", run, PastRun)
     check_is("scenario", scenario, Scenario)
     given = {field.name: value for field in fields(scenario) if (value := getattr(scenario, field.name)) is not None}
@@ -149,7 +151,7 @@ def _check_costs(scenario: Scenario, run: PastRun) -> None:
 
 
 def plans(scenario: Scenario, run: PastRun) -> dict[str, AnyPlan]:
-    """The rules to compare, by name; what the scenario leaves open is as in the past run."""
+    """Return the plans to compare, by the name of the rule; open values are taken from the past run."""
     max_t, grace, rf, sf = _halving(scenario, run)
     workers, mode = scenario.workers, run.workload.mode
     rasda = RASDA(max_t, grace, rf, sf, workers, scenario.max_workers, mode=mode)
@@ -166,7 +168,7 @@ def plans(scenario: Scenario, run: PastRun) -> dict[str, AnyPlan]:
 
 
 def _halving(scenario: Scenario, run: PastRun) -> tuple[int, int, int, int]:
-    """Epochs, first milestone, rf and sf."""
+    """Return the epochs of a full training, the first milestone, rf and sf."""
     before = run.settings.get("rasda", {})
     max_t = _first(scenario.max_t, run.settings.get("max_t"), run.workload.epochs)
     grace = _first(scenario.grace_period, before.get("grace_period"), max(1, max_t // 4))
@@ -175,26 +177,26 @@ def _halving(scenario: Scenario, run: PastRun) -> tuple[int, int, int, int]:
 
 
 def _first(*values: Any) -> Any:
-    """Return the first value that is given."""
+    """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
 
 
 def epoch_seconds(scenario: Scenario, run: PastRun) -> float:
-    """Seconds of a full-size epoch on one GPU."""
+    """Return the seconds of a full-size epoch on one GPU."""
     if scenario.epoch_seconds is not None:
         return scenario.epoch_seconds
     return (run.epoch_seconds or 0.0) / scenario.speed
 
 
 def _steps(scenario: Scenario, run: PastRun) -> float | None:
-    # Without gradients to average, it does not matter how many steps there are.
+    # If there are no gradients to average, the number of steps does not matter.
     sizeless = scenario.parameters is None and not run.gradient_bytes
     steps: float | None = _first(scenario.steps, run.steps, 1.0 if sizeless else None)
     return steps
 
 
 def cost_model(scenario: Scenario, run: PastRun) -> CostModel:
-    """The past run's own epoch time and model size, on the links that the scenario names."""
+    """Return the past run's epoch time and model size as a cost model, with the scenario's network links."""
     seconds, steps = epoch_seconds(scenario, run), _steps(scenario, run) or 1.0
     return CostModel(
         step_seconds=seconds * (1 - scenario.serial) / steps,
@@ -210,7 +212,7 @@ def cost_model(scenario: Scenario, run: PastRun) -> CostModel:
 
 
 def cluster(scenario: Scenario) -> Cluster:
-    """The machine."""
+    """Return the scenario's cluster."""
     mtbf = math.inf if scenario.mtbf_hours is None else scenario.mtbf_hours * HOUR
     whole = Cluster.uniform(scenario.gpus, scenario.gpus_per_node)
     return replace(whole, mtbf=mtbf, launch_seconds=scenario.launch_seconds)

@@ -1,12 +1,12 @@
-"""The time that data-parallel training takes: for an epoch, a restart and a checkpoint.
+"""The time of data-parallel training: of an epoch, a restart and a checkpoint.
 
 An epoch on `n` workers, which are spread over `m` nodes, takes:
 
     epoch = max(steps / n * step, read) + serial
     step  = compute * slowest(n) / speed + max(0, allreduce(n, m) - overlap * compute)
 
-Each worker keeps its batch size when workers are added, so an epoch has `steps / n` steps, whose compute takes as long
-as before.
+Each worker keeps its batch size when workers are added. So an epoch has `steps / n` steps, and the compute of each step
+takes as long as before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Link:
 
     Attributes:
         bandwidth: Bytes per second in one direction.
-        latency: Seconds that a message takes, whatever its size.
+        latency: Seconds that a message takes, independent of its size.
     """
 
     bandwidth: float
@@ -41,7 +41,7 @@ class Spread(NamedTuple):
     """The workers of one trial, and how they are spread over nodes.
 
     Attributes:
-        speed: Of the slowest of these nodes, relative to the device that the cost model's step time was measured on.
+        speed: Speed of the slowest of these nodes, relative to the device of the cost model's step time.
     """
 
     workers: int
@@ -51,7 +51,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class CostModel:
-    """The time that one application takes on one machine.
+    """The time that training one application takes on one machine.
 
     Attributes:
         step_seconds: Time of the forward and backward pass of one worker's batch, on a worker of speed 1.
@@ -64,14 +64,14 @@ class CostModel:
         overlap: Share of a step's compute during which gradients are communicated, too.
         jitter: Standard deviation of a worker's step time, relative to its mean. A step ends with its slowest worker.
         epoch_noise: Standard deviation of the logarithm of an epoch's time.
-        restart_seconds: Time from when a trial is given its workers until its first step.
-        checkpoint_seconds: Time of writing a checkpoint, at each milestone.
+        restart_seconds: Seconds from the grant of workers to a trial until its first step.
+        checkpoint_seconds: Seconds to write a checkpoint, which happens at each milestone.
         dataset_bytes: Bytes that an epoch reads from shared storage; 0 if the data stay in memory.
-        noise_scale: The gradient noise scale in batches of one worker; inf where a larger batch teaches as much per
-            example, see `passes`.
+        noise_scale: The gradient noise scale, in batches of one worker; inf if a larger batch teaches as much per
+            example. See `passes`.
 
     Raises:
-        ValueError: if one is no finite number or out of range.
+        ValueError: if a value is out of range, or not finite where it must be.
     """
 
     step_seconds: float
@@ -104,16 +104,16 @@ class CostModel:
             require(finite or math.isfinite(value), field.name, value, "finite")
 
     def step(self, spread: Spread) -> float:
-        """Seconds of one synchronous step."""
+        """Return the seconds of one synchronous step."""
         compute = self.step_seconds / spread.speed * slowest(spread.workers, self.jitter)
         reduce = hierarchical_all_reduce(self.gradient_bytes, spread.workers, spread.nodes, self.intra, self.inter)
         return compute + max(0.0, reduce - self.overlap * compute)
 
     def epoch(self, spread: Spread, work: float = 1.0, storage: float = math.inf) -> float:
-        """Expected seconds of one epoch.
+        """Return the expected seconds of one epoch.
 
         Args:
-            work: Time of this trial's steps, relative to `step_seconds`: its model may be larger.
+            work: Time of this trial's steps, relative to `step_seconds`, for example because its model is larger.
             storage: Bytes per second that this trial can read from shared storage.
 
         >>> CostModel(step_seconds=0.5, steps=100, serial_seconds=10).epoch(Spread(workers=5))
@@ -122,18 +122,18 @@ class CostModel:
         return self.with_reading(self.training(spread) * work, storage)
 
     def training(self, spread: Spread) -> float:
-        """Seconds of all steps of one epoch, for a trial whose `work` is 1."""
+        """Return the seconds of all steps of one epoch, for a trial whose `work` is 1."""
         return self.steps / spread.workers * self.step(spread)
 
     def with_reading(self, training: float, storage: float) -> float:
-        """Seconds of one epoch, given those of its steps, during which the data are read."""
+        """Return the seconds of one epoch, given those of its steps. Data are read during the steps."""
         return max(training, self.dataset_bytes / storage) + self.serial_seconds
 
     def passes(self, workers: int) -> float:
-        """Passes over the data that teach as much as one does on one worker, whose global batch is smaller.
+        """Return the passes over the data that teach as much as one pass of a single worker, whose batch is smaller.
 
-        McCandlish et al., "An empirical model of large-batch training" (2018), eq. 2.11: a batch of the size of the
-        noise scale needs twice as many examples as tiny ones.
+        McCandlish et al., "An empirical model of large-batch training" (2018), eq. 2.11: a batch as large as the noise
+        scale needs twice as many examples as a tiny batch.
 
         >>> CostModel(step_seconds=0.5, steps=100, noise_scale=4.0).passes(16)
         4.0
@@ -141,7 +141,7 @@ class CostModel:
         return (1 + workers / self.noise_scale) / (1 + 1 / self.noise_scale)
 
     def efficiency(self, spread: Spread) -> float:
-        """Speed-up over one worker, divided by the number of workers.
+        """Return the speed-up over one worker, divided by the number of workers.
 
         >>> CostModel(step_seconds=0.5, steps=100, serial_seconds=10).efficiency(Spread(workers=5))
         0.6
@@ -150,13 +150,13 @@ class CostModel:
 
 
 def all_reduce(size: float, members: int, link: Link) -> float:
-    """Seconds of a ring all-reduce: `2 (n - 1) / n * size / bandwidth + 2 (n - 1) * latency` for n members.
+    """Return the seconds of a ring all-reduce: `2 (n - 1) / n * size / bandwidth + 2 (n - 1) * latency` for n members.
 
     Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 
     Args:
         size: Bytes that each member has.
-        members: How many take part.
+        members: Number of members.
 
     >>> all_reduce(1e9, 4, Link(bandwidth=1e9, latency=0.25))
     3.0
@@ -166,7 +166,7 @@ def all_reduce(size: float, members: int, link: Link) -> float:
 
 
 def hierarchical_all_reduce(size: float, workers: int, nodes: int, intra: Link, inter: Link) -> float:
-    """Seconds of an all-reduce as NCCL does it: in a ring within each node, then in a ring of nodes.
+    """Return the seconds of an all-reduce like NCCL's: a ring within each node, then a ring of nodes.
 
     >>> hierarchical_all_reduce(1e9, 8, 2, Link(1e9), Link(5e8))
     3.5
@@ -176,7 +176,7 @@ def hierarchical_all_reduce(size: float, workers: int, nodes: int, intra: Link, 
 
 @lru_cache(maxsize=4096)
 def slowest(workers: int, jitter: float) -> float:
-    """Expected step time of the slowest worker, where step times are normally distributed with mean 1 (Blom, 1958).
+    """Return the expected step time of the slowest worker, if step times are normal with mean 1 (Blom, 1958).
 
     >>> slowest(1, 0.1), round(slowest(64, 0.1), 3)
     (1.0, 1.234)

@@ -1,4 +1,4 @@
-"""Scores and costs of trials: a table of learning curves, wherever they come from.
+"""Scores and costs of trials: a table of learning curves from any source.
 
 Shapes: N trials, T epochs.
 """
@@ -21,15 +21,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Workload:
-    """Trials with their learning curves, as arrays or as what `numpy.asarray` makes an array of.
+    """Trials with their learning curves, as arrays or as values that `numpy.asarray` accepts.
 
     Attributes:
-        scores: [N, T], the score of trial i after epoch t + 1; NaN where it diverged.
+        scores: [N, T], the score of trial i after epoch t + 1; NaN if it had diverged.
         work: [N], time of an epoch of trial i, relative to that of the cost model.
-        mode: "min" where a lower score is better, "max" where a higher is.
+        mode: "min" if a lower score is better, "max" if a higher one is.
 
     Raises:
-        ValueError: if one is no array of numbers, shapes do not agree, `work` is not finite and positive, or `mode`
+        ValueError: if an argument is not an array of numbers, shapes differ, `work` is not finite and positive, or
+            `mode`
             is unknown.
     """
 
@@ -59,13 +60,13 @@ class Workload:
         return int(self.scores.shape[1])
 
     def best(self, t: int) -> float:
-        """The best score that any trial has after epoch `t`, from 1 to T; NaN where none is finite."""
+        """Return the best score of any trial after epoch `t`, from 1 to T; NaN if no score is finite."""
         require(1 <= t <= self.epochs, "t", t, f"an epoch from 1 to {self.epochs}")
         column = self.scores[np.isfinite(self.scores[:, t - 1]), t - 1]
         return float((column.min() if self.mode == "min" else column.max()) if column.size else np.nan)
 
     def resampled(self, trials: int, seed: int) -> Workload:
-        """A workload of trials drawn from this one: none twice before all were drawn once."""
+        """Return a workload of trials drawn from this one. No trial is drawn twice before all were drawn once."""
         check_int("trials", trials, at_least=1)
         rng = np.random.default_rng(seed)
         whole = [rng.permutation(self.trials) for _ in range(-(-trials // self.trials))]
@@ -81,7 +82,7 @@ def _array(name: str, value: object) -> Floats:
 
 
 def power_law(trials: int, epochs: int, seed: int, noise: float = 0.01, work_spread: float = 0.0) -> Workload:
-    """Noisy curves `a + b * t**-c` with random a, b and c, for where there are no measured ones.
+    """Return noisy curves `a + b * t**-c` with random a, b and c, for use if there are no measured curves.
 
     Domhan et al., "Speeding up automatic hyperparameter optimization ... by extrapolation of learning curves" (2015),
     call them pow3.

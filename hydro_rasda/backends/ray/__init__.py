@@ -1,4 +1,4 @@
-"""A Ray cluster: `RASDAScheduler` and `elastic` for any Ray Tune script, and the backend of `tune` on Ray."""
+"""A Ray cluster: `RASDAScheduler` and `elastic` for any Ray Tune script, and the Ray backend of `tune`."""
 
 from typing import TYPE_CHECKING
 

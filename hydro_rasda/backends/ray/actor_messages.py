@@ -1,6 +1,6 @@
-"""How the actors of a pool tell the tuner, while they train, of epochs and warnings. Needs no torch.
+"""Messages about epochs and warnings, from the actors of a pool to the tuner while they train. Needs no torch.
 
-A call of an actor answers once, at its end. Earlier messages go through a small actor beside the tuner.
+A call of an actor answers only once, at its end. Earlier messages go through a small actor on the tuner's node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hydro_rasda.history.lines import EpochTold
 
 _EVERY_S = 0.1
-"""Epochs of less time are told of together."""
+"""Least seconds between two messages about epochs; epochs in between are reported together."""
 
 
 class _Board:
@@ -30,7 +30,7 @@ class _Board:
         await self._messages.put((device, message))
 
     async def read(self) -> list[tuple[int, bytes]]:
-        """All there are; waits for one."""
+        """Return all messages; wait for the first one."""
         found = [await self._messages.get()]
         while not self._messages.empty():
             found.append(self._messages.get_nowait())
@@ -38,7 +38,7 @@ class _Board:
 
 
 class Bulletin:
-    """The tuner's side; `coming` is Ray's future of the next messages."""
+    """The tuner's side. `coming` is Ray's future of the next messages."""
 
     def __init__(self) -> None:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -47,12 +47,12 @@ class Bulletin:
         self.coming = self.board.read.remote()
 
     def read(self) -> list[tuple[int, str, Any]]:
-        """The messages that have come: device, kind and content."""
+        """Return the messages that have arrived: device, kind and content."""
         found: list[tuple[int, bytes]] = []
         try:
             found = ray.get(self.coming)
         except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError):
-            time.sleep(_EVERY_S)  # it starts again, by itself
+            time.sleep(_EVERY_S)  # Ray restarts the actor
         self.coming = self.board.read.remote()
         return [(device, *cloudpickle.loads(message)) for device, message in found]
 
@@ -70,7 +70,7 @@ class Reporter:
         self._of_models: list[EpochTold] = []
 
     def notify(self, epochs: int, metrics: Mapping[str, list[float]], told: Sequence[EpochTold] = ()) -> None:
-        """Tell of epochs, with the metrics after them; soon, or with those that follow."""
+        """Report epochs and the metrics after them, at once or together with later epochs."""
         self._epochs, self._metrics = self._epochs + epochs, metrics
         self._of_models += told
         if time.monotonic() - self._told >= _EVERY_S:
@@ -78,12 +78,12 @@ class Reporter:
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Within it, something trains: at its end, all of its epochs and warnings are told."""
+        """Collect the warnings of a training within the context; at its end, report them and the last epochs."""
         with warnings.catch_warnings(record=True) as caught:
             yield
         self._tell_epochs()
         if caught:
-            from hydro_rasda.processes.forks import plain_warning  # brings torch along, which is here by now
+            from hydro_rasda.processes.forks import plain_warning  # imports torch, which is loaded by now
 
             self._write("warned", [plain_warning(warning) for warning in caught])
 

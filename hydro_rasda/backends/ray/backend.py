@@ -1,7 +1,7 @@
-"""A Ray cluster, as a pool of actors: one on each device, for the sweep and for the full-size models.
+"""A Ray cluster as a pool of actors, one on each device, for the sweep and for full-size models.
 
-A device is what one worker of a full-size trial gets: a GPU, or a group of CPU slots. A full-size trial on several
-workers has as many actors, a rank each, which were there before: to grow costs no start of a process.
+A device has the resources of one worker: a GPU, or a group of CPU slots. Each rank of a full-size trial runs in an
+actor that already exists, so that a trial grows without starting a process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hydro_rasda.training.group_training import Load
 
 
 def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, float] | None) -> dict[str, float]:
-    """Resources of one device: those asked for, else a GPU where there is any, else all CPUs of a usual node.
+    """Return the resources of one device: those asked for, else a GPU if there are any, else all CPUs of a usual node.
 
     >>> worker_resources([{"CPU": 4}, {"CPU": 16}, {"CPU": 16}], None)
     {'CPU': 16}
@@ -63,7 +63,7 @@ def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, f
     return worker
 
 
-# The process ended, Ray ended it to free memory, or the node that held its answer ended.
+# The process ended, Ray killed it to free memory, or the node that held its answer ended.
 _DEATHS = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError, ray.exceptions.ObjectLostError)
 
 
@@ -83,7 +83,7 @@ class _ActorAnswer:
 def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> DeviceShare:
     """Return a device's share of a GPU, or of the memory of its node.
 
-    `memory` of a worker bounds what trains there at the same time, as well as what Ray starts beside it.
+    If workers have `memory`, it bounds what trains there at the same time, and also what Ray starts beside it.
 
     >>> share_on({"CPU": 8, "memory": 40e9}, {"CPU": 2, "memory": 3e9})
     DeviceShare(processes=4, memory=12000000000.0)
@@ -98,7 +98,7 @@ def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> DeviceSh
 
 class _TrainerActor(Trainer):
     def __init__(self, problem: Any, worker: Mapping[str, float], board: Any, device: int) -> None:
-        # Ray's own check lets a process outlive its node now and then, with the memory of its GPU.
+        # Ray's own check sometimes lets a process outlive its node, and keep the memory of its GPU.
         end_with_parent()
         self._node = ray.get_runtime_context().get_node_id()
         node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == self._node)
@@ -108,7 +108,7 @@ class _TrainerActor(Trainer):
         super().__init__(problem, where, threads, self._reporter.notify, share=share_on(node, worker))
 
     def do(self, method: str, *arguments: Any) -> Any:
-        """Call a method, and tell the tuner what happens meanwhile; of the arguments, futures are resolved."""
+        """Call a method and report to the tuner meanwhile; futures among the arguments are resolved first."""
         with self._reporter.telling():
             return getattr(self, method)(*map(_fetched, arguments))
 
@@ -117,7 +117,7 @@ class _TrainerActor(Trainer):
         return machine, cores, self._node
 
     def host_meeting(self) -> tuple[str, int]:
-        """Listen for the other ranks of what this one trains next as rank 0; returns where."""
+        """Listen, as rank 0, for the other ranks of the next training; return the address."""
         host = ray.util.get_node_ip_address()
         self._hosted = listening_store(host)
         return host, self._hosted.port
@@ -142,10 +142,13 @@ class _Actor:
 
 
 class RayDevices(ElasticPool):
-    """Trains on all devices of a cluster. Nodes come and go: a full-size trial gets at most what the living hold."""
+    """Train on all devices of a cluster.
+
+    If nodes end, a full-size trial gets at most the workers of the living nodes.
+    """
 
     def __init__(self, run: Run, worker: Mapping[str, float], count: int) -> None:
-        # NCCL refuses two ranks on one GPU, where those with a part of one may come to lie.
+        # NCCL refuses two ranks on one GPU, which may happen if workers have a part of a GPU each.
         super().__init__(run, count, "nccl" if worker.get("GPU", 0) >= 1 else "gloo", grows=True)
         self._worker, self._slots = worker, Slots(worker)
         self._problem, self._bulletin = ray.put(run.problem), Bulletin()
@@ -162,7 +165,7 @@ class RayDevices(ElasticPool):
 
     def _take_ready(self) -> None:
         super()._take_ready()
-        for device in range(len(self._devices), self._slots.count()):  # on nodes that have come
+        for device in range(len(self._devices), self._slots.count()):  # on new nodes
             self._devices[device] = self._opened(device)
 
     def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
@@ -189,10 +192,10 @@ class RayDevices(ElasticPool):
 
 @dataclass(frozen=True)
 class _Stored:
-    """Checkpoints that the tuner has put into Ray's store once, for all ranks; see `Given.load`.
+    """Checkpoints that the tuner has put once into Ray's store, for all ranks; see `Given.load`.
 
-    An actor fetches them before it trains: what it forks would talk to the store through the same socket, which ends
-    the node.
+    An actor fetches them before it trains. Otherwise its forks would talk to the store through the same socket, which
+    crashes the node.
     """
 
     futures: Mapping[str, Any]
@@ -202,7 +205,7 @@ class _Stored:
 
 
 def _fetched(argument: Any) -> Any:
-    """Return an actor's argument without anything that is still in Ray's store."""
+    """Return an actor's argument after fetching what is still in Ray's store."""
     if isinstance(argument, Given) and isinstance(argument.load, _Stored):
         states = {key: argument.load(key) for key in argument.load.futures}
         return replace(argument, load=states.__getitem__)
@@ -216,20 +219,20 @@ _HEAD_MISSES = 3
 
 
 class RayBackend:
-    """A Ray cluster: an actor on each device trains groups of the sweep, then full-size models.
+    """A Ray cluster. An actor on each device trains groups of the sweep, then full-size models.
 
-    All decisions are those of the local backend. Full-size trials grow: where `race.max_workers` is None, up to all
-    devices of the cluster. On a cluster of one device, the answer is that of one local device, to the last digit.
+    It decides like the local backend. Full-size trials grow: if `race.max_workers` is None, up to all devices of the
+    cluster. A cluster of one device gives the same result as one local device, to the last digit.
 
     Args:
-        address: Of a running cluster; None starts Ray on this machine, and stops it again. A Ray that this process is
-            connected to already is used as it is.
-        resources_per_worker: Resources of a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
-            a GPU where the cluster has any, else all CPUs of a node. On CPUs, "memory" bounds the bytes of what a
+        address: Address of a running cluster. None starts Ray on this machine, and stops it at the end. If this process
+            is already connected to Ray, that connection is used.
+        resources_per_worker: Resources of a worker, such as {"CPU": 4, "GPU": 1}; a device of the sweep has the same.
+            None: one GPU if the cluster has any, else all CPUs of a node. On CPUs, "memory" bounds the bytes of what a
             device trains at the same time. With {"GPU": 0.5}, two workers share a GPU, each with half of its memory
             (not yet run).
-        loader_workers: As for `LocalBackend`.
-        graph: As for `LocalBackend`; True is not refused here, since other machines may have GPUs.
+        loader_workers: See `LocalBackend`.
+        graph: See `LocalBackend`. True is not refused here, because other machines may have GPUs.
     """
 
     device = torch.device("cpu")
@@ -260,7 +263,7 @@ class RayBackend:
             count, workers = worker_slots(nodes, worker), run.settings.race.workers
             require(workers <= count, "race.workers", workers, f"<= {count}, the workers of {worker} there are")
             with contextlib.closing(RayDevices(run, worker, count)) as devices:
-                # A run whose finalists are known may need none.
+                # A resumed run whose finalists are known may need no device.
                 if not any(key.startswith(FINALISTS) for key in run.store.units()):
                     devices.begin()
                 yield devices
@@ -268,7 +271,7 @@ class RayBackend:
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """Within it, this process is connected to the cluster, or to one that was started for it."""
+    """Connect this process to the cluster, or to one started for it, within the context."""
     if ray.is_initialized():
         require(address is None, "address", address, "None: this process is connected to Ray already")
         yield
@@ -282,16 +285,16 @@ def _connected(address: str | None) -> Iterator[None]:
 
 def _start_ray(address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The run tells what happens in its own words; what fails, with its traceback.
+    # The run reports progress in its own words, and failures with their tracebacks.
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        # As many CPU slots as this process would train with, and modules found where it finds them.
+        # Use as many CPU slots as this process has threads, and its own path for modules.
         with _environment(PYTHONPATH=os.pathsep.join(sys.path)):
             ray.init(address="local", num_cpus=torch.get_num_threads(), include_dashboard=False, **options)
         return
     try:
         host, _, port = address.rpartition(":")
-        if host and port.isdecimal():  # Ray would try for minutes
+        if host and port.isdecimal():  # otherwise Ray would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
         ray.init(address=address, **options)
     except OSError as error:
@@ -311,7 +314,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def head_watched(address: str) -> Iterator[None]:
-    """Within it, a line on stderr tells where the head at "host:port" does not answer any more, and what to do."""
+    """Within the context, print a line to stderr if the head at "host:port" stops answering, with what to do."""
     over = threading.Event()
     thread = threading.Thread(target=_watch_head, args=(address, over), name="head watch", daemon=True)
     thread.start()

@@ -1,9 +1,9 @@
-"""A training function as a Ray Tune trainable that uses as many workers as its trial has.
+"""A Ray Tune trainable made of a training function, which uses as many workers as its trial has.
 
-This file runs in the trials' actors, and is pickled by value. An actor that imported the package would import torch,
+This file runs in the trials' actors, and is pickled by value. If an actor imported the package, it would import torch,
 which takes longer than the rest of a resize. Training happens in ranks that each node's fork server starts
-(`hydro_rasda.backends.ray.fork_server`). Rank 0 is for the trial's own actor, each other one for a rank actor. A rank
-actor holds one bundle of the trial's placement group, so that Ray counts each worker's resources as used.
+(`hydro_rasda.backends.ray.fork_server`). The trial's own actor controls rank 0, and a rank actor controls each other
+rank. A rank actor holds one bundle of the trial's placement group, so that Ray counts each worker's resources as used.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ cloudpickle.register_pickle_by_value(sys.modules[HangDetector.__module__])
 _LOOK_S = 0.5
 _LONGEST = timedelta(days=365)
 _FINAL_MESSAGE_S = 3.0
-# What Ray waits for a trial to end before it gives the trial's actor to another, which otherwise fails; 2 s by default,
-# which a busy node exceeds.
+# Seconds that Ray waits for a trial to end before it gives the trial's actor to another trial. If that takes longer,
+# the other trial fails. The default of 2 s is too short on a busy node.
 _LEAVE_S = 60
 
 
@@ -57,28 +57,28 @@ def elastic(
     timeout_s: float = 1800.0,
     backend: str | None = None,
 ) -> Callable[[dict[str, Any]], None]:
-    """Makes a Ray Tune trainable of a function that trains on one of several ranks.
+    """Make a Ray Tune trainable from a function that trains on one of several ranks.
 
     Args:
-        train: `train(worker)`, called on every rank with a `Worker`. It builds its model from `worker.config`, goes on
+        train: `train(worker)`, called on every rank with a `Worker`. It builds its model from `worker.config`, resumes
             from `worker.checkpoint`, and ends each iteration with `worker.report(metrics, state)`.
-        scheduler: The scheduler of the same tuner. A `RASDAScheduler`'s milestones say when to save, and it sets the
-            number of workers. Under any other, or None, a trial keeps one worker for each bundle of its own resources
-            (`tune.with_resources(elastic(...), tune.PlacementGroupFactory([{"CPU": 1}] * 2))`; one by default), and
-            saves by `checkpoint_every` and where it reports `final=True`.
-            Its `time_attr` is a number that `train` reports, or "training_iteration".
-        data: Anything picklable, handed to each rank as `worker.data`. Pickled once, here; each node holds it once, not
-            once per trial.
-        checkpoint_every: Also save every so many iterations, for safety from crashes; None to save only where a trial
-            may pause and at its end. Schedulers of Ray's that pause or copy trials (HyperBand, PBT) need 1, or the
-            interval at which they do.
-        timeout_s: A rank is taken for dead if the others wait for it longer than this. A silent rank is, too, after
-            this time and 100 times the longest iteration since the trial started or was resized.
-        backend: "gloo" or "nccl"; None for NCCL where each worker has a GPU to itself, and gloo elsewhere.
+        scheduler: The scheduler of the same tuner. A `RASDAScheduler` sets the number of workers, and its milestones
+            determine when to save. Its `time_attr` must be a number that `train` reports, or "training_iteration". With
+            any other scheduler, or None, a trial keeps one worker for each bundle of its own resources
+            (`tune.with_resources(elastic(...), tune.PlacementGroupFactory([{"CPU": 1}] * 2))`; one by default). It then
+            saves by `checkpoint_every`, and when it reports `final=True`.
+        data: Any object that can be pickled; each rank gets it as `worker.data`. It is pickled once, here. Each node
+            holds it once, not once per trial.
+        checkpoint_every: Also save every `checkpoint_every` iterations, to lose less in a crash. None saves only when a
+            trial may pause and at its end. Schedulers of Ray that pause or copy trials (HyperBand, PBT) need 1, or
+            their own interval.
+        timeout_s: A rank counts as dead if the others wait for it longer than this. A silent rank also does, after this
+            time or 100 times the longest iteration since the trial's last start, whichever is longer.
+        backend: "gloo" or "nccl". None: NCCL if each worker has its own GPU, otherwise gloo.
 
     Returns:
-        A trainable for `tune.Tuner`. A trial whose rank dies or hangs fails, and goes on from its last checkpoint with
-        the same size as often as `tune.FailureConfig(max_failures=...)` allows.
+        A trainable for `tune.Tuner`. If a rank dies or hangs, its trial fails. It resumes from its last checkpoint with
+        the same size, as often as `tune.FailureConfig(max_failures=...)` allows.
 
     Raises:
         ValueError: if `checkpoint_every` is below 1, `timeout_s` is not positive, or `backend` is unknown.
@@ -105,8 +105,9 @@ def elastic(
 def _trainable(train: Callable[[Worker], None], data: Any, options: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
     pickle_config_modules()
     pickled = cloudpickle.dumps((train, data))
-    payload = np.frombuffer(pickled, dtype=np.uint8)  # which Ray's actors read where it lies in memory
-    # By its content a fork server knows what it has loaded. Hashed here, once: a trial starts anew at each resize.
+    payload = np.frombuffer(pickled, dtype=np.uint8)  # Ray's actors read it without a copy
+    # A fork server recognizes a function that it has loaded by this digest. It is computed only once, here, because a
+    # trial starts anew at each resize.
     digest = hashlib.sha256(pickled).hexdigest()
 
     def trainable(config: dict[str, Any], payload: Any = None) -> None:
@@ -123,7 +124,7 @@ def _check_timeout(timeout_s: float) -> None:
 
 
 def _time_attr(scheduler: TrialScheduler | None) -> str:
-    """The name of what counts iterations in a report, where milestones are counted in it."""
+    """Return the name of the reported number in which milestones are counted."""
     name = scheduler.time_attr if isinstance(scheduler, RASDAScheduler) else TRAINING_ITERATION
     rule = f"{TRAINING_ITERATION!r}, or the name of a number that `train` reports: a rank does not know what Ray adds"
     require(name == TRAINING_ITERATION or name not in AUTO_RESULT_KEYS, "time_attr", name, rule)
@@ -155,7 +156,7 @@ def _run_trial(config: dict[str, Any], digest: str, payload: Any, options: dict[
 
 
 def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[str, Any]]) -> None:
-    """Hands rank 0's reports to Tune until every rank is done."""
+    """Pass rank 0's reports on to Tune until every rank is done."""
     job, pid = order[2], None
     iterations, heard = HangDetector("no iteration was over", job["timeout_s"]), time.monotonic()
     while True:
@@ -201,7 +202,7 @@ def _final_message(head: Connection, pid: int | None) -> Ending:
 
 
 def _diagnosis(job: dict[str, Any], actors: RankActors, first: Ending) -> str:
-    """Names the rank that is to blame, rather than those that waited for it in vain."""
+    """Describe a failure; blame the rank that caused it, not the ranks that waited for it."""
     endings = {0: first, **actors.endings(_FINAL_MESSAGE_S)}
     rank = blame(endings)
     kind, message, host, pid = endings[rank]

@@ -1,4 +1,4 @@
-"""Decisions of RASDA on the trials of one Ray Tune experiment: who goes on, when, and with how many workers."""
+"""RASDA's decisions on the trials of a Ray Tune experiment: which continue, when, and with how many workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hydro_rasda.schedulers import RASDA, Decision, Held, Placement, Queue, Wait
 
 
 class Experiment:
-    """The trials of an experiment, and all that was decided of them; it knows of none at first."""
+    """The trials of an experiment, and all decisions on them."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class Experiment:
         self.queue = WaitingQueue(self._kind)
         self.cohort = Cohort(rule.wait)
         self.grants = Grants(rule)
-        # By trial that was told to stop, the milestone.
+        # Maps trials that were told to stop to the milestone of that decision.
         self._ending: dict[str, int] = {}
 
     def decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
-        """Decide a trial that comes to a milestone; the decision, and that milestone, None where there is none."""
+        """Decide on a trial that reports; return the decision and its milestone, None if no milestone is decided."""
         if t >= self.rung_history.stopped.get(trial.trial_id, math.inf):
             return Decision.STOP, None
         rungs = self.rung_history.rungs
@@ -57,7 +57,7 @@ class Experiment:
         return decision, milestone
 
     def gather(self, trial: Trial, result: Mapping[str, Any]) -> tuple[Decision, int | None]:
-        """Has a trial wait at its milestone, unless it is decided at once; what was decided, and where."""
+        """Let a trial wait at its milestone, unless it is decided at once; return the decision and its milestone."""
         t, score = result[self._time_attr], float(result[self._metric])
         milestone = self._rule.open_rung(self.rung_history.rungs, trial.trial_id, t)
         assert milestone is not None
@@ -68,7 +68,7 @@ class Experiment:
         return (decided[trial.trial_id], milestone) if trial.trial_id in decided else (Decision.WAIT, None)
 
     def decide_gathered(self, reporting: Trial | None = None) -> dict[str, Decision]:
-        """Decides those that have waited long enough, or whose cohort is there; `reporting` is left to the caller."""
+        """Decide on trials that have waited long enough, or whose cohort is there; the caller handles `reporting`."""
         decided: dict[str, Decision] = {}
         for milestone, (scores, undecided) in self.cohort.take().items():
             decided |= self._carry_out(milestone, scores, [trial for trial, _ in undecided.values()])
@@ -79,13 +79,13 @@ class Experiment:
         return decided
 
     def _carry_out(self, milestone: int, scores: Mapping[str, float], trials: Sequence[Trial]) -> dict[str, Decision]:
-        """Decides trials at a milestone, and with how many workers the survivors go on."""
+        """Decide on trials at a milestone, and on the number of workers of the survivors."""
         self.rung_history.rungs, decisions = self._rule.decide(self.rung_history.rungs, milestone, scores)
         self.grant([t for t in trials if decisions[t.trial_id] is Decision.CONTINUE], trials, milestone)
         return decisions
 
     def _release(self, trial: Trial, milestone: int, decision: Decision) -> None:
-        """A trial waits no longer for its cohort, but for workers, or for its end."""
+        """Let a trial that waited for its cohort wait for workers instead, or for its end."""
         if decision is Decision.CONTINUE:
             self.queue.join(trial)
         else:
@@ -93,7 +93,7 @@ class Experiment:
             self.cohort.stop(trial)
 
     def grant(self, survivors: Sequence[Trial], decided: Sequence[Trial], milestone: int) -> None:
-        """Settles with how many workers those go on that survived a milestone, of the trials decided together."""
+        """Decide the number of workers of the survivors of a milestone, among the trials that were decided together."""
         if self._rule.grow == "due":
             return
         names, slots = {trial.trial_id for trial in decided}, self.sizes.slots.count()
@@ -102,24 +102,24 @@ class Experiment:
         self.grants.give([(trial, self.sizes.of(trial)) for trial in survivors], milestone, slots, free, idle)
 
     def due(self, trial: Trial, t: int | None = None) -> int:
-        """Workers that a trial is to go on with after iteration `t`; by default that of its checkpoint."""
+        """Return the workers due to a trial after iteration `t`; by default, the iteration of its checkpoint."""
         if self._rule.grow == "due":
             return self._rule.workers_at(self.restart_t(trial) if t is None else t)
         return self.grants.of(trial)
 
     def grows(self, trial: Trial, due: int) -> bool:
-        """Return whether a trial goes on with more workers, or waits for nodes that hold them."""
+        """Return whether a trial continues with more workers, or waits for nodes that hold them."""
         if due <= self.sizes.of(trial):
             return False
         count = self.sizes.slots.count()
         self._nodes.ask(due, sum(self.sizes.of(other) for other in self.holding() if other is not trial), count)
         if self._nodes.awaited(due, count) or min(due, count) > self.sizes.of(trial):
-            return True  # if it can be paused; its size is told when it starts again
-        self.sizes.fitting(due)  # says that the cluster holds no more
+            return True  # if it can be paused; its new size is reported when it starts again
+        self.sizes.fitting(due)  # warns that the cluster holds no more workers
         return False
 
     def ready(self) -> list[Trial]:
-        """Trials that could be next: those that wait, but for nodes that may still come."""
+        """Return the trials that may start next: the waiting trials, except those that wait for new nodes."""
         if not self._autoscale_wait_s:
             return self.queue.waiting()
         count = self.sizes.slots.count()
@@ -127,11 +127,11 @@ class Experiment:
         return [trial for trial in self.queue.waiting() if not self._nodes.awaited(self.due(trial), count)]
 
     def milestone_after(self, t: int) -> int:
-        """The milestone that a trial comes to next after iteration `t`."""
+        """Return the next milestone of a trial after iteration `t`."""
         return self._rule.milestones[self._rule.rungs_survived(t)]
 
     def waits_still(self, trial: Trial) -> bool:
-        """Return whether a restored trial was not decided at its milestone; it then is, as soon as may be."""
+        """Return whether a restored trial still waits for its decision; it then joins its cohort again."""
         report, t = self.rung_history.undecided.pop(trial.trial_id, None), self.restart_t(trial)
         if report is None or report.t != t or report.score is None:
             return False
@@ -142,22 +142,22 @@ class Experiment:
         return True
 
     def holding(self) -> list[Trial]:
-        """Trials that hold workers, also those that are still to save their checkpoint before they wait."""
+        """Return the trials that hold workers, including those that still save a checkpoint before they wait."""
         return self.queue.holding() + self.cohort.saving()
 
     def fail(self, trial: Trial) -> None:
-        """A trial failed, and may begin again; if it had been told to stop, it stops at the same milestone again."""
+        """Remove a failed trial, which may begin again. If it was told to stop, it will stop at the same milestone."""
         if (milestone := self._ending.get(trial.trial_id)) is not None:
             self.rung_history.stopped[trial.trial_id] = milestone
         self.leave(trial)
 
     def leave(self, trial: Trial) -> None:
-        """A trial is over, or failed and may begin again."""
+        """Remove a trial that is over, or that failed and may begin again."""
         self.queue.leave(trial)
         self.cohort.leave(trial)
 
     def record(self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision) -> None:
-        """Keep what was decided of a report."""
+        """Record the decision on a report."""
         self.rung_history.append(self._entry(trial, result, milestone, decision))
         if decision is Decision.STOP and milestone is not None:
             self._ending[trial.trial_id] = milestone
@@ -177,7 +177,7 @@ class Experiment:
         )
 
     def restart_t(self, trial: Trial) -> int:
-        """The iteration of a trial's checkpoint; 0 without one."""
+        """Return the iteration of a trial's checkpoint; 0 without a checkpoint."""
         latest = trial.latest_checkpoint_result
         if latest is None:
             return 0
@@ -215,5 +215,5 @@ class Experiment:
 
 
 def _plain(number: Any) -> Any:
-    """Return a number of NumPy's or torch's as Python's own, which a journal can hold."""
+    """Return a number of NumPy or torch as a Python number, which a journal can hold."""
     return number.item() if hasattr(number, "item") else number

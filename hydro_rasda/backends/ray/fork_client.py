@@ -1,6 +1,6 @@
-"""How a trial's actors have the node's fork server (`hydro_rasda.backends.ray.fork_server`) start a rank.
+"""The client side of the node's fork server (`hydro_rasda.backends.ray.fork_server`): it lets the server start a rank.
 
-Pickled by value, for the reason that `hydro_rasda.backends.ray.elastic_trainable` gives.
+This file is pickled by value; see `hydro_rasda.backends.ray.elastic_trainable` for the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LONGEST_PATH = 107  # of a socket, in bytes
 
 @contextlib.contextmanager
 def fork_rank(digest: str, payload: Any, job: dict[str, Any]) -> Iterator[Connection]:
-    """A connection to a new rank, which ends with it."""
+    """Start a rank, and yield a connection to it. When the context ends, so does the rank."""
     job = {**job, "environ": dict(os.environ), "cwd": os.getcwd()}
     connection, answer = _handshake(_socket_path(job["ray_job"]), (digest, job), time.monotonic() + _START_S)
     with connection:
@@ -43,7 +43,7 @@ def fork_rank(digest: str, payload: Any, job: dict[str, Any]) -> Iterator[Connec
 
 
 def receive(connection: Connection) -> tuple[str, Any]:
-    """The next message of a rank: its kind and content; ("died", "") after its last."""
+    """Return the next message of a rank: its kind and content; ("died", "") if the rank has ended."""
     try:
         message: tuple[str, Any] = connection.recv()
     except (EOFError, OSError):
@@ -58,7 +58,7 @@ def _handshake(path: str, request: tuple[str, dict[str, Any]], deadline: float) 
             connection.send(request)
             return connection, connection.recv()[0]
         except (EOFError, OSError):
-            connection.close()  # a fork server that ended as idle just then; the next one will answer
+            connection.close()  # the fork server was idle and has just ended; the next one will answer
         if time.monotonic() > deadline:
             raise TimeoutError(f"the fork server on {socket.gethostname()} did not answer for {_START_S} s")
 
@@ -74,7 +74,7 @@ def _connect(path: str, deadline: float) -> Connection:
         try:
             client.connect(path)
             check_peer(client)
-            # The rank writes where this process does, so that Ray shows what the training function prints.
+            # The rank inherits this process's output, so that Ray shows what the training function prints.
             socket.send_fds(client, [b"2"], [1, 2])
             return Connection(client.detach())
         except PermissionError:
@@ -89,18 +89,18 @@ def _connect(path: str, deadline: float) -> Connection:
 
 
 def _socket_path(ray_job: str) -> str:
-    """One fork server for each user, job of a Ray session and Python path on a node.
+    """Return the socket of the fork server, one for each user, job of a Ray session and Python path on a node.
 
-    A server keeps the modules that it imports, and a script may be edited before its next job.
+    A server keeps the modules that it has imported, but a script may be edited before its next job.
     """
     key = repr((os.getppid(), ray_job, sys.executable, sys.path))
     return os.path.join(_private_folder(), hashlib.sha256(key.encode()).hexdigest()[:16])
 
 
 def _private_folder() -> str:
-    """A folder of this user's alone, the same for all processes of a node; no other user can keep it from being made.
+    """Return a folder that only this user can enter, the same for all processes of a node.
 
-    Other users may write beside it: what they put there under such a name, or a link, is passed over.
+    Other users may create files beside it. Names or links that they put there are ignored, and cannot block it.
     """
     root = os.environ.get("XDG_RUNTIME_DIR", "")
     if not _is_private(root):
@@ -116,7 +116,7 @@ def _private_folder() -> str:
 
 
 def _is_private(path: str) -> bool:
-    """Return whether a path is a folder, no link, of this user, that nobody else can enter."""
+    """Return whether a path is a folder of this user (not a link) that nobody else can enter."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -125,7 +125,7 @@ def _is_private(path: str) -> bool:
 
 
 def check_peer(connected: socket.socket) -> None:
-    """Refuse to talk with another user's process: what it sent would be unpickled, and so run."""
+    """Refuse another user's process as a peer: unpickling what it sends would run its code."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)
     if uid != os.getuid():
@@ -137,7 +137,7 @@ def _start_fork_server(path: str) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lock)  # somebody else's is on its way
+        os.close(lock)  # another client's server is starting
         return
     command = [sys.executable, "-m", "hydro_rasda.backends.ray.fork_server", path, owner(os.getppid())]
     # One thread each: numeric libraries that start a pool on import would not survive the forks.
@@ -146,7 +146,7 @@ def _start_fork_server(path: str) -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        # Without it, `torch.cuda.is_available()` at the top of a user's module keeps all forks from using a GPU.
+        # Without it, a call of `torch.cuda.is_available()` in a user's module would keep all forks from using a GPU.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     with open(f"{path}.log", "ab") as log:

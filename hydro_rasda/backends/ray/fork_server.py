@@ -1,14 +1,14 @@
-"""A fork server on each node: ranks are forked of it, so that one starts in milliseconds instead of seconds.
+"""A fork server on each node: it forks ranks, so that a rank starts in milliseconds instead of seconds.
 
-Most of what a resize costs is processes that import torch. This one imports it once, loads the training function and
-its data once, and forks a fresh rank for each connection. All ranks of a node share the data's memory pages, and none
-inherits another's state. It runs no training, starts no thread and touches no GPU itself.
+Most of the time of a resize is spent by processes that import torch. The server imports it once, loads the training
+function and its data once, and forks a fresh rank for each connection. All ranks of a node share the memory pages of
+the data, but no rank inherits another's state. The server itself does not train, starts no thread and touches no GPU.
 
-The holder of the other end of a rank's connection owns the rank: when that end closes, the rank is killed, however it
-hangs. The server ends with its guardian (the node's raylet), or after `IDLE_S` seconds without ranks. It waits for no
-client: each request is read as it comes, so that a client that is stopped in the middle halts nobody else.
+A rank belongs to the process at the other end of its connection: when that end closes, the rank is killed, even if it
+hangs. The server ends with its guardian (the node's raylet), or after `IDLE_S` seconds without ranks. It never blocks
+on a client: it reads each request as it arrives, so that a stopped client does not delay the others.
 
-Linux only, as is a Ray cluster of more than one node.
+Linux only, like a Ray cluster of more than one node.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from hydro_rasda.processes.temporary_folders import lives, remove_left
 IDLE_S = 60.0
 _TICK_MS = 1000
 _SILENT_S = 5.0
-"""If the client that sends a function is silent for so long, the next client of this function sends it instead."""
+"""If the client that sends a function is silent for this number of seconds, the function's next client sends it
+instead."""
 _KEPT_PAYLOADS = 2
 
 
@@ -46,9 +47,9 @@ class _ForkServer:
     def __init__(self, path: str, guardian: str) -> None:
         self._guardian = guardian
         self._payloads: OrderedDict[str, Any] = OrderedDict()
-        self._coming: dict[str, float] = {}  # by digest, when the client that sends it was heard last
-        self._requests: dict[int, Generator[None]] = {}  # by the file of the client
-        self._ranks: dict[int, Connection] = {}  # pid -> our copy of its connection
+        self._coming: dict[str, float] = {}  # maps a digest to the time when its sender was last heard
+        self._requests: dict[int, Generator[None]] = {}  # by the client's file descriptor
+        self._ranks: dict[int, Connection] = {}  # maps a pid to our copy of the rank's connection
         self._poll = select.poll()
         self._wake, waker = socket.socketpair()
         self._wake.setblocking(False)
@@ -67,7 +68,7 @@ class _ForkServer:
         self._poll.register(self._wake, select.POLLIN)
 
     def serve(self) -> None:
-        """Fork ranks until the guardian is gone, or no rank has run for `IDLE_S` seconds."""
+        """Fork ranks until the guardian has ended, or no rank has run for `IDLE_S` seconds."""
         busy_at = time.monotonic()
         while lives(self._guardian) and time.monotonic() - busy_at < IDLE_S:
             for fd, event in self._poll.poll(_TICK_MS):
@@ -77,7 +78,7 @@ class _ForkServer:
                     self._wake.recv(4096)
                 elif event & (select.POLLHUP | select.POLLERR):
                     self._hang_up(fd)
-            # Where one has ended, another may have waited for its function.
+            # When one request ends, another may go on, because it waited for the same function.
             while any(map(self._ends, list(self._requests))):
                 pass
             self._reap()
@@ -87,13 +88,13 @@ class _ForkServer:
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
         if not lives(self._guardian):
-            time.sleep(_TICK_MS / 1000)  # the trials' actors end as the guardian has
+            time.sleep(_TICK_MS / 1000)  # the trials' actors end with the guardian, a little later
         remove_left()
 
     def _accept(self) -> None:
         try:
             client, _ = self._listener.accept()
-        except BlockingIOError:  # it has left again
+        except BlockingIOError:  # the client has left again
             return
         try:
             check_peer(client)
@@ -105,7 +106,7 @@ class _ForkServer:
         self._requests[client.fileno()] = self._answer(client)
 
     def _ends(self, fd: int) -> bool:
-        """Do for a client what can be done by now; say whether its request is over."""
+        """Continue a client's request as far as possible without waiting; return whether it is over."""
         try:
             next(self._requests[fd])
         except StopIteration:
@@ -114,7 +115,7 @@ class _ForkServer:
         return False
 
     def _answer(self, client: socket.socket) -> Generator[None]:
-        """Fork the rank that a client asks for, unless it leaves or its function cannot be loaded."""
+        """Fork the rank that a client asks for, unless the client leaves or the function cannot be loaded."""
         streams, connection, of_rank = list[int](), None, False
         fd = client.fileno()
         try:
@@ -136,7 +137,7 @@ class _ForkServer:
                 raise
             except (EOFError, OSError):
                 return
-            except BaseException:  # its owner is told whatever the user's code raises
+            except BaseException:  # report anything that the user's code raises to the rank's owner
                 with contextlib.suppress(OSError):
                     connection.send(("error", traceback.format_exc()))
                 return
@@ -144,7 +145,7 @@ class _ForkServer:
             if pid == 0:
                 self._become_rank(connection, streams, payload, job)
             self._ranks[pid], connection, of_rank = connection, None, True
-            self._poll.register(fd, 0)  # POLLHUP alone, which is always reported
+            self._poll.register(fd, 0)  # only POLLHUP, which is always reported
         finally:
             for stream in streams:
                 os.close(stream)
@@ -170,12 +171,12 @@ class _ForkServer:
                 self._coming.pop(digest, None)
             try:
                 self._payloads[digest] = cloudpickle.loads(received)
-            except (EOFError, OSError) as error:  # not of the connection
+            except (EOFError, OSError) as error:  # raised by unpickling, not by the connection
                 told = f"the training function or its data cannot be loaded on {socket.gethostname()}: {error!r}"
                 raise RuntimeError(told) from error
             while len(self._payloads) > _KEPT_PAYLOADS:
                 self._payloads.popitem(last=False)
-            # Frozen objects are left alone by the ranks' collectors, so that their pages stay shared.
+            # The ranks' garbage collectors leave frozen objects alone, so that their pages stay shared.
             gc.collect()
             gc.freeze()
         self._payloads.move_to_end(digest)
@@ -209,7 +210,7 @@ class _ForkServer:
             with contextlib.suppress(OSError):
                 connection.send(("error", traceback.format_exc()))
         finally:
-            with contextlib.suppress(Exception):  # the user's code may have put anything in their place
+            with contextlib.suppress(Exception):  # the user's code may have replaced these files
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
@@ -229,7 +230,7 @@ class _ForkServer:
             if pid == 0:
                 return
             connection = self._ranks.pop(pid, None)
-            if connection is None:  # a process that a module of the user's has started
+            if connection is None:  # a process that a user's module has started
                 continue
             with contextlib.suppress(KeyError):
                 self._poll.unregister(connection.fileno())
@@ -237,7 +238,7 @@ class _ForkServer:
 
 
 def _message(fd: int, heard: Callable[[], None] = lambda: None) -> Generator[None, None, bytearray]:
-    """Read one message as it comes, as a `Connection` sends it; EOFError if its sender leaves."""
+    """Read one message of a `Connection` as it arrives; raise EOFError if the sender leaves."""
     (length,) = struct.unpack("!i", (yield from _bytes(fd, 4, heard)))
     if length == -1:
         (length,) = struct.unpack("!Q", (yield from _bytes(fd, 8, heard)))
@@ -261,14 +262,14 @@ def _bytes(fd: int, length: int, heard: Callable[[], None]) -> Generator[None, N
 
 
 def main() -> None:
-    """`python -m hydro_rasda.backends.ray.fork_server SOCKET GUARDIAN` returns at once; the server goes on."""
+    """Start the server in the background: `python -m hydro_rasda.backends.ray.fork_server SOCKET GUARDIAN`."""
     path, guardian = sys.argv[1:]
-    # Ray kills the children and the process group of a worker that ends; this process is in neither.
+    # Ray kills the children and the process group of a worker that ends. The server belongs to neither.
     if os.fork():
         os._exit(0)
     os.setsid()
 
-    # Torch imports its compiler with a process's first optimizer: that would take each rank longer than all else.
+    # A process's first optimizer imports torch's compiler. In each rank, that would take longer than anything else.
     import torch._dynamo  # noqa: F401
 
     import hydro_rasda.backends.ray.rank_worker  # noqa: F401

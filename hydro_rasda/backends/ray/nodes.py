@@ -1,4 +1,4 @@
-"""The workers that the living nodes of a Ray cluster hold, and the nodes that Ray's autoscaler is asked for."""
+"""The workers that the living nodes of a Ray cluster hold, and requests for more nodes to Ray's autoscaler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hydro_rasda.schedulers import worker_slots
 
 
 class Slots:
-    """The number of workers that the cluster's living nodes hold, asked for at most once a second."""
+    """The number of workers that the cluster's living nodes hold. Ray is asked at most once a second."""
 
     _fresh_for_s = 1.0
 
@@ -25,14 +25,14 @@ class Slots:
         self._count = 0
 
     def count(self) -> int:
-        """Workers that fit now; one worker never spans two nodes."""
+        """Return the number of workers that fit now. A worker never spans two nodes."""
         if time.monotonic() - self._asked_at > self._fresh_for_s:
             self._count = worker_slots(living_nodes(), self._worker)
             self._asked_at = time.monotonic()
         return self._count
 
     def check(self, workers: int) -> None:
-        """Raises ValueError unless a trial of `workers` workers fits at all."""
+        """Raise ValueError unless the cluster can hold a trial with `workers` workers."""
         count = self.count()
         if count == 0:
             raise ValueError(
@@ -45,7 +45,7 @@ class Slots:
 
 
 def living_nodes() -> list[dict[str, float]]:
-    """Resources of each living node, without Ray's markers for the node itself."""
+    """Return the resources of each living node, without Ray's markers for the node itself."""
     return [
         {name: amount for name, amount in node["Resources"].items() if not name.startswith("node:")}
         for node in ray.nodes()
@@ -54,7 +54,7 @@ def living_nodes() -> list[dict[str, float]]:
 
 
 def is_lost(node_id: str) -> bool:
-    """Return whether a node has ended: Ray itself says so only after some 15 seconds without an answer."""
+    """Return whether a node has ended. Ray itself notices only after some 15 seconds without an answer."""
     node = next((node for node in ray.nodes() if node["NodeID"] == node_id), None)
     return node is None or not node["Alive"] or not answers(node["NodeManagerAddress"], node["NodeManagerPort"], 1.0)
 
@@ -72,10 +72,9 @@ logger = logging.getLogger(__name__)
 
 
 class NodeRequests:
-    """Asks for nodes; trials wait for a size that the nodes do not hold for at most `wait_s`, and with 0 it asks for
-    nothing.
+    """Requests for nodes. A trial waits for nodes for at most `wait_s` seconds; 0 requests nothing.
 
-    Ray's placement groups would ask by themselves, but wait for ever where no autoscaler runs or it may start no more.
+    Ray's placement groups would also request nodes, but would wait forever without an autoscaler, or at its limit.
     """
 
     def __init__(self, worker: Mapping[str, float], wait_s: float) -> None:
@@ -87,7 +86,7 @@ class NodeRequests:
             atexit.register(self._end)
 
     def ask(self, due: int, held: int, count: int) -> None:
-        """Ask for the nodes that a trial lacks."""
+        """Request the nodes that a trial lacks."""
         if not self._wait_s or due <= count:
             return
         self._note(count)
@@ -102,23 +101,23 @@ class NodeRequests:
         request_resources(bundles=[self._worker] * self._asked)
 
     def awaited(self, due: int, count: int) -> bool:
-        """Return whether trials that are due so many workers still wait for nodes."""
+        """Return whether trials that are due this number of workers still wait for nodes."""
         self._note(count)
         return due > count and time.monotonic() < self._until.get(due, 0.0)
 
     def settle(self, count: int) -> None:
-        """Ask for nothing any more, once nobody waits; nodes that trials use stay."""
+        """Withdraw the request once no trial waits for it. Nodes that trials use stay."""
         if self._asked and not any(self.awaited(due, count) for due in list(self._until)):
             self._asked = 0
             request_resources(bundles=[])
 
     def _end(self) -> None:
-        """Ask for nothing any more if the script ends while trials wait: Ray keeps a request for ever."""
+        """Withdraw the request if the script ends while trials wait: Ray keeps a request forever."""
         if self._asked and ray.is_initialized():
             request_resources(bundles=[])
 
     def _note(self, count: int) -> None:
-        """Give sizes that are still too large their time again if nodes came: more may come."""
+        """If new nodes came, restart the wait for sizes that are still too large: more nodes may come."""
         if count > self._had:
             self._until = {due: time.monotonic() + self._wait_s for due in self._until if due > count}
         self._had = count

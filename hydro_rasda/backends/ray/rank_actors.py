@@ -1,6 +1,6 @@
-"""A trial's ranks but the first: each runs for a rank actor, which holds one bundle of the trial's placement group.
+"""The ranks of a trial except rank 0. Each is controlled by a rank actor, which holds a bundle of the placement group.
 
-Pickled by value, for the reason that `hydro_rasda.backends.ray.elastic_trainable` gives.
+This file is pickled by value; see `hydro_rasda.backends.ray.elastic_trainable` for the reason.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules[owner.__module__])
 cloudpickle.register_pickle_by_value(sys.modules[waited_in_vain.__module__])
 
-_CHECKPOINT_FILE = "worker.pt"  # as in rank_worker.py, which must not be imported here
+_CHECKPOINT_FILE = "worker.pt"  # the same as in rank_worker.py, which must not be imported here
 
-# How a rank ended ("done", "died", "error" or "silent"; where it goes on, the kind of its last message), its message,
-# its host, its process id.
+# How a rank ended, as "done", "died", "error" or "silent" (or the kind of its last message, if it still runs); then its
+# message, its host and its process id.
 Ending = tuple[str, str, str, int | None]
 
 
@@ -50,7 +50,7 @@ class _RankActor:
 
 
 class RankActors:
-    """The rank actors of one trial, but for the first bundle's; they start at once, and end with `stack`."""
+    """The rank actors of one trial, for all bundles except the first. They start at once, and end with `stack`."""
 
     def __init__(self, bundles: list[dict[str, float]], stack: contextlib.ExitStack) -> None:
         self._group = ray.util.get_current_placement_group()
@@ -60,12 +60,12 @@ class RankActors:
             stack.callback(ray.kill, actor)
 
     def start(self, store: tuple[str, int], digest: str, payload: Any, job: dict[str, Any]) -> None:
-        """Start ranks 1, 2, ..., which meet at `store`."""
+        """Start ranks 1, 2, ..., which meet at the address `store`."""
         node_of = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
         far = None
         for rank, actor in enumerate(self._actors, start=1):
             order = {**job, "rank": rank, "store": store}
-            # On rank 0's node the fork server has the payload already, and the checkpoint's folder is at hand.
+            # On rank 0's node, the fork server already has the payload, and the checkpoint's folder is there.
             if node_of[rank] == node_of[0]:
                 future = actor.run.remote(digest, None, None, order)
             else:
@@ -74,11 +74,11 @@ class RankActors:
             self._ranks[future] = rank
 
     def failed(self) -> dict[int, Ending]:
-        """How those ranks ended that ended before they were done."""
+        """Return the endings of ranks that ended before they were done."""
         return {rank: ending for rank, ending in self.endings(0).items() if ending[0] not in ("done", "silent")}
 
     def endings(self, timeout: float) -> dict[int, Ending]:
-        """How each rank ended; those that did not within `timeout` seconds are "silent"."""
+        """Return how each rank ended. Ranks that do not end within `timeout` seconds are "silent"."""
         if not self._ranks:
             return {}
         ready, _ = ray.wait(list(self._ranks), num_returns=len(self._ranks), timeout=timeout)
@@ -86,7 +86,7 @@ class RankActors:
         return {rank: _ending(future) if future in ready else silent for future, rank in self._ranks.items()}
 
     def host(self, rank: int) -> str:
-        """The name of the node that holds a rank's bundle, also where the node is lost."""
+        """Return the name of the node that holds a rank's bundle; "a lost node" if Ray does not know it."""
         node_id = ray.util.placement_group_table(self._group)["bundles_to_node_id"].get(rank)
         names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
         return str(names.get(node_id, "a lost node"))
@@ -98,19 +98,19 @@ class RankActors:
 
 
 def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
-    """Resources as Ray asks for them where it makes an actor: some have an argument of their own, and no other name."""
+    """Return resources in the form that Ray takes for a new actor: some have an argument of their own."""
     named = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
     if "memory" in bundle:
         named["memory"] = bundle["memory"]
-    # Ray lets placement groups alone reserve memory of the object store.
+    # Only placement groups can reserve memory of the object store.
     own = ("CPU", "GPU", "memory", "object_store_memory")
     return {**named, "resources": {name: amount for name, amount in bundle.items() if name not in own}}
 
 
 def blame(endings: dict[int, Ending]) -> int:
-    """The rank to name: one that died, then one that raised, then one that is silent.
+    """Return the rank to blame: one that died, else one that raised, else one that is silent.
 
-    Without such a rank, it is one that returned while others waited for it; those that waited come last.
+    Otherwise, it is one that returned while others waited for it. Ranks that waited in vain come last.
     """
     order = {"died": 0, "error": 1, "silent": 2, "done": 3}
 

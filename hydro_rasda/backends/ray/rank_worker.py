@@ -1,4 +1,4 @@
-"""The process of a rank of an elastic trial: it joins the others, trains, and reports to the trial's actor."""
+"""The process of a rank of an elastic trial: it joins the other ranks, trains, and reports to the trial's actor."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ CHECKPOINT_FILE = "worker.pt"
 
 
 class RankWorker(Worker):
-    """A worker that reports through a connection; its checkpoints are folders, which Ray Tune takes."""
+    """A worker that reports through a connection. It saves checkpoints as folders, as Ray Tune takes them."""
 
     def __init__(self, job: Mapping[str, Any], data: Any, connection: Connection) -> None:
         device = torch.device("cuda", 0) if job["gpus"] else torch.device("cpu")
         saved = _load(job["checkpoint"]) or {}
-        # `elastic` without the scheduler takes the trial's present workers for those that it began with.
+        # Without the scheduler, `elastic` has the trial's present workers as `job["workers"]`, not its first ones.
         self._workers = saved.get("workers", job["workers"])
         super().__init__({**job, "workers": self._workers}, data, device, saved or None)
         self._job, self._connection = job, connection
         self._reported: dict[str, float] = dict(saved.get("reported", {}))
-        """By name, when a metric was last reported."""
+        """Maps each metric to the time of its last report."""
         self._due = False
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
-        # By what was passed in: on all ranks it has the same names.
+        # The metrics' names decide, because they are the same on all ranks.
         self._due = isinstance(metrics, Mapping) and self._saves_at(metrics)
         super().report(metrics, state, final=final)
 
     def _saves_at(self, metrics: Mapping[str, Any]) -> bool:
-        """Return whether a trial may pause at this report, ends with it, or is saved for safety.
+        """Return whether a trial may pause at this report, ends with it, or saves for safety.
 
-        The deciding metric is not known here: each metric decides at its first report since a milestone.
+        The metric that decides is not known here. So any metric's first report since a milestone counts.
         """
         iteration, every, at = self.iteration + 1, self._job["checkpoint_every"], self._job["milestones"]
-        named, name = flat(metrics), self._job["time_attr"]  # by names as Ray's schedulers know them, "val/loss"
-        # `tune` reports this by itself.
+        named, name = flat(metrics), self._job["time_attr"]  # with names as in Ray's schedulers, such as "val/loss"
+        # Tune adds "training_iteration" by itself.
         t = named.get(name, iteration if name == "training_iteration" else None)
         safety = every is not None and iteration % every == 0
         if not at or t is None:
@@ -74,14 +74,14 @@ class RankWorker(Worker):
         path = os.path.join(folder, CHECKPOINT_FILE)
         try:
             torch.save({**self.saved(state), "reported": self._reported, "workers": self._workers}, path)
-        except (OSError, RuntimeError) as error:  # torch's own says nothing of the disk
+        except (OSError, RuntimeError) as error:  # torch's own message does not mention the disk
             free = shutil.disk_usage(folder).free // 2**20
             raise OSError(f"{path} could not be written, and its disk has {free} MiB left: {error}") from error
         return folder
 
 
 def run_rank(payload: Any, job: Mapping[str, Any], connection: Connection) -> None:
-    """Joins the trial's process group, runs the training function, and says that it is done."""
+    """Join the trial's process group, run the training function, and report that it is done."""
     train, data = payload
     torch.set_num_threads(job["threads"])
     connection.send(("hello", os.getpid()))
@@ -92,7 +92,7 @@ def run_rank(payload: Any, job: Mapping[str, Any], connection: Connection) -> No
         if rank == 0:
             connection.send(("store", (host, store.port)))
         await_ranks(store, rank, world_size)
-        # NCCL refuses two ranks on one GPU, where those with a part of one may come to lie.
+        # NCCL refuses two ranks on one GPU, which may happen if workers have a part of a GPU each.
         backend = job["backend"] or ("nccl" if job["gpus"] >= 1 else "gloo")
         timeout = timedelta(seconds=job["timeout_s"])
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -1,7 +1,7 @@
-"""Ray Tune's controller and its placement groups, by private names: no other module uses one of Ray's.
+"""Ray Tune's controller and placement groups, by private names. No other module uses private names of Ray.
 
-Ray fills and clears its controller's stage for schedulers that know nothing of sizes. Here one that gives trials sizes
-has its say. `PRIVATE` says of each name what to do where it is gone; a test looks each up in the installed Ray.
+Ray's controller stages trials for schedulers that do not size trials; here, a scheduler that does takes control.
+`PRIVATE` says for each name what to do if a version of Ray lacks it. A test looks up each name in the installed Ray.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ PRIVATE: Mapping[str, Mapping[str, str]] = {
         "_tune_controller": "hand the controller on as it is: Ray has dropped its wrapper"
     },
 }
-"""By class, each private name of Ray's that is used, and what to do where a version of Ray has it no more."""
+"""Maps classes of Ray to their private names in use, each with what to do if a version of Ray lacks it."""
 
 _SETTLES_WITHIN_S = 5.0
-"""A group is being placed for milliseconds; a cluster that takes longer has trouble of its own."""
+"""A group is placed within milliseconds. A cluster that takes longer has other problems."""
 
 
 class SettledGroups(PlacementGroupResourceManager):  # type: ignore[misc]
-    """Ray Tune's placement groups, removed only while Ray is not just placing them.
+    """Ray Tune's placement groups, which are not removed while Ray is placing them.
 
-    Tune takes a request back where an actor that it can reuse comes free first. Ray may remove a group between
-    reserving its bundles on the nodes and having them committed there. Their resources then stay reserved for nobody
-    until the cluster ends (Ray 2.60; ray-project/ray#64693). A survivor that is due every worker waits for ever. Of
-    3,300 groups that were removed at random moments five or more were lost so; of 6,000 removed as here, none.
+    Tune cancels a request if an actor that it can reuse becomes free first. Ray may then remove a group after it has
+    reserved the bundles on the nodes, but before it commits them. Their resources stay reserved until the cluster ends
+    (Ray 2.60; ray-project/ray#64693), and a survivor that is due every worker waits forever. Of 3,300 groups removed at
+    random moments, at least five were lost in this way. Of 6,000 groups removed by this class, none was.
     """
 
     def __init__(self, update_interval_s: float = 0.1) -> None:
@@ -70,7 +70,7 @@ class SettledGroups(PlacementGroupResourceManager):  # type: ignore[misc]
         self._leaving: set[PlacementGroup] = set()
 
     def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
-        """Takes a request back; its group goes at once, or when it has been placed."""
+        """Cancel a request. Its group is removed at once, or when it has been placed."""
         staged = self._request_to_staged_pgs[resource_request]
         if not staged:
             super().cancel_resource_request(resource_request)
@@ -83,12 +83,12 @@ class SettledGroups(PlacementGroupResourceManager):  # type: ignore[misc]
         self._remove_settled()
 
     def update_state(self) -> None:
-        """Learns which groups are placed, and removes those that nobody asks for any more."""
+        """Update which groups are placed, and remove those that are not requested any more."""
         super().update_state()
         self._remove_settled()
 
     def clear(self) -> None:
-        """Removes all groups; waits some seconds, at most, for those that are being placed."""
+        """Remove all groups; wait at most some seconds for those that are being placed."""
         if not ray.is_initialized():
             return
         for request, staged in self._request_to_staged_pgs.items():
@@ -110,12 +110,12 @@ class SettledGroups(PlacementGroupResourceManager):  # type: ignore[misc]
 
 
 def training_function(cls: type) -> Any:
-    """The function that Ray made a trainable class of; None where it made it of none."""
+    """Return the function of which Ray made a trainable class; None if it made the class of no function."""
     return vars(cls).get("_trainable_func")
 
 
 def is_settled(row: Mapping[str, Any]) -> bool:
-    """Return whether a group can be removed: placed, without room, or gone, by its row of `placement_group_table`."""
+    """Return whether a group can be removed, by its row of `placement_group_table`: placed, without room, or gone."""
     state = row.get("state")
     if state in ("PENDING", "RESCHEDULING"):
         return row["stats"]["scheduling_state"] not in ("QUEUED", "SCHEDULING_STARTED")
@@ -124,19 +124,19 @@ def is_settled(row: Mapping[str, Any]) -> bool:
 
 logger = logging.getLogger(__name__)
 
-# With it, Ray's controller stages no trial by itself; with 0, it would stage as many as it likes.
+# With this limit, Ray's controller stages no trial by itself. With 0, it would stage any number.
 _STAGE_NONE = -1
 
 
 class ControllerStage:
-    """The stage of a controller."""
+    """The trials that a controller has staged: those that it is about to start."""
 
     def __init__(self, controller: Any) -> None:
-        # Ray hands some hooks a wrapper that warns of every name outside its list, and has no other public way.
+        # Ray gives some hooks a wrapper that warns of every name outside its list. There is no public way around it.
         self._controller = getattr(controller, "_tune_controller", controller)
 
     def check_reuse(self, trial: Trial) -> None:
-        """Refuse to have actors reused that cannot be reset, and warn of what reuse costs."""
+        """Raise for reuse of actors that cannot be reset; warn of the cost of reuse."""
         if not self._controller._reuse_actors:
             return
         if trial.get_trainable_cls().reset_config is Trainable.reset_config:
@@ -149,17 +149,17 @@ class ControllerStage:
         )
 
     def lose_no_worker(self) -> None:
-        """Have placement groups taken back as `SettledGroups` does; before any is asked for."""
+        """Replace the manager of placement groups by `SettledGroups`, before any group is requested."""
         actors = self._controller._actor_manager
         groups = actors._resource_manager
         if type(groups) is PlacementGroupResourceManager and not groups._pg_to_request:
             actors._resource_manager = SettledGroups(groups.update_interval_s)
 
     def clear(self, queue: WaitingQueue) -> None:
-        """Take trials that are over off the stage, and have those wait again whose actor was not free in time.
+        """Unstage trials that are over, and let those wait again whose actor was not free in time.
 
-        Ray leaves a trial on its stage that failed while it was given another one's actor. From then on, Ray keeps one
-        actor of that size for it: a trial that needs all workers would wait for ever. And it tells nobody of those that
+        If a trial failed while it was given another trial's actor, Ray leaves it staged, and keeps one actor of its
+        size for it. Then a trial that needs all workers would wait forever. Ray also reports nothing about trials that
         failed only because the last training in that actor took too long to end.
         """
         for trial in [trial for trial in self._controller._staged_trials if trial.is_finished()]:
@@ -177,18 +177,18 @@ class ControllerStage:
                 queue.join(trial, place)
 
     def call_back(self, queue: WaitingQueue, size_of: Callable[[Trial], int], held: int) -> None:
-        """Have trials wait again that were to start with more workers than a lost node left over."""
+        """Let trials wait again that were to start with more workers than are left after a node was lost."""
         for trial in queue.given():
             if trial.status == Trial.PENDING and size_of(trial) > held:
-                # Ray waits for a placement group for ever, whether or not the nodes for it exist.
+                # Ray waits forever for a placement group, even if no nodes can hold it.
                 self._controller._unstage_trial_with_resources(trial)
                 self._controller.pause_trial(trial, should_checkpoint=False)
                 queue.join(trial)
 
     def limit(self, waiting: Sequence[Trial], holding: Sequence[Trial], free: int, chosen: Trial | None) -> None:
-        """Keep the controller from starting trials by itself, and have it ask the searcher for one at a time.
+        """Keep the controller from starting trials by itself; let it ask the searcher for one trial at a time.
 
-        `waiting` could be next, after the `chosen` trial, which the controller is told to start now.
+        `waiting` trials may start after the `chosen` trial, which the controller starts now.
         """
         new = [trial for trial in waiting if trial.status == Trial.PENDING]
         limit = _STAGE_NONE
@@ -199,9 +199,9 @@ class ControllerStage:
 
 
 def store_results(trial: Trial) -> None:
-    """Bring a trial's `result.json` to the experiment's storage before the trial starts again.
+    """Copy a trial's `result.json` to the experiment's storage before the trial starts again.
 
-    Ray's logger then takes the file from there, where it may lack the last rows: Ray stores it from time to time.
+    Ray's logger then continues the stored file, which may lack the last rows, because Ray stores it only at times.
     """
     local, storage = Path(trial.local_path or "", EXPR_RESULT_FILE), trial.storage
     if trial.checkpoint and local.is_file():

@@ -1,7 +1,7 @@
-"""The scheduler's own record of a Ray Tune experiment: one JSON line a report.
+"""The scheduler's own record of a Ray Tune experiment: one JSON line per report.
 
-Ray drops a scheduler's state on every resume. This file does not: it says what each rung has seen, what was decided,
-and how many workers a trial had (the paper's Fig. 7).
+Ray drops a scheduler's state on every resume. This file keeps it: the scores of each rung, the decisions, and the
+number of workers of each trial (the paper's Fig. 7).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FILE_NAME = "rasda.jsonl"
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """One report.
+    """One report of a trial.
 
     Attributes:
-        t: Its training iteration.
-        score: Its metric; None where it was not finite.
-        milestone: The milestone that the report was decided at; None where it decided nothing.
-        decision: "continue", "stop", or "wait" for its cohort; what is then decided is an entry of its own.
-        global_batch_size: Samples per step over all workers, where the trial reports it.
+        t: The training iteration of the report.
+        score: The metric; None if it was not finite.
+        milestone: The milestone at which the report was decided; None if it decided nothing.
+        decision: "continue", "stop", or "wait" for the cohort. The later decision is an entry of its own.
+        global_batch_size: Samples per step over all workers, if the trial reports it.
     """
 
     trial: str
@@ -41,7 +41,7 @@ class JournalEntry:
 
 
 class Journal:
-    """Appends to a file of the experiment's own storage, parsed once; `entries` has earlier processes' reports, too."""
+    """Appends entries to a file in the experiment's storage. `entries` also has the reports of earlier processes."""
 
     def __init__(self, filesystem: Any, folder: str) -> None:
         self._filesystem = filesystem
@@ -49,7 +49,7 @@ class Journal:
         self.entries = self._read()
 
     def append(self, entry: JournalEntry) -> None:
-        """Add one entry. Storage that cannot append is written as a whole, at milestones only."""
+        """Add one entry. If the storage cannot append, the whole file is written, but only at milestones."""
         self.entries.append(entry)
         try:
             with self._filesystem.open_append_stream(self._path) as stream:
@@ -70,13 +70,13 @@ class Journal:
             return []
         entries = _parsed(text)
         if text.rpartition("\n")[2]:
-            # Half a line is cut off before anything is appended to it.
+            # Cut off half a line before anything is appended to it.
             self._write(entries)
         return entries
 
 
 def replay(entries: Iterable[JournalEntry], trials: set[str]) -> AshaState:
-    """The rungs as `entries` left them, counting `trials` alone."""
+    """Return the rungs as `entries` left them, counting only `trials`."""
     state = AshaState()
     for entry in entries:
         if entry.trial in trials and entry.milestone is not None:
@@ -86,15 +86,15 @@ def replay(entries: Iterable[JournalEntry], trials: set[str]) -> AshaState:
 
 
 def read_journal(folder: str) -> list[JournalEntry]:
-    """The reports of an experiment, in order of arrival.
+    """Read the reports of an experiment, in order of arrival.
 
-    A report that a trial repeated after a failure is in it twice; the later one counts.
+    If a trial repeated a report after a failure, the report is in the journal twice; the later entry counts.
 
     Args:
-        folder: Of the experiment: a path, or the address of a store, such as "s3://bucket/ray_results/experiment".
+        folder: The experiment's folder: a path, or an address such as "s3://bucket/ray_results/experiment".
 
     Raises:
-        ValueError: if the folder holds no such file, or its store cannot be asked.
+        ValueError: if the folder has no such file, or the storage does not answer.
     """
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem, LocalFileSystem
@@ -116,7 +116,7 @@ def read_journal(folder: str) -> list[JournalEntry]:
 
 
 def _parsed(text: str) -> list[JournalEntry]:
-    """Return the entries of all whole lines: a killed process may leave half a line, and another one may write now."""
+    """Return the entries of whole lines. A process that was killed, or that writes now, may leave half a line."""
     return [JournalEntry(**json.loads(line)) for line in text.rpartition("\n")[0].splitlines()]
 
 
@@ -125,13 +125,14 @@ def _line(entry: JournalEntry) -> bytes:
 
 
 class RungHistory:
-    """The rungs, and what was decided of each trial.
+    """The rungs, and the decisions on each trial.
 
-    A killed process may have decided more than Ray had saved: what a restored trial repeats is not decided anew.
+    A killed process may have decided more than Ray had saved. Reports that a restored trial repeats are not decided
+    again.
 
     Attributes:
-        stopped: By trial, the milestone at which it was stopped, whatever it repeats after that.
-        undecided: By restored trial, the report with which it waited to be decided.
+        stopped: Maps a trial to the milestone at which it was stopped. Later reports do not change that.
+        undecided: Maps a restored trial to the report with which it waited for a decision.
     """
 
     def __init__(self) -> None:
@@ -143,7 +144,7 @@ class RungHistory:
         self._before: set[str] = set()
 
     def open(self, journal: Journal) -> None:
-        """Take in what earlier processes wrote, and write to the same journal from now on."""
+        """Read what earlier processes wrote, and append to the same journal from now on."""
         last = {entry.trial: entry for entry in journal.entries}
         self._journal, self._before = journal, set(last)
         self.undecided = {name: entry for name, entry in last.items() if entry.decision == Decision.WAIT}
@@ -154,9 +155,9 @@ class RungHistory:
         }
 
     def know(self, trial: str) -> bool:
-        """Count a trial's scores, those of an earlier process among them; returns whether nobody knew it before.
+        """Count a trial's scores, also those of an earlier process; return True for a new trial of a new experiment.
 
-        In a restored experiment, a trial that begins anew has a new name and the bundles that it had grown to.
+        In a restored experiment, a trial that begins anew has a new name, but the bundles to which it had grown.
         """
         if trial in self._known:
             return False
@@ -167,7 +168,7 @@ class RungHistory:
 
     @property
     def rungs(self) -> AshaState:
-        """The scores at each milestone, of the trials that are known."""
+        """The scores at each milestone of the trials that are known."""
         if self._rungs is None:
             entries = self._journal.entries if self._journal else ()
             self._rungs = replay(entries, self._known)
@@ -178,6 +179,6 @@ class RungHistory:
         self._rungs = rungs
 
     def append(self, entry: JournalEntry) -> None:
-        """Write down a report; see `Journal.append`."""
+        """Record a report; see `Journal.append`."""
         assert self._journal is not None
         self._journal.append(entry)

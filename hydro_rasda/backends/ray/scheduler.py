@@ -1,7 +1,8 @@
 """RASDA as a Ray Tune scheduler, for any Ray Tune script.
 
-The rules are those of `hydro_rasda.schedulers`; this file knows Ray alone. A survivor of a milestone is paused, which
-frees its placement group, and goes on from its checkpoint in one of `scaling_factor` times the bundles.
+The rules are in `hydro_rasda.schedulers`; this file only connects them to Ray. A survivor of a milestone is paused,
+which frees its placement group. It resumes from its checkpoint in a placement group with `scaling_factor` times the
+bundles.
 """
 
 from __future__ import annotations
@@ -26,56 +27,58 @@ _SAVED = f"a RASDAScheduler keeps its state in the experiment's folder ({FILE_NA
 
 
 class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
-    """Halving in time, doubling in space: a drop-in for Ray Tune's `ASHAScheduler`.
+    """Halving in time, doubling in space: a replacement for Ray Tune's `ASHAScheduler`.
 
-    At its milestones it stops trials as `ASHAScheduler` does, and trains the survivors on `scaling_factor` times their
-    workers. A worker is one bundle of the trial's placement group, so that a trainable learns its number of workers
-    from `len(tune.get_context().get_trial_resources().bundles)`. `elastic` turns a training function into one that uses
-    them. If a trial asks for other bundles than its workers have, the workers decide, which is said.
+    At its milestones, it stops trials like `ASHAScheduler`, and trains the survivors on `scaling_factor` times their
+    workers. A worker is one bundle of the trial's placement group. So a trainable learns its number of workers from
+    `len(tune.get_context().get_trial_resources().bundles)`. `elastic` makes a trainable that uses them from a training
+    function. If a trial asks for other bundles than its workers have, the workers' bundles are used, with a warning.
 
-    Promoted trials start before new ones, deepest rung first, see `hydro_rasda.schedulers.place`. The rungs and all
-    reports are kept in `rasda.jsonl` in the experiment's folder, from which `Tuner.restore` goes on.
+    Promoted trials start before new ones, the deepest rung first; see `hydro_rasda.schedulers.place`. The rungs and all
+    reports are kept in `rasda.jsonl` in the experiment's folder, from which `Tuner.restore` resumes.
 
-    `wait=0, grow="due"` is the paper's algorithm. A trial that waits is paused, and others use its workers meanwhile.
+    `wait=0, grow="due"` is the paper's algorithm. A trial that waits is paused, and other trials use its workers
+    meanwhile.
 
     Args:
         max_t: Iterations after which a trial is done (`max_I` in the paper).
         grace_period: First milestone (`min_I`).
         reduction_factor: `rf`: one in `rf` trials survives a milestone.
-        scaling_factor: `sf`: a survivor's workers grow by it, and so does the time to the next milestone:
-            milestones lie at `grace_period * sf**k` (the paper's eq. 3), where ASHA's lie at
-            `grace_period * rf**k`.
+        scaling_factor: `sf`: the factor by which a survivor's workers and the time to the next milestone grow.
+            Milestones are at `grace_period * sf**k` (the paper's eq. 3), where ASHA's are at `grace_period * rf**k`.
         workers: Workers of a new trial.
-        resources_per_worker: In Ray's words; None for the first bundle that the first trial asks for, by
-            `tune.with_resources` for example. Ray's default is one CPU.
-        max_workers: No trial gets more; None for what the cluster holds.
-        metric: A key that trials report; None to take `TuneConfig`'s.
-        mode: "min" or "max"; None to take `TuneConfig`'s.
-        time_attr: The key that counts iterations in a report; a whole number that grows. "a/b" is b in a nested a.
-        patience: Starts out of turn before the longest waiting trial comes first.
-        wait: How long a trial waits at a milestone for those that began with it, at most, over the time that it took to
-            come there; see `hydro_rasda.schedulers.MilestoneBarrier`. Those that are there are then decided at once.
-        grow: With how many workers a survivor goes on: "due", or "efficient", see
-            `hydro_rasda.schedulers.rasda.efficient`. Efficiency is the reported "scaling_efficiency", or else follows
-            from "epoch_seconds", or from Ray's time of an iteration. The noise scale is the reported
-            "gradient_noise_scale", in examples, beside "global_batch_size". `Worker.measure` has both reported.
-        least_efficiency: With "efficient", a survivor whose efficiency is not above this keeps its workers; 0 for any.
-        batch_over_noise: With "efficient", a survivor's batch is at most so many noise scales; inf for any.
-        autoscale_wait_s: Seconds that a survivor waits for Ray's autoscaler at most, if it is due more workers than the
-            nodes hold. It then goes on with those that there are. 0: the autoscaler is not asked.
-        brackets: As of `ASHAScheduler`; 1 only.
-        stop_last_trials: As of `ASHAScheduler`; True only: a trial ends at `max_t`.
+        resources_per_worker: Resources of a worker, as Ray names them. None for the first bundle of the first trial,
+            given by `tune.with_resources` for example. Ray's default is one CPU.
+        max_workers: Most workers of a trial; None for all that the cluster holds.
+        metric: A key that trials report; None for that of `TuneConfig`.
+        mode: "min" or "max"; None for that of `TuneConfig`.
+        time_attr: The key that counts iterations in a report; its value is a growing integer. "a/b" is b in a nested a.
+        patience: Number of starts out of turn before the longest waiting trial comes first.
+        wait: Longest wait of a trial at a milestone for trials that began with it, relative to the time that it took to
+            get there; see `hydro_rasda.schedulers.MilestoneBarrier`. All trials that are there are then decided at
+            once.
+        grow: The rule for a survivor's workers: "due" or "efficient"; see `hydro_rasda.schedulers.rasda.efficient`.
+            Efficiency is the reported "scaling_efficiency"; otherwise it is computed from "epoch_seconds", or from
+            Ray's time of an iteration. The noise scale is the reported "gradient_noise_scale", in examples, beside
+            "global_batch_size". `Worker.measure` reports both.
+        least_efficiency: With "efficient", a survivor gets more workers only if its efficiency is above this; 0 accepts
+            any.
+        batch_over_noise: With "efficient", the largest batch of a survivor in noise scales; inf accepts any.
+        autoscale_wait_s: Longest wait in seconds of a survivor for Ray's autoscaler, if it is due more workers than the
+            nodes hold. Afterwards it continues with the workers that there are. 0 does not ask the autoscaler.
+        brackets: As for `ASHAScheduler`, but only 1 is allowed.
+        stop_last_trials: As for `ASHAScheduler`, but only True is allowed: a trial ends at `max_t`.
 
     Attributes:
         rule: The rule that decides, without Ray.
 
     Raises:
-        ValueError: if a number is out of range, or `mode` or `grow` is unknown. `Tuner.fit` raises it where no
-            worker fits on any node, a new trial does not fit on the cluster, or `reuse_actors` is set for a class that
-            cannot be reset.
+        ValueError: if a number is out of range, or `mode` or `grow` is unknown. `Tuner.fit` raises it if no worker fits
+            on any node, a new trial does not fit on the cluster, or `reuse_actors` is set for a class that cannot be
+            reset.
     """
 
-    # Reports handed over in bulk could pass a milestone before it is decided.
+    # If reports came in bulk, a trial could pass a milestone before its decision.
     _supports_buffered_results = False
 
     def __init__(
@@ -138,10 +141,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         )
 
     def set_search_properties(self, metric: str | None, mode: Mode | None, **spec: Any) -> bool:
-        """Takes metric and mode from `TuneConfig`; False where both sides name one."""
+        """Take metric and mode from `TuneConfig`; return False if both sides give one."""
         if (self._own_metric and metric) or (self._own_mode and mode):
             return False
-        # What an experiment before this one named is forgotten.
+        # Forget the metric and mode that an earlier experiment gave.
         self._metric = metric or self._own_metric
         self._mode = mode or self._own_mode
         if self._mode:
@@ -151,13 +154,13 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        """Gives a new trial its first size, and a restored one the size that its checkpoint is due."""
-        if self._folder != trial.storage.experiment_fs_path:  # also of a second experiment with one scheduler object
+        """Give a new trial its first size, and a restored trial the size that its checkpoint is due."""
+        if self._folder != trial.storage.experiment_fs_path:  # also when the scheduler is used for a second experiment
             self._begin(tune_controller, trial)
         new = self._trials.rung_history.know(trial.trial_id)
         if trial.is_finished():
             return
-        # Ray names a trial's folder when it starts it, and then fails to list the trials that never started.
+        # Ray names a trial's folder when it starts the trial, and cannot list trials that never started.
         trial.init_local_path()
         if new:
             self._trials.sizes.tell_overruled(trial, self.rule.workers)
@@ -166,7 +169,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             self._trials.queue.join(trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        """Stops a trial, lets it go on, or pauses it until it can go on with more workers."""
+        """Stop a trial, let it continue, or pause it until it can continue with more workers."""
         if missing := self._missing(result):
             self._trials.sizes.tell_undecided(trial, missing)
             return str(TrialScheduler.CONTINUE)
@@ -181,7 +184,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._trials.record(trial, result, milestone, decision)
         result["hyperband_info"] = {} if milestone is None or t >= self.rule.max_t else {"budget": milestone}
         if decision is Decision.STOP:
-            # Ray tells the searcher of a stopped trial's end only; BOHB learns from milestones.
+            # Ray tells the searcher only of a stopped trial's end, but BOHB learns from milestones.
             tune_controller.search_alg.on_trial_result(trial.trial_id, result)
             return str(TrialScheduler.STOP)
         if decision is Decision.WAIT:
@@ -196,11 +199,11 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         return str(TrialScheduler.PAUSE)
 
     def _missing(self, result: Mapping[str, Any]) -> list[str]:
-        """Return the names without which a report decides nothing, of those that it lacks or gives as None."""
+        """Return the names that a report needs for a decision, but lacks or gives as None."""
         return [name for name in (self.time_attr, self._metric) if result.get(name) is None]
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        """Keeps the last score of a trial, by which later ones are measured."""
+        """Keep the last score of a trial, with which later trials are compared."""
         self._trials.leave(trial)
         if self._missing(result) or trial.trial_id in self._trials.rung_history.stopped:
             return
@@ -211,7 +214,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             self._trials.record(trial, result, milestone, Decision.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
-        """Frees the trial's place; Ray adds the trial again where it may be repeated."""
+        """Free the trial's place. Ray adds the trial again if it may be repeated."""
         self._trials.sizes.tell_full_disk(trial)
         self._trials.fail(trial)
 
@@ -219,7 +222,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._trials.leave(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """The trial that starts next; None where all have to wait."""
+        """Return the trial that starts next; None if all must wait."""
         self._trials.decide_gathered()
         self._trials.cohort.end_stopped(tune_controller)
         stage = ControllerStage(tune_controller)
@@ -239,11 +242,11 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         return chosen
 
     def save(self, checkpoint_path: str) -> None:
-        """Raises NotImplementedError: the state is in `rasda.jsonl` at any time."""
+        """Raise NotImplementedError: the state is always in `rasda.jsonl`."""
         raise NotImplementedError(_SAVED)
 
     def restore(self, checkpoint_path: str) -> None:
-        """Raises NotImplementedError: `Tuner.restore` restores the state, too."""
+        """Raise NotImplementedError: `Tuner.restore` also restores the state."""
         raise NotImplementedError(_SAVED)
 
     def debug_string(self) -> str:

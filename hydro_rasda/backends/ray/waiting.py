@@ -1,7 +1,6 @@
-"""Trials of a Ray Tune experiment that wait: for workers, for their cohort at a milestone, for what they are granted.
+"""Trials of a Ray Tune experiment that wait for workers or for their cohort, and the workers that they are granted.
 
-Ray asks its scheduler in every turn of its loop, many times a second, whatever trials do: none waits for another beyond
-its bound.
+Ray asks its scheduler many times a second, in every turn of its loop, even if no trial reports. So waits end on time.
 """
 
 from __future__ import annotations
@@ -23,33 +22,33 @@ from hydro_rasda.training.worker_reports import EPOCH_SECONDS, NOISE_SCALE, SCAL
 
 
 class WaitingQueue:
-    """The trials of an experiment that wait, in order of arrival, and the clock of those that hold workers.
+    """The waiting trials of an experiment, in order of arrival, and the times for which trials hold workers.
 
-    The cost of a decision does not grow with the number of paused trials: of those that are alike, only the first to
-    come is looked at. Trials are alike if `kind_of` them is: the milestones survived by the checkpoint that they would
-    go on from, and the workers that they are due.
+    The cost of a decision does not grow with the number of paused trials: of each kind, only the first to arrive is
+    looked at. `kind_of` a trial is the number of milestones that its checkpoint survived, and the workers that it is
+    due.
     """
 
     def __init__(self, kind_of: Callable[[Trial], tuple[int, int]]) -> None:
         self.overtaken = 0
         self._kind_of = kind_of
         self._places: dict[str, int] = {}
-        self._arriving: dict[str, Trial] = {}  # new, or still saving the checkpoint that it is to go on from
+        self._arriving: dict[str, Trial] = {}  # new trials, and those that still save a checkpoint before they pause
         self._paused: defaultdict[tuple[int, int], list[tuple[int, str, Trial]]] = defaultdict(list)  # heaps, by kind
         self._holding: dict[str, Trial] = {}
         self._started: dict[str, tuple[float, int]] = {}
-        self._took: defaultdict[int, list[float]] = defaultdict(list)  # by rung, rising
+        self._took: defaultdict[int, list[float]] = defaultdict(list)  # by rung, in rising order
         self._count = 0
 
     def join(self, trial: Trial, place: int | None = None) -> None:
-        """The trial gives its workers back and waits from now on, in a place that it had before or in the last."""
+        """Let a trial give its workers back and wait, in its former place if `place` is given, else in the last one."""
         self._release(trial)
         self._count += 1
         self._places[trial.trial_id] = self._count if place is None else place
         self._arriving[trial.trial_id] = trial
 
     def place(self, trial: Trial) -> int | None:
-        """Return the place of the trial, or its place before it was given workers; None once it is over."""
+        """Return the place of a trial that waits, or that it had before it got workers; None once the trial is over."""
         return self._places.get(trial.trial_id)
 
     def start(self, trial: Trial, rung: int) -> None:
@@ -63,16 +62,16 @@ class WaitingQueue:
         self._places.pop(trial.trial_id, None)
 
     def given(self) -> list[Trial]:
-        """Trials that were given workers and have not given them back, whether or not Ray has started them yet."""
+        """Return the trials that have been given workers, even if Ray has not started them yet."""
         return list(self._holding.values())
 
     def holding(self) -> list[Trial]:
-        """Trials that hold workers: also those that still save a checkpoint, and those that Ray started by itself."""
+        """Return the trials that hold workers, also those that save a checkpoint or that Ray started by itself."""
         given = [t for t in self._holding.values() if t.status in (Trial.PENDING, Trial.RUNNING)]
         return given + [trial for trial in self._arriving.values() if trial.status == Trial.RUNNING]
 
     def waiting(self) -> list[Trial]:
-        """Trials that could be next, in order of arrival: all new ones, and of the others the first of each kind."""
+        """Return the trials that may be next, in order of arrival: all new trials, and each kind's first paused one."""
         for trial in [trial for trial in self._arriving.values() if trial.status == Trial.PAUSED]:
             del self._arriving[trial.trial_id]
             heappush(self._paused[self._kind_of(trial)], (self._places[trial.trial_id], trial.trial_id, trial))
@@ -84,15 +83,15 @@ class WaitingQueue:
         return len(self._places) - len(self._holding)
 
     def usual_seconds(self, rung: int) -> float:
-        """Median time that trials of a rung held their workers; inf before the first gave them back."""
+        """Return the median time that trials of a rung held their workers; inf until one has given them back."""
         took = self._took[rung]
         middle = len(took) // 2
         return (took[middle] + took[~middle]) / 2 if took else math.inf
 
     def expected_back(self, trials: Iterable[Trial], rungs: Mapping[str, int], now: float) -> list[float]:
-        """When trials give their workers back, if they keep them as long as trials of their rungs usually do.
+        """Return when trials will give their workers back, if they hold them for the usual time of their rungs.
 
-        `now` counts as the start of those that Ray started by itself.
+        For trials that Ray started by itself, `now` counts as their start.
         """
         usual: dict[int, float] = {}
         found = []
@@ -105,7 +104,7 @@ class WaitingQueue:
         return found
 
     def _first(self, heap: list[tuple[int, str, Trial]]) -> Trial | None:
-        """The first trial of a kind that still waits; those before it are dropped, for they started or are over."""
+        """Return the first trial of a kind that still waits; remove those before it, which started or are over."""
         while heap:
             place, name, trial = heap[0]
             if self._places.get(name) == place and name not in self._holding and trial.status == Trial.PAUSED:
@@ -121,11 +120,11 @@ class WaitingQueue:
 
 
 Undecided = tuple[Trial, JournalEntry]
-"""A trial that waits, and the report with which it came."""
+"""A waiting trial, and the report with which it reached its milestone."""
 
 
 class Cohort:
-    """The trials on the way to each milestone, those that wait there, and those to be stopped."""
+    """The trials on their way to each milestone, those that wait there, and those that are to be stopped."""
 
     def __init__(self, wait: float) -> None:
         self._gathering = MilestoneBarrier(wait)
@@ -140,22 +139,22 @@ class Cohort:
         self._gathering.come(trial.trial_id, milestone, score, time.monotonic())
 
     def leave(self, trial: Trial) -> None:
-        """A trial is over, or failed and may begin again."""
+        """Remove a trial that is over, or that failed and may begin again."""
         self._gathering.leave(trial.trial_id)
         self._undecided.pop(trial.trial_id, None)
         self._stopping.pop(trial.trial_id, None)
 
     def take(self) -> dict[int, tuple[Mapping[str, float], Mapping[str, Undecided]]]:
-        """By milestone, the scores of the trials that are to be decided now, and these trials; they wait no longer."""
+        """Remove the trials that are decided now; return their scores and reports by milestone."""
         taken = self._gathering.take(time.monotonic())
         return {m: (scores, {name: self._undecided.pop(name) for name in scores}) for m, scores in taken.items()}
 
     def stop(self, trial: Trial) -> None:
-        """Has a trial that waited stopped, once it has saved its checkpoint."""
+        """Let a waiting trial be stopped, once it has saved its checkpoint."""
         self._stopping[trial.trial_id] = trial
 
     def saving(self) -> list[Trial]:
-        """Trials that wait or are to stop, and hold their workers until they have saved their checkpoint."""
+        """Return trials that wait or are to stop, but hold their workers until they have saved a checkpoint."""
         trials = [*(trial for trial, _ in self._undecided.values()), *self._stopping.values()]
         return [trial for trial in trials if trial.status == Trial.RUNNING]
 
@@ -166,7 +165,7 @@ class Cohort:
 
 
 class Grants:
-    """Workers that survivors were granted, if the rule does not simply grant what they are due."""
+    """The workers that survivors are granted, if the rule may grant fewer than are due."""
 
     def __init__(self, rule: RASDA) -> None:
         self._rule = rule
@@ -176,8 +175,8 @@ class Grants:
         self._noise_scale: dict[str, float] = {}
 
     def note(self, trial: Trial, workers: int, result: Mapping[str, Any]) -> None:
-        """Takes in a report of a trial that trains with so many workers."""
-        # Ray's own time also holds the start of the workers, where it is the first since.
+        """Take in a report of a trial that trains with this number of workers."""
+        # Ray's time of the first iteration after a start includes the start of the workers.
         later = result.get("iterations_since_restore", 1) > 1
         seconds = result.get(EPOCH_SECONDS, result.get("time_this_iter_s") if later else None)
         if seconds is not None:
@@ -187,10 +186,10 @@ class Grants:
             self._noise_scale[trial.trial_id] = noise_in_workers(result, workers)
 
     def give(self, survivors: Sequence[tuple[Trial, int]], milestone: int, slots: int, free: int, idle: int) -> None:
-        """Settles with how many workers trials go on that survived a milestone together.
+        """Decide the number of workers of trials that survived a milestone together.
 
-        Each survivor comes with the workers that it has, or had until it paused; `free` are slots that no other trial
-        has.
+        Each survivor comes with the workers that it has, or had until it paused. `free` is the number of slots that no
+        other trial has.
         """
         for trial, held in survivors:
             seconds: Mapping[int, list[float]] = self._seconds.get(trial.trial_id, {})
@@ -210,7 +209,7 @@ class Grants:
             self._granted[trial.trial_id] = self._rule.resize(growth)
 
     def of(self, trial: Trial) -> int:
-        """Workers that a trial is to go on with: granted here, or had before this process; else a new trial's."""
+        """Return the workers with which a trial continues: those granted, else its former ones, else a new trial's."""
         latest = trial.latest_checkpoint_result
         had = latest.metrics.get("workers") if latest else None
         return self._granted.get(trial.trial_id, self._rule.workers if had is None else int(had))

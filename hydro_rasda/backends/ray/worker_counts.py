@@ -1,4 +1,4 @@
-"""Sizes of trials, counted in workers: what a Ray cluster can hold, what a trial has, and what it may be given."""
+"""Sizes of trials in workers: how many a Ray cluster can hold, how many a trial has, and how many it may get."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from hydro_rasda.backends.ray.ray_private_names import training_function
 _GET_CHECKPOINT = "get_checkpoint"
 _MOST_FUNCTIONS = 1000
 _LIBRARIES = ("ray.", "torch.")
-"""Of their functions, only closures are followed: Ray wraps a training function in one."""
+"""Prefixes of libraries' modules. Only closures of their functions are followed: Ray wraps a training function in
+one."""
 
 
 @cache
 def reads_checkpoint(cls: type) -> bool:
-    """Return whether the function of a trainable class, or one that it could call, names `get_checkpoint`.
+    """Return whether a trainable class's function, or a function that it may call, names `get_checkpoint`.
 
-    Functions are followed through closures, globals and attributes of modules. If none is found, or too many are, the
-    answer is yes.
+    Functions are followed through closures, globals and attributes of modules. If none of the user's is found, or too
+    many functions are, return True.
     """
     found: set[FunctionType] = set()
     waiting = [*_functions(training_function(cls))]
@@ -68,7 +69,7 @@ def _reached(function: FunctionType) -> Iterator[Any]:
 
 
 def _functions(thing: Any) -> Iterator[FunctionType]:
-    """The functions of what may be one, a partial one, a method, a class or an object that can be called."""
+    """Yield the functions of an object, which may be a function, a partial, a method, a class or a callable object."""
     thing = thing.func if isinstance(thing, partial) else thing
     thing = thing.__func__ if isinstance(thing, MethodType) else thing
     if isinstance(thing, FunctionType):
@@ -89,7 +90,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sizes:
-    """Gives trials their workers, one bundle of a placement group each, and says what it cannot give."""
+    """The trials' workers, one bundle of a placement group each; warns if the cluster cannot hold what is due."""
 
     def __init__(self, worker: Mapping[str, float]) -> None:
         self.slots = Slots(worker)
@@ -99,11 +100,11 @@ class Sizes:
         self._told: set[str] = set()
 
     def of(self, trial: Trial) -> int:
-        """Workers that a trial has, or is to start with."""
+        """Return the workers that a trial has, or will start with."""
         return self._workers[trial.trial_id]
 
     def fitting(self, workers: int) -> int:
-        """`workers`, or what the cluster holds of them now."""
+        """Return `workers`, or fewer if the cluster holds fewer now."""
         fitting = min(workers, max(1, self.slots.count()))
         if fitting < workers:
             message = f"A trial is due {workers} workers and gets {fitting}: the cluster holds no more."
@@ -111,18 +112,18 @@ class Sizes:
         return fitting
 
     def resize(self, trial: Trial, workers: int) -> None:
-        """Has a trial that does not run start with `workers` workers."""
-        # Ray checks a request when it is made, and copies one that is asked for its bundles.
+        """Let a trial that is not running start with `workers` workers."""
+        # Ray checks a request when it is made, and copies its bundles when asked for them, so keep one per size.
         if workers not in self._requests:
             self._requests[workers] = PlacementGroupFactory([self._worker] * workers)
         self._workers[trial.trial_id] = workers
         request, current = self._requests[workers], trial.placement_group_factory
-        # Ray takes long to compare requests that are not one object.
+        # Comparing different request objects takes Ray long, so compare identity first.
         if current is not request and current != request:
             trial.update_resources(request)
 
     def can_pause(self, trial: Trial, result: Mapping[str, Any], t: int) -> bool:
-        """Return whether a trial could go on from a checkpoint; a trainable that saves none is named."""
+        """Return whether a trial could resume from a checkpoint; warn of a trainable that saves none."""
         cls = trial.get_trainable_cls()
         if issubclass(cls, FunctionTrainable):
             able = bool(result.get(SHOULD_CHECKPOINT))
@@ -143,7 +144,7 @@ class Sizes:
         return able
 
     def tell_overruled(self, trial: Trial, workers: int) -> None:
-        """Say, once, that a new trial gets other bundles than it asks for."""
+        """Warn, once, that a new trial gets other bundles than it asks for."""
         asked, given = trial.placement_group_factory.bundles, [self._worker] * workers
         if asked != PlacementGroupFactory(given).bundles:
             self._tell(
@@ -153,14 +154,14 @@ class Sizes:
             )
 
     def tell_undecided(self, trial: Trial, missing: Sequence[str]) -> None:
-        """Say, once, that a report without its time or metric decides nothing."""
+        """Warn, once, that a report without its time or metric decides nothing."""
         self._tell(
             "undecided",
             f"A report of trial {trial} has no {' and no '.join(map(repr, missing))}, so that it decides nothing.",
         )
 
     def tell_repeats(self, trial: Trial, t: int) -> None:
-        """Say, once, where a function is run again that does not seem to go on from its checkpoint."""
+        """Warn, once, of a function that is called again and does not seem to load its checkpoint."""
         cls = trial.get_trainable_cls()
         if t and issubclass(cls, FunctionTrainable) and not reads_checkpoint(cls):
             self._tell(
@@ -171,7 +172,7 @@ class Sizes:
             )
 
     def tell_full_disk(self, trial: Trial) -> None:
-        """Say, once, where a trial fails and the experiment's folder has no room: Ray's own errors do not tell."""
+        """Warn, once, if a trial fails while the experiment's folder has no room: Ray's own errors do not say so."""
         storage = trial.storage
         folder = storage.experiment_fs_path
         if storage.storage_filesystem.type_name == "local" and shutil.disk_usage(folder).free < _NO_ROOM:
