@@ -4,10 +4,12 @@
     python -m docs.sentences PATH ...   these files or folders
 
 A headless clause begins with What, Who, Where, Which or Whether and stands for a noun, as in "What fails is tried
-again". Questions are allowed, and so are headings. Pages are parsed as Markdown. Docstrings are read, and so are
-texts that are raised, warned of or printed.
+again". Questions are allowed, and so are headings. Pages are parsed as Markdown. Docstrings and comments are read, and
+so are texts that are raised, warned of or printed.
 
-On pages, a sentence does not begin with Of, Those, Equal or Whose either, which leave out an actor. It begins with By
+"So many" and "so much" stand for a number that the reader must look for, unless "as" or "that" follows: name it.
+
+A sentence does not begin with Of, Those, Equal or Whose either, which leave out an actor. It begins with By
 only if a comma ends that phrase, so that an actor can follow: "By default, `tune` halves". A fragment in lower case,
 as in a table's cell, is no sentence.
 
@@ -18,8 +20,10 @@ from __future__ import annotations
 
 import ast
 import doctest
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +46,8 @@ SECTIONS = {"Args", "Arguments", "Attributes", "Returns", "Yields", "Raises", "E
 """Sections of Google's docstrings."""
 
 _HEADLESS = re.compile(r"\W*(what|who|where|which|whether|whatever|whoever|wherever)\b", re.IGNORECASE)
+_UNNAMED = re.compile(r"\bso (?:many|much|few|long|little)\b(?!.*\b(?:as|that)\b)", re.IGNORECASE)
+_DIRECTIVE = re.compile(r"#[!:]|# ?(?:type:|noqa|ruff:|fmt:|pragma|mypy:|doctest:|%%)")
 _WITHOUT_ACTOR = re.compile(r"\W*(?:(?:Of|Those|Equal|Whose)\b|By\b[^,]*$)")
 _CODE, _VERSION = re.compile("`[^`]*`"), re.compile(r"\b(?:Python|torch|Ray|CUDA|Optuna|version) \d[\d.]*\d")
 _NUMBER = re.compile(
@@ -87,15 +93,21 @@ def broken_rule(sentence: str) -> str | None:
     >>> broken_rule("Which trial wins?")
     >>> broken_rule("one " * 31)
     '31 words'
+    >>> broken_rule("Train so many epochs."), broken_rule("Train as long as it pays: so long that all end.")
+    ('unnamed number', None)
     """
     if _HEADLESS.match(sentence) and not sentence.rstrip("*_\"')").endswith("?"):
         return "headless clause"
+    if _UNNAMED.search(sentence):
+        return "unnamed number"
+    if lacks_actor(sentence):
+        return "no actor"
     words = [word for word in sentence.split() if any(map(str.isalnum, word))]
     return f"{len(words)} words" if len(words) > MOST_WORDS else None
 
 
 def lacks_actor(sentence: str) -> bool:
-    """Tell whether a sentence of a page begins without an actor.
+    """Tell whether a sentence begins without an actor.
 
     >>> [lacks_actor(text) for text in ("Of 9 runs, 8 agree.", "Those that fail end.", "By default, it ends.")]
     [True, True, False]
@@ -141,16 +153,36 @@ def of_page(path: Path, place: str) -> Iterator[Finding]:
     page = path.read_text(encoding="utf-8")
     for line, text in paragraphs(page):
         yield from _of_text(place, line, text)
-        yield from (Finding(place, line, "no actor", each) for each in sentences(text) if lacks_actor(each))
     for line, text in paragraphs(page, cells=False) if place.startswith(COUNTED) else ():
         if len(found := numbers(text)) > MOST_NUMBERS:
             yield Finding(place, line, f"{len(found)} numbers", text)
 
 
 def of_code(path: Path, place: str) -> Iterator[Finding]:
-    """Find what docstrings and messages of a module have."""
-    for line, text in prose(ast.parse(path.read_text(encoding="utf-8"))):
+    """Find what docstrings, comments and messages of a module have."""
+    source = path.read_text(encoding="utf-8")
+    for line, text in (*prose(ast.parse(source)), *comments(source)):
         yield from _of_text(place, line, text)
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the first line and the text of each comment; lines below each other are one, directives are none.
+
+    >>> list(comments("x = 1  # One.\\n# Two\\n# lines.\\ny = 2  # noqa"))
+    [(1, 'One.'), (2, 'Two lines.')]
+    """
+    first, last, parts = 0, 0, list[str]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or _DIRECTIVE.match(token.string):
+            continue
+        line, alone = token.start[0], not token.line[: token.start[1]].strip()
+        if parts and not (alone and line == last + 1):
+            yield first, " ".join(parts)
+            parts = []
+        first, last = (line if not parts else first), (line if alone else -1)
+        parts.append(token.string.lstrip("# "))
+    if parts:
+        yield first, " ".join(parts)
 
 
 def _of_text(place: str, line: int, text: str) -> Iterator[Finding]:

@@ -8,8 +8,8 @@ under Adam it is about 1/2 to 1 in the last layers.
 
 Outputs reveal a single unscaled layer before other layers compensate for it. At the start, outputs may not grow, and
 those of hidden layers may not shrink either: an unscaled initialization has a slope of 1/2. The first step's change is
-small enough to be linear in each learning rate, and has a stricter limit. Of the outputs of later steps, only those of
-the last step are judged: correct models overshoot in between.
+small enough to be linear in each learning rate, and has a stricter limit. In later steps, only the last step's outputs
+are judged: correct models overshoot in between.
 
 Parameters are judged at each step, and name the culprit: a layer's output also depends on earlier layers, but its
 parameters do not. As the width grows, two quantities of a hidden weight must stay: its initial values times the root of

@@ -86,7 +86,7 @@ def rescale(surrogate: nn.Module, factors: Mapping[str, float]) -> None:
 def zero_modules(module: nn.Module, names: tuple[str, ...]) -> None:
     """Zero the weights and biases of the named layers, in place, without weights shared with an embedding.
 
-    Of a weight under `weight_norm`, only the norms are zeroed. Raises ValueError for weights whose norm is always 1.
+    Under `weight_norm`, only the norms of a weight are zeroed. Raises ValueError for weights whose norm is always 1.
     """
     shared = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
     with torch.no_grad():

@@ -197,7 +197,7 @@ def clean(
 ) -> None:
     """Remove checkpoints that nothing needs, after asking.
 
-    A killed process leaves such checkpoints behind. Those of finalists stay, unless you give --best-only: `best_model`
+    A killed process leaves such checkpoints behind. Finalists keep theirs, unless you give --best-only: `best_model`
     and resuming the run need them.
     """
     from hydro_rasda.cli.clean import clean_run

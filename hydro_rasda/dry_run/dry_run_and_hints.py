@@ -94,7 +94,7 @@ def get_ready(
     keys, configs = problem.library_keys(space), [problem.library_keys(trial.config) for trial in trials]
     _check_schedules(problem, keys, configs)
     found = survived_dry_run(problem, trials, doing or CrashLog())
-    if not problem.is_own("sweep"):  # which reads the data itself
+    if not problem.is_own("sweep"):  # the user's own loop reads the data itself
         _check_largest_batches(problem, configs)
     warmup = longest_warmup(keys, configs, settings.max_t)
     if found.pretrained:
@@ -219,7 +219,7 @@ def _has_decay(problem: Problem, space: Mapping[str, Any], configs: Sequence[Map
 
 
 def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:
-    """The settings with the rungs of sweep and race left out that come before a warm-up of so many epochs is over."""
+    """Return settings without the rungs of sweep and race that lie before the end of `warmup` epochs."""
     sweep, race, most = settings.sweep, settings.race, settings.max_t
     grace = first_milestone(sweep.grace_period, most, sweep.reduction_factor, warmup)
     full = first_milestone(settings.first_look, most, race.scaling_factor, warmup)

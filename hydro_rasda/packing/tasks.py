@@ -137,7 +137,7 @@ def pickled(task: Task) -> bytes:
     pickle_config_modules()
     try:
         found: bytes = cloudpickle.dumps(task.run)
-    except Exception as error:  # whatever a `__reduce__` raises
+    except Exception as error:  # a `__reduce__` may raise anything
         raise ValueError(f"`run` of the job {task.name!r} cannot be sent to another process: {error}") from error
     return found
 

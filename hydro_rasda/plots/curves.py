@@ -88,8 +88,8 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     """Draw the metric after each epoch: of surrogates above, of full-size models below.
 
     A heat of up to 60 curves shows each, and surrogates by the rung where they fell. A heat of more shows the median
-    and the bands of 25-75 % and 10-90 % of all trials that trained so far, with the finalists' curves on top. Of more
-    than 60 finalists, the best 8 are drawn. Dotted lines are rungs, where trials were compared, and say how many went
+    and the bands of 25-75 % and 10-90 % of all trials that trained so far, with the finalists' curves on top: the
+    best 8, if there are more than 60. Dotted lines are rungs, where trials were compared, and say how many went
     on.
 
     Args:

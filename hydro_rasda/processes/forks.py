@@ -212,7 +212,7 @@ def plain_warning(warning: warnings.WarningMessage) -> dict[str, Any]:
 
 
 class RelayedWarnings:
-    """Give warnings of other processes in this one. Equal warnings are given only once, whatever the filters are.
+    """Give warnings of other processes in this one. Each distinct warning is given only once, whatever the filters are.
 
     Otherwise, a warning that concerns all processes would appear once for each.
     """

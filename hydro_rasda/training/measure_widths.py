@@ -70,7 +70,7 @@ def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room
                     raise
             if not fits and cores > 1:
                 found = plan(1, room, further)
-    except (Exception, SystemExit) as error:  # whatever the user's model, loss or data raise
+    except (Exception, SystemExit) as error:  # the user's model, loss or data may raise anything
         warn_unmeasured(ONE_BY_ONE, f"{type(error).__name__}: {error}")
         return None
     throughput = {str(width): rate for width, rate in found.throughput.items()}
@@ -87,7 +87,7 @@ def measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | No
             further = _multipliers(problem, trials[0], surrogates[0])
             loss = partial(_loss, problem)
             found = compiled_speedup(surrogates, configs, loss, batch, multipliers=further)
-    except (Exception, SystemExit) as error:  # whatever the user's model, loss or data raise
+    except (Exception, SystemExit) as error:  # the user's model, loss or data may raise anything
         warn_unmeasured(AS_WRITTEN, f"{type(error).__name__}: {error}")
         return None
     return {"speedup": found.speedup, "seconds": found.compile_seconds}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.sentences import ROOT, files, findings, of_docstring, paragraphs, prose
+from docs.sentences import ROOT, broken_rule, comments, files, findings, of_docstring, paragraphs, prose
 
 
 def _page(folder: Path, text: str) -> list[str]:
@@ -131,6 +131,36 @@ def f(n):
         "it ends",
         "the longer text",
     }
+
+
+def test_comments_are_read_and_directives_are_not() -> None:
+    code = '''
+#!/usr/bin/env python
+x = "# no comment"  # The first.
+# The second,
+# in two lines.
+
+    # The third.
+y = f(x)  # type: ignore[misc]
+z = 1  # noqa: E501
+w = 2  # The fourth.
+# The fifth.
+'''
+    found = ["The first.", "The second, in two lines.", "The third.", "The fourth.", "The fifth."]
+    assert [text for _, text in comments("if x:\n    pass\n" + code)] == found
+
+
+@pytest.mark.parametrize(
+    ("sentence", "rule"),
+    [
+        ("Cut the list after so many members.", "unnamed number"),
+        ("So few of them are left.", "unnamed number"),
+        ("It takes so long that nobody waits.", None),
+        ("Wait so long as it trains.", None),
+    ],
+)
+def test_a_number_is_named(sentence: str, rule: str | None) -> None:
+    assert broken_rule(sentence) == rule
 
 
 def test_a_finding_names_its_place(tmp_path: Path) -> None:
