@@ -30,7 +30,7 @@ def chunk(device: torch.device) -> int:
 
 
 def numbered(values: Iterable[Hashable]) -> list[int]:
-    """Return a number for each value. Values that are equal get the same number, from 0, in the order of first appearance.
+    """Return a number for each value, the same for equal values: from 0, in the order of first appearance.
 
     >>> numbered("abca")
     [0, 1, 2, 0]

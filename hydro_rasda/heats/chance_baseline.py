@@ -107,7 +107,7 @@ def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None
                 continue
             except Exception as error:  # the loss may still take another constant
                 failed.append(error)
-    except Exception as error:  # whatever the user's data raise
+    except Exception as error:  # the user's data may raise anything
         failed.append(error)
     if failed and not tried:
         told = f"measuring a constant prediction failed with {type(failed[0]).__name__}: {failed[0]}"

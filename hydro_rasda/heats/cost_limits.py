@@ -62,7 +62,7 @@ class Costs:
     def _alone(self, trial: Trial) -> dict[str, float]:
         try:
             return model_costs(self._run.problem, trial, self._names)
-        except (Exception, SystemExit) as error:  # whatever the user's model, loss or data raise
+        except (Exception, SystemExit) as error:  # the user's model, loss or data may raise anything
             told = f"cannot be measured, and so breaks the bounds on {', '.join(self._names)}"
             warn(f"a configuration {told}: {type(error).__name__}: {error}")
             return dict.fromkeys(self._names, math.nan)

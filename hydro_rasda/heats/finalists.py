@@ -194,7 +194,7 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
     Args:
         run: A run whose sweep is over or out of time. If it is out of time, its checkpoints stay for a call with more
             time.
-        finalists: Those that have already trained at full size stay as they are.
+        finalists: Finalists that have already trained at full size stay as they are.
     """
     if run.problem.goes_on:
         for number in finalists:

@@ -1,4 +1,4 @@
-"""Stages 1 and 2: many configurations train on fused surrogates; a rule lets fewer and fewer of them continue.
+"""The sweep: many configurations train on fused surrogates; a rule lets fewer and fewer of them continue.
 
 The state of a sweep is the fold of the run's journal. A resumed sweep folds the journal, and asks its rule what comes
 next.

@@ -87,10 +87,10 @@ class _Curve:
 def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     """Draw the metric after each epoch: of surrogates above, of full-size models below.
 
-    A heat of up to 60 curves shows each, and surrogates by the rung where they fell. A heat of more shows the median
-    and the bands of 25-75 % and 10-90 % of all trials that trained so far, with the finalists' curves on top: the
-    best 8, if there are more than 60. Dotted lines are rungs, where trials were compared, and say how many went
-    on.
+    A heat of up to 60 curves shows each, and surrogates by the rung where they fell. A heat with more curves shows the
+    median and the bands of 25-75 % and 10-90 % of all trials that trained so far. The finalists' curves are on top; if
+    there are more than 60 finalists, the best 8. Dotted lines are rungs, where trials were compared. They say how many
+    trials went on.
 
     Args:
         metric: The metric to draw, such as "train_loss"; None for the metric of the run.

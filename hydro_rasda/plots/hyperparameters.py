@@ -127,7 +127,8 @@ def parallel_coordinates(result: RunRecord, names: Sequence[str] | None = None) 
     """Draw each trial as a line through all of its hyperparameters to its place, colored by its place.
 
     Lines through the same category are spread around its tick, so that their colors show. Drag along an axis to select
-    trials. If there are more than `LINES` trials, half of the lines are the best ones, and half an even sample of the others.
+    trials. With more than `LINES` trials, half of the lines are the best ones, and half are an even
+    sample of the others.
 
     Args:
         names: Hyperparameters, in the order of their axes; None for all that differ between trials.

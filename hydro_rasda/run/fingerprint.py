@@ -41,7 +41,7 @@ _INCIDENTAL = {
 }
 
 Content = dict[str, str]
-"""Content of a value: maps each path within the value to a short text. Equal values have equal texts."""
+"""Content of a value: maps each path within the value to a short text. The texts of equal values are equal."""
 
 
 def content(value: Any) -> Content:

@@ -80,8 +80,8 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
         was: The content of `run.json`: settings, descriptions, and "digests" by argument.
 
     Returns:
-        Two lists of differences. Those of the first forbid resuming: settings, space, searcher, the model's parameters.
-        Those of the second are in code and data; a user may accept them. More samples are no difference, because a run
+        Two lists of differences. The first forbids resuming: settings, space, searcher, the model's parameters. The
+        second has code and data, whose differences a user may accept. More samples are no difference, because a run
         may grow.
     """
     deciding = {key: _told(key, was.get(key), now.get(key)) for key in {**now, **was} if key not in _NO_DIFFERENCE}

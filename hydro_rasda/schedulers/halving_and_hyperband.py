@@ -54,7 +54,7 @@ class SuccessiveHalving:
     def promote(self, scores: Mapping[TrialT, float], *, complete: bool = True) -> tuple[TrialT, ...]:
         """Return the trials that continue to the next rung, best first.
 
-        Of the `n` trials, `max(keep_at_least, n // reduction_factor)` continue. There are fewer if not enough scores
+        `max(keep_at_least, n // reduction_factor)` of the `n` trials continue. There are fewer if not enough scores
         are finite: a diverged trial is never promoted. If scores are equal, the trial with the lower number counts as
         better, so that the order of `scores` does not matter.
 

@@ -36,8 +36,8 @@ def dominates(one: Point, other: Point) -> bool:
 def fronts(points: Sequence[Point]) -> list[list[int]]:
     """Sort points into fronts, and return the indices of each front. Lower is better in each objective.
 
-    No point of a front dominates another point of it. Each point is dominated by a point of the front before. Equal
-    points share a front. The search is binary (ENS-BS: Zhang et al. 2015).
+    No point of a front dominates another point of it. Each point is dominated by a point of the front before. Points
+    that are equal share a front. The search is binary (ENS-BS: Zhang et al. 2015).
 
     >>> fronts([(1, 3), (2, 2), (3, 3), (3, 1), (4, 4)])
     [[0, 1, 3], [2], [4]]

@@ -17,7 +17,7 @@ Event = tuple[float, int, Kind, int, int]
 
 
 class Clock:
-    """The current time and the future events. Of events at the same time, the one planned first comes first."""
+    """The current time and the future events. Among events at the same time, the one planned first comes first."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -99,7 +99,7 @@ class Forecast:
             "tune", whose surrogates' scores say nothing of that.
         relative_regret: Likewise, over the way from the best trial's last score to the median one's.
         spending: Use of the GPU time, in GPU hours; of "tune", its race's.
-        sweep_hours: Of "tune": the part of `hours` that surrogates take; else 0.
+        sweep_hours: The part of `hours` that surrogates take; 0 for rules other than "tune".
     """
 
     rule: str

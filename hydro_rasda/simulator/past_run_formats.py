@@ -1,6 +1,6 @@
 """The only entry to past runs of all formats: a run of this library, a CSV file, a data frame, a Ray Tune experiment.
 
-Of an experiment, the `result.json` or `progress.csv` of each trial is read, without Ray.
+For each trial of an experiment, its `result.json` or `progress.csv` is read, without Ray.
 """
 
 from __future__ import annotations

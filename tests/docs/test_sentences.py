@@ -134,7 +134,7 @@ def f(n):
 
 
 def test_comments_are_read_and_directives_are_not() -> None:
-    code = '''
+    code = """
 #!/usr/bin/env python
 x = "# no comment"  # The first.
 # The second,
@@ -145,7 +145,7 @@ y = f(x)  # type: ignore[misc]
 z = 1  # noqa: E501
 w = 2  # The fourth.
 # The fifth.
-'''
+"""
     found = ["The first.", "The second, in two lines.", "The third.", "The fourth.", "The fifth."]
     assert [text for _, text in comments("if x:\n    pass\n" + code)] == found
 
