@@ -238,8 +238,7 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
 
     Args:
         token: The secret that the first request must bring, as `?token=`; a cookie keeps it.
-        host: Address at which it will listen. If that is local, requests for other host names are refused, against
-            DNS rebinding.
+        host: Address at which it will listen. A local one refuses requests for other host names (DNS rebinding).
         port: Port at which it will listen; it is part of the cookie's name, because all ports share cookies.
     """
     require(bool(token), "token", token, "a secret that cannot be guessed")

@@ -61,8 +61,8 @@ class SettledGroups(PlacementGroupResourceManager):  # type: ignore[misc]
 
     Tune cancels a request if an actor that it can reuse becomes free first. Ray may then remove a group after it has
     reserved the bundles on the nodes, but before it commits them. Their resources stay reserved until the cluster ends
-    (Ray 2.60; ray-project/ray#64693), and a survivor that is due every worker waits forever. At least five of 3,300 groups
-    that were removed at random moments were lost in this way. This class removed 6,000 groups, and none was lost.
+    (Ray 2.60; ray-project/ray#64693), and a survivor that is due every worker waits forever. At least five of 3,300
+    groups that were removed at random moments were lost in this way. This class removed 6,000 groups, and lost none.
     """
 
     def __init__(self, update_interval_s: float = 0.1) -> None:
