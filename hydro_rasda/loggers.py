@@ -41,8 +41,13 @@ __all__ = ["CSVLogger", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]
 
 @dataclass
 class Logged:
-    """A trial as far as it is known: its flat configuration, and the last epoch and metrics ("sweep/val_loss") of each
-    heat."""
+    """The values of a trial that are known so far.
+
+    Attributes:
+        config: The configuration, flattened.
+        epochs: The last epoch of each heat.
+        metrics: The last metrics of each heat, such as "sweep/val_loss".
+    """
 
     number: int
     config: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +56,7 @@ class Logged:
 
     @property
     def step(self) -> int:
-        """Epochs that it has trained, over all heats: a counter that only grows."""
+        """Number of epochs trained, over all heats; it only grows."""
         return sum(self.epochs.values())
 
 
@@ -71,14 +76,17 @@ class TrialLogger:
         """Prepare for a run that begins or is resumed."""
 
     def logged(self, trial: int, heat: str) -> float:
-        """The last epoch that an earlier process logged; infinite where only the run knows: all that it recalls."""
+        """Return the last epoch of a heat that an earlier process logged.
+
+        If it is infinite, all epochs that the run recalls count as logged.
+        """
         return math.inf
 
     def open(self, trial: Logged) -> None:
         """Prepare for a trial, which is about to log its first epoch in this process, or to be closed."""
 
     def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """A trial has trained an epoch of the heat "sweep", "middle" or "race".
+        """Log an epoch of a trial in the heat "sweep", "middle" or "race".
 
         Metrics that are not finite are NaN.
         """
@@ -151,10 +159,10 @@ COLUMNS = ("run", "trial", "heat", "epoch", "seconds", "metric", "value")
 
 
 class CSVLogger(TrialLogger):
-    """Appends a row for each trial, heat, epoch and metric, as `TuneResult.curves` has them.
+    """Appends a row to a CSV file for each trial, heat, epoch and metric, as in `TuneResult.curves`.
 
-    Columns: `run` (a name that no other run has), `trial`, `heat` ("sweep", "middle" or "race"), `epoch`,
-    `seconds` (wall time of the run), `metric`, and `value`. A value that was not finite is empty.
+    Columns: `run` (a name that no other run has), `trial`, `heat` ("sweep", "middle" or "race"),
+    `epoch`, `seconds` (wall time of the run), `metric`, and `value`. A value that is not finite is left empty.
 
     Args:
         path: The file; None for `metrics.csv` in the run's folder.

@@ -69,7 +69,7 @@ class RuleMembers:
         own = slice(self.start, self.stop)
         of_average_R = steps_K.new_tensor([hp.average_share for hp in self.members])
         precise = values[own].to(torch.promote_types(values.dtype, torch.float32))
-        # Before the first step, there is no z.
+        # Before its first step, a member has no average yet: its weights stay as they are.
         share_R = torch.where(steps_K[own] > 0, 1 - 1 / of_average_R, 0.0)
         return torch.lerp(precise, iterate[own].to(precise), wide(share_R, precise))
 

@@ -62,7 +62,7 @@ class Apart:
 
     @contextmanager
     def evaluating(self, views: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put the weights to evaluate into `views`, the member's present views, inside this context."""
+        """Within this context, the tensors `views` of a member hold the weights to evaluate, such as averages."""
         self._take(views)
         with evaluating(self._optimizer):
             yield

@@ -157,7 +157,10 @@ class BubbleDevices:
         self._door = Rendezvous(source, self._listen)
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
-        """One device, to which a full-size model after another can be given, until each of its cores has one."""
+        """Return the one device if a task can start: a full-size model while cores are free, else one task at a time.
+
+        Also return nothing if the time is over and no guest is there.
+        """
         beside = task is not None and task.heat == "race" and all(of.task.heat == "race" for of in self._under_way)
         full = len(self._under_way) >= (self._groups if beside else 1)
         return [] if full or self._in_vain("sweep" if task is None else task.heat) else [0]
@@ -166,7 +169,7 @@ class BubbleDevices:
         return bool(self._under_way)
 
     def _in_vain(self, heat: HeatName) -> bool:
-        """Return whether the time is over, and nobody is there who could train for another epoch."""
+        """Return whether the time is over and no guest is there that could train the last epoch."""
         had_time = time.monotonic() - self._opened > ARRIVAL_S
         return not self._visitors and had_time and self._run.out_of_time(heat)
 
@@ -182,7 +185,7 @@ class BubbleDevices:
     def plan(
         self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
     ) -> Mapping[str, Widths]:
-        """Measured on the tuner's machine: no clock tells how fast a guest would be that is stopped and continued."""
+        """Measure widths on the tuner's machine: a guest is stopped and continued, so its speed cannot be measured."""
         return self._device.plan(kinds, self._run.seconds_left("sweep"), width)
 
     def start(self, device: int, task: Task) -> None:

@@ -48,7 +48,7 @@ def begin(handle: int, host: int, source: str, device: str, preempt: bool, name:
 
 
 def _more(connection: Connection, page: SharedPage) -> bool:
-    """Wait for the sweep's next word; False where the host has the guest leave."""
+    """Wait for the sweep's next message, and return True; return False if the host asks the guest to leave."""
     page.working = False
     while not page.leaving:
         if connection.poll(LOOK_S):

@@ -54,7 +54,7 @@ def list_runs(folder: str, json: bool) -> None:
 
 
 def row_of(record: RunRecord) -> dict[str, Any]:
-    """Sum up a run in a few plain values."""
+    """Summarize a run in a few plain values."""
     score, heat = best_score(record)
     return {
         "name": record.path.name,

@@ -157,7 +157,7 @@ def _value(text: str) -> Any:
 
 
 def sorted_by(rows: Sequence[TrialRow], name: str, reverse: bool) -> list[TrialRow]:
-    """Sort rows by a column: numbers before words; missing values last, also if reversed."""
+    """Sort rows by a column: numbers before words. Missing values come last, even if reversed."""
     there = [each for each in rows if each.get(name) is not None]
     ordered = sorted(there, key=lambda each: _rank(each[name]), reverse=reverse)
     return ordered + [each for each in rows if each.get(name) is None]
@@ -178,7 +178,7 @@ def column(option: str, name: str, columns: Sequence[str]) -> str:
 def _print(
     rows: Sequence[TrialRow], columns: Sequence[str], trials: Sequence[TrialRecord], others: Sequence[str]
 ) -> None:
-    """Print the trials' numbers and the hyperparameters that differ between trials; below, the other hyperparameters.
+    """Print a table with the hyperparameters that differ between trials; below it, print the other hyperparameters.
 
     A cell is empty if nothing reads the hyperparameter in that trial.
     """

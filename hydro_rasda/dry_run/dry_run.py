@@ -136,7 +136,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
 
 
 def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
-    """Read the data once, for a trial of which a dry run found all else."""
+    """Read the data once for a trial, after a dry run without `survey`."""
     if problem.is_own("sweep"):
         return
     problem = replace(problem, copied=found.shared)

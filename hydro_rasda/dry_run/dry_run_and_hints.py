@@ -1,4 +1,4 @@
-"""Before the first heat: a dry run of what is asked, and what follows from it."""
+"""Before the first heat: do a dry run, adapt settings to its findings, and warn of settings that may be wrong."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def get_ready(
 
 
 def _check_schedules(problem: Problem, space: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> None:
-    """Call each schedule function of the user at some steps of a training with as many steps as the first trial's."""
+    """Call each schedule function of the user at some steps of the first trial's training, to find errors."""
     found = dict.fromkeys(schedule for schedule in schedules(space, configs) if callable(schedule))
     if not found:
         return
@@ -148,7 +148,7 @@ def _check_schedules(problem: Problem, space: Mapping[str, Any], configs: Sequen
 
 
 def _check_largest_batches(problem: Problem, configs: Sequence[Mapping[str, Any]]) -> None:
-    """Make loaders with the largest batch size: a loader that drops a smaller last batch may have no batch at all."""
+    """Check that loaders have a batch at the largest batch size. With `drop_last`, a loader may have none."""
     largest: int = max(read(config, "batch_size") for config in configs)
     evaluated = f"its first batch in evaluation ({EVAL_BATCH_FACTOR} times `batch_size`)"
     for argument, data, name, size in (

@@ -158,7 +158,7 @@ class Grid:
         return self._store.path / "calls" / f"{name}.{self.records[name].attempt}.{suffix}"
 
     def end(self, name: str) -> JobEnd | None:
-        """How a job's present attempt ended; None where it did not end by itself."""
+        """Return how a job's present attempt ended; None if it did not end by itself."""
         file = self.end_file(name)
         return dict(json.loads(read_file(file, _INSIDE))) if file.exists() else None
 

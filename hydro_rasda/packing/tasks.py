@@ -117,7 +117,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def tasks_of(jobs: Iterable[Task | Runnable]) -> list[Task]:
-    """Jobs as they were handed in, with a name and a kind each; ValueError if two have one name."""
+    """Return the jobs in their order, each with a name and a kind; ValueError if two have the same name."""
     listed = isinstance(jobs, Iterable) and not isinstance(jobs, str | bytes | Mapping)
     require(listed, "jobs", jobs, "a list of commands (lists of strings), functions and `Task`s")
     found: dict[str, Task] = {}

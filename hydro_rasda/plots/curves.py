@@ -31,19 +31,19 @@ from hydro_rasda.records.timeline import journal_of
 from hydro_rasda.settings.config import Mode
 
 MANY = 60
-"""Curves of a heat that are drawn each for itself at most; of more, there are quantiles."""
+"""The most curves of a heat that are drawn one by one; a heat with more curves is drawn as quantiles."""
 
 BANDS = ((10, 90), (25, 75))
 """The lower and upper percentile of each band, the widest band first."""
 
 COLORS: Mapping[HeatName, str] = {"sweep": FINALISTS[0], "middle": FINALISTS[2], "race": BEST}
-"""Colours of the heats in figures of a whole run."""
+"""Colors of the heats in figures of a whole run."""
 
 
 def best_over_time(result: RunRecord) -> Figure:
     """Draw the best score so far against the wall time of the run, on surrogates and at full size.
 
-    The line of a stage ends with its last epoch; the line of full-size models ends with the run.
+    The line of a heat ends with its last epoch; the line of full-size models ends with the run.
     """
     go, values = graph_objects(), list[float]()
     figure = new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
@@ -65,7 +65,10 @@ def best_over_time(result: RunRecord) -> Figure:
 
 
 def best_lines(record: RunRecord) -> Iterator[tuple[HeatName, dict[str, list[Any]]]]:
-    """Yield each heat that has scores, and its best scores so far, the last of them once more at its end."""
+    """Yield each heat that has a score, its name, and the steps of its best score so far.
+
+    The last step comes twice: when it was reached, and at the end of the heat.
+    """
     units = journal_of(record)
     found, last = bests(units, record), max((unit.at for unit in units.values()), default=0.0)
     trained = ((unit.at, line) for unit in units.values() for line in unit.lines if line["event"] == "metrics")
@@ -182,7 +185,7 @@ _BAND = "92, 140, 196"
 
 
 def _fallen(curves: Sequence[_Curve], heat: HeatName) -> list[dict[str, Any]]:
-    """A trace for all that fell at one rung, later ones stronger."""
+    """Make one trace for all trials that were stopped at the same epoch; later epochs have stronger colors."""
     bad = [curve for curve in curves if curve.trial.status in ("diverged", "failed")]
     fates: dict[int, list[_Curve]] = {}
     for curve in curves:
@@ -221,7 +224,7 @@ def _together(curves: Sequence[_Curve], name: str, color: str) -> dict[str, Any]
 
 
 def _alone(curve: _Curve, color: str, best: bool, heat: HeatName) -> dict[str, Any]:
-    """A finalist's curve; the legend names it once."""
+    """Make the trace of a finalist's curve; only the trace at full size has an entry in the legend."""
     trial = curve.trial
     return {
         "x": curve.epochs,

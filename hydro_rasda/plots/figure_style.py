@@ -73,12 +73,12 @@ def describe(trial: TrialRecord) -> str:
 
 
 def scored(record: RunRecord) -> list[TrialRecord]:
-    """Trials with a finite score, in whichever heat, the best first."""
+    """Return the trials with a finite `score_of`, the best first."""
     return [trial for trial in best_first(record) if math.isfinite(score_of(trial))]
 
 
 def score_of(trial: TrialRecord) -> float:
-    """A trial's score at full size, or on its surrogate where it has none there."""
+    """Return a trial's score at full size; if it did not train there, return its score on the surrogate."""
     return trial.metric if trial.epochs else trial.sweep_metric
 
 

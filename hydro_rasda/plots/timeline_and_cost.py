@@ -79,7 +79,7 @@ def timeline(result: RunRecord) -> Figure:
 
 
 def _spans(found: Sequence[Training]) -> dict[str, list[Training]]:
-    """Bars of one colour: those of a heat that train to one milestone."""
+    """Group the trainings into bars of one color: those of one heat that train to the same epoch."""
     spans: dict[str, list[Training]] = {}
     for each in found:
         spans.setdefault(f"{each.heat} to epoch {each.stop}", []).append(each)
@@ -91,7 +91,7 @@ _COLORS: Mapping[HeatName, Sequence[str]] = {
     "middle": ("#eebefa", "#da77f2", "#be4bdb", "#9c36b5"),
     "race": ("#ffd8a8", "#ffc078", "#ffa94d", "#fd7e14", "#d9480f"),
 }
-"""The colors of the stages: darker for later epochs."""
+"""The colors of the heats: darker for later epochs."""
 
 
 def _told(bar: Training) -> str:

@@ -105,7 +105,7 @@ class Problem:
     plans: Plans = field(default_factory=Plans, compare=False, repr=False)
 
     def first_epoch_seconds(self, heat: HeatName) -> float:
-        """Seconds that a first epoch is foreseen to take; infinite where the user's own function trains it."""
+        """Return the expected seconds of a first epoch; infinite if the user's own function trains the models."""
         return math.inf if self.is_own(heat) else self.epoch_seconds
 
     def is_own(self, heat: HeatName) -> bool:
@@ -120,12 +120,12 @@ class Problem:
         return {} if self.is_own("sweep") else config
 
     def check_config(self, config: Mapping[str, Any]) -> None:
-        """Raise ValueError for values of a configuration that the library would read, but cannot use."""
+        """Raise ValueError if a configuration has a value that the library reads but cannot use."""
         check_settings(self.library_keys(config))
 
     @property
     def goes_on(self) -> bool:
-        """True if full-size training goes on from the sweep: at one width, and by one loop."""
+        """True if full-size training continues from the sweep's weights: at the same width, and by the same loop."""
         return self.settings.sweep.surrogate == 1 and self.is_own("sweep") == self.is_own("race")
 
     def with_settings(self, **changes: Any) -> Problem:
@@ -146,7 +146,7 @@ class Problem:
     def each(self, heat: HeatName) -> list[Problem]:
         """Return the problem of each model that a trial trains in a heat: one for each fold and each seed.
 
-        The first has the run's own seed. It is this problem itself if no heat trains several models.
+        The first model has the run's own seed. If no heat trains several models, the only problem is this one.
         """
         if self.settings.models("sweep") == 1:
             return [self]

@@ -41,9 +41,9 @@ class Notes:
         self._may_be_kept = may_be_kept
 
     def taken_by(self, model_fn: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-        """The model function, called with a configuration that notes its reads.
+        """Wrap the model function so that its reads of the configuration are recorded.
 
-        It raises ConfigKept if the model wrongly keeps the configuration.
+        The wrapper raises Kept if the model keeps its configuration, unless `may_be_kept`.
         """
 
         def noting(config: dict[str, Any], *args: Any, **kwargs: Any) -> nn.Module:

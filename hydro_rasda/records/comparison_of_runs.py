@@ -20,7 +20,7 @@ _OF_CODE = ("code", "digests")
 
 
 def compared(records: Sequence[RunRecord], asked: Sequence[Asked]) -> dict[str, ValuesByRun]:
-    """Return what runs found, and where they differ: the best configuration, the settings, code and data."""
+    """Compare runs in four tables: their results, and differences of best configuration, settings, code and data."""
     return {
         "found": _differing([*map(_found, records)], all_of=True),
         "best configuration": _differing([flat(record.best_config) for record in records]),
@@ -51,7 +51,10 @@ def _found(record: RunRecord) -> dict[str, Any]:
 
 
 def _differing(each: Sequence[Mapping[str, Any]], all_of: bool = False) -> ValuesByRun:
-    """Return the values of each name for which runs differ, as far as they are known; with `all_of`, of each name."""
+    """Map each name whose value differs between runs to its value in each run; with `all_of`, map every name.
+
+    An empty mapping of `each` is a run of which nothing is known: it makes no difference.
+    """
     plain = [jsonable(values) for values in each]
     known = [values for values in plain if values]
     rows = {name: [values.get(name) for values in plain] for values in plain for name in values}

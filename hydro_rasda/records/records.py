@@ -90,7 +90,7 @@ class TrialRecord(Portable):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics by name of the weights that count, and `costs`; on the surrogate if none trained at full size."""
+        """The metrics after `kept_epoch`, and `costs`. Without full-size epochs, the last on the surrogate."""
         epoch = self.kept_epoch if self.epochs else self.sweep_epochs
         lines = [line for line in self.history if line["epoch"] == epoch]
         full = [line for line in lines if line["heat"] == "race"] if self.epochs else []
@@ -105,7 +105,7 @@ class TrialRecord(Portable):
         return {name: value for name, value in flat(self.config).items() if name.replace("/", ".") not in unread}
 
     def __eq__(self, other: object) -> bool:
-        # A dataclass compares field by field from Python 3.13 on, and NaN equals nothing: no record would equal itself.
+        # NaN does not equal NaN: compared field by field, a record that has one would not equal its own copy.
         return isinstance(other, TrialRecord) and _comparable(self) == _comparable(other)
 
 
@@ -123,8 +123,8 @@ class Cost:
         race_epochs: Epochs trained at full size after the sweep, over the finalists and all their models.
         race_seconds: Wall time of the full-size trainings.
         race_epoch_seconds: Median wall time of an epoch at full size; NaN if none was trained.
-        seconds: Wall time of the whole run to its last finished unit of work, interrupted sessions included. While the
-            run goes on, it is that to the last epoch of a full-size model, if this came later.
+        seconds: Wall time of the whole run up to its last finished unit of work, including interrupted sessions. While
+            the run goes on, a later epoch of a full-size model counts, too.
         middle_epochs: Epochs trained in the middle heat (`full_trainings` below 3), over its trials and their models.
         middle_seconds: Wall time of the middle heat.
     """

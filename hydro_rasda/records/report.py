@@ -344,7 +344,7 @@ def dropped_lines(result: RunRecord) -> list[str]:
 
 
 def rungs(result: RunRecord) -> dict[HeatName, dict[int, int]]:
-    """Count, by heat, the trials that reached an epoch, for each epoch at which a trial stands."""
+    """Map each heat to a count of trials: for each epoch at which a trial stands, how many trials reached it."""
     found = {}
     for heat in HEAT_NAMES:
         reached = [epochs for record in result.trials if (epochs := epochs_in(record, heat))]
@@ -393,7 +393,7 @@ def best_line(result: RunRecord) -> str:
 
 
 def best_score(result: RunRecord) -> tuple[float, HeatName | None]:
-    """Return the best score and its heat: the sweep, until a full-size model has a score."""
+    """Return the best score, and whether a full-size model or a surrogate has it; NaN and None without a score."""
     if math.isfinite(result.best_metric):
         return result.best_metric, "race"
     if result.best_config and math.isfinite(score := result.trials[result.best_trial].sweep_metric):

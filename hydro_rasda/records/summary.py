@@ -86,14 +86,14 @@ def sum_up(
 
 
 def _within_bounds(history: History, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
-    """Give no end to trials that break bounds of metrics more than the winner does: they cannot win."""
+    """Set the expected end to NaN for trials that break bounds more than the winner: they cannot win."""
     values = {n: history.values_at("race", n, kept_of(history, n)[0]) for n in {*ends, winner}}
     broken = history.settings.comparison.violations(values)
     return {n: end if broken[n] <= broken[winner] else replace(end, end=math.nan) for n, end in ends.items()}
 
 
 def models_in_words(settings: TuneConfig, heat: HeatName) -> str:
-    """Say how many models a trial trains in a heat, such as "5 folds" or "3 seeds"; empty if it is one."""
+    """Say how many models a trial trains in a heat, such as "5 folds" or "3 seeds"; empty for one model."""
     models, folds = settings.models(heat), settings.folds
     if models == 1:
         return ""
@@ -158,7 +158,7 @@ def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
 
 
 def _told(line: JournalLine) -> dict[str, Any]:
-    """Return the heat, epoch and metrics of a line of the journal."""
+    """Return the heat, epoch and metrics of a journal line."""
     return {name: value for name, value in line.items() if name not in ("event", "trial")}
 
 
@@ -194,7 +194,7 @@ def _record(
 
 
 def _spread(history: History, number: int, kept_epoch: int) -> float | None:
-    """Return the standard deviation of a trial's score over its models; None if it trained one."""
+    """Return the standard deviation of a trial's score over its models; None if it trained one model."""
     full = history.epochs("race", number) > 0
     heat: HeatName = "race" if full else "sweep"
     at = kept_epoch if full else history.epochs("sweep", number)

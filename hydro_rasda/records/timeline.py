@@ -36,7 +36,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Best:
-    """The best score of a heat, from a time on."""
+    """A score that was the best of its heat when it was recorded, at `seconds` of the run."""
 
     seconds: float
     score: float

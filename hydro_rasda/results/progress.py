@@ -62,8 +62,8 @@ class Progress:
 
     On a terminal there is one bar for the whole run. Elsewhere, as in the logs of batch systems, a line reports
     progress if none has been printed for a minute. Both say which share of the run's time has passed, or count epochs
-    while no time left is known. The leader is the trial of the heat that is best after its latest epoch, among those
-    that may still train. At full size, it is the one that came first at the last decision.
+    while the time left is unknown. Both name the leader of the heat: the trial with the best latest score among those
+    that may still train. At full size, the leader is the trial that ranked first at the last decision.
     """
 
     def __init__(self, console: Console | None = None) -> None:

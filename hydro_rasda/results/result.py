@@ -249,10 +249,10 @@ class TuneResult(RunRecord):
 
         A trial's parameters are the keys that the space lets vary, nested ones as `a/b`; constants are left out. Its
         value and its intermediate values, one an epoch, are those at full size. A trial that trained on the surrogate
-        alone has the values there. It counts for importances, but is infeasible, so that Optuna's best trial is this
-        result's. A trial that diverged or failed has state FAIL, unless an epoch of it counts (`keep="best"`). One that
-        has not begun has state WAITING. `user_attrs` tell the heat, both metrics, the status and the probability of
-        being the best. Ranges are wider than the space's if PBT left the space.
+        alone has the surrogate's values. It counts for importances, but is infeasible, so that Optuna's best trial is
+        this result's. A trial that diverged or failed has state FAIL, unless an earlier epoch counts (`keep="best"`). A
+        trial that has not begun has state WAITING. `user_attrs` tell the heat, both metrics, the status and the
+        probability of being the best. Ranges are wider than the space's if PBT left the space.
 
         Raises:
             ImportError: if Optuna is not installed (the extra `hydro-rasda[optuna]`).

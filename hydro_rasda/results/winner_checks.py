@@ -89,7 +89,7 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
 
 
 def _losses(run: Run, heat: HeatName, number: int) -> dict[int, Losses]:
-    """Return the losses by epoch; none if a training function of the user's reports no such losses."""
+    """Map epochs to losses, without epochs of which the user's training function did not report both losses."""
     lines = run.history.metrics.get((heat, number), ())
     pairs: dict[int, list[Any]] = {
         line["epoch"]: [line[name] for name in ("train_loss", "val_loss") if name in line] for line in lines

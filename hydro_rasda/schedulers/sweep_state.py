@@ -94,9 +94,9 @@ class SweepState:
         self.idle = False
         self._at: dict[int, dict[int, Standing]] = {}
         self._to: dict[int, dict[int, Standing]] = {}
-        # These map a milestone to pairs of a score (negated if more is better) and a trial, without NaN. `_came` has
-        # the pairs that came since a rule last asked. `_ranked` has all others in order, `_hopeful` a heap of waiting
-        # ones.
+        # These map a milestone to pairs of a finite score (negated if more is better) and a trial. `_came` has
+        # the pairs that were reported since the rule last read them. `_ranked` has all earlier pairs, sorted.
+        # `_hopeful` has a heap of the pairs of waiting trials.
         self._ranked: dict[int, list[tuple[float, int]]] = {}
         self._came: dict[int, list[tuple[float, int]]] = {}
         self._hopeful: dict[int, list[tuple[float, int]]] = {}

@@ -57,7 +57,7 @@ LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
 WITH_LAST = (MedianStopping, NoStopping, PopulationBasedTraining)
 """Rules whose `last` is the epoch at which the sweep ends."""
 FULL_TRAININGS = 3.0
-"""The budget of the race by default; each further seed of the finalists needs as much."""
+"""Default budget of the race. Each further seed of the finalists needs as much again."""
 UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
     # Ranks whose shares have different numbers of micro-batches would wait for each other forever.
     "accumulate": (lambda parts: parts == 1, "1 with race.strategy 'fsdp', more workers in its place"),
@@ -350,7 +350,7 @@ class TuneConfig:
         )
 
     def models(self, heat: HeatName) -> int:
-        """Return how many models each trial trains in a heat: one for each fold and each seed."""
+        """Return the number of models that each trial trains in a heat: one for each fold and each seed."""
         seeds = self.sweep.repeats
         if heat == "race":
             seeds = max(1, min(seeds, math.floor(self.full_trainings / FULL_TRAININGS / max(1, self.folds))))

@@ -65,7 +65,7 @@ class Trainer:
         self._device = DeviceTrainer(self._problem, may_die=True, share=share)
 
     def describe(self) -> tuple[str, int, str]:
-        """The device's machine and cores, and the node that it is on, where a backend has several."""
+        """Return `Device.machine`, `Device.cores` and the device's node, which is "" here."""
         return self._device.machine, self._device.cores, ""
 
     def plan(

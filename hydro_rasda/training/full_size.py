@@ -31,7 +31,7 @@ def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> S
 
 
 def told_of(task: Task, epoch: int, metrics: EpochMetrics) -> list[EpochTold]:
-    """Return an epoch of a trial of the race for the run's journal; none of a group, or of a model beside the race."""
+    """Return the journal entry for an epoch of a trial of the race; an empty list for any other task."""
     if FULL_TRAINING.fullmatch(task.key) is None:
         return []
     return [(task.number, epoch, {name: values[0] for name, values in metrics.items()})]

@@ -73,7 +73,10 @@ def configuration(record: RunRecord) -> Facts:
 
 
 def row(record: RunRecord, idle: float) -> list[str]:
-    """A run in the list of all: its state, best score, metric, progress, trials, and time; a phone shows the first."""
+    """Return the cells of a run in the list of runs: state, best score, metric, progress, trials, failed trials, time.
+
+    A phone shows only the first cells.
+    """
     score, heat = best_score(record)
     best = "" if heat is None else f"{show(score, 4)}{' (sweep)' * (heat == 'sweep')}"
     metric, failed = f"{record.metric} ({record.mode})", sum(trial.status == "failed" for trial in record.trials)
