@@ -208,19 +208,48 @@ def measure(search: str, seed: int) -> Row:
     return row
 
 
-def markdown(result: Row) -> str:
-    """A line for each search."""
-    where, rows = result["environment"], result["rows"]
-    own = {row["seed"]: row for row in rows if row["search"] == OWN}
-    found = []
+class Compared(NamedTuple):
+    """A search over its seeds.
+
+    Attributes:
+        seconds: Median wall time.
+        faster: Median ratio of its wall time to that of `tune` with the same seed; None for `tune`.
+        losses: Test losses as in `LOSSES`, each as text with a number for each seed.
+        as_good: Number of seeds with which the configuration of `tune`, trained again, is as good or better.
+        seeds: Number of seeds that both have.
+    """
+
+    search: str
+    seconds: float
+    faster: float | None
+    losses: list[str]
+    as_good: int
+    seeds: int
+
+
+def compared(rows: Sequence[Row]) -> list[Compared]:
+    """Compare each search with `tune`, seed by seed."""
+    own, found = {row["seed"]: row for row in rows if row["search"] == OWN}, []
     for search in SEARCHES:
         of_search = sorted((row for row in rows if row["search"] == search), key=lambda row: row["seed"])
-        if not of_search:
+        pairs = [(row, own[row["seed"]]) for row in of_search if row["seed"] in own]
+        if not pairs:
             continue
-        paired = [row["seconds"] / own[row["seed"]]["seconds"] for row in of_search if row["seed"] in own]
+        ratio = None if search == OWN else median(row["seconds"] / ours["seconds"] for row, ours in pairs)
         losses = [", ".join(f"{row[name]:.3f}" for row in of_search) for name in LOSSES]
-        times = f"{median(row['seconds'] for row in of_search):.1f}"
-        found.append((search, times, f"{median(paired):.1f}x" if paired and search != OWN else "", *losses))
+        as_good = sum(ours["again"] <= row["again"] for row, ours in pairs)
+        seconds = median(row["seconds"] for row in of_search)
+        found.append(Compared(search, seconds, ratio, losses, as_good, len(pairs)))
+    return found
+
+
+def markdown(result: Row) -> str:
+    """A line for each search."""
+    where = result["environment"]
+    found = [
+        (line.search, f"{line.seconds:.1f}", "" if line.faster is None else f"{line.faster:.1f}x", *line.losses)
+        for line in compared(result["rows"])
+    ]
     names = ["search", "seconds", "`tune` is faster", "test loss, handed back", *LOSSES[1:]]
     return f"""# A training loop of one's own
 

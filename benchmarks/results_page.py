@@ -21,6 +21,7 @@ AUTHORS: tuple[Callable[[Path], Iterable[Answer]], ...] = (
     tune.sooner,
     tune.as_good,
     tune.against_peers,
+    tune.in_own_loops,
     held_out.held_out,
     held_out.anytime,
     settled("folds"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import peers, scale
+from benchmarks import own_loop, peers, scale
 from benchmarks.answers.answer import NOT_RUN, Answer, machine_of, machines_of
 from benchmarks.result_files import read
 from benchmarks.vs_asha.report import TASK_NAMES, Cells, is_of_today, lost, not_run, of_today, rows_of
@@ -219,6 +219,25 @@ def against_peers(folder: Path) -> Iterator[Answer]:
             for task, name, wins, later, runs in found
         ],
         ["peers.md"],
+        machine_of(result["environment"]),
+    )
+
+
+def in_own_loops(folder: Path) -> Iterator[Answer]:
+    """Seconds and test losses of searches by a training loop of the user's."""
+    result = read(folder / own_loop.FILE)
+    if result is None:
+        return
+    found = own_loop.compared(result["rows"])
+    faster = [line for line in found if line.faster is not None]
+    told = " and ".join(f"{line.faster:.1f} times as fast as {line.search}" for line in faster)
+    won = " and ".join(f"{line.as_good} of {line.seeds} seeds against {line.search}" for line in faster)
+    yield Answer(
+        "Does it gain with a training loop of one's own, which is not fused?",
+        f"`tune(train=...)` is {told}. Its configuration, trained again, is as good or better with {won}.",
+        ("search", "seconds", *own_loop.LOSSES),
+        [(line.search, f"{line.seconds:.1f}", *line.losses) for line in found],
+        ["own_loop.md"],
         machine_of(result["environment"]),
     )
 
