@@ -115,7 +115,8 @@ def by_tune(seed: int, cores: int) -> Found:
         for name, state in (worker.checkpoint or {}).items():
             parts[name].load_state_dict(state)
         for losses in epochs(model, optimizer, worker.max_t - worker.iteration):
-            worker.report(losses, {name: part.state_dict() for name, part in parts.items()})
+            told = {"val_loss": losses["val_loss"], "val_test_loss": losses["test_loss"]}  # "val_..." is kept
+            worker.report(told, {name: part.state_dict() for name, part in parts.items()})
 
     with tempfile.TemporaryDirectory() as folder:
         result = tune(
@@ -129,7 +130,8 @@ def by_tune(seed: int, cores: int) -> Found:
             backend=LocalBackend("cpu"),
             progress=False,
         )
-        return Found(result.best_config, result.trials[result.best_trial].metrics)
+        metrics = result.trials[result.best_trial].metrics
+        return Found(result.best_config, {"test_loss": metrics["val_test_loss"]})
 
 
 def by_asha(seed: int, cores: int) -> Found:

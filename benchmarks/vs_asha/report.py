@@ -87,7 +87,8 @@ def write(folder: Path) -> None:
     """Write the page and the figure beside the folder of cells."""
     cells = read(folder)
     folder.with_suffix(".md").write_text(markdown(cells, figure=f"{folder.name}.png"))
-    if timed := {task: methods for task, methods in cells.items() if _all_timed(methods)}:
+    timed = {task: _timed(methods) for task, methods in cells.items()}
+    if timed := {task: methods for task, methods in timed.items() if len(methods) > 1}:
         plot(timed, METHOD_NAMES, folder.with_suffix(".png"))
 
 
@@ -270,7 +271,8 @@ def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, MethodRow])
     for what, holds in OLDER.items():
         if older := [METHOD_NAMES[m] for m in own if any(holds(cell["settings"]) for cell in methods[m])]:
             told.append(f"Measured with older defaults, {what}: {'; '.join(older)}.")
-    if not _all_timed(methods):
+    methods = _timed(methods)
+    if len(methods) < 2:
         return " ".join(told)
     bases = methods.get(baseline_of(methods), ())
     if other := [METHOD_NAMES[method] for method in methods if _on_another_day(methods[method], bases)]:
@@ -300,8 +302,9 @@ def is_of_today(cells: Sequence[Cell]) -> bool:
     return not any(holds(cell["settings"]) for cell in cells for holds in OLDER.values())
 
 
-def _all_timed(methods: Mapping[str, Sequence[Cell]]) -> bool:
-    return all(is_timed(cell) for cells in methods.values() for cell in cells)
+def _timed(methods: Mapping[str, Sequence[Cell]]) -> dict[str, Sequence[Cell]]:
+    """Return the methods that ran without other work beside them in all of their cells."""
+    return {method: cells for method, cells in methods.items() if all(map(is_timed, cells))}
 
 
 def _on_another_day(cells: Sequence[Cell], baselines: Sequence[Cell]) -> bool:
