@@ -6,7 +6,7 @@ The loop trains an MLP 512 wide on scikit-learn's digits. 32 configurations, 27 
 ones, Optuna's TPE draws its own. With Ray, each core trains a trial; Optuna's study is one process with torch's own
 threads, as its users run it. Each search hands back the best epoch by the validation loss; for the others this is
 generous, as it takes a checkpoint of each epoch, which they do not write. Its configuration is then trained again from
-three seeds, each time to the best epoch. Test losses count. Of a seed, all searches run one after another. What is
+three seeds, each time to the best epoch. Test losses count. All searches of a seed run one after another. What is
 there is not run again. It rewrites `own_loop.{json,md}`.
 """
 
@@ -44,7 +44,7 @@ Losses = dict[str, float]
 
 
 class Found(NamedTuple):
-    """What a search hands back: a configuration, and the losses of its best epoch."""
+    """The configuration that a search hands back, and the losses of its best epoch."""
 
     config: Config
     losses: Losses

@@ -51,9 +51,14 @@ def narrow_or_full(sweep: SweepConfig, model: nn.Module, example: Callable[[], A
         shrink(model, width, example())
     except Exception as error:
         told = (str(error) or type(error).__name__).splitlines()[0]
-        warn(f"the model is swept at its full width (`sweep=SweepConfig(surrogate=1)`), not at {width:g}: {told}")
-        return replace(sweep, surrogate=1)
+        return at_full_width(sweep, f"at {width:g}", told)
     return sweep
+
+
+def at_full_width(sweep: SweepConfig, instead_of: str, why: str, what: str = "model") -> SweepConfig:
+    """Return the sweep at full width, and warn that it is not `instead_of`, such as "narrower"."""
+    warn(f"the {what} is swept at its full width (`sweep=SweepConfig(surrogate=1)`), not {instead_of}: {why}")
+    return replace(sweep, surrogate=1)
 
 
 Collator = Callable[[list[Any]], Any]

@@ -17,14 +17,11 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fusion.warn import warn
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.integrations.shared import unaveraged
+from hydro_rasda.integrations.shared import at_full_width
 from hydro_rasda.problem.width_argument import width_form
-from hydro_rasda.results.result import TuneResult
 from hydro_rasda.settings.config import RaceConfig, SweepConfig
 from hydro_rasda.training.worker import State, Worker
-from hydro_rasda.tuner import tune
 
 MakeTrainer = Callable[..., Trainer]
 """A function that makes a `Trainer` from its keyword arguments, such as `functools.partial(Trainer, max_epochs=9)`."""
@@ -39,35 +36,33 @@ _QUIET: dict[str, Any] = {
 """Arguments of each trial's trainer: reports, best weights and checkpoints are left to the run."""
 
 
-def tune_own_trainer(
+MAKES_TRAINER = "a Trainer, or a function of Trainer's keyword arguments that makes one"
+"""The rule of the argument `trainer`."""
+
+
+def by_own_trainer(
     module_fn: Callable[..., LightningModule],
-    space: Mapping[str, Any],
     trainer: MakeTrainer,
     data: Mapping[str, Any],
     monitor: str,
     sweep: SweepConfig,
     race: RaceConfig,
-    options: Mapping[str, Any],
-) -> TuneResult:
-    """Call `tune` with a training function that calls `Trainer.fit`; `data` has the data arguments of `fit`."""
+) -> dict[str, Any]:
+    """Return arguments of `tune` that have `Trainer.fit` train; `data` has the data arguments of `fit`."""
     with tempfile.TemporaryDirectory() as folder:
         epochs = _made(trainer, torch.device("cpu"), folder).max_epochs or 0
     require(epochs > 0, "trainer", f"max_epochs={epochs}", "one with epochs to train")
     if sweep.surrogate < 1 and width_form(module_fn) is None:
         told = "give `module_fn` an argument `width_ratio`, from which it builds a narrower module"
-        warn(f"the module is swept at its full width (`sweep=SweepConfig(surrogate=1)`), not narrower: {told}")
-        sweep = replace(sweep, surrogate=1)
-    return tune(
-        module_fn,
-        space,
-        train=OwnTrainer(trainer, data),
-        metric=_name(monitor),
-        max_t=epochs,
-        sweep=sweep,
+        sweep = at_full_width(sweep, "narrower", told, what="module")
+    return {
+        "train": OwnTrainer(trainer, data),
+        "metric": _name(monitor),
+        "max_t": epochs,
+        "sweep": sweep,
         # A trial trains in one process, because `Trainer` starts its own ranks.
-        race=replace(unaveraged(race), max_workers=1),
-        **options,
-    )
+        "race": replace(race, max_workers=1),
+    }
 
 
 @dataclass(frozen=True)
@@ -110,8 +105,9 @@ def _made(make: MakeTrainer, device: torch.device, folder: str) -> Trainer:
     try:
         trainer = make(**where, **_QUIET, default_root_dir=folder)
     except Exception as error:
-        rule = "a Trainer, or a function of Trainer's keyword arguments that makes one"
-        raise ValueError(f"`trainer` is {rule}, but the call fails: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"`trainer` is {MAKES_TRAINER}, but the call fails: {type(error).__name__}: {error}"
+        ) from error
     require(isinstance(trainer, Trainer), "trainer", type(trainer).__name__, "a function that makes a Trainer")
     return trainer
 

@@ -17,7 +17,7 @@ from hydro_rasda.common.argument_checks import check_function, require
 from hydro_rasda.common.one_line_warnings import warns_in_one_line
 from hydro_rasda.integrations.lightning.configure_optimizers import OF_OPTIMIZERS, Unfollowed
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
-from hydro_rasda.integrations.lightning.own_trainer import MakeTrainer, tune_own_trainer
+from hydro_rasda.integrations.lightning.own_trainer import MAKES_TRAINER, MakeTrainer, by_own_trainer
 from hydro_rasda.integrations.lightning.refusals import (
     PRECISIONS,
     unfollowed,
@@ -36,7 +36,6 @@ from hydro_rasda.integrations.shared import (
 )
 from hydro_rasda.problem.read_keys import Notes
 from hydro_rasda.problem.width_argument import WidthForm, call_model_fn, check_width_argument, width_form
-from hydro_rasda.results.result import TuneResult
 from hydro_rasda.settings.config import RaceConfig, SweepConfig
 from hydro_rasda.space.branches import reachable, with_defaults
 from hydro_rasda.space.space import check_space, sample
@@ -125,44 +124,49 @@ def tune_module(
             optimization, optimizers, schedulers and settings of the trainer. Also as for `tune`. If `trainer` is a
             function, none of these is refused.
     """
+    _check_arguments(module_fn, space, trainer, sweep, race, options)
+    data = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
+    if isinstance(trainer, Trainer):
+        asked = {**_followed(module_fn, space, trainer, monitor, sweep, **data), "race": unaveraged(race)}
+    else:
+        asked = {"space": space, **by_own_trainer(module_fn, trainer, data, monitor, sweep, unaveraged(race))}
+    tuned, own = tune(module_fn, **asked, **options), reachable(space)
+    return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
+
+
+def _check_arguments(
+    module_fn: object, space: Any, trainer: object, sweep: object, race: object, options: Mapping[str, Any]
+) -> None:
+    """Refuse arguments that are wrong by themselves."""
     check_options("tune_module", options)
     rule = "a function of (config) or (config, width_ratio) that makes a LightningModule"
     require(not isinstance(module_fn, LightningModule), "module_fn", type(module_fn).__name__, rule)
     check_function("module_fn", module_fn, 1, 2, rule=rule, or_class=True)
-    rule = "a Trainer, or a function of Trainer's keyword arguments that makes one"
-    require(isinstance(trainer, Trainer) or callable(trainer), "trainer", trainer, rule)
+    require(isinstance(trainer, Trainer) or callable(trainer), "trainer", trainer, MAKES_TRAINER)
     check_parts(sweep, race)
     check_space(space)
     given = [name for name in DECIDED if name in options]
     require(not given, given[0] if given else "", "given", "left out: trainer, module and loaders decide it")
-    data = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
-    if isinstance(trainer, Trainer):
-        tuned = _tune_followed(module_fn, space, trainer, data, monitor, sweep, race, options)
-    else:
-        tuned = tune_own_trainer(module_fn, space, trainer, data, monitor, sweep, race, options)
-    own = reachable(space)
-    return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
 
 
-def _tune_followed(
+def _followed(
     module_fn: Callable[..., LightningModule],
     space: Mapping[str, Any],
     trainer: Trainer,
-    data: Mapping[str, Any],
     monitor: str,
     sweep: SweepConfig,
-    race: RaceConfig,
-    options: Mapping[str, Any],
-) -> TuneResult:
-    """Call `tune` with the settings of the trainer and the steps of the module; the trainer trains nothing."""
-    train, validation, datamodule = data.values()
+    train_dataloaders: Any,
+    val_dataloaders: Any,
+    datamodule: LightningDataModule | None,
+) -> dict[str, Any]:
+    """Return arguments of `tune` with the settings of the trainer, which trains nothing, and the module's steps."""
+    loaders = train_dataloaders, val_dataloaders
     if datamodule is not None:
-        train, validation = _loaders_of(datamodule, train, validation)
-    made = with_defaults(space, _constants(trainer, train))
-    asked = _asked(module_fn, made, trainer, train, validation, sweep, unfollowed_transfers(datamodule))
+        loaders = _loaders_of(datamodule, *loaders)
+    made = with_defaults(space, _constants(trainer, loaders[0]))
+    asked = _asked(module_fn, made, trainer, *loaders, sweep, unfollowed_transfers(datamodule))
     _warn_of_replaced(module_fn, sample(made, 1, 0)[0], [*reachable(space)], asked["objective"])
-    metric = f"val_{metric_name(monitor, 'val')}"
-    return tune(module_fn, made, metric=metric, race=unaveraged(race), **asked, **options)
+    return {**asked, "space": made, "metric": f"val_{metric_name(monitor, 'val')}"}
 
 
 def _asked(

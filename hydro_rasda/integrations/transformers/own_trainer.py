@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from fusion.warn import warn
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.integrations.shared import unaveraged
+from hydro_rasda.integrations.shared import at_full_width, unaveraged
 from hydro_rasda.integrations.transformers.arguments import arguments_with, metric_of
 from hydro_rasda.integrations.transformers.data import model_function
 from hydro_rasda.results.result import TuneResult
@@ -62,8 +61,7 @@ def tune_own_trainer(
     build = model_function(model, model_class, own, args.use_cache)
     if sweep.surrogate < 1 and not _narrows(model, build, sample(space, 1, args.seed)[0], sweep.surrogate):
         told = "it is no PretrainedConfig that has a narrower form"
-        warn(f"the model is swept at its full width (`sweep=SweepConfig(surrogate=1)`), not narrower: {told}")
-        sweep = replace(sweep, surrogate=1)
+        sweep = at_full_width(sweep, "narrower", told)
     metric, mode = metric_of(args)
     data = {f"{name}_dataset": inputs[f"{name}_dataset"] for name in ("train", "eval")}
     return tune(
