@@ -163,4 +163,4 @@ METHODS: dict[str, Method] = {
     "tune_two": lambda task, seed: hydro_rasda(task, seed, full_trainings=2),
     "tune_one": lambda task, seed: hydro_rasda(task, seed, full_trainings=1),
 }
-"""By name: the two baselines, the ablations, `tune` with its defaults, and at two lower prices."""
+"""The searches by name: two baselines, the ablations, `tune` with its defaults, and `tune` at two lower prices."""
