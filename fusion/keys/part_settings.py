@@ -100,7 +100,7 @@ def names_of_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str,
 def optimizer_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of a configuration's optimizers: first the model's, then that of each part with its own."""
     configs = configs_of_parts(config)
-    return tuple(optimizer_name(configs[part]) for part in ("", *own_parts(config)))
+    return tuple(optimizer_name(configs[part]) for part in sorted(configs))  # "", the model, comes first
 
 
 def lr_factors(config: Mapping[str, Any], names: Iterable[str], matrices: Container[str] = ()) -> dict[str, float]:

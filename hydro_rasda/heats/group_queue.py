@@ -5,13 +5,15 @@ In population based training, trials continue as copies of others.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from bisect import bisect_left, insort
+from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
+from itertools import accumulate
 from typing import Any, overload
 
 from fusion.graph.compiled import compiling_pays
@@ -56,6 +58,48 @@ class _Numbers(Sequence[int]):
         return self._places[index][1]
 
 
+class _IdleDevices:
+    """Idle devices that take tasks in turn. Each device is asked once for its machine type and speed.
+
+    Attributes:
+        left: The devices that have no task yet, the next one last.
+        of_type: The same devices by machine type.
+    """
+
+    def __init__(self, devices: Devices, idle: Sequence[int]) -> None:
+        self._devices, self.left = devices, [*reversed(idle)]
+        self.of_type: dict[str, list[int]] = {}
+        for device in self.left:
+            self.of_type.setdefault(devices.machine(device), []).append(device)
+        self._measured: dict[str, list[float]] = {}
+        self._foreseen: dict[str, list[float]] = {}
+
+    def take(self) -> int:
+        """Remove the next device; return its number."""
+        machine = self._devices.machine(self.left[-1])
+        self.of_type[machine].pop()
+        if not self.of_type[machine]:
+            del self.of_type[machine]
+        return self.left.pop()
+
+    def share(self, kind: str, rates: Mapping[str, float]) -> float:
+        """Return the share of the next device in the speed of all that are left, for trials of a kind.
+
+        Args:
+            rates: The speed of each machine type, which is used unless the speeds of all devices were measured.
+        """
+        totals, speed = self._measured, self._devices.speed(self.left[-1], kind)
+        if kind not in totals:
+            speeds = [self._devices.speed(device, kind) for device in self.left]
+            known = speeds.index(None) if None in speeds else len(speeds)
+            totals[kind] = [*accumulate(of for of in speeds[:known] if of is not None)]
+        if speed is None or len(totals[kind]) < len(self.left):
+            totals, speed = self._foreseen, rates[self._devices.machine(self.left[-1])]
+            if kind not in totals:
+                totals[kind] = [*accumulate(rates[self._devices.machine(device)] for device in self.left)]
+        return speed / totals[kind][len(self.left) - 1]
+
+
 class Dispatcher:
     """The trials of a heat that may begin, and the tasks that train them.
 
@@ -82,18 +126,20 @@ class Dispatcher:
         self._spans[number] = span = Span(reached, stop)
         insort(self._queues.setdefault(span, {}).setdefault(heat.kinds[number], []), self._place(number))
 
-    def remove(self, number: int) -> bool:
-        """Take a trial out of the queue; return whether it was there."""
-        if (span := self._spans.pop(number, None)) is None:
-            return False
-        kinds = self._queues[span]
-        places = kinds[kind := self._heat.kinds[number]]
-        del places[bisect_left(places, self._place(number))]
-        if not places:
-            del kinds[kind]
+    def _remove(self, task: Task) -> None:
+        """Take the trials of a task out of the queue."""
+        kinds, members = self._queues[task.span], {*task.members}
+        for kind, last in {group.kind: group.members[-1] for group in task.groups}.items():
+            # They are the first of their kind, but for those at which processes died.
+            places = kinds[kind]
+            end = bisect_right(places, self._place(last))
+            places[:end] = [place for place in places[:end] if place[1] not in members]
+            if not places:
+                del kinds[kind]
         if not kinds:
-            del self._queues[span]
-        return True
+            del self._queues[task.span]
+        for number in members:
+            del self._spans[number]
 
     def _place(self, number: int) -> _QueuePlace:
         return tuple(map(KINDS.index, optimizer_names(self._library_keys(number)))), number
@@ -105,15 +151,17 @@ class Dispatcher:
         """Tell whether any trial may begin."""
         return bool(self._queues)
 
-    def next_task(self, device: int) -> Task | None:
-        """Return the groups that an idle device is to train next; None if a device ended meanwhile."""
-        try:
-            task = self._task(device)
-        except _DeviceEnded:
-            return None
-        for number in task.members:
-            self.remove(number)
-        return task
+    def tasks(self, idle: Sequence[int]) -> Iterator[tuple[int, Task]]:
+        """Yield each of the idle devices with its next groups, until no device or no trial is left.
+
+        If a device ends meanwhile, this ends: other devices may be idle now.
+        """
+        left = _IdleDevices(self._devices, idle)
+        with contextlib.suppress(_DeviceEnded):
+            while left.left and self:
+                task = self._task(left)
+                self._remove(task)
+                yield left.take(), task
 
     def foreseen(self, count: float, lanes: int) -> float:
         """Return the wall seconds of one epoch of `count` trials, with kinds in the same proportion as in the heat.
@@ -134,25 +182,22 @@ class Dispatcher:
             seconds += members * self._steps(one_of[kind]) * widths[kind].seconds(width) / width
         return seconds / lanes
 
-    def _task(self, device: int) -> Task:
-        run, devices = self._run, self._devices
+    def _task(self, idle: _IdleDevices) -> Task:
+        """Return the task of the first of the idle devices."""
+        run, device = self._run, idle.left[-1]
         queues = self._queues if not run.store.doing.suspects else self._without_suspects()
         span = min(queues, key=lambda span: (span.stop, span.start))
         kinds = queues[span]
         in_order = {kind: kinds[kind] for kind in sorted(kinds, key=lambda kind: kinds[kind][0])}
         of_kind = {kind: _Numbers(places) for kind, places in in_order.items()}
-        kind = next(iter(of_kind))
-        idle = devices.idle()
-        machines = {d: devices.machine(d) for d in idle}
-        first = {machine: d for d, machine in reversed(machines.items())}
-        widths = {machine: self._planned(d, of_kind) for machine, d in first.items()}
-        measured = {d: speed for d in idle if (speed := devices.speed(d, kind)) is not None}
-        speeds = measured if len(measured) == len(idle) else {d: widths[m][kind].rate for d, m in machines.items()}
-        own = widths[machines[device]]
+        first = next(iter(of_kind))
+        widths = {machine: self._planned(of_type[-1], of_kind) for machine, of_type in idle.of_type.items()}
+        share = idle.share(first, {machine: of[first].rate for machine, of in widths.items()})
+        own = widths[self._devices.machine(device)]
         waiting = {kind: WaitingKind(of, own[kind], self._steps(of[0])) for kind, of in of_kind.items()}
         groups = [
-            replace(group, compiled=self._is_compiled(group, waiting[group.kind], span))
-            for group in next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
+            replace(group, compiled=True) if self._is_compiled(group, waiting[group.kind], span) else group
+            for group in next_groups(waiting, self._devices.cores(device), share)
         ]
         members = [number for group in groups for number in group.members]
         return Task(

@@ -60,9 +60,11 @@ class SurrogateHeat(Heat):
     def _begin(self) -> bool:
         devices, dispatcher, state = self._devices, self._dispatcher, self.state
         while dispatcher and self._may_begin() and (idle := devices.idle()):
-            if (task := dispatcher.next_task(idle[0])) is not None:
-                self._start(idle[0], task)
-            self._tell_plan()
+            for device, task in dispatcher.tasks(idle):
+                self._start(device, task)
+                self._tell_plan()
+                if not self._may_begin():
+                    break
         nothing_trains = not state.training and not self.under_way
         if dispatcher or not (devices.idle() or nothing_trains) or not (self._may_begin() or nothing_trains):
             return False

@@ -261,7 +261,7 @@ def test_no_time_is_foreseen_from_widths_that_were_not_measured(run: Run) -> Non
         auto.history.trials[0], dispatcher = Trial(0, configs()[0]), Dispatcher(auto, backend)
         auto.history.kinds[0] = f"a kind, {measured}"
         dispatcher.add(0, 3)
-        dispatcher.next_task(0)
+        next(dispatcher.tasks([0]))
         assert math.isfinite(dispatcher.foreseen(1, 1)) == measured
 
 
