@@ -24,8 +24,6 @@ from benchmarks.packing_live import ONE, PLACES, SEVERAL
 from benchmarks.packing_virtual import Machine, simulate_packing
 from benchmarks.result_files import Row, columns, environment, options, read, save, spread, table, texts, versions
 from hydro_rasda.schedulers import (
-    FastestTogether,
-    Interference,
     Job,
     Placed,
     Policy,
@@ -35,22 +33,20 @@ from hydro_rasda.schedulers import (
     one_a_device,
     worst_fit,
     worst_fit_decreasing,
+    worst_fit_overcommitted,
 )
 
 FILE = "packing.json"
-OURS, PAPERS, BLIND = "ours", "WFD", "ours, interference unknown"
+OURS, PAPERS = "ours", "WFD"
 
-
-def policies(interference: Interference) -> dict[str, Policy]:
-    """HyperSack's and ours, which knows what jobs slow each other by, or does not."""
-    return {
-        "FF": first_fit,
-        "FFD": first_fit_decreasing,
-        "WF": worst_fit,
-        PAPERS: worst_fit_decreasing,
-        BLIND: FastestTogether(),
-        OURS: FastestTogether(interference),
-    }
+POLICIES: dict[str, Policy] = {
+    "FF": first_fit,
+    "FFD": first_fit_decreasing,
+    "WF": worst_fit,
+    PAPERS: worst_fit_decreasing,
+    OURS: worst_fit_overcommitted,
+}
+"""HyperSack's policies, and ours."""
 
 
 def occupancy(jobs: Sequence[Job], rooms: Sequence[Room], placed: Sequence[Placed]) -> float:
@@ -98,11 +94,10 @@ def decisions(quick: bool) -> list[Row]:
         row: Row = {"jobs": jobs, "GPUs": gpus, "seeds": seeds, "policies": {}}
         problems = [profiles.problem(jobs, seed) for seed in range(seeds)]
         rooms = [Room(f"gpu-{i}", profiles.MEMORY, 1.0) for i in range(gpus)]
-        for name in policies(Interference()):
-            found = [(policies(problem.interference)[name], problem.jobs) for problem in problems]
+        for name, policy in POLICIES.items():
             row["policies"][name] = {
-                "seconds": median(fastest(partial(policy, of, rooms), repeats) for policy, of in found),
-                "occupancy": median(occupancy(of, rooms, policy(of, rooms)) for policy, of in found),
+                "seconds": median(fastest(partial(policy, problem.jobs, rooms), repeats) for problem in problems),
+                "occupancy": median(occupancy(each.jobs, rooms, policy(each.jobs, rooms)) for each in problems),
             }
         if gpus <= 16:
             solved = [highs(problem.jobs, rooms, 2 if quick else 60) for problem in problems[:3]]
@@ -149,7 +144,7 @@ def row_of(system: str, neighbour: float, seeds: int) -> Row:
         alone = simulate_packing(one_a_device, jobs, machines, drawn.interference).seconds
         unpacked.append(alone)
         seconds = {}
-        for name, policy in policies(drawn.interference).items():
+        for name, policy in POLICIES.items():
             outcome = simulate_packing(policy, jobs, machines, drawn.interference)
             seconds[name] = outcome.seconds
             shorter.setdefault(name, []).append(alone / outcome.seconds)

@@ -7,11 +7,40 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hydro_rasda.common.argument_checks import check_function, check_is, check_number, require
-from hydro_rasda.schedulers import Interference, Job, Policy, Room
+from hydro_rasda.schedulers import Job, Policy, Room
+
+
+@dataclass(frozen=True)
+class Interference:
+    """Slowdowns of jobs that share a machine.
+
+    If jobs together ask for more compute than a machine has, all of them slow down in proportion. In addition, each
+    neighbour slows a job by a factor, because of caches, memory bandwidth, and the processor that feeds the device.
+
+    Attributes:
+        beside: Maps the kinds of a job and a neighbour to that factor, which is at least 1; 1 for other kinds.
+    """
+
+    beside: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def speeds(self, jobs: Sequence[Job], rate: float = 1.0) -> list[float]:
+        """Return the speed of each job beside the others, relative to its speed alone, on a machine with this rate.
+
+        >>> jobs = [Job("a", 4, 0.5, 60, "cnn"), Job("b", 4, 0.75, 60, "vit")]
+        >>> Interference({("cnn", "vit"): 1.25}).speeds(jobs)
+        [0.64, 0.8]
+        """
+        crowd = max(1.0, sum(job.compute for job in jobs) / rate)
+        slower = [crowd] * len(jobs)
+        for i, job in enumerate(jobs):
+            for j, other in enumerate(jobs):
+                if i != j:
+                    slower[i] *= self.beside.get((job.kind, other.kind), 1.0)
+        return [1 / factor for factor in slower]
 
 
 @dataclass(frozen=True)
@@ -55,7 +84,7 @@ def simulate_packing(
     """Run jobs to their end; whenever one ends, the policy decides anew.
 
     Args:
-        interference: How they slow each other, whatever the policy knows of it.
+        interference: How they slow each other; the policy does not know it.
 
     Raises:
         ValueError: where jobs wait that the policy does not start though all machines are idle.

@@ -267,7 +267,7 @@ def _packing_decisions(part: Any) -> Iterator[Answer]:
         measured = row["policies"]
         cells = [
             f"{measured[name]['occupancy']:.1%} in {_duration(measured[name]['seconds'])}" if name in measured else ""
-            for name in (packing.BLIND, packing.OURS, packing.PAPERS, "HiGHS")
+            for name in (packing.OURS, packing.PAPERS, "HiGHS")
         ]
         papers = PAPERS_DECISIONS.get((row["jobs"], row["GPUs"]), {}).get(packing.PAPERS)
         said = f"{papers[1]:.0%} in {_duration(papers[0] / 1000)}" if papers else ""
@@ -280,8 +280,7 @@ def _packing_decisions(part: Any) -> Iterator[Answer]:
         f"A decision never keeps you waiting: the longest took {slowest:.2g} s.",
         (
             "how much is filled, and in how long",
-            "by shares",
-            "with interference",
+            "this library",
             "WFD",
             "HiGHS",
             "WFD in HyperSack's slides",

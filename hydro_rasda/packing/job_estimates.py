@@ -6,26 +6,16 @@ example, keep their proportions. Jobs of a kind without given values are assumed
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.tasks import Estimate, Task
 from hydro_rasda.run.cache import is_positive, recall, remember
-from hydro_rasda.schedulers import Interference, Job
-from hydro_rasda.schedulers.packing_policy import GUESS, MARGIN
+from hydro_rasda.schedulers.packing_policy import GUESS, MARGIN, Job
 
 _FIELDS = ("memory", "share", "seconds")
-
-_STEP, _SEEN = 0.3, 5.0
-"""The share of a residual that is added to a term, and the number of neighbors after which a pair of kinds is known."""
-
-MOST_SLOWER = 4.0
-"""The largest factor by which a neighbor is assumed to slow others."""
 
 
 class _Ratios:
@@ -55,6 +45,10 @@ class Estimates:
         self._measured: defaultdict[tuple[str, str, bool], _Ratios] = defaultdict(_Ratios)
         self._largest: dict[str, float] = {}
         self._before = dict(before or {})
+
+    def keep(self, key: str) -> None:
+        """Keep the corrections for later calls."""
+        remember(key, {"estimates": self.learnt()})
 
     def learnt(self) -> dict[str, float]:
         """Return by kind and field the ratio of measured to given values, or the measured value if none was given."""
@@ -101,78 +95,14 @@ def _key(kind: str, name: str, alone: bool) -> str:
     return f"{name} {'' if alone else 'over given '}of {kind}"
 
 
-class Slowdowns:
-    """Factors by which jobs of one kind slow those of another, beyond the effect of shares; learnt from finished jobs.
-
-    The logarithm of a job's seconds is modeled as a sum. One term belongs to the job's own kind. Each neighboring kind
-    has a term that is multiplied by the average number of its jobs. Each job corrects all terms by its deviation from
-    the sum (normalized least mean squares: Haykin, "Adaptive Filter Theory", 1996, section 9.11).
-    """
-
-    def __init__(self, before: Mapping[str, Mapping[str, tuple[float, float]]] | None = None) -> None:
-        self._own: dict[str, float] = {}
-        self._of: dict[str, dict[str, tuple[float, float]]] = {a: dict(of) for a, of in (before or {}).items()}
-
-    def learn(self, kind: str, seconds: float, beside: Mapping[str, float]) -> None:
-        """Learn from a job that is done.
-
-        `seconds` is the ratio of measured to given seconds, without the effect of the neighbors' shares. `beside` has
-        the average number of neighbors by kind.
-        """
-        of = self._of.setdefault(kind, {})
-        slower = sum(count * of.get(other, (0.0, 0.0))[0] for other, count in beside.items())
-        own = self._own.setdefault(kind, math.log(seconds) - slower)
-        step = _STEP * (math.log(seconds) - own - slower) / (1 + sum(count**2 for count in beside.values()))
-        self._own[kind] = own + step
-        for other, count in beside.items():
-            factor, seen = of.get(other, (0.0, 0.0))
-            of[other] = factor + step * count, seen + count
-
-    def learnt(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """Map a kind and a neighbor's kind to the logarithm of the factor, and to the number of neighbors seen."""
-        return self._of
-
-    def interference(self) -> Interference:
-        """Return the factors of all pairs of kinds that were seen often enough."""
-        return Interference(
-            {
-                (kind, other): min(max(1.0, math.exp(factor)), MOST_SLOWER)
-                for kind, of in self._of.items()
-                for other, (factor, seen) in of.items()
-                if seen >= _SEEN
-            }
-        )
+def cache_key(devices: Sequence[Device]) -> str:
+    """Return the key under which the estimates of jobs are kept that start from this folder, on GPUs or on CPUs."""
+    where = "GPUs" if any(device.gpu for device in devices) else "CPUs"
+    return f"packed on {where} from {Path.cwd()}"
 
 
-@dataclass(frozen=True)
-class Learnt:
-    """Estimates and slowdowns of the jobs that are started from one folder, on GPUs or on CPUs, kept under `key`."""
-
-    key: str
-    estimates: Estimates
-    slowdowns: Slowdowns
-
-    @staticmethod
-    def recall(devices: Sequence[Device]) -> Learnt:
-        """Return what earlier calls from this folder learnt in the last weeks, without invalid entries."""
-        where = "GPUs" if any(device.gpu for device in devices) else "CPUs"
-        key = f"packed on {where} from {Path.cwd()}"
-        kept = recall(key) or {}
-        taken = {name: float(value) for name, value in _items(kept.get("estimates")) if is_positive(value)}
-        slower = {
-            kind: {other: (float(found[0]), float(found[1])) for other, found in _items(of) if _is_factor(found)}
-            for kind, of in _items(kept.get("slowdowns"))
-        }
-        return Learnt(key, Estimates(taken), Slowdowns(slower))
-
-    def keep(self) -> None:
-        remember(self.key, {"estimates": self.estimates.learnt(), "slowdowns": self.slowdowns.learnt()})
-
-
-def _items(kept: Any) -> list[tuple[str, Any]]:
-    return list(kept.items()) if isinstance(kept, Mapping) else []
-
-
-def _is_factor(found: Any) -> bool:
-    pair = isinstance(found, list) and len(found) == 2 and all(type(part) in (int, float) for part in found)
-    return pair and all(math.isfinite(part) for part in found)
+def recall_estimates(key: str) -> Estimates:
+    """Return the estimates that earlier calls kept under a key in the last weeks, without invalid entries."""
+    kept = (recall(key) or {}).get("estimates")
+    items = kept.items() if isinstance(kept, Mapping) else ()
+    return Estimates({name: float(value) for name, value in items if is_positive(value)})

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
@@ -40,8 +39,6 @@ class Process:
         self.stopped = self.untold = False
         self._began = monotonic()
         self._cpu = self._waited = 0.0
-        self._beside: defaultdict[str, float] = defaultdict(float)
-        self._crowded = self._looked = 0.0
         self._busy: list[float] = []  # samples of the share of the GPU
         self._resident = Resident()
         environment = {**os.environ, **device.environment, **shared}
@@ -51,29 +48,6 @@ class Process:
         files = grid.lock(task.name), grid.end_file(task.name)
         self._child = start_child(command, *files, grid.log(task.name), environment)
         self.over = os.pidfd_open(self._child.pid)
-
-    def meet(self, others: Sequence[str], crowd: float) -> None:
-        """Note which kinds of jobs have run beside this one since the last call.
-
-        `crowd` is the sum of the shares of all jobs over the compute of the device, at least 1.
-        """
-        now = monotonic() - self._began
-        for kind in others:
-            self._beside[kind] += now - self._looked
-        self._crowded += (now - self._looked) * (1 - 1 / crowd)
-        self._looked = now
-
-    def slowed(self, end: JobEnd) -> tuple[float, dict[str, float]] | None:
-        """Its seconds without what neighbours' shares explain, and how many of each kind there were on average.
-
-        None if the job ended before the first look.
-        """
-        if self._looked <= 0:
-            return None
-        alone = self._alone(end["seconds"])
-        if self.device.gpu:
-            alone *= 1 - self._crowded / self._looked
-        return max(alone, 1e-3), {kind: time / self._looked for kind, time in self._beside.items()}
 
     def look(self, beside: int) -> None:
         """Measure the processes of the job now; `beside` is the number of other jobs on the device."""

@@ -40,16 +40,17 @@ def pack(
 
     The first job whose memory or share is unknown gets a device to itself, until its needs are measured: after some
     seconds, or at its end. Jobs of its kind are then expected to need the same, and jobs of other kinds more than the
-    largest job so far. Measurements correct the estimates. The corrections, and the factors by which kinds slow each
-    other, are kept for later calls from the same folder (below HYDRO_RASDA_CACHE, or the user's cache folder). The call
-    can be repeated after any interruption: jobs that ended are not run again, and jobs that were cut off start again.
+    largest job so far. Measurements correct the estimates, and are kept for later calls from the same folder (below
+    HYDRO_RASDA_CACHE, or the user's cache folder). The call can be repeated after any interruption: jobs that ended are
+    not run again, and jobs that were cut off start again.
 
     Args:
         jobs: Commands (lists of arguments), functions without arguments, or a `Task` with an estimate of either.
         devices: The devices to run on; by default the GPUs of this machine, else its cores. GPUs need
             `hydro-rasda[gpu]`. A function is called again and again: jobs of a device that it no longer lists are
             stopped and wait again, and a new device gets jobs.
-        policy: Decides which jobs share a device; by default `FastestTogether`, which uses the measured slowdowns.
+        policy: Decides which jobs share a device. By default, a job starts where half of its share is free
+            (`hydro_rasda.schedulers.worst_fit_overcommitted`).
         mps: True if jobs on a GPU compute at the same time through NVIDIA's Multi-Process Service, each with its
             measured share of threads, rather than in turns. "auto" uses the service if `nvidia-cuda-mps-control` is
             installed and you have not started it yourself (CUDA_MPS_PIPE_DIRECTORY is not set). A fault of one job then

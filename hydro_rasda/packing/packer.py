@@ -10,12 +10,12 @@ from typing import Any
 
 from hydro_rasda.packing import nvml
 from hydro_rasda.packing.devices import Device
-from hydro_rasda.packing.job_estimates import Learnt
+from hydro_rasda.packing.job_estimates import cache_key, recall_estimates
 from hydro_rasda.packing.job_process import Process
 from hydro_rasda.packing.job_states import Grid, JobEnd, JobRecord
 from hydro_rasda.packing.mps import Daemons, percentage
 from hydro_rasda.packing.tasks import Estimate
-from hydro_rasda.schedulers import FastestTogether, Job, Policy, Room, one_a_device
+from hydro_rasda.schedulers import Job, Policy, Room, one_a_device, worst_fit_overcommitted
 
 LOOK_S = 0.5
 """The most seconds between two looks at jobs and devices."""
@@ -41,10 +41,10 @@ class Packer:
     def __init__(
         self, grid: Grid, listed: Callable[[], Sequence[Device]], policy: Policy | None = None, mps: bool = False
     ) -> None:
-        self._grid, self._listed, self._policy = grid, listed, policy
+        self._grid, self._listed, self._policy = grid, listed, policy or worst_fit_overcommitted
         self._daemons = Daemons("jobs", mps)
-        self._learnt = Learnt.recall(listed())
-        self._estimates, self._slowdowns = self._learnt.estimates, self._learnt.slowdowns
+        self._key = cache_key(listed())
+        self._estimates = recall_estimates(self._key)
         self.running: dict[str, Process] = {}
         self.devices: dict[str, Device] = {}
         self._before: dict[str, float] = {}  # bytes in use on a device before its first job began
@@ -64,7 +64,7 @@ class Packer:
         for process in list(self.running.values()):
             self._take_end(process)
         self._daemons.stop()
-        self._learnt.keep()
+        self._estimates.keep(self._key)
 
     def step(self) -> bool:
         """Measure jobs, start those that fit, and wait `LOOK_S` for one to end; return whether any job is left."""
@@ -80,7 +80,6 @@ class Packer:
             time.sleep(LOOK_S)  # until there is a device
             return True
         ready = wait([process.over for process in self.running.values()], LOOK_S)
-        self._meet()
         for process in [process for process in self.running.values() if process.over in ready]:
             self._take_end(process)
         return True
@@ -93,7 +92,6 @@ class Packer:
             self._share_out(device)
         for process in self.running.values():
             self._estimates.learn(process.task, process.so_far())
-        self._meet()
         for device in self.devices.values():
             there = [process for process in self._on(device) if not process.stopped]
             if len(there) > 1 and sum(process.now for process in there) > device.memory:
@@ -113,15 +111,6 @@ class Packer:
         for process in untold:
             process.holds(rest * process.expected / expected)
 
-    def _meet(self) -> None:
-        """Note for each job which other jobs have shared its device since the last call."""
-        for device in self.devices.values():
-            there = self._on(device)
-            jobs = [self._expected(process.task.name) for process in there]
-            crowd = max(1.0, sum(job.compute for job in jobs if job is not None) / device.compute)
-            for process in there:
-                process.meet([other.task.kind for other in there if other is not process], crowd)
-
     def _on(self, device: Device) -> list[Process]:
         return [process for process in self.running.values() if process.device.name == device.name]
 
@@ -137,8 +126,7 @@ class Packer:
                     job or Job(record.name, 0.0, 1.0, 0.0)
                 )
         alone = [job._replace(memory=0.0) for job in alone]
-        chosen = self._policy or FastestTogether(self._slowdowns.interference())
-        for jobs, policy in ((unknown, one_a_device), (known, chosen), (alone, one_a_device)):
+        for jobs, policy in ((unknown, one_a_device), (known, self._policy), (alone, one_a_device)):
             if jobs and self.devices:
                 for name, device in policy(jobs, [self._room(device) for device in self.devices.values()]):
                     self._begin(name, self.devices[device])
@@ -200,10 +188,7 @@ class Packer:
         changed: dict[str, Any]
         if end is not None and end["exit"] == 0:
             measured = process.in_all(end) if process is not None else Estimate()
-            task = self._grid.tasks[name]
-            self._estimates.learn(task, measured)
-            if process is not None and (slowed := process.slowed(end)) is not None:
-                self._slowdowns.learn(task.kind, slowed[0] / (task.estimate.seconds or 1.0), slowed[1])
+            self._estimates.learn(self._grid.tasks[name], measured)
             # The memory in `end` is that of the machine, which tells nothing of a GPU's.
             on_cores = any(device.name == record.device and not device.gpu for device in self._listed())
             changed = {

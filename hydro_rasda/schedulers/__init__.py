@@ -9,7 +9,6 @@ from hydro_rasda.schedulers.halving_and_hyperband import Bracket, Hyperband, Suc
 from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.milestones import MilestoneBarrier, first_milestone, milestones
 from hydro_rasda.schedulers.named_rules import NoStopping, named_rule
-from hydro_rasda.schedulers.packing_interference import FastestTogether, Interference
 from hydro_rasda.schedulers.packing_policy import (
     Job,
     Placed,
@@ -20,6 +19,7 @@ from hydro_rasda.schedulers.packing_policy import (
     one_a_device,
     worst_fit,
     worst_fit_decreasing,
+    worst_fit_overcommitted,
 )
 from hydro_rasda.schedulers.population import PopulationBasedTraining, Range
 from hydro_rasda.schedulers.race_rule import ExpectedEnd, Race, RaceRule, chances, expected_gain, final_score
@@ -37,11 +37,9 @@ __all__ = [
     "Continue",
     "Decision",
     "ExpectedEnd",
-    "FastestTogether",
     "Growth",
     "Held",
     "Hyperband",
-    "Interference",
     "Interval",
     "Job",
     "MedianStopping",
@@ -82,4 +80,5 @@ __all__ = [
     "worker_slots",
     "worst_fit",
     "worst_fit_decreasing",
+    "worst_fit_overcommitted",
 ]

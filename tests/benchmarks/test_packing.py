@@ -5,12 +5,12 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.packing import FILE, OURS, PAPERS, SYSTEMS, highs, markdown, occupancy, policies, row_of
+from benchmarks.packing import FILE, OURS, PAPERS, POLICIES, SYSTEMS, highs, markdown, occupancy, row_of
 from benchmarks.packing_live import ARCHITECTURES, ONE, SEVERAL, WIDTHS, model, train
 from benchmarks.packing_virtual import HIGHEST, LOWEST, SECONDS, h100s_and_a100s, problem, simulate_packing
 from benchmarks.result_files import RESULTS, Row
 from fusion import fusion_key
-from hydro_rasda.schedulers import Interference, Job, Placed, Room, one_a_device
+from hydro_rasda.schedulers import Job, Placed, Room, one_a_device
 
 
 def test_jobs_are_of_24_kinds_within_the_slides_range_and_take_as_long_as_the_slides_did() -> None:
@@ -49,7 +49,7 @@ def test_highs_packs_the_best_that_fits() -> None:
 
 def test_a_row_compares_all_policies_on_the_same_jobs() -> None:
     row = row_of("4 A100", 0.0, seeds=1)
-    assert row["shorter"].keys() == policies(Interference()).keys()
+    assert row["shorter"].keys() == POLICIES.keys()
     assert 1 < row["shorter"][PAPERS] < row["at_most"]
     assert row["ours_over_WFD"][1] == pytest.approx(row["shorter"][OURS] / row["shorter"][PAPERS])
 

@@ -6,10 +6,8 @@ import math
 
 import pytest
 
-from benchmarks.packing_virtual import Machine, simulate_packing
+from benchmarks.packing_virtual import Interference, Machine, simulate_packing
 from hydro_rasda.schedulers import (
-    FastestTogether,
-    Interference,
     Job,
     Policy,
     first_fit,
@@ -17,11 +15,12 @@ from hydro_rasda.schedulers import (
     one_a_device,
     worst_fit,
     worst_fit_decreasing,
+    worst_fit_overcommitted,
 )
 from tests.hydro_rasda.schedulers.packing_cases import a_problem, shortest
 
 NONE = Interference()
-POLICIES = [one_a_device, first_fit, first_fit_decreasing, worst_fit, worst_fit_decreasing, FastestTogether()]
+POLICIES = [one_a_device, first_fit, first_fit_decreasing, worst_fit, worst_fit_decreasing, worst_fit_overcommitted]
 
 
 def test_one_after_another_and_side_by_side() -> None:
@@ -33,10 +32,10 @@ def test_one_after_another_and_side_by_side() -> None:
 
 
 def test_neighbours_slow_each_other_until_one_of_them_ends() -> None:
-    """Two of 0.75 get on at 2/3 each; the first is over after 45 s, when the second has 30 s of its 60 left."""
-    jobs = [Job("short", 4, 0.75, 30), Job("long", 4, 0.75, 60)]
-    outcome = simulate_packing(FastestTogether(), jobs, [Machine("gpu", 40)], NONE)
-    assert outcome.ended == pytest.approx({"short": 45, "long": 75})
+    """Two of 0.6 get on at 5/6 each; the first is over after 36 s, when the second has 30 s of its 60 left."""
+    jobs = [Job("short", 4, 0.6, 30), Job("long", 4, 0.6, 60)]
+    outcome = simulate_packing(worst_fit_overcommitted, jobs, [Machine("gpu", 40)], NONE)
+    assert outcome.ended == pytest.approx({"short": 36, "long": 66})
     assert math.isnan(outcome.busy)
 
 
@@ -65,7 +64,7 @@ def test_ours_comes_close_to_the_shortest_makespan_and_is_ahead_of_worst_fit_dec
         jobs = [job._replace(memory=1.0) for job in jobs]
         machines = [Machine(f"gpu-{i}", 40) for i in range(2)]
         best = shortest(jobs, 2)
-        ours = simulate_packing(FastestTogether(), jobs, machines, NONE).seconds
+        ours = simulate_packing(worst_fit_overcommitted, jobs, machines, NONE).seconds
         assert best - 1e-6 <= ours <= 1.2 * best
         ratios.append(simulate_packing(worst_fit_decreasing, jobs, machines, NONE).seconds / ours)
     assert sum(ratios) / 3 > 1.03

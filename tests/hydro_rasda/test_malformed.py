@@ -13,7 +13,7 @@ import torch
 from ray.tune.schedulers import FIFOScheduler
 from torch import nn
 
-from benchmarks.packing_virtual import Machine, simulate_packing
+from benchmarks.packing_virtual import Interference, Machine, simulate_packing
 from hydro_rasda import (
     LocalBackend,
     RaceConfig,
@@ -30,7 +30,7 @@ from hydro_rasda import (
 from hydro_rasda.backends.ray import RescaledLR, lr_factor, read_journal
 from hydro_rasda.data import make_batches
 from hydro_rasda.packing import Device, Estimate, Task, pack
-from hydro_rasda.schedulers import Interference, Job, first_fit
+from hydro_rasda.schedulers import Job, first_fit
 from hydro_rasda.simulator import (
     Cluster,
     CostModel,

@@ -17,7 +17,7 @@ from hydro_rasda.packing import Device, Task, cpu, devices, gpus, pack
 from hydro_rasda.packing import nvml as library
 from hydro_rasda.packing.devices import local_devices
 from hydro_rasda.packing.nvml import memory_of, share_of
-from hydro_rasda.schedulers import FastestTogether, Job, Placed, Room
+from hydro_rasda.schedulers import Job, Placed, Room, worst_fit_overcommitted
 
 
 class NVMLError(Exception):
@@ -261,13 +261,12 @@ def test_jobs_in_a_container_are_measured_and_share_a_gpu(
     monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", told)
     monkeypatch.setattr(library, "_PID_NAMESPACE", tmp_path)
     nvml.processes, nvml.by_process = ((4_000_000, 300),), False
-    beside = FastestTogether()
     at_once: dict[str, list[int]] = {"first": [], "next": []}
     for name, counts in at_once.items():
 
         def policy(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
             """Note how many jobs the GPU has from now on; jobs that have yet to be measured do not come here."""
-            found = beside(jobs, rooms)
+            found = worst_fit_overcommitted(jobs, rooms)
             counts.append(len(rooms[0].jobs) + len(found))  # noqa: B023
             return found
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import random
-
 import pytest
 
 from hydro_rasda.packing import Estimate, Task
-from hydro_rasda.packing.job_estimates import Estimates, Slowdowns
+from hydro_rasda.packing.job_estimates import Estimates
 from hydro_rasda.schedulers import Job
 from hydro_rasda.schedulers.packing_policy import GUESS, MARGIN
 
@@ -72,29 +69,3 @@ def test_what_one_call_learnt_holds_in_the_next_until_it_is_measured_again() -> 
     second.learn(task("f"), Estimate(memory=10))
     assert second.of(task("c")) == Job("c", MARGIN * 10, MARGIN * 0.25, 30, "kind")
     assert Estimates(second.learnt()).learnt() == second.learnt()
-
-
-def test_slowdowns_are_learnt_from_jobs_beside_others() -> None:
-    """A job of "a" takes 10 s, 1.5 times as long beside a "b"; one of "b" 20 s, beside whatever."""
-    draw = random.Random(0)
-    learning = Slowdowns()
-    for _ in range(2):
-        for _ in range(150):
-            beside = {"a": draw.uniform(0, 2), "b": draw.uniform(0, 2)}
-            noise = math.exp(draw.gauss(0, 0.03))
-            learning.learn("a", 10 * 1.5 ** beside["b"] * noise, beside)
-            learning.learn("b", 20 * noise, beside)
-        found = learning.interference().beside
-        assert found["a", "b"] == pytest.approx(1.5, rel=0.1)
-        assert [found[pair] for pair in (("a", "a"), ("b", "a"), ("b", "b"))] == pytest.approx([1, 1, 1], abs=0.08)
-        learning = Slowdowns(learning.learnt())
-
-
-def test_few_jobs_say_nothing_of_slowdowns() -> None:
-    learning = Slowdowns()
-    learning.learn("a", 10, {})
-    for _ in range(4):
-        learning.learn("a", 30, {"b": 1.0})
-    assert not learning.interference().beside
-    learning.learn("a", 30, {"b": 1.0})
-    assert learning.interference().beside["a", "b"] > 1.5

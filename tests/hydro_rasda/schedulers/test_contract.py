@@ -113,11 +113,9 @@ def test_public_names() -> None:
         "Continue",
         "Decision",
         "ExpectedEnd",
-        "FastestTogether",
         "Growth",
         "Held",
         "Hyperband",
-        "Interference",
         "Interval",
         "Job",
         "MedianStopping",
@@ -158,4 +156,5 @@ def test_public_names() -> None:
         "worker_slots",
         "worst_fit",
         "worst_fit_decreasing",
+        "worst_fit_overcommitted",
     ]

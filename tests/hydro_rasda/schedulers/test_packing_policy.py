@@ -1,4 +1,4 @@
-"""HyperSack's policies against their definitions, written out slowly, and against HiGHS."""
+"""HyperSack's policies, and the one that overcommits, against their definitions, written out slowly, and HiGHS."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from hydro_rasda.schedulers.packing_policy import (
+    ENOUGH,
     SLACK,
     Job,
     Placed,
@@ -17,20 +18,23 @@ from hydro_rasda.schedulers.packing_policy import (
     one_a_device,
     worst_fit,
     worst_fit_decreasing,
+    worst_fit_overcommitted,
 )
 from tests.hydro_rasda.schedulers.packing_cases import a_problem, left, most_compute
 
 POLICIES = [first_fit, first_fit_decreasing, worst_fit, worst_fit_decreasing]
 
 
-def slowly(jobs: Sequence[Job], rooms: Sequence[Room], worst: bool, decreasing: bool) -> list[Placed]:
+def slowly(
+    jobs: Sequence[Job], rooms: Sequence[Room], worst: bool, decreasing: bool, enough: float = 1.0
+) -> list[Placed]:
     """The definitions: look at every device for every job."""
     if decreasing:
         jobs = sorted(jobs, key=lambda job: -job.seconds)
     free = {room.device: [room.memory + SLACK, room.compute + SLACK] for room in rooms}
     placed = []
     for job in jobs:
-        fits = [device for device, (m, c) in free.items() if job.memory <= m and job.compute <= c]
+        fits = [device for device, (m, c) in free.items() if job.memory <= m and enough * job.compute <= c]
         if fits:
             device = max(fits, key=lambda device: free[device][1]) if worst else fits[0]
             free[device][0] -= job.memory
@@ -46,6 +50,7 @@ def test_a_policy_is_what_the_paper_says(policy: Policy, jobs: int, rooms: int) 
     for seed in range(10):
         problem = a_problem(jobs, rooms, seed)
         assert policy(*problem) == slowly(*problem, worst, decreasing)
+        assert worst_fit_overcommitted(*problem) == slowly(*problem, True, True, ENOUGH)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -116,3 +121,11 @@ def test_without_packing_a_device_has_one_job() -> None:
     jobs = [Job(name, 4, 0.2, 60) for name in "abc"]
     rooms = [Room("busy", 40, 0.8, jobs=(jobs[0],)), Room("small", 3, 1), Room("free", 40, 1), Room("faster", 40, 2, 2)]
     assert one_a_device(jobs[1:], rooms) == [Placed("b", "free"), Placed("c", "faster")]
+
+
+def test_a_gap_is_filled_beyond_what_there_is_and_a_full_device_left_alone() -> None:
+    jobs = [Job(name, 1, 0.4, 60) for name in "abcdefgh"]
+    placed = worst_fit_overcommitted(jobs, [Room("gpu", 40, 1), Room("full", 40, 0.01)])
+    assert [device for _, device in placed] == ["gpu"] * 3
+    large = [job._replace(memory=15) for job in jobs]
+    assert len(worst_fit_overcommitted(large, [Room("gpu", 40, 1)])) == 2
