@@ -79,18 +79,19 @@ class Group:
 
 @dataclass(frozen=True)
 class Task:
-    """A unit of work: groups that train at the same time, or one full-size model, from one milestone to the next.
+    """A unit of work of one heat, from one milestone to the next.
 
-    `full_size_task` makes a task for a full-size model.
+    A task of the sweep or of the middle heat is groups of surrogates, which train at the same time. A task of the race
+    is one full-size model; `full_size_task` makes it.
 
     Attributes:
         key: Tells it from all others of the run. For groups, it names the checkpoint that the task leaves.
         groups: The trials; groups are independent of each other. A full-size model is a group of one.
         sources: Names of the checkpoints to go on from; empty for initial weights. A full-size model has one at most.
+        heat: The heat that the task belongs to.
+        width: In the middle heat, the width of the surrogates as a ratio of the full width; None in other heats.
         copies: For each trial that goes on with another one's weights and optimizer state, that other one.
-        width: Width of a middle heat's surrogates over that of the model; None for the sweep's, or a full-size model.
-        heat: "race" for a full-size model. The attributes below have a meaning for it alone.
-        seed: Determines the initial weights, and dropout.
+        seed: Determines the initial weights, and dropout. This attribute and those below are of full-size models only.
         beside: How many trials are trained to this milestone, itself included: they share the devices.
         horizon: Epochs over which its schedule runs; None: those of a full training.
         refit: True to train one model on the examples of all folds, without validation.
@@ -101,14 +102,23 @@ class Task:
     groups: tuple[Group, ...]
     sources: tuple[str, ...]
     span: Span
-    copies: Mapping[int, int] = field(default_factory=dict)
     heat: HeatName = "sweep"
+    width: float | None = None
+    copies: Mapping[int, int] = field(default_factory=dict)
     seed: int = 0
     beside: int = 1
     horizon: int | None = None
     refit: bool = False
     averaged: bool = True
-    width: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.heat == "middle") != (self.width is not None):
+            raise ValueError(f"`width` is {self.width}, but must be given in the middle heat, and only there")
+
+    @property
+    def is_full_size(self) -> bool:
+        """True for a full-size model; False for groups of surrogates."""
+        return self.heat == "race"
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -147,7 +157,7 @@ class Task:
     def of(self, *groups: Group) -> Task:
         """Return a task with only these groups, under its own key."""
         members = [number for group in groups for number in group.members]
-        return replace(self, key=group_key(self.span, members, self.width), groups=groups)
+        return replace(self, key=group_key(self.heat, self.span, members), groups=groups)
 
 
 def full_size_task(
@@ -159,15 +169,15 @@ def full_size_task(
         source: Name of the checkpoint to continue from; None to begin anew.
     """
     groups, sources = (Group("full size", (number,), fused=False),), () if source is None else (source,)
-    return Task(key, groups, sources, span, heat="race", seed=seed, beside=beside, **more)
+    return Task(key, groups, sources, span, "race", seed=seed, beside=beside, **more)
 
 
-def group_key(span: Span, members: Iterable[int], width: float | None = None) -> str:
-    """Return the key of the task that trains these trials for a span; `width` is the width ratio of a middle heat.
+def group_key(heat: HeatName, span: Span, members: Iterable[int]) -> str:
+    """Return the key of the task that trains these trials for a span.
 
     The smallest trial number suffices, because a trial begins the same span twice only if its checkpoint was lost.
     """
-    return f"{'sweep' if width is None else 'middle'}/to-{span.stop}/from-{span.start}/group-{min(members)}"
+    return f"{heat}/to-{span.stop}/from-{span.start}/group-{min(members)}"
 
 
 @dataclass

@@ -75,7 +75,7 @@ class ElasticPool(DevicePool):
         return [number for number in super()._free() if number not in held]
 
     def _has_ranks(self, task: Task) -> bool:
-        return task.heat == "race" and self._asked and self._capacity() > 1
+        return task.is_full_size and self._asked and self._capacity() > 1
 
     def _most(self, number: int, task: Task | None) -> int:
         return 1 if task is None or self._has_ranks(task) else super()._most(number, task)

@@ -109,7 +109,7 @@ class LocalDevice:
         self._training: Generator[Finished, None, None] | None = None
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
-        beside = task is not None and all(one.heat == "race" for one in (task, *self._tasks))
+        beside = task is not None and all(one.is_full_size for one in (task, *self._tasks))
         most = self._device.cores if beside else 1
         return [0] if self._training is None and len(self._tasks) < most else []
 

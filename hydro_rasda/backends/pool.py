@@ -150,7 +150,7 @@ class DevicePool:
 
     def _most(self, number: int, task: Task | None) -> int:
         """Return how many tasks a device trains at the same time: its share of those on their way to a milestone."""
-        if task is None or task.heat == "sweep":
+        if task is None or not task.is_full_size:
             return 1
         return min(self._devices[number].cores, -(-task.beside // self._capacity()))
 

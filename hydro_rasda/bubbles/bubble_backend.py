@@ -117,7 +117,7 @@ class _UnderWay:
         begun = [number for number in task.members if number in outcome.history]
         if not begun:
             return None
-        if task.heat == "sweep":
+        if not task.is_full_size:
             outcome.seconds = time.monotonic() - self.began
         if len(begun) < len(task.members):
             of_each = [(group, [number for number in group.members if number in begun]) for group in task.groups]
@@ -161,7 +161,7 @@ class BubbleDevices:
 
         Also return nothing if the time is over and no guest is there.
         """
-        beside = task is not None and task.heat == "race" and all(of.task.heat == "race" for of in self._under_way)
+        beside = task is not None and task.is_full_size and all(of.task.is_full_size for of in self._under_way)
         full = len(self._under_way) >= (self._groups if beside else 1)
         return [] if full or self._in_vain("sweep" if task is None else task.heat) else [0]
 
@@ -190,7 +190,7 @@ class BubbleDevices:
 
     def start(self, device: int, task: Task) -> None:
         self._forget()
-        if task.heat == "race":
+        if task.is_full_size:
             works: list[GroupWork | TargetWork] = [TargetWork(self._run, task, max(1, self._groups // task.beside))]
         else:
             parts = task.parts()

@@ -87,7 +87,7 @@ class GroupWork:
 
     def _key(self, members: Sequence[int]) -> str:
         """Return the name of the checkpoint of a piece; halves of a piece have other names than the whole."""
-        return f"{group_key(self.task.span, members, self.task.width)}/so-far-of-{len(members)}"
+        return f"{group_key(self.task.heat, self.task.span, members)}/so-far-of-{len(members)}"
 
     def died(self, task: Task, how: str, deaths: Deaths) -> Sequence[Task]:
         """Return the tasks to train after a piece killed its guest: the piece again, its halves, or none."""

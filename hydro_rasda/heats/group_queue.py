@@ -201,12 +201,13 @@ class Dispatcher:
         ]
         members = [number for group in groups for number in group.members]
         return Task(
-            key=group_key(span, members, self._width),
+            key=group_key(self._heat.name, span, members),
             groups=tuple(groups),
             sources=tuple(sorted({self._heat.sources[n] for n in members})) if span.start else (),
             span=span,
-            copies={n: self._heat.copies[n] for n in members if n in self._heat.copies} if span.start else {},
+            heat=self._heat.name,
             width=self._width,
+            copies={n: self._heat.copies[n] for n in members if n in self._heat.copies} if span.start else {},
         )
 
     def _without_suspects(self) -> Mapping[Span, Mapping[str, Sequence[_QueuePlace]]]:

@@ -29,7 +29,7 @@ _CHANGED = 0.05
 class Peaks:
     """Peaks of one heat, by kind and by how many train as one: measured, kept for later runs, and corrected.
 
-    They are measured, kept for later runs, and corrected. If memory is ample for all trainings at the same time, peaks
+    If memory is ample for all trainings at the same time, peaks
     are not kept, because nothing depends on them.
     """
 
@@ -52,7 +52,7 @@ class Peaks:
         found_so_far = [found for kinds in known.values() for found in kinds.values()]
         of_each = (size / count for found in found_so_far for count, size in found.items())
         largest = max(of_each, default=0.0)
-        return GUESS * members * largest if largest or self._heat == "sweep" else self._problem.peak
+        return GUESS * members * largest if largest or self._heat != "race" else self._problem.peak
 
     def learn(self, kind: str, members: int, peak: float) -> None:
         """Note the measured peak bytes of a training; the largest peak ever measured counts."""
@@ -78,7 +78,7 @@ class Peaks:
         if self._known is None:
             problem, settings = self._problem, self._problem.settings
             functions = digest(content((problem.model_fn, problem.objective)))
-            ratio = settings.sweep.surrogate if self._heat == "sweep" else 1
+            ratio = 1 if self._heat == "race" else settings.sweep.surrogate
             like = f"{self._heat} {ratio:g}/{functions}/{outline(problem.example_input)}/{settings.precision}"
             like += f"/{models} models" if (models := settings.models(self._heat)) > 1 else ""
             self._key = f"peaks/{like}"

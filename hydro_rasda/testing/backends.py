@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ def backend_checks() -> Sequence[Check]:
     return [
         check_groups,
         check_results,
+        check_middle_heat,
         check_full_size,
         check_both_kinds,
         check_failures,
@@ -92,6 +93,28 @@ def check_results(make_backend: Callable[[], Backend], folder: Path) -> None:
     found = train_two_rungs(make_backend(), folder / "tried", configs)
     expected = [train_two_rungs(local, folder / str(local.device), configs) for local in references()]
     require(found in expected, f"metrics are those of the local backend, {expected[0]}, not {found}")
+
+
+def check_middle_heat(make_backend: Callable[[], Backend], folder: Path) -> None:
+    """A task of the middle heat trains groups as a task of the sweep does, but on surrogates of its own width.
+
+    It trains to the same digits as on `LocalBackend` with one device of the same sort.
+    """
+    configs = [{"lr": 0.02 * (n + 1)} for n in range(4)]
+
+    def trained(backend: Backend, name: str, **of: Any) -> dict[tuple[int, int], Mapping[str, float]]:
+        with opened(backend, folder / name, configs) as (_, devices):
+            tasks = [group(*members, **of) for members in ((0, 1), (2,), (3,))]
+            done = train(devices, tasks, room=len(devices.idle(tasks[0])))
+        require_each_once(done, range(4))
+        require({finished.task.heat for finished in done} == {tasks[0].heat}, "`finished` names the heat of its task")
+        return by_epoch(done)
+
+    middle: dict[str, Any] = {"heat": "middle", "width": 0.25}
+    found, swept = trained(make_backend(), "tried", **middle), trained(references()[0], "swept")
+    require(found != swept, "a task of the middle heat trains surrogates of its own width, not those of the sweep")
+    expected = [trained(local, f"{local.device}", **middle) for local in references()]
+    require(found in expected, f"metrics of the middle heat are those of the local backend, {expected[0]}, not {found}")
 
 
 def check_full_size(make_backend: Callable[[], Backend], folder: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from hydro_rasda.backends.local import LocalBackend
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import (
     Backend,
@@ -93,10 +94,16 @@ def references() -> list[LocalBackend]:
     return [LocalBackend(["cpu"]), *([LocalBackend(["cuda:0"])] if torch.cuda.is_available() else [])]
 
 
-def group(*members: int, span: Span = _FIRST, sources: tuple[str, ...] = ()) -> Task:
+def group(
+    *members: int,
+    span: Span = _FIRST,
+    sources: tuple[str, ...] = (),
+    heat: HeatName = "sweep",
+    width: float | None = None,
+) -> Task:
     """Make a task of trials that train as one fused group."""
     members_fused = Group("a kind", members, fused=len(members) > 1)
-    return Task(group_key(span, members), (members_fused,), sources, span)
+    return Task(group_key(heat, span, members), (members_fused,), sources, span, heat, width)
 
 
 def targets(run: Run, stop: int) -> list[Task]:

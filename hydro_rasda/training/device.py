@@ -86,8 +86,8 @@ class DeviceTrainer:
     def __init__(self, problem: Problem, may_die: bool = False, share: DeviceShare = WHOLE) -> None:
         self._problem, self._share = problem, share
         self._live, self._relayed = LiveGroup(), RelayedWarnings()
-        self._peaks: dict[tuple[HeatName, float | None], Peaks] = {}
-        self._paces: dict[tuple[HeatName, float | None], HangDetector] = {}
+        self._peaks: dict[HeatName, Peaks] = {}
+        self._paces: dict[HeatName, HangDetector] = {}
         self.children = usable_children(problem)
         self.cores = max(1, self.children)
         if may_die and self.cores == 1:
@@ -106,10 +106,10 @@ class DeviceTrainer:
         """Choose for each kind how many trials a core's group has, within `seconds`; see `planned_widths`.
 
         Args:
-            width: The width ratio of the trials' surrogates, as in `Task`.
+            width: The width ratio of a middle heat's surrogates, as in `Task`.
         """
         self.forget_group()
-        peaks, free, tight = self._peaks_of("sweep", width), self.free, self._is_tight()
+        peaks, free, tight = self._peaks_of("sweep" if width is None else "middle", width), self.free, self._is_tight()
         problem = self._problem.at_width(width)
         with one_thread() if self.cores > 1 else nullcontext():
             found = planned_widths(problem, kinds, self.cores, self.children > 0, free, peaks, tight, seconds)
@@ -129,16 +129,15 @@ class DeviceTrainer:
         return self.cores > 1 and self.cores * self._peaks_of("race").expected("of any kind") > self.free
 
     def _peaks_of(self, heat: HeatName, width: float | None = None) -> Peaks:
-        """The memory that models of a heat take, at a width of surrogates."""
-        if (heat, width) not in self._peaks:
-            self._peaks[heat, width] = Peaks(self._problem.at_width(width), heat)
-        return self._peaks[heat, width]
+        """Return the memory that models of a heat take; `width` is as in `Task`."""
+        if heat not in self._peaks:
+            self._peaks[heat] = Peaks(self._problem.at_width(width), heat)
+        return self._peaks[heat]
 
-    def _pace_of(self, heat: HeatName, width: float | None) -> HangDetector:
-        if (heat, width) not in self._paces:
-            foreseen = self._problem.first_epoch_seconds(heat)
-            self._paces[heat, width] = HangDetector("no epoch was over", foreseen=foreseen)
-        return self._paces[heat, width]
+    def _pace_of(self, heat: HeatName) -> HangDetector:
+        if heat not in self._paces:
+            self._paces[heat] = HangDetector("no epoch was over", foreseen=self._problem.first_epoch_seconds(heat))
+        return self._paces[heat]
 
     def train(self, tasks: Sequence[Task], work: Work, devices: int = 1) -> Generator[Finished, None, None]:
         """Train one task of fused groups, or at most `cores` full-size models at the same time.
@@ -149,7 +148,7 @@ class DeviceTrainer:
         Yields:
             Each task when it is done. Full-size models that train at the same time divide the wall time among them.
         """
-        if tasks[0].heat == "race":
+        if tasks[0].is_full_size:
             yield from self._train_models(tasks, work, devices)
             return
         (task,), started = tasks, time.perf_counter()
@@ -193,7 +192,7 @@ class DeviceTrainer:
         If a process died before while it trained this group, the group is split. A single trial fails if another
         process died with it. In a fork, the crash log is empty and stays empty.
         """
-        what = task.key if task.heat == "race" else training_of(task.members, task.span.stop)
+        what = task.key if task.is_full_size else training_of(task.members, task.span.stop)
         if len(task.members) > 1 and work.doing.suspected(what):
             outcome = joined(self._train_part(part, work, notify) for part in task.smaller())
             work.doing.forget(what)
@@ -207,7 +206,7 @@ class DeviceTrainer:
 
         told = work.should_stop, on_epoch
         with work.doing.of(what):
-            if task.heat == "sweep":
+            if not task.is_full_size:
                 return train_group(self._problem.at_width(task.width), work.trials, task, work.load, *told, self._live)
             state = work.load(task.source) if task.source is not None else None
             return train_full_size_trial(self._problem, work.trials[task.number], task, state, *told)
@@ -223,8 +222,8 @@ class DeviceTrainer:
 
     def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
         """Train tasks in a process each, as many at the same time as fit memory and cores, and learn what they take."""
-        kinds, of = [self._kind(task, work) for task in tasks], (tasks[0].heat, tasks[0].width)
-        peaks = self._peaks_of(*of)
+        kinds = [self._kind(task, work) for task in tasks]
+        peaks = self._peaks_of(tasks[0].heat, tasks[0].width)
 
         def took(i: int, peak: int) -> None:
             peaks.learn(*kinds[i], peak)
@@ -232,7 +231,7 @@ class DeviceTrainer:
         crowd = Crowd(self.free, self.cores, [peaks.expected(*kind) for kind in kinds], took)
         forked = replace(work, doing=CrashLog())
         pieces = [partial(self._train_part, task, forked) for task in tasks]
-        yield from imap_forked(pieces, threads, work.notify, self._pace_of(*of), crowd, self._relayed)
+        yield from imap_forked(pieces, threads, work.notify, self._pace_of(tasks[0].heat), crowd, self._relayed)
         peaks.keep(self.free / self.cores)
 
     def _at_once(self, tasks: Sequence[Task], work: Work) -> int:
@@ -245,7 +244,7 @@ class DeviceTrainer:
         """Return the key of a training's memory peak: its kind, and how many models train as one."""
         if self._problem.is_own("sweep"):
             return kind_of_own(work.trials[task.number]), 1
-        if task.heat == "race":
+        if task.is_full_size:
             return kind_of_target(work.trials[task.number]), 1
         (group,) = task.groups
         return kind_of_group(group.kind, [work.trials[n] for n in group.members]), len(group.members)

@@ -73,7 +73,28 @@ class FailsAll(Broken):
 
 class TakesAll(Broken):
     def idle(self, task: Task | None = None) -> Sequence[int]:
+        return super().idle() if task is None or not task.is_full_size else [0]
+
+
+class TakesAllButTheSweep(Broken):
+    """Takes for a full-size model what is no task of the sweep."""
+
+    def idle(self, task: Task | None = None) -> Sequence[int]:
         return super().idle() if task is None or task.heat == "sweep" else [0]
+
+
+class IgnoresWidths(Broken):
+    def start(self, device: int, task: Task) -> None:
+        width = None if task.width is None else 0.5
+        super().start(device, dataclasses.replace(task, width=width))
+
+
+class IgnoresHeats(Broken):
+    def finished(self) -> Sequence[Finished]:
+        return [
+            dataclasses.replace(done, task=dataclasses.replace(done.task, heat="sweep", width=None))
+            for done in super().finished()
+        ]
 
 
 class HasNoClock(Broken):
@@ -213,6 +234,9 @@ class HasNoClockAtFullSize(Broken):
         (RenamesTasks, "groups", "`finished` names its task"),
         (TellsAnEpochLess, "groups", "trial 0 trains epochs 1 and 2 once each"),
         (IgnoresSources, "results", "metrics are those of the local backend"),
+        (TakesAllButTheSweep, "middle_heat", "no more tasks begin than the 1 that devices have room for"),
+        (IgnoresWidths, "middle_heat", "a task of the middle heat trains surrogates of its own width"),
+        (IgnoresHeats, "middle_heat", "`finished` names the heat of its task"),
         (TakesAll, "full_size", "no more tasks begin than the 1 that devices have room for"),
         (DropsTheLast, "full_size", "each trial trains once"),
         (FailsEachFullSizeModel, "full_size", "full-size models train without an error"),

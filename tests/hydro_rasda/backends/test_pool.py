@@ -122,7 +122,7 @@ def run(problem: Problem, tmp_path: Path) -> Iterator[Run]:
 
 
 def group(*members: int) -> Task:
-    return Task(group_key(SPAN, members), (Group("a kind", members, len(members) > 1),), (), SPAN)
+    return Task(group_key("sweep", SPAN, members), (Group("a kind", members, len(members) > 1),), (), SPAN)
 
 
 def targets(*numbers: int, beside: int = 1) -> list[Task]:

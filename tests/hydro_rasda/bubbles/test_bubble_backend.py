@@ -27,7 +27,7 @@ from hydro_rasda.training.group_training import train_group
 from tests.hydro_rasda.scripted import open_run
 
 SPAN = Span(0, 2)
-TASK = Task(group_key(SPAN, (0, 1)), (Group("a", (0, 1), True),), (), SPAN)
+TASK = Task(group_key("sweep", SPAN, (0, 1)), (Group("a", (0, 1), True),), (), SPAN)
 
 
 def test_a_source_that_is_no_path() -> None:
@@ -105,7 +105,7 @@ def test_a_group_in_pieces_leaves_no_checkpoint_once_it_is_over(run: Run, tmp_pa
         assert [epoch for epoch, _ in finished.outcome.history[0]] == [1, 2]
         assert not devices.busy()
         assert run.store.has(so_far), "the group has yet to be recorded"
-        devices.start(0, Task(group_key(SPAN, (0,)), (Group("a", (0,), False),), (), SPAN))
+        devices.start(0, Task(group_key("sweep", SPAN, (0,)), (Group("a", (0,), False),), (), SPAN))
         assert not run.store.has(so_far)
     finally:
         devices.close()
@@ -143,7 +143,7 @@ def test_a_half_that_is_given_up_goes_on_later_from_all_that_it_had(
 ) -> None:
     """Two guests die of a group, after its first epoch or before it; then the time ends, for both halves or for one."""
     run.history.trials |= {n: Trial(n, {"lr": 0.1 / (n + 1), "momentum": 0.5}) for n in range(4)}
-    task = Task(group_key(Span(0, 3), range(4)), (Group("a", (0, 1, 2, 3), True),), (), Span(0, 3))
+    task = Task(group_key("sweep", Span(0, 3), range(4)), (Group("a", (0, 1, 2, 3), True),), (), Span(0, 3))
     unbroken = trained(run, task, 3)
     devices = BubbleDevices(run, tmp_path / "source", tmp_path / "problem", 1, 0.0)
 
@@ -186,7 +186,7 @@ def test_a_half_that_is_given_up_goes_on_later_from_all_that_it_had(
     run.save(got.key, {"parts": kept.checkpoint}, got.members)
     left = tuple(n for n in there if n not in ended)
     if left:
-        rest = Task(group_key(Span(1, 3), left), (Group("a", left, True),), (got.key,), Span(1, 3))
+        rest = Task(group_key("sweep", Span(1, 3), left), (Group("a", left, True),), (got.key,), Span(1, 3))
         kept.history |= trained(run, rest, 3).history
     expected = last_scores({n: unbroken.history[n] for n in there})
     assert last_scores(kept.history) == pytest.approx(expected, rel=1e-5)

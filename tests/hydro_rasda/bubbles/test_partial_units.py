@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from hydro_rasda import RaceConfig, TuneResult, Worker
 from hydro_rasda.bubbles import BubbleBackend
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.contracts import Group, History, Outcome, Span, Task, full_size_task, group_key
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.state import Run
@@ -75,9 +77,11 @@ def lines(numbers: Sequence[int], epochs: Iterable[int], loss: float = 1.0) -> d
     return {n: [(epoch, {"train_loss": loss, "val_loss": n + epoch}) for epoch in epochs] for n in numbers}
 
 
-@pytest.mark.parametrize("width", [None, 1 / 4])
-def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next(run: Run, width: float | None) -> None:
-    task = Task("sweep/to-4/group-0", (Group("a", (0, 1, 2), True),), ("before",), Span(1, 4), width=width)
+@pytest.mark.parametrize(("heat", "width"), [("sweep", None), ("middle", 1 / 4)])
+def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next(
+    run: Run, heat: HeatName, width: float | None
+) -> None:
+    task = Task("a key", (Group("a", (0, 1, 2), True),), ("before",), Span(1, 4), heat, width)
     work = GroupWork(run, task, 1)
     assert list(work.begin()) == [task]
     assert not work.done
@@ -85,9 +89,9 @@ def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next
     kept = [{"members": [0, 1], "model": 1}]
     found = Outcome(kept, lines([0, 1, 2], [2]) | {2: []}, {2: "raised"})
     (rest,) = work.took(task, found, go_on=True)
-    key = group_key(task.span, (0, 1, 2), width) + "/so-far-of-3"
-    assert (rest.members, rest.span, rest.sources, rest.width) == ((0, 1), Span(2, 4), (key,), width)
-    assert rest.key == group_key(Span(2, 4), (0, 1), width)
+    key = group_key(heat, task.span, (0, 1, 2)) + "/so-far-of-3"
+    assert (rest.members, rest.span, rest.sources, rest.heat, rest.width) == ((0, 1), Span(2, 4), (key,), heat, width)
+    assert rest.key == group_key(heat, Span(2, 4), (0, 1))
     assert work.saved == [key]
     # The process ends here. The next one reads the same rest.
     again = GroupWork(run, task, 1)
@@ -100,7 +104,7 @@ def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next
         assert each.outcome.checkpoint == [part]
         assert each.outcome.history == lines([0, 1], [2, 3, 4]) | {2: []}
         assert each.outcome.failures == {2: "raised"}
-    other = Task(task.key, (Group("a", (0, 3, 4), True),), (), Span(1, 4))
+    other = replace(task, groups=(Group("a", (0, 3, 4), True),), sources=())
     assert [*GroupWork(run, other, 1).begin()] == [other], "a rest of other members is not theirs"
 
 

@@ -8,7 +8,7 @@ SPAN = Span(1, 3)
 
 def task(*groups: tuple[int, ...]) -> Task:
     those = tuple(Group("a kind", members, fused=True) for members in groups)
-    return Task(group_key(SPAN, groups[0]), those, ("a source",), SPAN)
+    return Task(group_key("sweep", SPAN, groups[0]), those, ("a source",), SPAN)
 
 
 def tried(killers: set[int], whole: Task) -> tuple[list[tuple[int, ...]], dict[int, str]]:
@@ -42,7 +42,7 @@ def test_groups_that_shared_a_process_are_parted_before_they_are_halved() -> Non
 
 def test_parts_are_units_of_their_own() -> None:
     parts = task((0, 1), (2, 3)).smaller()
-    assert [part.key for part in parts] == [group_key(SPAN, (0, 1)), group_key(SPAN, (2, 3))]
+    assert [part.key for part in parts] == [group_key("sweep", SPAN, (0, 1)), group_key("sweep", SPAN, (2, 3))]
 
 
 def test_a_full_size_model_is_tried_twice() -> None:
