@@ -22,10 +22,9 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.common.argument_checks import require
@@ -164,26 +163,12 @@ class Store:
         """Open a run's folder only for reading: nothing is locked, and a run in progress is not disturbed."""
         return cls(path, read_units(path / JOURNAL))
 
-    def once(self, key: str, work: Callable[[], Unit | Any]) -> Unit:
-        """Do a unit of work; if it was done before, return the recorded unit.
-
-        Args:
-            key: Names the unit within the run, such as "sweep/rung-0/group-3".
-            work: Does the unit. Any checkpoint that it writes must be complete before it returns.
-        """
-        if key not in self._units:
-            started = perf_counter()
-            result = work()
-            unit = result if isinstance(result, Unit) else Unit(result)
-            self.record(key, replace(unit, seconds=perf_counter() - started))
-        return self._units[key]
-
     def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
-        """Record a unit of work that was done elsewhere; return it in the form in which the journal gives it back.
+        """Record a finished unit of work; return it in the form in which the journal gives it back.
 
-        Unless the unit holds live epochs, it is on the disk when this returns. If the key is recorded already, `again`
-        must be
-        True: the new unit replaces the old one, and comes last in the order.
+        Any checkpoint that it names must be complete. Unless the unit holds live epochs, it is on the disk when this
+        returns. If the key is recorded already, `again` must be True: the new unit replaces the old one, and comes last
+        in the order.
 
         Raises:
             OSError: if the unit cannot be written. The journal then accepts no further unit.

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.common.heat_names import HeatName, RunPart
@@ -82,13 +83,13 @@ class Run:
         """Do a unit of work once per run, and take it in; if it was done before, return the recorded unit."""
         if self.store.done(key):
             return self.store.units()[key]
-        return self._taken_in(key, self.store.once(key, lambda: self._as_kept(work())))
+        began = perf_counter()
+        unit = work()
+        return self.record(key, replace(unit, seconds=perf_counter() - began))
 
     def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
-        """Take in a unit of work that was done elsewhere; see `Store.record`."""
-        return self._taken_in(key, self.store.record(key, self._as_kept(unit), again))
-
-    def _taken_in(self, key: str, unit: Unit) -> Unit:
+        """Record a finished unit of work, and take it in; see `Store.record`."""
+        unit = self.store.record(key, self._as_kept(unit), again)
         self.history.take(key, unit)
         self.store.discard(self.history.released())
         self._notify_lines(unit)
@@ -116,10 +117,6 @@ class Run:
         """
         chosen: list[int] = self.unit(decision_key(key, candidates), lambda: Unit([*decision()])).value
         return chosen
-
-    def decided(self, key: str, candidates: Iterable[int]) -> bool:
-        """Tell whether the journal has a decision over these trials; see `decide`."""
-        return self.store.done(decision_key(key, candidates))
 
     def save(self, key: str, state: Mapping[str, Any], trials: Iterable[int]) -> None:
         """Write the checkpoint of a unit of work, before the unit is recorded."""
