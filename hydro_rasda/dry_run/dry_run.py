@@ -35,8 +35,7 @@ from hydro_rasda.problem.dry_run_of_batches import (
 )
 from hydro_rasda.problem.lr_roles import by_parameter, roles_of
 from hydro_rasda.problem.model_costs import BESIDE_A_STEP, weight_bytes
-from hydro_rasda.problem.objective import give_config, reads_config, scalars, steering
-from hydro_rasda.problem.objective_parts import check_parts
+from hydro_rasda.problem.objective import check_parts, give_config, reads_config, scalars, steering
 from hydro_rasda.problem.precision import as_given
 from hydro_rasda.problem.problem import Findings, NoModule, NoRoles, Problem
 from hydro_rasda.problem.read_keys import Notes

@@ -24,8 +24,19 @@ from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
 from hydro_rasda.data.batch_splits import IndexedBatches, num_parts
 from hydro_rasda.problem.metrics import Collected, WholeMetrics, measured
-from hydro_rasda.problem.objective import FEW, OUTPUTS, TARGETS, Objective, Written, check_metrics, checked, scalars
-from hydro_rasda.problem.objective_parts import ByPart, joined, moving
+from hydro_rasda.problem.objective import (
+    FEW,
+    OUTPUTS,
+    TARGETS,
+    ByPart,
+    Objective,
+    Written,
+    check_metrics,
+    checked,
+    joined,
+    moving,
+    scalars,
+)
 from hydro_rasda.problem.precision import as_given, in_precision, turns
 from hydro_rasda.problem.problem import Problem
 

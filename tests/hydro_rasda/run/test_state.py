@@ -7,8 +7,7 @@ import pytest
 
 from hydro_rasda.history.lines import ERROR_CHARS, Unit, failure_line, metric_lines
 from hydro_rasda.problem.problem import Problem
-from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import MessageSaid
+from hydro_rasda.run.events import Callbacks, MessageSaid
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
