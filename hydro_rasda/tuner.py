@@ -30,13 +30,11 @@ from hydro_rasda.heats.race import Race
 from hydro_rasda.heats.search import RandomSearch, Search, SearcherSearch
 from hydro_rasda.heats.sweep import Sweep
 from hydro_rasda.problem.metrics import WholeMetrics
-from hydro_rasda.problem.objective import LossFn
-from hydro_rasda.problem.objective_parts import GivenObjective
+from hydro_rasda.problem.objective import GivenObjective, LossFn
 from hydro_rasda.results.result import TuneResult, make_result
 from hydro_rasda.results.winner_checks import overfitting_line, undecided_line
-from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.claim import Claim
-from hydro_rasda.run.events import RunBegan, RunEnded
+from hydro_rasda.run.events import Callbacks, Listener, RunBegan, RunEnded, check_callbacks
 from hydro_rasda.run.record_full_size import try_dropped_again
 from hydro_rasda.run.resume_rules import RunExists
 from hydro_rasda.run.run_folder import Store

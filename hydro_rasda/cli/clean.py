@@ -12,8 +12,8 @@ from hydro_rasda.cli.output import print_json, say, size
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.common.console import one_line
 from hydro_rasda.records.record_from_journal import read_record
+from hydro_rasda.run.claim import hold
 from hydro_rasda.run.files import TEMPORARY, matching, remove
-from hydro_rasda.run.run_lock import hold
 
 
 def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:

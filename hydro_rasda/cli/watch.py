@@ -36,8 +36,8 @@ from hydro_rasda.records.report import (
     rungs,
     state_of,
 )
+from hydro_rasda.run.claim import shows_locks
 from hydro_rasda.run.run_json import SPEC
-from hydro_rasda.run.run_lock import shows_locks
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks at a journal; more if reading it takes long, so that `watch` keeps no core busy."""

@@ -27,7 +27,6 @@ from hydro_rasda.problem.dry_run_of_batches import (
     Misfit,
     check_finite,
     measure_whole,
-    misfit,
     one_thread,
     parts_of,
     run_batch,
@@ -36,10 +35,9 @@ from hydro_rasda.problem.dry_run_of_batches import (
 )
 from hydro_rasda.problem.lr_roles import by_parameter, roles_of
 from hydro_rasda.problem.model_costs import BESIDE_A_STEP, weight_bytes
-from hydro_rasda.problem.objective import give_config, reads_config, scalars, steering
-from hydro_rasda.problem.objective_parts import check_parts
+from hydro_rasda.problem.objective import check_parts, give_config, reads_config, scalars, steering
 from hydro_rasda.problem.precision import as_given
-from hydro_rasda.problem.problem import NoModule, NoRoles, Problem
+from hydro_rasda.problem.problem import Findings, NoModule, NoRoles, Problem
 from hydro_rasda.problem.read_keys import Notes
 from hydro_rasda.problem.width_argument import about_width_argument, width_form
 from hydro_rasda.settings.objectives import COSTS
@@ -48,42 +46,21 @@ from surrogate.roles_and_multipliers import width_plan
 from surrogate.widths import WidthPlan
 
 
-@dataclass(frozen=True)
-class DryRun:
-    """Findings of a dry run.
+@dataclass(frozen=True, kw_only=True)
+class DryRun(Findings):
+    """All findings of a dry run.
 
     Attributes:
         parameters: Name and "shape dtype" of each parameter of the first target that could be built.
-        example_input: Arguments with which the objective called the model, cut to a few examples: positional arguments,
-            or a dict of keyword arguments. None if the objective never called the model itself.
         pretrained: True if initial weights do not depend on the seed. Then no surrogate was tried, because it would
             keep only a random part of the pretrained weights. Always False with `sweep.surrogate=1`.
-        objective_reads: Keys of the configuration that the objective read.
-        whole_names: Names of the values of `metrics`.
-        shared: True if two calls of `model_fn` return models with common tensors. Training one trial would then change
-            the models of all others.
-        peak: Bytes that training the full-size model takes, estimated from one batch.
-        epoch_seconds: Seconds that an epoch of the full-size model takes, estimated from one batch; infinite if the
-            data have no length.
-        steady_epoch_seconds: The same, estimated from a repeated batch, on one thread of a CPU. Training runs like
-            this, with a model on each core.
-        narrowed: A line about the surrogate: how many of its parameters are narrower, and which sizes stayed; "" if
-            no surrogate was tried.
-        mostly_wide: True if less than half of the surrogate's parameters are narrower.
+        narrowed: The widths of the surrogate; None if no surrogate was tried.
         metrics: Metrics of the first target on its first batches, by name.
     """
 
     parameters: dict[str, str]
-    example_input: Any
     pretrained: bool = False
-    shared: bool = False
-    objective_reads: frozenset[str] = frozenset()
-    whole_names: tuple[str, ...] = ()
-    peak: float = 0.0
-    epoch_seconds: float = math.inf
-    steady_epoch_seconds: float = math.inf
-    narrowed: str = ""
-    mostly_wide: bool = False
+    narrowed: WidthPlan | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -110,8 +87,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
             narrower, `model_fn` returns no module, the objective returns no dict of tensors, or the metric is unknown.
             The message names the argument.
     """
-    unbuilt: list[Exception] = []
-    misfits: list[Exception] = []
+    unbuilt, misfits = list[tuple[str, BaseException | None]](), list[tuple[str, BaseException | None]]()
     for trial in trials:
         try:
             target = problem.target(trial)
@@ -119,31 +95,32 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
             raise
         except Exception as error:
             told = f"for {dict(trial.config)!r} with {type(error).__name__}: {error}"
-            unbuilt.append(misfit(f"`model_fn` fails for every configuration, {told}", error).args[0])
+            unbuilt.append((f"`model_fn` fails for every configuration, {told}", error))
             continue
         try:
             return _try(problem, trial, target, survey)
         except Exception as error:
             if (why := hidden_by_wrapper(target)) is not None:
-                told = f"`model_fn` makes a model that cannot be copied and trained here: {why}"
-                error = misfit(told, error)
-            if not isinstance(error, Misfit):
+                misfits.append((f"`model_fn` makes a model that cannot be copied and trained here: {why}", error))
+            elif isinstance(error, Misfit):
+                misfits.append((str(error), error.__cause__))
+            else:
                 raise
-            misfits.append(error.args[0])
         if len(misfits) == MISFITS:
             break
-    raise (misfits or unbuilt)[0]
+    told, cause = (misfits or unbuilt)[0]
+    raise ValueError(told) from cause
 
 
 def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
     """Read the data once for a trial, after a dry run without `survey`."""
     if problem.is_own("sweep"):
         return
-    problem = replace(problem, copied=found.shared)
+    problem = replace(problem, copied=found.copied)
     try:
         target = problem.target(trial).eval()
     except Exception as error:  # unexpected: `model_fn` did not raise in the dry run
-        raise Misfit(error) from error
+        raise Misfit(str(error)) from error
     _survey(problem, trial, target, found.metrics)
 
 
@@ -159,19 +136,19 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     if not any(parameter.requires_grad for parameter in target.parameters()):
         frozen = "whose parameters are all frozen (`requires_grad=False`)" if parameters else "without parameters"
         refusal = f"`model_fn` makes a model {frozen} for {dict(trial.config)!r}, but must make one that can be trained"
-        raise Misfit(ValueError(refusal))
+        raise Misfit(refusal)
     other = problem.with_settings(seed=next_seed(problem.settings.seed)).target(trial)
     try:
         check_parts(as_given(problem.objective), target)
     except ValueError as error:
-        raise misfit(str(error), error) from error
+        raise Misfit(str(error)) from error
     pretrained = problem.settings.sweep.surrogate < 1 and _is_pretrained(target, other)
-    if shared := not _addresses(target).isdisjoint(_addresses(other)):
+    if copied := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), duplicate(target)
     del other
     if problem.is_own("sweep"):
         narrow = None if pretrained else _try_surrogate(problem, trial)
-        return DryRun(parameters, None, pretrained, shared, **_told_of(narrow))
+        return DryRun(parameters=parameters, pretrained=pretrained, copied=copied, narrowed=narrow)
     notes = Notes()
     if reads_config(as_given(problem.objective)):
         give_config(target, notes.noting(steering(trial.config)))
@@ -208,14 +185,19 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         _try_copy(tried, trial, parts[0])
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
     steady = min(epoch_seconds, _repeated(problem, target, parts[0]) * len(parts) * steps)
-    sizes = peak, epoch_seconds, steady
-    told = _told_of(narrow)
-    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), *sizes, **told, metrics=found)
-
-
-def _told_of(narrow: WidthPlan | None) -> dict[str, Any]:
-    """Return the fields of `DryRun` about a surrogate's widths."""
-    return {} if narrow is None else {"narrowed": narrow.summary, "mostly_wide": narrow.mostly_wide}
+    return DryRun(
+        parameters=parameters,
+        pretrained=pretrained,
+        narrowed=narrow,
+        metrics=found,
+        example_input=example,
+        copied=copied,
+        objective_reads=reads,
+        whole_names=tuple(whole),
+        peak=peak,
+        epoch_seconds=epoch_seconds,
+        steady_epoch_seconds=steady,
+    )
 
 
 def _check_names(problem: Problem, found: Collection[str]) -> None:
@@ -300,10 +282,10 @@ def _try_optimizer(problem: Problem, trial: Trial, target: nn.Module) -> None:
         problem.note_roles(target, trial)
         optimizer(target, by_parameter(trial.config, roles_of(target)))
     except ValueError as error:
-        raise misfit(str(error), error) from error
+        raise Misfit(str(error)) from error
     except Exception as error:
         told = f"`optimizer` is {trial.config.get('optimizer')!r}, which fails for the model's parameters"
-        raise misfit(f"{told} with {type(error).__name__}: {error}", error) from error
+        raise Misfit(f"{told} with {type(error).__name__}: {error}") from error
 
 
 def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
@@ -313,11 +295,10 @@ def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
     except (Exception, SystemExit) as error:
         if width_form(problem.model_fn):
             told = about_width_argument(problem.model_fn)
-            raise (misfit(f"{error} ({told})", error) if told else Misfit(error)) from error
-        raise misfit(
+            raise Misfit(f"{error} ({told})" if told else str(error)) from error
+        raise Misfit(
             f"`sweep.surrogate` is {problem.settings.sweep.surrogate:g}, but the model cannot be made narrower by "
-            f"itself ({error}); give `model_fn` an argument `width_ratio`, or set `sweep=SweepConfig(surrogate=1)`",
-            error,
+            f"itself ({error}); give `model_fn` an argument `width_ratio`, or set `sweep=SweepConfig(surrogate=1)`"
         ) from error
     return width_plan(narrow) if problem.settings.sweep.surrogate < 1 else None
 
@@ -333,4 +314,4 @@ def _try_copy(problem: Problem, trial: Trial, batch: Batch) -> None:
         check_copy(lambda: problem.surrogate(trial), means, few)
     except ValueError as error:
         told = "`model_fn` makes a model that trains otherwise where it is copied, as the sweep does"
-        raise misfit(f"{told}: {error}", error) from error
+        raise Misfit(f"{told}: {error}") from error

@@ -122,11 +122,14 @@ def get_ready(
             messages.append(f"The sweep trains {last} of {settings.max_t} epochs. {faster}")
     elif not _has_decay(problem, keys, configs):
         messages.append(_NO_DECAY)
-    problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
-    problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names)
     models = settings.models("race")  # a finalist's train to an epoch one after another, all in memory
-    problem = replace(problem, peak=models * found.peak, epoch_seconds=models * found.epoch_seconds)
-    problem = replace(problem, steady_epoch_seconds=models * found.steady_epoch_seconds)
+    problem = replace(
+        problem.tried(found),
+        settings=later,
+        peak=models * found.peak,
+        epoch_seconds=models * found.epoch_seconds,
+        steady_epoch_seconds=models * found.steady_epoch_seconds,
+    )
     return Ready(problem, settings, found.parameters, messages)
 
 
@@ -162,13 +165,13 @@ def _check_largest_batches(problem: Problem, configs: Sequence[Mapping[str, Any]
 
 def _of_surrogates(problem: Problem, found: DryRun, ratio: float) -> list[str]:
     """Return a line if surrogates may be wider than the user expects, and warn if they are hardly narrower."""
-    if not found.narrowed:
+    if found.narrowed is None:
         return []
-    told = about_width_argument(problem.model_fn)
-    if found.mostly_wide:
-        warn(f"only {found.narrowed}: surrogates save little. Give `model_fn` an argument `width_ratio`")
-    elif "(" in found.narrowed:  # lists sizes that did not become narrower
-        told = "; ".join(filter(None, [f"surrogates have {ratio:g} of the width: {found.narrowed}", told]))
+    told, summary = about_width_argument(problem.model_fn), found.narrowed.summary
+    if found.narrowed.mostly_wide:
+        warn(f"only {summary}: surrogates save little. Give `model_fn` an argument `width_ratio`")
+    elif "(" in summary:  # lists sizes that did not become narrower
+        told = "; ".join(filter(None, [f"surrogates have {ratio:g} of the width: {summary}", told]))
     return [told] if told else []
 
 

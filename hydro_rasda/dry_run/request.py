@@ -17,8 +17,7 @@ from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Batches, Data, Folds, OwnData, Splitter, is_splitter, make_batches, make_folds
 from hydro_rasda.heats.search import check_first, check_searcher, named_searcher, prepare
 from hydro_rasda.problem.metrics import WholeMetrics
-from hydro_rasda.problem.objective import LossFn, as_objective, takes_config, unmeasured
-from hydro_rasda.problem.objective_parts import GivenObjective
+from hydro_rasda.problem.objective import GivenObjective, LossFn, as_objective, takes_config, unmeasured
 from hydro_rasda.problem.precision import in_precision
 from hydro_rasda.problem.problem import OwnLoop, Problem
 from hydro_rasda.problem.width_argument import (

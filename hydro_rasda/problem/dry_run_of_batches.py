@@ -24,8 +24,19 @@ from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length, non_finite, outline, unlike
 from hydro_rasda.data.batch_splits import IndexedBatches, num_parts
 from hydro_rasda.problem.metrics import Collected, WholeMetrics, measured
-from hydro_rasda.problem.objective import FEW, OUTPUTS, TARGETS, Objective, Written, check_metrics, checked, scalars
-from hydro_rasda.problem.objective_parts import ByPart, joined, moving
+from hydro_rasda.problem.objective import (
+    FEW,
+    OUTPUTS,
+    TARGETS,
+    ByPart,
+    Objective,
+    Written,
+    check_metrics,
+    checked,
+    joined,
+    moving,
+    scalars,
+)
 from hydro_rasda.problem.precision import as_given, in_precision, turns
 from hydro_rasda.problem.problem import Problem
 
@@ -47,14 +58,7 @@ It must also match the expected growth of a sum within the share `EXACT`.
 
 
 class Misfit(Exception):
-    """One trial cannot be trained. The argument is the error that the user sees if no trial can be trained."""
-
-
-def misfit(told: str, cause: BaseException) -> Misfit:
-    """Return the error that a trial cannot be trained, with the message `told` and the error that caused it."""
-    refusal = ValueError(told)
-    refusal.__cause__ = cause
-    return Misfit(refusal)
+    """One trial cannot be trained. If none can be, the user sees a ValueError of the same message and cause."""
 
 
 @contextmanager
@@ -74,9 +78,8 @@ def parts_of(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
     try:
         return split(batch, num_parts(batch, trial.batch_size, parts))
     except ValueError as error:
-        raise misfit(
-            f"`accumulate` is {parts}, but a batch {outline(batch)} of `{argument}`: {error}", error
-        ) from error
+        told = f"`accumulate` is {parts}, but a batch {outline(batch)} of `{argument}`"
+        raise Misfit(f"{told}: {error}") from error
 
 
 def run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) -> Mapping[str, Tensor]:
@@ -107,7 +110,7 @@ def _run_turn(
             told = f"the model cannot take {told}"
         if _is_of_one_tensor(batch, lambda alone: objective(model, alone), error):
             told += f"; a batch of one tensor is a {type(batch).__name__} of it: take `batch[0]`"
-        raise misfit(told + _about_dtypes(model, batch), error) from error
+        raise Misfit(told + _about_dtypes(model, batch)) from error
     finally:
         handle.remove()
     if problem.metrics is not None and isinstance(metrics, Mapping):
@@ -124,7 +127,7 @@ def _run_turn(
         except (Exception, SystemExit) as error:
             of_part = f" of {part!r}" if part else ""
             told = f"the loss{of_part} of a batch {outline(batch)} of `{argument}` cannot be differentiated"
-            raise misfit(f"{told}: {type(error).__name__}: {error}", error) from error
+            raise Misfit(f"{told}: {type(error).__name__}: {error}") from error
     return metrics
 
 
@@ -193,7 +196,7 @@ def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batch
             try:
                 losses = [run_batch(problem, model, p, argument)["loss"] for p in parts_of(trial, batch, argument)]
             except Misfit as refused:
-                raise ValueError(f"{name} of `{argument}`: {refused.args[0]}") from refused
+                raise ValueError(f"{name} of `{argument}`: {refused}") from refused
             wrong = non_finite(batch)
             lost = [loss.item() for loss in losses if not bool(loss.isfinite())]
             if wrong and lost:
@@ -289,11 +292,11 @@ def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mappin
     metric, loss = problem.settings.metric, found["train_loss"]
     if not (math.isfinite(loss) or _is_finite(problem, trial, model, "train_loss")):
         told = f"`loss_fn` (or `objective`) gives a loss of {loss} for each batch of `train_data` that was tried"
-        raise Misfit(ValueError(f"{told}, before any training, but must give a finite one"))
+        raise Misfit(f"{told}, before any training, but must give a finite one")
     others = (_random(problem, trial, seed) for seed in range(1, RANDOM + 1))
     if not (math.isfinite(found[metric]) or any(_is_finite(problem, trial, m, metric) for m in chain([model], others))):
         told = f"`metric` is {metric!r}, which is {found[metric]} for the untrained model and {RANDOM} others"
-        raise Misfit(ValueError(f"{told} with random weights, but must be one that can be finite"))
+        raise Misfit(f"{told} with random weights, but must be one that can be finite")
 
 
 def _is_finite(problem: Problem, trial: Trial, model: nn.Module, metric: str) -> bool:

@@ -35,9 +35,6 @@ def model_costs(problem: Problem, trial: Trial, names: Collection[str], width: f
     to evaluate an example: those of matrix products, convolutions, recurrent layers and attention (half of the count of
     torch's `FlopCounterMode`). `seconds_per_example` is the wall time per example of evaluating a batch of
     `batch_size`. `peak_memory` is the number of bytes that training takes, by the dry run's estimate.
-
-    Args:
-        width: The width ratio; 1 for the full-size model.
     """
     model = problem.target(trial) if width == 1 else problem.at_width(width).surrogate(trial)
     found: dict[str, float] = {"params": float(sum(parameter.numel() for parameter in model.parameters()))}

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from fusion import LossScale
 from hydro_rasda.data import Batch
-from hydro_rasda.problem.objective import Objective
-from hydro_rasda.problem.objective_parts import ByPart
+from hydro_rasda.problem.objective import ByPart, Objective
 from hydro_rasda.settings.config import Precision
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -56,8 +56,35 @@ class OwnLoop:
     sweeps: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """The findings of a dry run that heats and workers need. Their defaults stand for a problem before its dry run.
+
+    Attributes:
+        example_input: Arguments with which the objective called the model, cut to a few examples: positional arguments,
+            or a dict of keyword arguments. They are passed through a model that takes no width, to make it narrower.
+            None if the objective never called the model itself.
+        copied: True if `model_fn` returns the same tensors in each call, so that models must be copies.
+        objective_reads: Keys of the configuration that the objective read.
+        whole_names: Names of the metrics that `metrics` returns.
+        peak: Bytes that training the full-size model takes, estimated from one batch.
+        epoch_seconds: Seconds of a first epoch of the full-size model, estimated from one batch; infinite if the data
+            have no length.
+        steady_epoch_seconds: Seconds of a later epoch, estimated from a repeated batch, on one thread of a CPU.
+            Training runs like this, with a model on each core.
+    """
+
+    example_input: Any = None
+    copied: bool = False
+    objective_reads: frozenset[str] = frozenset()
+    whole_names: tuple[str, ...] = ()
+    peak: float = 0.0
+    epoch_seconds: float = math.inf
+    steady_epoch_seconds: float = math.inf
+
+
 @dataclass(frozen=True)
-class Problem:
+class Problem(Findings):
     """All that every heat and every worker needs to train a trial.
 
     Attributes:
@@ -65,16 +92,8 @@ class Problem:
         val_data: Batches that compare trials. With folds, `val_data` and `train_data` are those of the first fold.
         folds: All data and their folds, if `val_data` is a splitter; see `each`.
         settings: Arguments of `tune` that are numbers and words: the surrogates' width, the metric, the seed, ...
-        example_input: Arguments of the model for a few examples, which the dry run finds: positional arguments, or a
-            dict of keyword arguments. They are passed through a model that takes no width, to make it narrower.
         metrics: Function for further metrics on the whole validation set; None for none.
-        whole_names: Names of the metrics that `metrics` returns, which the dry run finds.
-        objective_reads: Keys of the configuration that the objective read in the dry run.
         own_loop: The user's function that trains models; None for the library's own loop.
-        copied: True if `model_fn` returns the same tensors in each call, so that models must be copies.
-        peak: Bytes that training the full-size model takes, by the dry run's estimate.
-        epoch_seconds: Seconds of a first epoch of the full-size model, by the dry run's estimate; infinite if unknown.
-        steady_epoch_seconds: Seconds of a later epoch, after warm-up.
         horizon: The epoch at which schedules end; None for `max_t`. If the space has shares of the training, `horizon`
             is the sweep's last rung, see `heats.dry_run_and_hints`.
         unhurried: Up to this epoch, schedules run as in a full training. Their remaining part is compressed into the
@@ -90,19 +109,16 @@ class Problem:
     val_data: Batches
     settings: TuneConfig
     device: torch.device
-    example_input: Any = None
     metrics: WholeMetrics | None = None
-    whole_names: tuple[str, ...] = ()
-    objective_reads: frozenset[str] = frozenset()
     own_loop: OwnLoop | None = None
     folds: Folds | None = None
-    copied: bool = False
-    peak: float = 0.0
-    epoch_seconds: float = math.inf
-    steady_epoch_seconds: float = math.inf
     horizon: int | None = None
     unhurried: int = 0
     plans: Plans = field(default_factory=Plans, compare=False, repr=False)
+
+    def tried(self, found: Findings) -> Problem:
+        """Return this problem with the findings of its dry run."""
+        return replace(self, **{each.name: getattr(found, each.name) for each in fields(Findings)})
 
     def first_epoch_seconds(self, heat: HeatName) -> float:
         """Return the expected seconds of a first epoch; infinite if the user's own function trains the models."""

@@ -115,7 +115,7 @@ class _Noted(dict[str, Any]):
         given.append(weakref.ref(self))
 
     def _note(self, key: object) -> None:
-        there = super().__contains__(key)
+        there = dict.__contains__(self, key)
         for notes in self._notes:
             (notes.read if there else notes.asked).add(f"{self._within}{key}")
 
@@ -129,35 +129,21 @@ class _Noted(dict[str, Any]):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return dict, (self.plain(),)
 
-    def __getitem__(self, key: str) -> Any:
-        self._note(key)
-        return super().__getitem__(key)
 
-    def __contains__(self, key: object) -> bool:
-        self._note(key)
-        return super().__contains__(key)
+def _noting(method: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    """Return a method of `dict` that first notes what it reads."""
 
-    def get(self, key: str, default: Any = None) -> Any:
-        self._note(key)
-        return super().get(key, default)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        self._note(key)
-        return super().pop(key, *default)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        self._note(key)
-        return super().setdefault(key, default)
-
-
-def _going_through(method: Callable[..., Any]) -> Callable[..., Any]:
-    def noting(config: _Noted, *args: Any) -> Any:
-        config.plain()
+    def noted(config: _Noted, *args: Any) -> Any:
+        note(config, *args)
         return method(config, *args)
 
-    return noting
+    return noted
 
 
-_ALL = ("__iter__", "__reversed__", "__eq__", "__ne__", "__or__", "__ror__", "__repr__")
-for _name in (*_ALL, "copy", "items", "keys", "popitem", "values"):
-    setattr(_Noted, _name, _going_through(getattr(dict, _name)))
+_LOOK_UP = ("__contains__", "__getitem__", "get", "pop", "setdefault")
+_GO_THROUGH = ("__iter__", "__reversed__", "__eq__", "__ne__", "__or__", "__ror__", "__repr__")
+_GO_THROUGH += ("copy", "items", "keys", "popitem", "values")
+for _name in _LOOK_UP:
+    setattr(_Noted, _name, _noting(getattr(dict, _name), lambda config, key, *_: config._note(key)))
+for _name in _GO_THROUGH:
+    setattr(_Noted, _name, _noting(getattr(dict, _name), lambda config, *_: config.plain()))

@@ -18,8 +18,8 @@ from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lines import number_of, score_in
 from hydro_rasda.records.records import DIFFER, Cost, RunRecord, TrialRecord, epochs_in, second_of
+from hydro_rasda.run.claim import held
 from hydro_rasda.run.crash_log import DROPPED, TRY_AGAIN
-from hydro_rasda.run.run_lock import held
 from hydro_rasda.run.time_left import LEAST_TOLD, roughly
 from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.settings.config import averaged, unaveraged

@@ -12,8 +12,7 @@ from hydro_rasda.common.short_values import show
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem.lr_roles import asked_roles, by_parameter, roles_of
-from hydro_rasda.problem.objective import Supervised, Written
-from hydro_rasda.problem.objective_parts import ByPart
+from hydro_rasda.problem.objective import ByPart, Supervised, Written
 from hydro_rasda.problem.precision import as_given
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import width_form

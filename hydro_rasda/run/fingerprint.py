@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from fusion.streams import preserved_generators, seed_generators
+from fusion.structure.functions_and_classes import code_digest
 from hydro_rasda.data import Data
 
 BYTES = 32 * 2**20
@@ -181,9 +182,10 @@ def _function(function: FunctionType) -> tuple[str, Parts]:
     cells = [(name, _cell(cell)) for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())]
     if (package := _version(function.__module__)) is not None:
         return f"function {package} {function.__module__}.{function.__qualname__}", cells
-    code, doc = function.__code__, function.__doc__
+    code = function.__code__
+    without_doc = code.replace(co_consts=tuple(c for c in code.co_consts if c is None or c != function.__doc__))
     parts = [("defaults", function.__defaults__), ("keyword defaults", function.__kwdefaults__)]
-    return f"function {_code(code, doc)}", [*parts, *cells, *_named(code, function.__globals__)]
+    return f"function {code_digest(without_doc).hex()}", [*parts, *cells, *_named(code, function.__globals__)]
 
 
 def _cell(cell: Any) -> Any:
@@ -191,17 +193,6 @@ def _cell(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
-
-
-def _code(code: CodeType, doc: str | None = None) -> str:
-    """Return a digest of code's behavior. File, line numbers, comments and docstring do not count."""
-    constants = [
-        _code(c) if isinstance(c, CodeType) else digest(content(c)) for c in code.co_consts if c != doc or c is None
-    ]
-    signature = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    whole = (code.co_code, constants, signature, names, getattr(code, "co_exceptiontable", b""))
-    return hashlib.sha256(repr(whole).encode()).hexdigest()
 
 
 def _named(code: CodeType, scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -249,28 +240,28 @@ def _object(value: Any) -> tuple[str, Parts]:
     parts = [
         ("class", cls),
         ("arguments", [arg for arg in args if arg is not cls]),
-        ("state", _without_addresses(_without_hash(cls, state))),
+        ("state", _steady(cls, state)),
     ]
     parts += [("items", list(listed or ())), ("entries", dict(mapped or ()))]
     return "object", parts
 
 
-def _without_hash(cls: type, state: Any) -> Any:
-    """Return an object's state without hashes in it: a hash of text differs between processes."""
-    own: Any = cls.__hash__
-    if not isinstance(state, dict) or own in (object.__hash__, None):
-        return state
-    # A small number is a setting, such as a number of hashes.
-    kept = {n for n, part in state.items() if str(n).endswith("hash") and type(part) is int and abs(part) >= 2**32}
-    return {name: part for name, part in state.items() if name not in kept} if kept else state
+def _steady(cls: type, state: Any) -> Any:
+    """Return an object's state without the numbers that differ between processes.
 
-
-def _without_addresses(state: Any) -> Any:
-    """Return an object's state without memory addresses of its parts, which scikit-learn's vectorizers keep."""
+    These are hashes of text, and memory addresses of its parts, which scikit-learn's vectorizers keep.
+    """
     if not isinstance(state, dict):
         return state
-    addresses = {id(part) for part in state.values()}
-    return {name: part for name, part in state.items() if type(part) is not int or part not in addresses}
+    own: Any = cls.__hash__
+    hashed, addresses = own not in (object.__hash__, None), {id(part) for part in state.values()}
+
+    def differs(name: Any, part: Any) -> bool:
+        # A small number is a setting, such as a number of hashes.
+        is_hash = hashed and str(name).endswith("hash") and type(part) is int and abs(part) >= 2**32
+        return is_hash or (type(part) is int and part in addresses)
+
+    return {name: part for name, part in state.items() if not differs(name, part)}
 
 
 @lru_cache(maxsize=4096)
@@ -308,10 +299,7 @@ def are_tensors(data: Data) -> bool:
 def data_digest(data: Data, batch_size: int = 1) -> str:
     """Return a digest of a user's data: the bytes of tensors, some examples of a data set, a loader's first batch.
 
-    Values that differ between two reads from the same seed are left out.
-
-    Args:
-        batch_size: Batch size of the loader.
+    Values that differ between two reads from the same seed are left out. A loader is asked for batches of `batch_size`.
     """
     if isinstance(data, (tuple, list)) and are_tensors(data):
         return digest(content(tuple(data)))

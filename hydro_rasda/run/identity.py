@@ -16,7 +16,7 @@ import torch
 
 from hydro_rasda.common.secret_masking import hide, secrets_of
 from hydro_rasda.data import Data
-from hydro_rasda.problem.objective_parts import ByPart
+from hydro_rasda.problem.objective import ByPart
 from hydro_rasda.problem.precision import as_given
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.fingerprint import Content, are_tensors, content, data_digest, digest, unchanged

@@ -188,11 +188,7 @@ def _read_on(file: IO[bytes], path: Path, before: Record) -> Record:
 
 
 def _parsed_lines(file: IO[bytes], path: Path, first: int) -> Iterator[tuple[bytes, JournalLine | ValueError]]:
-    """Yield the whole lines of a file from its position on, each with its content or with the error of parsing it.
-
-    Args:
-        first: Number of the first line that is read.
-    """
+    """Yield the whole lines of a file from line `first` on, each with its content or with the error of parsing it."""
     raws, size = list[bytes](), 0
     for number, raw in enumerate(iter(partial(file.readline, LONGEST + 1), b""), first):
         if len(raw) > LONGEST:

@@ -8,29 +8,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.run.crash_log import DOING
-from hydro_rasda.run.files import TEMPORARY, read_file, refuse_links, sync_folder, write_atomically
+from hydro_rasda.run.files import read_file, refuse_links, sync_folder, write_atomically
 from hydro_rasda.run.journal import JOURNAL, MESSAGES, read_units
 from hydro_rasda.run.run_json import OF_RACE, OF_SWEEP, SPEC
-from hydro_rasda.run.run_lock import LOCK
 
 
 class RunExists(ValueError):
     """A run of this name exists that this call may not continue, or its folder holds something else."""
-
-
-def refuse_new(path: Path, resume: str) -> None:
-    """Raise if there is no run, but one must exist, or if its folder holds something else."""
-    if resume == "must":
-        raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
-    if not path.exists():
-        return
-    if not path.is_dir():
-        raise RunExists(f"{path} is a file, where the run's folder would be; choose another `name` or `storage_path`")
-    # A process that was killed before its run began leaves at most these files.
-    strange = [p.name for p in path.iterdir() if p.name not in (LOCK, DOING, "checkpoints") and not p.match(TEMPORARY)]
-    if strange or any((path / "checkpoints").glob("*")):
-        raise RunExists(f"{path} is there, but holds no run; choose another `name` or `storage_path`")
 
 
 def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> list[str]:

@@ -22,29 +22,18 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.history.history import CALL, History, is_decision, is_live
 from hydro_rasda.history.lines import JournalLine, Unit, jsonable
+from hydro_rasda.run import files
 from hydro_rasda.run.checkpoints import WRITTEN_AS, DamagedCheckpoint, load_checkpoint, save_checkpoint
 from hydro_rasda.run.claim import Claim
 from hydro_rasda.run.crash_log import CrashLog
-from hydro_rasda.run.files import (
-    TEMPORARY,
-    WRITABLE,
-    append_to,
-    matching,
-    naming,
-    remove,
-    sync_folder,
-    truncate,
-    write_atomically,
-)
 from hydro_rasda.run.journal import (
     FORGOTTEN,
     JOURNAL,
@@ -88,8 +77,8 @@ class Store:
         self._units, self._sum = record.units, record.sum
         units = {key: unit for key, unit in record.units.items() if not is_live(key)}  # live epochs train again
         self._claim, self._owns_claim = claim, False
-        with naming(path / JOURNAL, WRITABLE):
-            self._journal = None if claim is None else append_to(path / JOURNAL)
+        with files.naming(path / JOURNAL, files.WRITABLE):
+            self._journal = None if claim is None else files.append_to(path / JOURNAL)
         self._spent = max((unit.at for unit in units.values()), default=0.0)
         self._swept = max((unit.swept for unit in units.values()), default=0.0)
         self._opened = monotonic()
@@ -142,21 +131,21 @@ class Store:
         changes += [moved] if moved else []
         if found != asked:
             told = {"format": FORMAT, "id": uuid.uuid4().hex if moved or found is None else run_id(path), **asked}
-            with naming(spec):
-                write_atomically(spec, (json.dumps(told, indent=2) + "\n").encode())
+            with files.naming(spec):
+                files.write_atomically(spec, (json.dumps(told, indent=2) + "\n").encode())
         for inside, folder in enumerate((path, path / "checkpoints")):
-            for left in matching(folder, TEMPORARY, inside):
-                remove(left, inside + 1)
+            for left in files.matching(folder, files.TEMPORARY, inside):
+                files.remove(left, inside + 1)
         journal = path / JOURNAL
         record = read_units(journal)
         if journal.exists() and record.end < journal.stat().st_size:
-            with naming(journal, WRITABLE):
-                truncate(journal, record.end)
+            with files.naming(journal, files.WRITABLE):
+                files.truncate(journal, record.end)
         if record.damage:
             changes.append(f"{record.damage}: its work is done again")
         store = cls(path, record, claim, changes)
         store._opened -= spent
-        sync_folder(path)
+        files.sync_folder(path)
         return store
 
     @classmethod
@@ -164,26 +153,12 @@ class Store:
         """Open a run's folder only for reading: nothing is locked, and a run in progress is not disturbed."""
         return cls(path, read_units(path / JOURNAL))
 
-    def once(self, key: str, work: Callable[[], Unit | Any]) -> Unit:
-        """Do a unit of work; if it was done before, return the recorded unit.
-
-        Args:
-            key: Names the unit within the run, such as "sweep/rung-0/group-3".
-            work: Does the unit. Any checkpoint that it writes must be complete before it returns.
-        """
-        if key not in self._units:
-            started = perf_counter()
-            result = work()
-            unit = result if isinstance(result, Unit) else Unit(result)
-            self.record(key, replace(unit, seconds=perf_counter() - started))
-        return self._units[key]
-
     def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
-        """Record a unit of work that was done elsewhere; return it in the form in which the journal gives it back.
+        """Record a finished unit of work; return it in the form in which the journal gives it back.
 
-        Unless the unit holds live epochs, it is on the disk when this returns. If the key is recorded already, `again`
-        must be
-        True: the new unit replaces the old one, and comes last in the order.
+        Any checkpoint that it names must be complete. Unless the unit holds live epochs, it is on the disk when this
+        returns. If the key is recorded already, `again` must be True: the new unit replaces the old one, and comes last
+        in the order.
 
         Raises:
             OSError: if the unit cannot be written. The journal then accepts no further unit.
@@ -250,7 +225,7 @@ class Store:
         """Write a checkpoint atomically: it is whole, or not there at all."""
         assert self._claim is not None, "this run was opened to be read"
         file = self.file(name)
-        with naming(file):
+        with files.naming(file):
             save_checkpoint(file, {**payload, WRITTEN_AS: [self.id, file.name]})
         self._damage[name] = ""
 
@@ -284,7 +259,7 @@ class Store:
         assert self._claim is not None, "this run was opened to be read"
         for name in names:
             with contextlib.suppress(IsADirectoryError):  # not made by a run: `save` will raise for it
-                remove(self.file(name), inside=2)
+                files.remove(self.file(name), inside=2)
             self._damage.pop(name, None)
 
     def file(self, name: str) -> Path:
@@ -297,7 +272,7 @@ class Store:
         first = [] if self._units else [{"event": RUN, "id": self.id}]
         written, total = encoded([*first, *lines], own, self._sum)
         try:
-            with naming(self.path / JOURNAL):
+            with files.naming(self.path / JOURNAL):
                 self._journal.write(written)
                 self._journal.flush()
                 if durable:

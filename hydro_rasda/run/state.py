@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.common.heat_names import HeatName, RunPart
@@ -15,25 +16,17 @@ from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import Unit, decision_key
 from hydro_rasda.history.unkept_values import literals
-from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import (
-    CheckpointSaved,
-    EpochEnded,
-    EpochsTrained,
-    Event,
-    HeatBegan,
-    HeatEnded,
-    MessageSaid,
-    TrialConfigured,
-    TrialFailed,
-)
+from hydro_rasda.run import events
 from hydro_rasda.run.run_folder import Store
-from hydro_rasda.run.time_left import TimeLeft, roughly, seconds_left
+from hydro_rasda.run.time_left import TimeLeft, roughly
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.space.space import derived
 
 if TYPE_CHECKING:  # imports torch, and reading a journal should not wait for that
     from hydro_rasda.problem.problem import Problem
+
+SWEEP_SHARE = 0.5
+"""Share of a time budget that the sweep may spend; the rest trains the finalists."""
 
 _PLACE = ("event", "heat", "trial", "epoch")
 
@@ -52,7 +45,7 @@ class Run:
 
     problem: Problem
     store: Store
-    callbacks: Callbacks = field(default_factory=Callbacks)
+    callbacks: events.Callbacks = field(default_factory=events.Callbacks)
     known: dict[int, Trial] = field(default_factory=dict)
     space: Mapping[str, Any] = field(default_factory=dict)
     hidden: Collection[Place] = ()
@@ -82,13 +75,13 @@ class Run:
         """Do a unit of work once per run, and take it in; if it was done before, return the recorded unit."""
         if self.store.done(key):
             return self.store.units()[key]
-        return self._taken_in(key, self.store.once(key, lambda: self._as_kept(work())))
+        began = perf_counter()
+        unit = work()
+        return self.record(key, replace(unit, seconds=perf_counter() - began))
 
     def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
-        """Take in a unit of work that was done elsewhere; see `Store.record`."""
-        return self._taken_in(key, self.store.record(key, self._as_kept(unit), again))
-
-    def _taken_in(self, key: str, unit: Unit) -> Unit:
+        """Record a finished unit of work, and take it in; see `Store.record`."""
+        unit = self.store.record(key, self._as_kept(unit), again)
         self.history.take(key, unit)
         self.store.discard(self.history.released())
         self._notify_lines(unit)
@@ -117,16 +110,12 @@ class Run:
         chosen: list[int] = self.unit(decision_key(key, candidates), lambda: Unit([*decision()])).value
         return chosen
 
-    def decided(self, key: str, candidates: Iterable[int]) -> bool:
-        """Tell whether the journal has a decision over these trials; see `decide`."""
-        return self.store.done(decision_key(key, candidates))
-
     def save(self, key: str, state: Mapping[str, Any], trials: Iterable[int]) -> None:
         """Write the checkpoint of a unit of work, before the unit is recorded."""
         self.store.save(key, state)
-        self.notify(CheckpointSaved, heat=key.partition("/")[0], trials=tuple(trials), path=self.store.file(key))
+        self.notify(events.CheckpointSaved, heat=key.partition("/")[0], trials=tuple(trials), path=self.store.file(key))
 
-    def notify(self, event: type[Event], **values: Any) -> None:
+    def notify(self, event: type[events.Event], **values: Any) -> None:
         """Send the callbacks an event that happens now."""
         if self.callbacks:
             self.callbacks.notify(event(**{"seconds": self.store.seconds, **values}))
@@ -142,35 +131,35 @@ class Run:
             if line["event"] == "metrics":
                 metrics = {name: value for name, value in line.items() if name not in _PLACE}
                 place = {name: line[name] for name in ("heat", "trial", "epoch")}
-                self.notify(EpochEnded, metrics=metrics, **place, **when)
+                self.notify(events.EpochEnded, metrics=metrics, **place, **when)
             elif line["event"] == "trial":
-                self.notify(TrialConfigured, trial=line["trial"], config=copy.deepcopy(line["config"]), **when)
+                self.notify(events.TrialConfigured, trial=line["trial"], config=copy.deepcopy(line["config"]), **when)
             elif line["event"] == "failed":
-                self.notify(TrialFailed, trial=line["trial"], error=line["error"], **when)
+                self.notify(events.TrialFailed, trial=line["trial"], error=line["error"], **when)
 
     def say(self, text: str) -> None:
         """Send the user a line of text, and store it."""
         text = self._scrubbed(text)
         self.store.keep_message(text)
-        self.notify(MessageSaid, text=text)
+        self.notify(events.MessageSaid, text=text)
 
     def begin_heat(self, heat: RunPart, epochs: int) -> None:
         """Announce a heat, or the transfer check, that trains `epochs` epochs, over all of its trials."""
         self.time_left.begin(heat, self.store.seconds)
-        self.notify(HeatBegan, heat=heat, epochs=epochs)
+        self.notify(events.HeatBegan, heat=heat, epochs=epochs)
 
     def end_heat(self) -> None:
         """Announce the end of the heat that began last."""
-        self.notify(HeatEnded)
+        self.notify(events.HeatEnded)
 
     def advance(self, epochs: int, note: str = "") -> None:
         """Announce epochs that were just trained; the journal records them later."""
         seconds = self.store.seconds
         self.time_left.advance(epochs, seconds)
         if (news := self.time_left.news(seconds)) is not None:  # not stored: it is out of date soon
-            self.notify(MessageSaid, text=f"About {roughly(news)} left.")
+            self.notify(events.MessageSaid, text=f"About {roughly(news)} left.")
         self.store.left = left = self.time_left.left(seconds)
-        self.notify(EpochsTrained, seconds=seconds, epochs=epochs, note=note, seconds_left=left)
+        self.notify(events.EpochsTrained, seconds=seconds, epochs=epochs, note=note, seconds_left=left)
 
     def can_load(self, key: str) -> bool:
         """Tell whether a checkpoint exists and is undamaged; report damage once."""
@@ -186,11 +175,15 @@ class Run:
         return self.seconds_left(heat) <= 0
 
     def seconds_left(self, heat: HeatName) -> float:
-        """Return the seconds of the time budget that a heat has left; infinite without a budget.
+        """Return the seconds that a heat may still take of the time budget; infinite without a budget.
 
-        Time of earlier, interrupted sessions counts as spent.
+        Time of earlier, interrupted sessions counts as spent. Only the sweep's own time counts against its share, so
+        that the same call with more time also resumes the sweep.
         """
-        return seconds_left(self.settings.time_budget_s, heat, self.store.seconds, self.store.swept)
+        if (budget := self.settings.time_budget_s) is None:
+            return math.inf
+        left = budget - self.store.seconds
+        return left if heat == "race" else min(left, SWEEP_SHARE * budget - self.store.swept)
 
     def end_by_time(self, heat: HeatName) -> None:
         """Record that a heat's time is spent. A repeated call with the same budget then trains nothing more."""

@@ -1,4 +1,4 @@
-"""The time left of a run: of its budget, and as an estimate from planned epochs and foreseen or measured seconds."""
+"""An estimate of the time left of a run, from planned epochs and foreseen or measured seconds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from hydro_rasda.common.heat_names import HeatName
 
 PRIOR = 0.03
 """Share of a heat after which measured times weigh as much as foreseen times."""
@@ -177,25 +175,3 @@ class TimeLeft:
             raw = max(0.0, expected + weight * (raw - expected))
         self._shown = raw, seconds
         return raw
-
-
-SWEEP_SHARE = 0.5
-"""Share of a time budget that the sweep may spend; the rest trains the finalists."""
-
-
-def seconds_left(budget: float | None, heat: HeatName, seconds: float, swept: float) -> float:
-    """Return the seconds that a heat may still take; infinite without a budget.
-
-    Only the sweep's own time counts against its share, not full-size training. So the same call with more time also
-    resumes the sweep.
-
-    Args:
-        swept: The part of `seconds` that the sweep took.
-
-    >>> seconds_left(100.0, "sweep", 80.0, 10.0), seconds_left(100.0, "sweep", 10.0, 10.0)
-    (20.0, 40.0)
-    """
-    if budget is None:
-        return math.inf
-    left = budget - seconds
-    return left if heat == "race" else min(left, SWEEP_SHARE * budget - swept)

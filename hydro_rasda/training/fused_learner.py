@@ -19,8 +19,7 @@ from fusion.structure.module_parts import copied
 from hydro_rasda.data import ALONE, Batch, Share
 from hydro_rasda.data.batch_splits import num_parts
 from hydro_rasda.problem.lr_roles import by_parameter, roles_of
-from hydro_rasda.problem.objective import Objective, scalars
-from hydro_rasda.problem.objective_parts import joined, moving
+from hydro_rasda.problem.objective import Objective, joined, moving, scalars
 from hydro_rasda.problem.precision import loss_scale, turns
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.training.cuda_graphs import recorded, records

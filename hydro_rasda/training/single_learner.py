@@ -25,8 +25,7 @@ from fusion.streams import seed_generators
 from fusion.structure.module_parts import copied
 from hydro_rasda.data import ALONE, Batch, Shard, Share, batch_length
 from hydro_rasda.data.batch_splits import num_parts
-from hydro_rasda.problem.objective import OUTPUTS, TARGETS, Objective, scalars
-from hydro_rasda.problem.objective_parts import joined, moving
+from hydro_rasda.problem.objective import OUTPUTS, TARGETS, Objective, joined, moving, scalars
 from hydro_rasda.problem.precision import turns
 from hydro_rasda.settings.config import UNSPLIT, Mode, check_unsplit
 from hydro_rasda.training.best_weights import Average, bettered, epochs_since, trained_tensors

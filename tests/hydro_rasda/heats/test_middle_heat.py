@@ -119,8 +119,8 @@ class Killed(Run):
 
     most = math.inf
 
-    def _taken_in(self, key: str, unit: Unit) -> Unit:
-        unit = super()._taken_in(key, unit)
+    def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
+        unit = super().record(key, unit, again)
         self.most -= 1
         if self.most <= 0:
             raise KeyboardInterrupt

@@ -16,8 +16,7 @@ from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.history.scores import deciding_curve
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.summary import sum_up
-from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import MessageSaid
+from hydro_rasda.run.events import Callbacks, MessageSaid
 from hydro_rasda.run.record_full_size import record_done, record_epochs, record_failure, record_swept
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece

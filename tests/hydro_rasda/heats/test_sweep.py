@@ -21,8 +21,7 @@ from hydro_rasda.problem.objective import supervised
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.summary import AllTrialsFailed
 from hydro_rasda.records.timeline import trainings
-from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import HeatBegan, MessageSaid
+from hydro_rasda.run.events import Callbacks, HeatBegan, MessageSaid
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule

@@ -22,7 +22,7 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.problem.objective import OptimizerSettings, supervised
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.summary import AllTrialsFailed
-from hydro_rasda.run.callbacks import Callbacks
+from hydro_rasda.run.events import Callbacks
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked

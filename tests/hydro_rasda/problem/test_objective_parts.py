@@ -20,8 +20,7 @@ from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform, tune, unifo
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import Batch, Shard, Share, make_batches
 from hydro_rasda.heats.fusion_kinds import find_kinds
-from hydro_rasda.problem.objective import as_objective
-from hydro_rasda.problem.objective_parts import joined
+from hydro_rasda.problem.objective import as_objective, joined
 from hydro_rasda.problem.precision import in_precision
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.settings.config import TuneConfig

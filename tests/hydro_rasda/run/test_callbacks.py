@@ -14,8 +14,8 @@ from hydro_rasda import RaceConfig, TuneResult
 from hydro_rasda.contracts import Event
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem.problem import Problem
-from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import (
+    Callbacks,
     CheckpointSaved,
     EpochEnded,
     EpochsTrained,

@@ -20,7 +20,8 @@ from torch import nn
 from hydro_rasda import RunExists, SweepConfig, TuneResult, load, loguniform
 from hydro_rasda.contracts import Event
 from hydro_rasda.records.report import closing_lines
-from hydro_rasda.run.claim import Claim
+from hydro_rasda.run import claim as module
+from hydro_rasda.run.claim import LOCK, Claim, held
 from hydro_rasda.run.crash_log import DOING, DROPPED
 from hydro_rasda.run.events import CheckpointSaved, EpochsTrained, HeatBegan
 from hydro_rasda.run.files import Unsafe
@@ -308,3 +309,19 @@ def test_a_folder_in_the_place_of_a_checkpoint_is_named(quick: Quick, tmp_path: 
     for checkpoint in (result.path / "checkpoints").iterdir():
         checkpoint.rmdir() if checkpoint.is_dir() else checkpoint.unlink()
     assert quick(num_samples=2, max_t=2).best_metric == result.best_metric
+
+
+def test_a_run_is_held_while_its_lock_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where a file of the same number on another device is locked."""
+    assert not held(tmp_path)
+    with FileLock(tmp_path / LOCK):
+        assert held(tmp_path)
+        mine = f":{(tmp_path / LOCK).stat().st_ino} "
+        (line,) = (line for line in Path("/proc/locks").read_text().splitlines() if mine in line and "->" not in line)
+        for device, expected in ((line.split()[5].rpartition(":")[0], True), ("00:99", False)):
+            before, _, after = line.partition(line.split()[5])
+            (tmp_path / "locks").write_text(f"{before}{device}{mine.rstrip()}{after}\n")
+            monkeypatch.setattr(module, "_LOCKS", tmp_path / "locks")
+            assert held(tmp_path) is expected
+        monkeypatch.undo()
+    assert not held(tmp_path)

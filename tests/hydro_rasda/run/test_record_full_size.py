@@ -23,8 +23,7 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.records.report import live_line, progress_of
 from hydro_rasda.run import run_folder
-from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import EpochEnded
+from hydro_rasda.run.events import Callbacks, EpochEnded
 from hydro_rasda.run.record_full_size import hear, record_epochs, record_failure
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run

@@ -1,15 +1,39 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from hydro_rasda.history.lines import ERROR_CHARS, failure_line
+import pytest
+
+from hydro_rasda.history.lines import ERROR_CHARS, Unit, failure_line, metric_lines
 from hydro_rasda.problem.problem import Problem
-from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import MessageSaid
+from hydro_rasda.run.events import Callbacks, MessageSaid
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
+
+
+def test_a_unit_is_done_once_and_leaves_nothing_if_it_raises(problem: Problem, tmp_path: Path) -> None:
+    done: list[int] = []
+    lines = metric_lines("sweep", 0, [(1, {"val_loss": 0.5})])
+
+    def work() -> Unit:
+        done.append(len(done))
+        time.sleep(0.001)
+        return Unit([*done], lines)
+
+    for _ in range(2):
+        with Store.open(tmp_path / "run", {}, "auto") as store:
+            run = Run(problem, store)
+            with pytest.raises(ZeroDivisionError):
+                run.unit("check/b", lambda: Unit(1 // 0))
+            unit = run.unit("check/a", work)
+            assert (unit.value, unit.lines) == ([0], lines)
+            assert 0 < unit.seconds <= store.seconds
+            assert list(store.units()) == ["check/a"]
+    assert done == [0]
+    assert store.recorded == 1
 
 
 def test_a_decision_is_taken_once_over_the_same_candidates_and_anew_over_others(

@@ -42,7 +42,7 @@ def record(tmp_path: Path) -> Callable[..., Path]:
     def write(*units: tuple[str, list[dict[str, Any]]], **changes: Any) -> Path:
         with Store.open(tmp_path / "run", ASKED | changes, "auto") as store:
             for key, lines in units:
-                store.once(key, lambda: Unit(None, lines))  # noqa: B023 (called at once)
+                store.record(key, Unit(None, lines))
         return tmp_path / "run"
 
     return write

@@ -22,8 +22,7 @@ from hydro_rasda.backends.ray.nodes import Slots
 from hydro_rasda.contracts import Event
 from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.problem.problem import Problem
-from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import EpochEnded, MessageSaid
+from hydro_rasda.run.events import Callbacks, EpochEnded, MessageSaid
 from tests.hydro_rasda.backends import finalists
 
 
