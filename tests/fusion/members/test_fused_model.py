@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import FusedModel, dry_run, fuse
+from tests.fusion.training import assert_same_gradients, assert_same_states
 
 
 class Net(nn.Module):
@@ -132,13 +133,8 @@ def test_map_matches_separate_models_over_steps_and_modes() -> None:
             alone = loss(model, X)
             alone.backward()
             torch.testing.assert_close(loss_K[k], alone)
-            for name, p in model.named_parameters():
-                if p.requires_grad:
-                    grad = fused.stacked[name].grad
-                    assert grad is not None
-                    torch.testing.assert_close(grad[k], p.grad)
-            for name, buffer in fused.unfuse(k).named_buffers():
-                torch.testing.assert_close(buffer, model.get_buffer(name))
+        assert_same_gradients(fused, models)
+        assert_same_states(fused, models)
     assert fused.stacked_buffers["count"].tolist() == [3, 3, 3]
 
 
@@ -177,8 +173,8 @@ def test_members_with_data_of_their_own_compute_what_each_computes_alone(one_by_
         expected = loss(model, X.roll(k))
         expected.backward()
         torch.testing.assert_close(found[k], expected)
-        torch.testing.assert_close(fused.stacked["embed.weight"].grad[k], model.embed.weight.grad)  # type: ignore[index]
-        torch.testing.assert_close(fused.unfuse(k).state_dict(), model.state_dict())
+    assert_same_gradients(fused, models)
+    assert_same_states(fused, models)
     with pytest.raises(ValueError, match=f"`batch` is \\(6,\\).*{K} rows first, one for each member"):
         fused.map(loss, X, own_data=True)
 
