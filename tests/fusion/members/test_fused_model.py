@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import FusedModel, dry_run, fuse
+from tests.fusion.evaluate.test_per_member_floats import Multiply
 from tests.fusion.training import assert_same_gradients, assert_same_states
 
 
@@ -194,12 +195,6 @@ def test_inference_mode() -> None:
     torch.testing.assert_close(out_K.clone(), torch.stack([model.eval()(X) for model in models]))
 
 
-def test_forward_stacks_outputs() -> None:
-    models = nets(3)
-    fused = fuse(models).eval()
-    torch.testing.assert_close(fused(X), torch.stack([model.eval()(X) for model in models]))
-
-
 def test_members_in_turn_write_to_inputs_of_their_own() -> None:
     class Shifted(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -317,14 +312,6 @@ class Scaled(nn.Linear):
     def __init__(self, scale: float) -> None:
         super().__init__(3, 2)
         self.register_forward_pre_hook(Multiply(scale))
-
-
-class Multiply:
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0] * self.scale, *args[1:])
 
 
 def test_hooks_survive() -> None:
